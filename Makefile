@@ -1,0 +1,36 @@
+# Every target works alone on a fresh clone: it needs Python >= 3.10 and make, nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test test-all lint clean help
+
+help:
+	@echo "make demo      learn a structure from data and draw it"
+	@echo "make test      lint, types and the fast tests"
+	@echo "make test-all  the same with the slow tests"
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), f"Python >= 3.10 expected, got {sys.version.split()[0]}: call make PYTHON=/path/to/newer/python"'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing brainet_pl and its dependencies into .venv (torch is large: a few minutes)"
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(READY)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+demo: $(READY)
+	$(BIN)/python -m brainet_pl.demo
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

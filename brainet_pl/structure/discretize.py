@@ -1,0 +1,82 @@
+"""Features to integer codes (the paper's discrete path) and to normal scores (the Gaussian path)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+MAX_LEVELS = 16  # integer columns with more distinct values (pixels, counts) are binned like continuous ones
+
+
+class Codes(NamedTuple):
+    """`codes` (N, d) with values 0 … arities[j] - 1 in column j; `arities` (d,)."""
+
+    codes: NDArray[np.uint8]
+    arities: NDArray[np.int64]
+
+
+def discretize(values: NDArray[np.generic], bins: int) -> Codes:
+    """Code every column of `values` (N, d) with at most `bins` levels of about equal frequency.
+
+    Integer and boolean columns with at most 16 distinct values are taken as they are; gaps between their codes are
+    closed. A constant column gets arity 1.
+    """
+    integer = values.dtype.kind in "iub"
+    codes = np.empty(values.shape, dtype=np.uint8, order="F")
+    arities = np.empty(values.shape[1], dtype=np.int64)
+    for j in range(values.shape[1]):
+        column = np.ascontiguousarray(values[:, j])
+        codes[:, j], arities[j] = _code_column(column, bins, integer)
+    return Codes(codes, arities)
+
+
+def _code_column(column: NDArray[np.generic], bins: int, integer: bool) -> tuple[NDArray[np.uint8], int]:
+    ordered = np.sort(column)
+    levels = ordered[np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))]
+    if len(levels) <= (MAX_LEVELS if integer else bins):
+        edges = levels[:-1]
+    else:
+        edges = _quantile_edges(ordered, bins)
+    return np.searchsorted(edges, column, side="left").astype(np.uint8), len(edges) + 1
+
+
+def _quantile_edges(ordered: NDArray[np.generic], bins: int) -> NDArray[np.generic]:
+    """Upper edges (inclusive) of all bins but the last, from a sorted column with more than `bins` distinct values.
+
+    A value that alone fills more than a bin (the zeros of a ReLU feature) becomes a level of its own and the other
+    bins share the rest, so that `bins` levels carry as much information as ties allow.
+    """
+    n, edges, start = len(ordered), [], 0
+    last = np.searchsorted(ordered, ordered[-1], side="left")  # the largest value can't be an upper edge
+    for remaining in range(bins, 1, -1):
+        position = start + max(0, (n - start) // remaining - 1)
+        end = int(np.searchsorted(ordered, ordered[position], side="right"))
+        if end > last:  # the rest is ties with the maximum: cut just below it, if anything is there
+            end = int(last)
+        if end <= start:
+            break
+        edges.append(ordered[end - 1])
+        start = end
+    return np.asarray(edges)
+
+
+def normal_scores(values: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Rank-normalise every column of `values` (N, d): ties share their mean rank; mean 0 and variance 1.
+
+    A constant column becomes zeros.
+    """
+    n = len(values)
+    scores = np.empty(values.shape, dtype=np.float32)
+    for j in range(values.shape[1]):
+        order = np.argsort(values[:, j], kind="stable")
+        ordered = values[order, j]
+        first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        count = np.diff(np.append(first, n))
+        score = ndtri((first + 0.5 * count) / n)
+        score -= np.average(score, weights=count)
+        spread = np.sqrt(np.average(score**2, weights=count))
+        scores[order, j] = np.repeat(score / spread if spread > 0 else score, count)
+    return scores

@@ -1,0 +1,232 @@
+"""Partially directed graphs: orientation rules, autonomous sets, and a DAG that a graph stands for.
+
+Everywhere `A` is a boolean (d, d) adjacency: `A[i, j]` alone is i → j, together with `A[j, i]` it is i — j. Removing an
+edge and orienting it both only clear entries, so results for different parts of a graph are merged by `&`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class PDAG:
+    """A partially directed graph over d variables; `adjacency` (d, d) is read-only."""
+
+    adjacency: Bools
+
+    def __post_init__(self) -> None:
+        a = np.array(self.adjacency, dtype=bool)
+        if a.ndim != 2 or a.shape[0] != a.shape[1] or a.diagonal().any():
+            raise ValueError(f"expected a square adjacency without self-loops, got shape {a.shape}: check the graph")
+        a.flags.writeable = False
+        object.__setattr__(self, "adjacency", a)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PDAG) and np.array_equal(self.adjacency, other.adjacency)
+
+    @property
+    def directed(self) -> Bools:
+        """(d, d): i → j."""
+        return self.adjacency & ~self.adjacency.T
+
+    @property
+    def undirected(self) -> Bools:
+        """(d, d): i — j."""
+        return self.adjacency & self.adjacency.T
+
+    @property
+    def skeleton(self) -> Bools:
+        """(d, d): i and j are adjacent."""
+        return self.adjacency | self.adjacency.T
+
+    def shd(self, other: PDAG) -> int:
+        """Structural Hamming distance: the number of pairs joined differently (no edge, —, → or ←)."""
+        differs = self.adjacency != other.adjacency
+        return int(np.triu(differs | differs.T).sum())
+
+    def permute(self, order: Ints) -> PDAG:
+        """The graph whose variable `i` is this graph's variable `order[i]`."""
+        return PDAG(self.adjacency[np.ix_(order, order)])
+
+
+def complete_graph(d: int) -> Bools:
+    """Where learning starts: every pair joined, nothing directed."""
+    return ~np.eye(d, dtype=bool)
+
+
+def cpdag(dag: Bools) -> PDAG:
+    """The equivalence class of a DAG: its skeleton, its v-structures, and what Meek's rules make of them."""
+    skeleton = dag | dag.T
+    # x → z is compelled at once if some other parent y of z is not adjacent to x.
+    unmarried = (_count(~skeleton & complete_graph(len(dag)), dag) > 0) & dag
+    return PDAG(meek(skeleton & ~unmarried.T))
+
+
+class Separations(NamedTuple):
+    """Pairs (P, 2) found independent, and for each of `owner` (Q,) ⊂ P a `member` (Q,) of its separating set."""
+
+    pairs: Ints
+    owner: Ints
+    member: Ints
+
+
+def join_separations(parts: Sequence[Separations]) -> Separations:
+    """One record of all `parts`."""
+    offsets = np.cumsum([0, *(len(part.pairs) for part in parts)])
+    return Separations(
+        np.concatenate([np.empty((0, 2), dtype=np.intp), *(part.pairs for part in parts)]),
+        np.concatenate([np.empty(0, dtype=np.intp), *(part.owner + o for part, o in zip(parts, offsets, strict=False))]),
+        np.concatenate([np.empty(0, dtype=np.intp), *(part.member for part in parts)]),
+    )
+
+
+def collider_votes(A: Bools, found: Separations, targets: Bools) -> Bools:
+    """(d, d): some v-structure x → z ← y asks for the edge x → z.
+
+    For each separated pair (x, y), every z in `targets` (d,) adjacent to both and not in their separating set.
+    """
+    d = len(A)
+    skeleton = A | A.T
+    separated = np.zeros((d, d), dtype=bool)
+    x, y = found.pairs.T
+    separated[x, y] = separated[y, x] = True
+    # votes[x, z] = number of y separated from x and adjacent to z, less those whose separating set holds z
+    votes = _count(separated, skeleton)
+    for a, b in ((x, y), (y, x)):
+        holder, other, z = a[found.owner], b[found.owner], found.member
+        np.subtract.at(votes, (holder, z), skeleton[other, z].astype(votes.dtype))
+    return (votes > 0.5) & skeleton & targets
+
+
+def orient(A: Bools, votes: Bools) -> Bools:
+    """Orient undirected edges by unopposed votes, then by Meek's rules; contradictory votes leave an edge as it is."""
+    undirected = A & A.T
+    towards = votes & ~votes.T & undirected
+    return meek(A & ~towards.T)
+
+
+def orient_surest_first(skeleton: Bools, found: Separations, order: Ints) -> Bools:
+    """Orient v-structures one separated pair after the other, then by Meek's rules; an earlier one is never undone."""
+    A = skeleton.copy()
+    ends = np.searchsorted(found.owner, np.arange(len(found.pairs) + 1))
+    for i in order:
+        x, y = found.pairs[i]
+        middle = skeleton[x] & skeleton[y]
+        middle[found.member[ends[i] : ends[i + 1]]] = False
+        z = np.flatnonzero(middle & A[x] & A[y])
+        A[z, x] = A[z, y] = False
+    return meek(A)
+
+
+def meek(A: Bools) -> Bools:
+    """Meek's rules R1 to R3 to a fixed point.
+
+    All edges are oriented at once in each round, and an edge that is asked to point both ways stays undirected, so the
+    result does not depend on the order of variables.
+    """
+    A = A.copy()
+    while True:
+        undirected = A & A.T
+        if not undirected.any():
+            return A
+        directed = A & ~A.T
+        if not directed.any():
+            return A
+        skeleton = A | A.T
+        ask = _count(directed.T, ~skeleton) > 0  # R1: a → b — c, a and c apart: b → c
+        ask |= _count(directed, directed) > 0  # R2: a → b → c and a — c: a → c
+        ask &= undirected
+        shields = (_count(undirected, directed) > 1.5) & undirected & ~ask
+        for a, b in zip(*np.nonzero(shields), strict=True):  # R3: a — c → b, a — d → b, c and d apart: a → b
+            k = np.flatnonzero(undirected[a] & directed[:, b])
+            ask[a, b] = not skeleton[np.ix_(k, k)][np.triu_indices(len(k), 1)].all()
+        ask &= ~ask.T
+        if not ask.any():
+            return A
+        A &= ~ask.T
+
+
+class Autonomous(NamedTuple):
+    """Line 9 of Algorithm 1: the descendant set and the ancestor sets, each an index array."""
+
+    descendant: Ints
+    ancestors: list[Ints]
+
+
+def find_autonomous(A: Bools, X: Ints) -> Autonomous:
+    """Decompose `X` into the set of lowest topological order and the parts that fall apart without it.
+
+    Works on strongly connected components with undirected edges counting both ways: closed under undirected edges, and
+    safe when sampling errors close a directed cycle.
+    """
+    inner = A[np.ix_(X, X)]
+    _, component = connected_components(csr_array(inner), directed=True, connection="strong")
+    leaving = inner & (component[:, None] != component[None, :])
+    has_child = np.zeros(component.max() + 1, dtype=bool)
+    has_child[component[leaving.any(axis=1)]] = True
+    lowest = ~has_child[component]
+    rest = np.flatnonzero(~lowest)
+    if not len(rest):
+        return Autonomous(X, [])
+    k, part = connected_components(csr_array(inner[np.ix_(rest, rest)]), directed=False)
+    ancestors = [X[rest[part == i]] for i in range(k)]
+    return Autonomous(X[lowest], ancestors)
+
+
+def dag_extension(A: Bools) -> Bools:
+    """A DAG with the skeleton of `A` and, where one exists, no v-structure that `A` does not have.
+
+    Components (as in `find_autonomous`) follow their topological order; inside one, maximum cardinality search, which
+    orients a chordal undirected graph without new v-structures. Where no consistent extension exists, because a
+    component is not chordal or holds a directed cycle, the same order gives the DAG, and some edges are turned.
+    """
+    d = len(A)
+    _, component = connected_components(csr_array(A), directed=True, connection="strong")
+    directed = A & ~A.T
+    skeleton = A | A.T
+    same = component[:, None] == component[None, :]
+    waiting_for = (directed & ~same).sum(axis=0)  # unplaced parents from other components: must come first
+    blocked = (directed & same).sum(axis=0)  # unplaced parents inside a cycle: come first where possible
+    weight = np.zeros(d, dtype=np.int64)  # placed neighbours inside the component
+    placed = np.zeros(d, dtype=bool)
+    open_component = -1
+    position = np.empty(d, dtype=np.intp)
+    members = np.bincount(component)
+    members_waiting = np.bincount(component, weights=waiting_for)
+    for step in range(d):
+        if open_component < 0 or not members[open_component]:
+            ready = (members > 0) & (members_waiting == 0)
+            open_component = int(np.flatnonzero(ready)[0])
+        candidates = np.flatnonzero(~placed & (component == open_component))
+        key = blocked[candidates] * (d + 1) - weight[candidates]
+        v = candidates[np.argmin(key)]
+        placed[v] = True
+        position[v] = step
+        members[component[v]] -= 1
+        inside = same[v] & skeleton[v]
+        weight[inside] += 1
+        blocked[directed[v] & same[v]] -= 1
+        children = np.flatnonzero(directed[v] & ~same[v])
+        np.subtract.at(members_waiting, component[children], 1)
+    return skeleton & (position[:, None] < position[None, :])
+
+
+def subgraph(A: Bools, nodes: Ints | Sequence[int]) -> Bools:
+    """The adjacency among `nodes`, in their order."""
+    return A[np.ix_(nodes, nodes)]
+
+
+def _count(a: Bools, b: Bools) -> NDArray[np.float32]:
+    """The integer matrix product as float32, exact below 2^24 and much faster than an integer one."""
+    return np.asarray(a.astype(np.float32) @ b.astype(np.float32))

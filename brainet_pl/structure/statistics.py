@@ -1,0 +1,178 @@
+"""Sufficient statistics of resampled data: contingency counts of codes, correlations of normal scores.
+
+A bootstrap sample is a vector of integer row weights, never a copy of the rows; every statistic is a sum over rows, and
+every sum over rows is a matrix product.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brainet_pl.structure.discretize import Codes
+
+Ints = NDArray[np.intp]
+Floats = NDArray[np.float64]
+
+_GRAM_VALUES = 1 << 24  # values copied at a time while a Gram matrix is summed over rows
+
+
+def bootstrap_weights(n: int, seed: int, path: tuple[int, ...]) -> NDArray[np.int64]:
+    """Line 7: how often each of n rows is drawn when n rows are drawn with replacement."""
+    rng = np.random.default_rng([seed, *path, len(path)])
+    return np.bincount(rng.integers(0, n, size=n), minlength=n)
+
+
+class CodeTable:
+    """Codes as an indicator matrix, one column for each level but the most frequent.
+
+    The column of the most frequent level follows from the others and the row count, so leaving it out saves most of
+    the work of every product: (r-1)² instead of r² columns, and in a split by a variable the largest part.
+
+    Attributes:
+        codes: (N, d), level 0 the most frequent.
+        indicators: (N, 1 + C), a column of ones, then a block of arities[j] - 1 columns for each variable j.
+    """
+
+    def __init__(self, data: Codes) -> None:
+        self.arities = data.arities
+        self.codes = np.empty_like(data.codes, order="F")
+        for j, r in enumerate(data.arities):
+            frequency = np.bincount(data.codes[:, j], minlength=r)
+            rank = np.empty(r, dtype=np.uint8)
+            rank[np.argsort(-frequency, kind="stable")] = np.arange(r)
+            self.codes[:, j] = rank[data.codes[:, j]]
+        self.widths = np.maximum(self.arities - 1, 1)  # a constant column keeps one column of zeros
+        self.starts = 1 + np.concatenate([[0], np.cumsum(self.widths)])
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return len(self.codes)
+
+    @cached_property
+    def indicators(self) -> NDArray[np.float32]:
+        """Exact in float32 as long as no count reaches 2^24; float64 beyond."""
+        dtype = np.float32 if self.num_rows < 1 << 23 else np.float64
+        matrix = np.zeros((self.num_rows, self.starts[-1]), dtype=dtype)
+        matrix[:, 0] = 1
+        for j, start in enumerate(self.starts[:-1]):
+            for level in range(1, self.arities[j]):
+                matrix[:, start + level - 1] = self.codes[:, j] == level
+        return matrix
+
+    def columns(self, variables: Ints) -> Ints:
+        """Indicator columns of `variables`, block after block, behind the column of ones."""
+        if (self.widths == 1).all():
+            return np.concatenate([[0], 1 + variables])
+        blocks = [np.arange(self.starts[j], self.starts[j + 1]) for j in variables]
+        return np.concatenate([[0], *blocks])
+
+
+class JointCounts(NamedTuple):
+    """Counts of left × right levels for each configuration of a condition set, most frequent levels left out.
+
+    Attributes:
+        counts: (q, 1 + Cl, 1 + Cr); index 0 sums over all levels.
+        left: (L,) where each left variable's block begins, counted without index 0; likewise `right` (R,).
+    """
+
+    counts: NDArray[np.float32]
+    left: Ints
+    right: Ints
+
+
+class CountSample:
+    """Contingency counts of a weighted sample of a `CodeTable`."""
+
+    def __init__(self, table: CodeTable, weights: NDArray[np.int64] | None = None) -> None:
+        self.table = table
+        if weights is None:
+            weights = np.ones(table.num_rows, dtype=np.int64)
+        self.total = int(weights.sum())
+        self._rows = np.flatnonzero(weights)
+        self._weights = weights[self._rows].astype(table.indicators.dtype)
+        self._codes = table.codes[self._rows]
+
+    @cached_property
+    def n_log_n(self) -> Floats:
+        """(total + 1,) n·log n of every count there can be: entropies become table look-ups."""
+        n = np.arange(self.total + 1, dtype=np.float64)
+        n[1:] *= np.log(n[1:])
+        return n
+
+    @cached_property
+    def gram(self) -> NDArray[np.float32]:
+        """(1 + C, 1 + C) weighted counts of all pairs of levels."""
+        width = self.table.indicators.shape[1]
+        step = max(1, _GRAM_VALUES // width)
+        gram = np.zeros((width, width), dtype=self.table.indicators.dtype)
+        for i in range(0, len(self._rows), step):
+            block = self.table.indicators[self._rows[i : i + step]]
+            gram += block.T @ (block * self._weights[i : i + step, None])
+        return gram
+
+    def joint(self, condition: tuple[int, ...], left: Ints, right: Ints) -> JointCounts:
+        """Counts of every left × right pair in each observed configuration of `condition`.
+
+        The rows of the most frequent configuration are never touched: its counts are the whole sample's less the rest.
+        """
+        table = self.table
+        left_columns, right_columns = table.columns(left), table.columns(right)
+        whole = self.gram[np.ix_(left_columns, right_columns)]
+        if condition:
+            parts = self._split(condition, left_columns, right_columns)
+            whole = np.concatenate([(whole - parts.sum(axis=0))[None], parts])
+        else:
+            whole = whole[None]
+        left_blocks = np.concatenate([[0], np.cumsum(table.widths[left])[:-1]]).astype(np.intp)
+        right_blocks = np.concatenate([[0], np.cumsum(table.widths[right])[:-1]]).astype(np.intp)
+        return JointCounts(whole, left_blocks, right_blocks)
+
+    def _split(self, condition: tuple[int, ...], left_columns: Ints, right_columns: Ints) -> NDArray[np.float32]:
+        """(q - 1, 1 + Cl, 1 + Cr) counts in each configuration of `condition` but the one of all levels 0."""
+        configuration = np.zeros(len(self._rows), dtype=np.int64)
+        for z in condition:
+            configuration *= self.table.arities[z]
+            configuration += self._codes[:, z]
+        selected = np.flatnonzero(configuration)
+        kept = configuration[selected]
+        if kept.size and kept.max() < 1 << 16:
+            kept = kept.astype(np.uint16)  # numpy sorts 16-bit integers by radix
+        order = np.argsort(kept, kind="stable")
+        selected, kept = selected[order], kept[order]
+        ends = np.append(np.flatnonzero(kept[1:] != kept[:-1]) + 1, len(kept)) if kept.size else np.empty(0, np.intp)
+        indicators, rows = self.table.indicators, self._rows[selected]
+        a = indicators[np.ix_(rows, left_columns)]
+        b = indicators[np.ix_(rows, right_columns)] * self._weights[selected, None]
+        parts = np.empty((len(ends), a.shape[1], b.shape[1]), dtype=a.dtype)
+        start = 0
+        for i, end in enumerate(ends):
+            np.matmul(a[start:end].T, b[start:end], out=parts[i])
+            start = end
+        return parts
+
+
+def correlation(scores: NDArray[np.float32], weights: NDArray[np.int64] | None = None) -> Floats:
+    """(d, d) correlation of `scores` (N, d) under row weights; 0 where a column does not vary, 1 on the diagonal."""
+    n, d = scores.shape
+    step = max(1, _GRAM_VALUES // d)
+    gram, total = np.zeros((d, d)), np.zeros(d)
+    for i in range(0, n, step):
+        block = scores[i : i + step]
+        weighted = block if weights is None else block * weights[i : i + step, None].astype(np.float32)
+        gram += block.T @ weighted
+        total += weighted.sum(axis=0, dtype=np.float64)
+    count = n if weights is None else int(weights.sum())
+    mean = total / count
+    covariance = gram / count - np.outer(mean, mean)
+    deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
+    varies = deviation > 1e-6
+    scale = np.where(varies, 1.0 / np.where(varies, deviation, 1.0), 0.0)
+    result = np.clip(covariance * scale[:, None] * scale, -1.0, 1.0)
+    result = 0.5 * (result + result.T)
+    np.fill_diagonal(result, 1.0)
+    return result

@@ -1,0 +1,1 @@
+"""Runnable experiments as YAML files."""
