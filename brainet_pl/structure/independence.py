@@ -1,7 +1,8 @@
-"""Conditional-independence tests, all with one method: how far a block of pairs is from being called independent.
+"""Conditional-independence tests, all answering one question: how far are pairs from being called independent?
 
-`margin(condition, left, right)` gives an (L, R) array for the pairs left × right given `condition`; below zero means
-independent, and the smaller the more so. Tests never see a graph, and graphs never see data.
+The answer is a margin: below zero means independent, and the smaller the more so. It can be asked for a block of pairs
+left × right given one condition set (`block`), or for a list of pairs each with its own (`pairs`); the two differ only
+in cost. Tests never see a graph, and graphs never see data.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ Floats = NDArray[np.float64]
 class IndependenceTest(Protocol):
     """What the learner asks of a test."""
 
-    def margin(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """(L, R); below zero: independent given `condition`."""
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+        """(L, R) margins of left × right given `condition`."""
+        ...
+
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) margins of x (T,) and y (T,) given conditions (T, n)."""
         ...
 
 
@@ -32,10 +37,15 @@ class ConditionalMutualInformation:
     def __init__(self, sample: CountSample, threshold: float) -> None:
         self.sample, self.threshold = sample, threshold
 
-    def margin(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) information less the threshold."""
         joint = self.sample.joint(condition, left, right)
         return information(joint, self.sample.n_log_n) / self.sample.total - self.threshold
+
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) information less the threshold."""
+        counts = self.sample.pair_tables(x, y, conditions)
+        return table_information(counts, self.sample.n_log_n) / self.sample.total - self.threshold
 
 
 class GSquare:
@@ -47,13 +57,29 @@ class GSquare:
     def __init__(self, sample: CountSample, threshold: float) -> None:
         self.sample, self.threshold = sample, threshold
 
-    def margin(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) significance level less the p-value."""
         joint = self.sample.joint(condition, left, right)
-        g = 2.0 * information(joint, self.sample.n_log_n)
-        freedom = degrees_of_freedom(joint)
-        p = np.where(freedom > 0, gammaincc(np.maximum(freedom, 1) / 2.0, g / 2.0), 1.0)
+        return self._margin(information(joint, self.sample.n_log_n), degrees_of_freedom(joint))
+
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) significance level less the p-value."""
+        counts = self.sample.pair_tables(x, y, conditions)
+        seen_x, seen_y = (counts.any(axis=3).sum(axis=2), counts.any(axis=2).sum(axis=2))  # (T, q)
+        freedom = (np.maximum(seen_x - 1, 0) * np.maximum(seen_y - 1, 0)).sum(axis=1)
+        return self._margin(table_information(counts, self.sample.n_log_n), freedom.astype(np.float64))
+
+    def _margin(self, half_g: Floats, freedom: Floats) -> Floats:
+        p = np.where(freedom > 0, gammaincc(np.maximum(freedom, 1) / 2.0, half_g), 1.0)
         return np.asarray(self.threshold - p)
+
+
+def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:
+    """(T,) N times the conditional mutual information of each table of `counts` (T, q, r, r)."""
+    joint = n_log_n.take(counts).sum(axis=(1, 2, 3))
+    rows, columns = counts.sum(axis=3), counts.sum(axis=2)
+    margins = n_log_n.take(rows).sum(axis=(1, 2)) + n_log_n.take(columns).sum(axis=(1, 2))
+    return np.maximum(joint - margins + n_log_n.take(rows.sum(axis=2)).sum(axis=1), 0.0)
 
 
 def information(joint: JointCounts, n_log_n: Floats) -> Floats:
@@ -104,11 +130,17 @@ class PartialCorrelation:
     def __init__(self, correlation: Floats, threshold: float) -> None:
         self.correlation, self.threshold = correlation, threshold
 
-    def margin(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) information less the threshold."""
-        squared = partial_correlation(self.correlation, condition, left, right) ** 2
+        return self._margin(partial_correlation(self.correlation, condition, left, right))
+
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) information less the threshold."""
+        return self._margin(partial_correlation_of_pairs(self.correlation, x, y, conditions))
+
+    def _margin(self, rho: Floats) -> Floats:
         with np.errstate(divide="ignore"):  # ρ = 1 is infinite information
-            return np.asarray(-0.5 * np.log1p(-squared) - self.threshold)
+            return np.asarray(-0.5 * np.log1p(-(rho**2)) - self.threshold)
 
 
 class FisherZ:
@@ -117,11 +149,18 @@ class FisherZ:
     def __init__(self, correlation: Floats, threshold: float, n: int) -> None:
         self.correlation, self.threshold, self.n = correlation, threshold, n
 
-    def margin(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) significance level less the p-value."""
-        rho = partial_correlation(self.correlation, condition, left, right)
+        return self._margin(partial_correlation(self.correlation, condition, left, right), len(condition))
+
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) significance level less the p-value."""
+        rho = partial_correlation_of_pairs(self.correlation, x, y, conditions)
+        return self._margin(rho, conditions.shape[1])
+
+    def _margin(self, rho: Floats, order: int) -> Floats:
         with np.errstate(divide="ignore"):
-            z = np.abs(np.arctanh(rho)) * np.sqrt(max(self.n - len(condition) - 3, 1))
+            z = np.abs(np.arctanh(rho)) * np.sqrt(max(self.n - order - 3, 1))
         return np.asarray(self.threshold - 2.0 * ndtr(-z))
 
 
@@ -146,13 +185,33 @@ def partial_correlation(correlation: Floats, condition: tuple[int, ...], left: I
     return np.clip(rho, -1.0, 1.0)
 
 
+def partial_correlation_of_pairs(correlation: Floats, x: Ints, y: Ints, conditions: Ints) -> Floats:
+    """(T,) partial correlations of pairs, each given its own condition set (T, n)."""
+    ends = np.stack([x, y], axis=1)
+    covariance = correlation[ends[:, :, None], ends[:, None, :]]  # (T, 2, 2)
+    if conditions.shape[1]:
+        inner = correlation[conditions[:, :, None], conditions[:, None, :]]
+        outer = correlation[conditions[:, :, None], ends[:, None, :]]
+        # A generalised inverse, because copied columns make the inner matrix singular.
+        weights = np.linalg.pinv(inner, rcond=1e-10, hermitian=True) @ outer
+        covariance = covariance - outer.transpose(0, 2, 1) @ weights
+    rest = np.diagonal(covariance, axis1=1, axis2=2)
+    scale = np.where(rest > 1e-6, 1.0 / np.sqrt(np.maximum(rest, 1e-6)), 0.0)
+    return np.clip(covariance[:, 0, 1] * scale[:, 0] * scale[:, 1], -1.0, 1.0)
+
+
 class DSeparation:
     """An oracle that reads independence off a known DAG (d, d): the learner's reference in tests."""
 
     def __init__(self, dag: NDArray[np.bool_]) -> None:
         self.dag = np.asarray(dag, dtype=bool)
 
-    def margin(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) -1 where d-separated, else +1."""
+        tests = zip(x, y, conditions.tolist(), strict=True)
+        return np.array([self.block(tuple(z), np.array([a]), np.array([b]))[0, 0] for a, b, z in tests])
+
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) -1 where d-separated, else +1."""
         given = np.zeros(len(self.dag), dtype=bool)
         given[list(condition)] = True
