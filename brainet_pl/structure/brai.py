@@ -9,7 +9,7 @@ import numpy as np
 
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest
-from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous, subgraph
+from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
 from brainet_pl.structure.rai import Budget, increase_separation, is_leaf
 from brainet_pl.structure.score import FamilyScore
 
@@ -62,7 +62,7 @@ class BRAI:
     def _leaf(self, B: Bools, X: Ints, X_ex: Ints) -> Leaf:
         """Lines 3–5: parents from a DAG that the leaf's graph stands for, and their score."""
         outer = B[np.ix_(X_ex, X)]
-        inner = dag_extension(subgraph(B, X))
+        inner = dag_extension(B[np.ix_(X, X)])
         parents = []
         for j in range(len(X)):
             found = np.concatenate([X_ex[outer[:, j]], X[inner[:, j]]])

@@ -28,7 +28,7 @@ FORMAT = 1  # of the JSON form
 
 @dataclass(frozen=True)
 class Leaf:
-    """Lines 2–5: `variables`, the `parents` of each in the leaf's graph, and the score of the first given the second."""
+    """Lines 2–5: `variables`, the `parents` of each in the leaf's graph, and the score of those given these."""
 
     variables: tuple[int, ...]
     parents: tuple[tuple[int, ...], ...]
@@ -119,7 +119,7 @@ class GGT:
     # -- posterior ----------------------------------------------------------------------------------------------------
 
     def branch_probabilities(self, temperature: float) -> list[Floats]:
-        """For each node of `nodes` the probabilities (s,) of its branches given that it is reached; empty for a leaf."""
+        """For each node of `nodes` the probabilities (s,) of its branches once it is reached; empty for a leaf."""
         return [np.exp(p) for p in self._posterior(temperature).log_probs]
 
     def _posterior(self, temperature: float) -> Posterior:
@@ -152,9 +152,7 @@ class GGT:
                 log_probs[i] = f - value[i]
         return Posterior(log_probs)
 
-    def sample(
-        self, n: int, temperature: float | None = None, rng: np.random.Generator | int = 0
-    ) -> list[SubNetwork]:
+    def sample(self, n: int, temperature: float | None = None, rng: np.random.Generator | int = 0) -> list[SubNetwork]:
         """`n` independent draws, exactly in proportion to exp(score / temperature); each costs one walk to its leaves.
 
         `temperature` None is `auto_temperature`.
@@ -242,13 +240,14 @@ class GGT:
     def auto_temperature(self) -> float:
         """1, the exact posterior, unless it collapses: then the smallest temperature that keeps half the entropy.
 
-        Scores are sums over rows, so on tens of thousands of rows the differences between branches are thousands of
-        nats, and temperature 1 always picks the same sub-network. Half of log(number of sub-networks) leaves many of
-        them in play and still prefers the better ones, whatever the numbers of rows and variables.
+        Scores are sums over rows, so on tens of thousands of rows branches differ by thousands of nats, and at
+        temperature 1 only the best structure is ever drawn. Entropies lie between that of the best structures alone
+        (several sub-networks can be the same structure) and that of all sub-networks alike; halfway, many structures
+        are in play and the better ones are preferred, whatever the numbers of rows and variables.
         """
-        target = 0.5 * math.log(self.num_subnetworks)
+        target = 0.5 * (self._entropy(1e-6) + math.log(self.num_subnetworks))
         low = 1.0
-        if target == 0 or self._entropy(low) >= target:
+        if self._entropy(low) >= target - 1e-9:
             return low
         high = 10.0
         while self._entropy(high) < target:

@@ -7,7 +7,7 @@ in cost. Tests never see a graph, and graphs never see data.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:
     joint = n_log_n.take(counts).sum(axis=(1, 2, 3))
     rows, columns = counts.sum(axis=3), counts.sum(axis=2)
     margins = n_log_n.take(rows).sum(axis=(1, 2)) + n_log_n.take(columns).sum(axis=(1, 2))
-    return np.maximum(joint - margins + n_log_n.take(rows.sum(axis=2)).sum(axis=1), 0.0)
+    return np.asarray(np.maximum(joint - margins + n_log_n.take(rows.sum(axis=2)).sum(axis=1), 0.0))
 
 
 def information(joint: JointCounts, n_log_n: Floats) -> Floats:
@@ -91,10 +91,10 @@ def information(joint: JointCounts, n_log_n: Floats) -> Floats:
     counts, left, right = joint
     simple = counts.shape[1] - 1 == len(left) and counts.shape[2] - 1 == len(right)  # all binary: a block is a column
 
-    def f(n: NDArray[np.float32]) -> Floats:
+    def f(n: NDArray[Any]) -> Floats:
         return n_log_n.take(n.astype(np.int64))
 
-    def over(n: NDArray[np.float32] | Floats, blocks: Ints, axis: int) -> NDArray[np.float32] | Floats:
+    def over(n: NDArray[Any], blocks: Ints, axis: int) -> NDArray[Any]:
         return n if simple else np.add.reduceat(n, blocks, axis=axis)
 
     n_c = counts[:, :1, :1]
@@ -110,7 +110,7 @@ def information(joint: JointCounts, n_log_n: Floats) -> Floats:
     joint_sum += f(n_00).sum(axis=0)
     left_sum = over(f(n_a).sum(axis=0), left, 0) + f(n_0).sum(axis=0)
     right_sum = over(f(n_b).sum(axis=0), right, 1) + f(n_0_right).sum(axis=0)
-    return np.maximum(joint_sum - left_sum - right_sum + f(n_c).sum(), 0.0)
+    return np.asarray(np.maximum(joint_sum - left_sum - right_sum + f(n_c).sum(), 0.0))
 
 
 def degrees_of_freedom(joint: JointCounts) -> Floats:

@@ -308,4 +308,3 @@ def _check_order(max_order: int | None, d: int) -> int:
     if max_order < 0:
         raise ValueError(f"expected max_order of at least 0, or None for no limit, got {max_order}")
     return min(max_order, d)
-

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +86,9 @@ def join_separations(parts: Sequence[Separations]) -> Separations:
     offsets = np.cumsum([0, *(len(part.pairs) for part in parts)])
     return Separations(
         np.concatenate([np.empty((0, 2), dtype=np.intp), *(part.pairs for part in parts)]),
-        np.concatenate([np.empty(0, dtype=np.intp), *(part.owner + o for part, o in zip(parts, offsets, strict=False))]),
+        np.concatenate(
+            [np.empty(0, dtype=np.intp), *(part.owner + o for part, o in zip(parts, offsets, strict=False))]
+        ),
         np.concatenate([np.empty(0, dtype=np.intp), *(part.member for part in parts)]),
     )
 
@@ -171,7 +173,7 @@ def find_autonomous(A: Bools, X: Ints) -> Autonomous:
     safe when sampling errors close a directed cycle.
     """
     inner = A[np.ix_(X, X)]
-    _, component = connected_components(csr_array(inner), directed=True, connection="strong")
+    component = _components(inner, "strong")
     leaving = inner & (component[:, None] != component[None, :])
     has_child = np.zeros(component.max() + 1, dtype=bool)
     has_child[component[leaving.any(axis=1)]] = True
@@ -179,8 +181,8 @@ def find_autonomous(A: Bools, X: Ints) -> Autonomous:
     rest = np.flatnonzero(~lowest)
     if not len(rest):
         return Autonomous(X, [])
-    k, part = connected_components(csr_array(inner[np.ix_(rest, rest)]), directed=False)
-    ancestors = [X[rest[part == i]] for i in range(k)]
+    part = _components(inner[np.ix_(rest, rest)], "weak")
+    ancestors = [X[rest[part == i]] for i in range(part.max() + 1)]
     return Autonomous(X[lowest], ancestors)
 
 
@@ -192,7 +194,7 @@ def dag_extension(A: Bools) -> Bools:
     component is not chordal or holds a directed cycle, the same order gives the DAG, and some edges are turned.
     """
     d = len(A)
-    _, component = connected_components(csr_array(A), directed=True, connection="strong")
+    component = _components(A, "strong")
     directed = A & ~A.T
     skeleton = A | A.T
     same = component[:, None] == component[None, :]
@@ -222,9 +224,10 @@ def dag_extension(A: Bools) -> Bools:
     return skeleton & (position[:, None] < position[None, :])
 
 
-def subgraph(A: Bools, nodes: Ints | Sequence[int]) -> Bools:
-    """The adjacency among `nodes`, in their order."""
-    return A[np.ix_(nodes, nodes)]
+def _components(A: Bools, connection: Literal["strong", "weak"]) -> Ints:
+    """(d,) the number of each variable's connected component."""
+    _, component = connected_components(csr_array(A), directed=True, connection=connection)
+    return np.asarray(component, dtype=np.intp)
 
 
 def _count(a: Bools, b: Bools) -> NDArray[np.float32]:

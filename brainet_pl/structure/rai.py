@@ -15,7 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl.structure.independence import IndependenceTest
-from brainet_pl.structure.pdag import Bools, Ints, Separations, collider_votes, complete_graph, find_autonomous, join_separations, orient, orient_surest_first
+from brainet_pl.structure.pdag import (
+    Bools,
+    Ints,
+    Separations,
+    collider_votes,
+    complete_graph,
+    find_autonomous,
+    join_separations,
+    orient,
+    orient_surest_first,
+)
 
 BLOCK_PAIRS = 24  # from so many pairs on, a block costs less than a list (measured for 5,000 to 60,000 rows)
 LIST_LENGTH = 256  # pairs in one list
@@ -29,7 +39,7 @@ class Budget:
 
     max_tests: int | None = None
     max_seconds: float | None = None
-    on_tests: Callable[[int], None] = lambda count: None
+    on_tests: Callable[[int], object] = lambda count: None
     tests: int = 0
     start: float = field(default_factory=time.monotonic)
 

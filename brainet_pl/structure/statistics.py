@@ -173,10 +173,8 @@ class CountSample:
         b = indicators[rows[:, None], right_columns]
         b *= self._weights[selected, None]
         parts = np.empty((len(ends), a.shape[1], b.shape[1]), dtype=a.dtype)
-        start = 0
-        for i, end in enumerate(ends):
+        for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             np.matmul(a[start:end].T, b[start:end], out=parts[i])
-            start = end
         return parts
 
 

@@ -1,0 +1,216 @@
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from threadpoolctl import threadpool_limits
+from tqdm.auto import tqdm as module_tqdm
+
+from brainet_pl.structure import GGT, Leaf, learn_structure, rai
+from brainet_pl.structure.learn import DEFAULT_THRESHOLD
+
+
+def learn(x, **settings):
+    return learn_structure(x, progress=False, **settings)
+
+
+def relabel(node, names):
+    """The tree with variables renamed, in a form that does not depend on their order."""
+    if isinstance(node, Leaf):
+        parents = {
+            names[x]: frozenset(names[p] for p in pa) for x, pa in zip(node.variables, node.parents, strict=True)
+        }
+        return (frozenset(parents.items()), node.score)
+    return tuple(
+        (frozenset(relabel(a, names) for a in b.ancestors), relabel(b.descendant, names)) for b in node.branches
+    )
+
+
+@pytest.mark.parametrize("test", list(DEFAULT_THRESHOLD))
+def test_order_of_columns_and_rows_does_not_matter(features, test):
+    expected = relabel(learn(features, test=test, max_order=2).root, range(10))
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        columns = rng.permutation(10)
+        shuffled = features[rng.permutation(len(features))][:, columns]
+        assert relabel(learn(shuffled, test=test, max_order=2).root, columns) == expected
+        graph = rai(features, test=test)
+        assert rai(shuffled, test=test) == graph.permute(columns)
+
+
+def test_order_does_not_matter_for_categories():
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2, size=(300, 1)) ^ (rng.random((300, 6)) < 0.2)
+    expected = relabel(learn(x, threshold=0.01).root, range(6))
+    columns = rng.permutation(6)
+    assert relabel(learn(x[rng.permutation(300)][:, columns], threshold=0.01).root, columns) == expected
+
+
+@pytest.mark.parametrize("test", ["cmi", "gaussian"])
+def test_number_of_threads_does_not_matter(features, test):
+    with threadpool_limits(1):
+        one = learn(features, test=test)
+    with threadpool_limits(2):
+        assert learn(features, test=test) == one
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    x=hnp.arrays(
+        np.float64, st.tuples(st.integers(2, 30), st.integers(1, 6)), elements=st.sampled_from([0, 0, 0.5, 1, 2, -3])
+    ),
+    s=st.integers(1, 3),
+    max_order=st.integers(0, 3),
+    test=st.sampled_from(list(DEFAULT_THRESHOLD)),
+    threshold=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+)
+def test_every_subnetwork_uses_each_input_exactly_once(x, s, max_order, test, threshold):
+    ggt = learn(x, s=s, max_order=max_order, test=test, threshold=threshold)
+    d = x.shape[1]
+    for subnetwork in [ggt.map(), *ggt.sample(5), *ggt.sample_uniform(5), *ggt.sample_bottom_up(2)]:
+        leaves = ggt.leaves(subnetwork)
+        assert sorted(v for leaf in leaves for v in leaf.variables) == list(range(d))
+        dag = ggt.dag(subnetwork)
+        assert not dag.diagonal().any()
+        assert np.isfinite(ggt.score(subnetwork))
+    assert ggt.depth <= max_order + 1
+    if s == 1:
+        assert ggt.num_subnetworks == 1
+
+
+@pytest.mark.parametrize(
+    ("test", "score"), [("cmi", "bdeu"), ("g2", "bic"), ("gaussian", "bge"), ("fisher_z", "bic"), ("gaussian", "bdeu")]
+)
+def test_leaf_scores_add_up_to_the_score_of_the_dag(features, test, score):
+    """A sub-network's score is the decomposable score of its Bayesian network, computed here from scratch."""
+    from brainet_pl.structure.learn import _Data
+
+    ggt = learn(features, test=test, score=score, threshold=0.03)
+    data = _Data.prepare(features, bins=3, max_rows=None)
+    local = data.score(score, 1.0, test)
+    place = np.argsort(data.columns)
+    for subnetwork in ggt.sample_uniform(3):
+        dag = ggt.dag(subnetwork)
+        total = sum(local(int(place[x]), tuple(np.sort(place[np.flatnonzero(dag[:, x])]).tolist())) for x in range(10))
+        assert ggt.score(subnetwork) == pytest.approx(total, rel=1e-9)
+
+
+def test_limits_of_the_threshold(features):
+    ensemble = learn(features, threshold=0.0, max_order=1)
+    assert [len(b.ancestors) for b in ensemble.root.branches] == [0, 0]
+    assert ensemble.num_subnetworks == 4
+    assert ensemble.num_unique_structures == 1
+    empty = learn(features, threshold=1e9)
+    assert empty.depth == 1
+    assert not empty.dag(empty.map()).any()
+    with pytest.raises(ValueError, match="max_order when threshold is 0"):
+        learn(features, threshold=0.0, max_order=None)
+
+
+def test_unlimited_order_ends(features):
+    start = time.monotonic()
+    ggt = learn(features, max_order=None, threshold=0.01)
+    assert time.monotonic() - start < 30
+    assert ggt.depth >= 2
+
+
+def test_budget_gives_a_smaller_valid_tree_and_says_so(features):
+    full = learn(features, max_order=3, threshold=0.005)
+    with pytest.warns(UserWarning, match="budget was spent"):
+        small = learn(features, max_order=3, threshold=0.005, max_tests=60)
+    assert small.settings["cut_short"]
+    assert len(small.nodes) < len(full.nodes)
+    leaves = small.leaves(small.map())
+    assert sorted(v for leaf in leaves for v in leaf.variables) == list(range(10))
+    with pytest.warns(UserWarning, match="budget was spent"):
+        learn(features, max_order=3, threshold=0.005, max_seconds=0.0)
+
+
+def test_tensor_array_and_integers_are_taken(features):
+    assert learn(torch.tensor(features)) == learn(features)
+    x = np.random.default_rng(0).integers(0, 3, size=(100, 4))
+    x[:, 1] = np.where(np.random.default_rng(1).random(100) < 0.7, x[:, 0], x[:, 1])
+    assert rai(x * 7 - 5) == rai(x)  # gaps between codes do not matter
+    assert rai(x).skeleton.any()
+
+
+def test_max_rows_learns_from_a_sample(features):
+    ggt = learn(features, max_rows=100)
+    assert ggt.num_rows == 100
+    assert learn(features[::-1], max_rows=100) == ggt
+
+
+def test_seeds_differ_and_repeat(features):
+    assert learn(features, seed=1) == learn(features, seed=1)
+    prints = {learn(features, seed=seed, threshold=0.05).fingerprint for seed in range(5)}
+    assert len(prints) > 1
+
+
+def test_odd_tables_are_handled():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for test in DEFAULT_THRESHOLD:
+            assert isinstance(learn(x[:, :1], test=test).root, Leaf)  # one column
+            learn(np.c_[x, np.ones(50)], test=test)  # a constant column
+            learn(np.c_[x, x], test=test)  # copies
+            learn(rng.normal(size=(5, 12)), test=test)  # fewer rows than columns
+            learn(np.ones((10, 3)), test=test)  # nothing varies
+
+
+@pytest.mark.parametrize(
+    ("x", "settings", "message"),
+    [
+        (np.array([[1.0, np.nan], [0.0, 1.0]]), {}, "1 NaN or infinite values, the first in row 0, column 1"),
+        (np.array([[1.0, np.inf], [0.0, 1.0]]), {}, "finite features"),
+        (np.empty((0, 3)), {}, r"got \(0, 3\)"),
+        (np.zeros(5), {}, "shape"),
+        (np.zeros((2, 3, 4)), {}, "flatten"),
+        (np.zeros((1, 3)), {}, "at least 2 rows"),
+        (np.array([["a", "b"]]), {}, "encode categories"),
+        (np.zeros((5, 2)), {"s": 0}, "s of at least 1"),
+        (np.zeros((5, 2)), {"bins": 1}, "bins of at least 2"),
+        (np.zeros((5, 2)), {"ess": 0.0}, "ess of at least"),
+        (np.zeros((5, 2)), {"max_rows": 1}, "max_rows of at least 2"),
+        (np.zeros((5, 2)), {"test": "magic"}, "one of cmi, g2, gaussian, fisher_z"),
+        (np.zeros((5, 2)), {"score": "aic"}, "one of bdeu, bic, bge"),
+        (np.zeros((5, 2)), {"threshold": -1.0}, "threshold of at least 0"),
+        (np.zeros((5, 2)), {"test": "g2", "threshold": 2.0}, "significance level"),
+        (np.zeros((5, 2)), {"max_order": -1}, "max_order of at least 0"),
+    ],
+)
+def test_bad_input_is_named(x, settings, message):
+    with pytest.raises(ValueError, match=message):
+        learn(x, **settings)
+
+
+def test_progress_bar_counts_tests_and_leaves(features, capsys, monkeypatch):
+    from brainet_pl.structure import learn as module
+
+    monkeypatch.setattr(module, "tqdm", lambda **kw: module_tqdm(**{**kw, "delay": 0, "mininterval": 0}))
+    learn_structure(features, progress=True)
+    shown = capsys.readouterr().err
+    assert "learning structure" in shown
+    assert "tests" in shown
+    assert "leaves=" in shown
+
+
+def test_summary_fits_a_terminal_and_pictures_are_drawn(features, tmp_path):
+    from brainet_pl.structure.draw import draw_ggt, draw_network
+
+    ggt = learn(features, max_order=2, threshold=0.01)
+    text = ggt.summary(width=60)
+    assert all(len(line) <= 60 for line in text.splitlines())
+    assert f"{ggt.num_subnetworks:,} sub-networks" in text
+    for name, figure in (("tree", draw_ggt(ggt)), ("network", draw_network(ggt, ggt.map()))):
+        path = tmp_path / f"{name}.png"
+        figure.savefig(path)
+        assert path.stat().st_size > 5000
+    single = GGT(Leaf((0,), ((),), 0.0), 1)
+    draw_ggt(single)
+    draw_network(single, single.map())

@@ -1,0 +1,114 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.special import gammaln
+from scipy.stats import t as student_t
+
+from brainet_pl.structure.discretize import Codes
+from brainet_pl.structure.score import FamilyScore, bdeu, bge, discrete_bic, gaussian_bic
+from brainet_pl.structure.statistics import CodeTable, correlation
+
+
+def random_table(seed, arities=(2, 3, 2, 4, 3), n=80):
+    rng = np.random.default_rng(seed)
+    codes = np.stack([rng.integers(0, r, size=n) for r in arities], axis=1).astype(np.uint8)
+    return Codes(codes, np.array(arities))
+
+
+def brute_force_bdeu(data, x, parents, ess):
+    r, q = int(data.arities[x]), math.prod(int(data.arities[p]) for p in parents)
+    counts = {}
+    for row in data.codes:
+        counts.setdefault(tuple(row[list(parents)]), np.zeros(r))[row[x]] += 1
+    total = 0.0
+    for n in counts.values():
+        total += gammaln(ess / q) - gammaln(ess / q + n.sum())
+        total += (gammaln(ess / (q * r) + n) - gammaln(ess / (q * r))).sum()
+    return total
+
+
+@pytest.mark.parametrize("ess", [1.0, 10.0])
+@pytest.mark.parametrize("parents", [(), (1,), (0, 3), (1, 2, 3, 4)])
+def test_bdeu_is_the_gamma_formula(parents, ess):
+    data = random_table(0)
+    x = 4 if 4 not in parents else 0
+    score = bdeu(CodeTable(data), ess)
+    assert score(x, parents) == pytest.approx(brute_force_bdeu(data, x, parents, ess), rel=1e-9)
+
+
+def test_bdeu_matches_pgmpy():
+    estimators = pytest.importorskip("pgmpy.estimators", reason="pgmpy is in the extra `benchmarks`")
+    import pandas as pd
+
+    for seed in range(3):
+        data = random_table(seed)
+        frame = pd.DataFrame(data.codes, columns=[str(j) for j in range(5)])
+        names = {str(j): list(range(r)) for j, r in enumerate(data.arities)}
+        theirs = estimators.BDeu(frame, state_names=names, equivalent_sample_size=5)
+        ours = bdeu(CodeTable(data), 5.0)
+        for x, parents in [(0, ()), (1, (0, 2)), (4, (0, 1, 3))]:
+            expected = theirs.local_score(str(x), [str(p) for p in parents])
+            assert ours(x, parents) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("make", [lambda t: bdeu(t, 2.0), discrete_bic], ids=["bdeu", "bic"])
+def test_discrete_scores_do_not_see_the_direction_of_a_covered_edge(make):
+    score = make(CodeTable(random_table(1)))
+    assert score(0, ()) + score(1, (0,)) == pytest.approx(score(1, ()) + score(0, (1,)), rel=1e-9)
+
+
+def gaussian_data(seed=0, n=120, d=4):
+    rng = np.random.default_rng(seed)
+    z = (rng.normal(size=(n, d)) @ rng.normal(size=(d, d))).astype(np.float32)
+    return (z - z.mean(0)) / z.std(0)
+
+
+@pytest.mark.parametrize("make", [lambda c: bge(c, 120, 1.0), lambda c: gaussian_bic(c, 120)], ids=["bge", "bic"])
+def test_gaussian_scores_do_not_see_the_direction_of_covered_edges(make):
+    score = make(correlation(gaussian_data()))
+    forward = score(0, ()) + score(1, (0,)) + score(2, (0, 1))
+    backward = score(2, ()) + score(1, (2,)) + score(0, (1, 2))
+    assert forward == pytest.approx(backward, rel=1e-9)
+
+
+def test_bge_of_one_variable_is_a_product_of_student_t_predictions():
+    """With one variable the model is normal–gamma: every row given the rows before it is Student t."""
+    x = gaussian_data(d=1)[:, 0].astype(np.float64)
+    strength = 1.0
+    a_w, t0 = 1 + strength + 1, strength * strength / (strength + 1)
+    weight, degrees, mean, spread, total = strength, a_w, 0.0, t0, 0.0
+    for value in x:
+        scale = np.sqrt(spread * (weight + 1) / (weight * degrees))
+        total += student_t.logpdf(value, degrees, mean, scale)
+        spread += weight / (weight + 1) * (value - mean) ** 2
+        mean = (weight * mean + value) / (weight + 1)
+        weight, degrees = weight + 1, degrees + 1
+    assert bge(correlation(x[:, None].astype(np.float32)), len(x), strength)(0, ()) == pytest.approx(total, rel=1e-5)
+
+
+def test_gaussian_bic_is_the_regression_likelihood():
+    z = gaussian_data().astype(np.float64)
+    weights = np.linalg.lstsq(z[:, 1:3], z[:, 0], rcond=None)[0]
+    variance = ((z[:, 0] - z[:, 1:3] @ weights) ** 2).mean()
+    expected = -60 * (np.log(2 * np.pi * variance) + 1) - 0.5 * np.log(120) * 4
+    assert gaussian_bic(correlation(z.astype(np.float32)), 120)(0, (1, 2)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_hundreds_of_parents_stay_finite():
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 3, size=(50, 1500)).astype(np.uint8)
+    table = CodeTable(Codes(codes, np.full(1500, 3)))
+    parents = tuple(range(1, 1500))
+    for score in (bdeu(table, 1.0), discrete_bic(table)):
+        assert np.isfinite(score(0, parents))
+    # α below exp(-600) takes a limit form: it must join the exact one
+    few, more = (bdeu(table, 1.0)(0, tuple(range(1, k))) for k in (540, 560))
+    assert more == pytest.approx(few, rel=1e-6)
+
+
+def test_families_are_scored_once():
+    calls = []
+    score = FamilyScore(lambda x, parents: calls.append(x) or 1.0)
+    assert score(0, (1,)) == score(0, (1,)) == 1.0
+    assert calls == [0]
