@@ -168,13 +168,21 @@ class CountSample:
         order = np.argsort(kept, kind="stable")
         selected, kept = selected[order], kept[order]
         ends = np.append(np.flatnonzero(kept[1:] != kept[:-1]) + 1, len(kept)) if kept.size else np.empty(0, np.intp)
-        indicators, rows = self.table.indicators, self._rows[selected]
-        a = indicators[rows[:, None], left_columns]
-        b = indicators[rows[:, None], right_columns]
-        b *= self._weights[selected, None]
-        parts = np.empty((len(ends), a.shape[1], b.shape[1]), dtype=a.dtype)
+        indicators, rows, weights = self.table.indicators, self._rows[selected], self._weights[selected, None]
+        pick = None
+        # Whole rows copy several times faster than scattered values, so a wider product is often the cheaper one.
+        width, few = indicators.shape[1], len(left_columns) + len(right_columns)
+        if width * (1 + width / 50) < few * 3 + len(left_columns) * len(right_columns) / 50:
+            a = indicators.take(rows, axis=0)
+            b = a * weights
+            pick = left_columns[:, None], right_columns
+        else:
+            a = indicators[rows[:, None], left_columns]
+            b = indicators[rows[:, None], right_columns] * weights
+        parts = np.empty((len(ends), len(left_columns), len(right_columns)), dtype=a.dtype)
         for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            np.matmul(a[start:end].T, b[start:end], out=parts[i])
+            product = a[start:end].T @ b[start:end]
+            parts[i] = product if pick is None else product[pick]
         return parts
 
 

@@ -1,0 +1,170 @@
+"""The compiled head beside an MLP of equal size and layers: time and memory, as ratios within one run.
+
+    python benchmarks/head.py            # docs/results/head.json
+
+Batch 256; 16k and 240k parameters; 64, 512 and 784 features. MC-dropout runs on the MLP, its passes folded into one
+large batch or one after the other, whichever is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from structure import relu_features, table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from brainet_pl.head import BRAINetHead
+from brainet_pl.structure import GGT, learn_structure
+
+OUT = Path(__file__).parents[1] / "docs" / "results" / "head.json"
+CLASSES, BATCH, PASSES = 10, 256, 15
+
+
+def mlp(d: int, depth: int, num_params: int, dropout: float = 0.0) -> nn.Sequential:
+    """dense → batch norm → ReLU, `depth` times with equal widths, then a dense output; nearest to the budget."""
+
+    def layers(width: int) -> nn.Sequential:
+        parts: list[nn.Module] = []
+        for i in range(depth):
+            parts += [nn.Linear(d if i == 0 else width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
+            parts += [nn.Dropout(dropout)] if dropout else []
+        return nn.Sequential(*parts, nn.Linear(width, CLASSES))
+
+    def size(width: int) -> int:
+        return d * width + (depth - 1) * width**2 + 2 * depth * width + (width + 1) * CLASSES
+
+    return layers(min(range(2, 2000), key=lambda w: abs(size(w) - num_params)))
+
+
+def race(contestants: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Median seconds of each, measured in turns so that a noisy moment hits all."""
+    for call in contestants.values():
+        call()
+        call()
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, call in contestants.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(v) for name, v in times.items()}
+
+
+def train_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """Forward, backward, Adam."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        model.train()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def memory(model: nn.Module, x: Tensor, y: Tensor) -> int:
+    """Bytes that a training step keeps for its backward pass, with gradients and the optimizer's two moments."""
+    kept: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        F.cross_entropy(model(x), y)
+    return sum(kept.values()) + 3 * sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def mc_dropout(model: nn.Sequential, x: Tensor, folded: bool) -> Callable[[], Tensor]:
+    """T passes with dropout on and batch norm in evaluation."""
+    model.eval()
+    for module in model:
+        module.train(isinstance(module, nn.Dropout))
+
+    def passes() -> Tensor:
+        with torch.no_grad():
+            if folded:
+                return model(x.repeat(PASSES, 1)).view(PASSES, len(x), -1)
+            return torch.stack([model(x) for _ in range(PASSES)])
+
+    return passes
+
+
+def compare(ggt: GGT, d: int, num_params: int, seconds: float) -> dict[str, Any]:
+    """All ratios for one tree and size."""
+    torch.manual_seed(0)
+    x, y = torch.randn(BATCH, d), torch.randint(CLASSES, (BATCH,))
+    flat = mlp(d, max(1, ggt.depth), num_params)
+    heads = {s: BRAINetHead(ggt, CLASSES, num_params=num_params, sampling=s) for s in ("sample", "batch")}  # type: ignore[arg-type]
+    steps = {"mlp": train_step(flat, x, y)} | {s: train_step(h, x, y) for s, h in heads.items()}
+    train = race(steps, seconds)
+    ratio_memory = memory(heads["sample"], x, y) / memory(flat, x, y)
+    head, dropped = heads["sample"].eval(), mlp(d, max(1, ggt.depth), num_params, dropout=0.1)
+    flat.eval()
+
+    def quiet(call: Callable[[Tensor], Any]) -> Callable[[], Any]:
+        return torch.no_grad()(lambda: call(x))
+
+    infer = race(
+        {
+            "mlp": quiet(flat),
+            "simultaneous": quiet(head.simultaneous),
+            "stochastic": quiet(lambda x: head.stochastic(x, PASSES)),
+            "folded": mc_dropout(dropped, x, True),
+            "looped": mc_dropout(mlp(d, max(1, ggt.depth), num_params, dropout=0.1), x, False),
+        },
+        seconds,
+    )
+    sampled = [head.plan.multiply_adds(dict(ggt.path(g))) for g in ggt.sample_uniform(100)]
+    return {
+        "features": d,
+        "parameters": head.num_params,
+        "sub-networks": ggt.num_subnetworks,
+        "buckets": [[b.shape for b in level.buckets] for level in head.plan.levels],
+        "mlp step ms": 1e3 * train["mlp"],
+        "step / MLP, per sample": train["sample"] / train["mlp"],
+        "step / MLP, per batch": train["batch"] / train["mlp"],
+        "simultaneous / MLP": infer["simultaneous"] / infer["mlp"],
+        "15 passes / MC-dropout": infer["stochastic"] / min(infer["folded"], infer["looped"]),
+        "memory / MLP": ratio_memory,
+        "operations of a sampled network": float(np.mean(sampled)) / head.plan.multiply_adds(),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each race")
+    args = parser.parse_args()
+    rows = []
+    for d in (64, 512, 784):
+        for threshold in (0.05, 0.15):
+            ggt = learn_structure(relu_features(5000, d), test="gaussian", threshold=threshold, progress=False)
+            for num_params in (16_000, 240_000):
+                try:
+                    row = compare(ggt, d, num_params, args.seconds)
+                except ValueError as error:
+                    print(f"d = {d}, threshold {threshold}, {num_params:,} parameters: {error}")
+                    continue
+                rows.append(row | {"threshold": threshold})
+                print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    header = [k for k in rows[0] if k != "buckets"]
+    table(header, [[row[k] for k in header] for row in rows])
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,416 @@
+"""From a tree of structures to a flat execution plan: which rows feed which block of weights, level by level.
+
+Activations are kept with features first, (rows, B). The state before level h holds the inputs, then the outputs of all
+nodes of lower levels, then one row of zeros for padding. A level computes every dense layer of its nodes, all branches;
+a node's output is a choice or a mean of its branches. This file is pure data and arithmetic: no weights, no torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brainet_pl.structure.ggt import GGT, Leaf, Node, Tree
+
+Ints = NDArray[np.int64]
+
+# Cost of a block product in units of one multiply-add of a large matrix product, measured on CPU at batch 256.
+_GROUPED_PENALTY = 1.6  # small batched products run slower than one large one
+_ROW_COST = 30.0  # copying one input row into place, in multiply-adds a sample
+_BLOCK_COST = 20000.0  # one more kernel launch, forward and backward
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One dense layer L_i^t (line 14): it reads an ancestor's output and the descendant's, or the latter alone.
+
+    Attributes:
+        node, branch: where it stands; `node` is a number in `GGT.nodes`.
+        sources: numbers of the nodes it reads.
+        fan_in, width: rows in, neurons out.
+        first_neuron: of the level. first_weight: of the head's flat weight vector; weights lie neuron by neuron.
+    """
+
+    node: int
+    branch: int
+    sources: tuple[int, ...]
+    fan_in: int
+    width: int
+    first_neuron: int
+    first_weight: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Blocks of one padded shape, computed by one batched product.
+
+    Attributes:
+        rows: (G, I) state rows that feed each block; padding reads the row of zeros.
+        neurons: (G, O) neuron of the level for each output, -1 for padding.
+        weights: (M, 2) pairs: position in the flat (G·O·I) buffer, number of the weight that stands there.
+    """
+
+    rows: Ints
+    neurons: Ints
+    weights: Ints
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, O, I)."""
+        return (*self.neurons.shape, self.rows.shape[1])
+
+
+@dataclass(frozen=True)
+class BranchBucket:
+    """Whole branches of one padded shape, for passes that need only some of them, each with inputs of its own.
+
+    Attributes:
+        nodes, branches: (G,) which branch each block is.
+        sources: (G, I) node that each input comes from, -1 for padding. offsets: (G, I) row within that node's output,
+            or the input row where the node is a leaf.
+        neurons, weights: as in `Bucket`.
+    """
+
+    nodes: Ints
+    branches: Ints
+    sources: Ints
+    offsets: Ints
+    neurons: Ints
+    weights: Ints
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, O, I)."""
+        return (*self.neurons.shape, self.sources.shape[1])
+
+
+@dataclass(frozen=True)
+class Level:
+    """All layers of the nodes of one height.
+
+    Attributes:
+        nodes: their numbers. node_widths: neurons that each emits.
+        branch_neurons: (s, W) the neuron that branch t gives to each output row; -1 where a node has fewer branches.
+        first_row: of this level's output in the state, and so the number of rows before it. first_neuron: in the head.
+    """
+
+    nodes: tuple[int, ...]
+    node_widths: tuple[int, ...]
+    layers: tuple[Layer, ...]
+    branch_neurons: Ints
+    first_row: int
+    first_neuron: int
+    buckets: tuple[Bucket, ...]
+    branch_buckets: tuple[BranchBucket, ...]
+
+    @property
+    def width(self) -> int:
+        """W, the rows that it adds to the state."""
+        return int(self.branch_neurons.shape[1])
+
+    @property
+    def num_neurons(self) -> int:
+        """Neurons of all branches."""
+        return sum(layer.width for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the head needs to know about a tree.
+
+    Attributes:
+        root_rows: state rows of the root's output.
+        node_rows: for each node of the tree, its rows in the state.
+    """
+
+    ggt: GGT
+    levels: tuple[Level, ...]
+    num_weights: int
+    num_neurons: int
+    root_rows: Ints
+    node_rows: tuple[Ints, ...]
+    width_factor: float
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Rows of the final state, without the row of zeros."""
+        return self.ggt.num_variables + sum(level.width for level in self.levels)
+
+    @cached_property
+    def level_of(self) -> dict[int, tuple[int, int]]:
+        """Node number → (level, position among its nodes)."""
+        return {node: (h, i) for h, level in enumerate(self.levels) for i, node in enumerate(level.nodes)}
+
+    def multiply_adds(self, choices: dict[int, int] | None = None) -> int:
+        """Multiply-adds a sample of all layers, or only of the branches in `choices` (node number → branch)."""
+        layers = (layer for level in self.levels for layer in level.layers)
+        return sum(x.fan_in * x.width for x in layers if choices is None or choices.get(x.node) == x.branch)
+
+
+Widths = Callable[[Node], int]
+
+
+def width_rule(factor: float, min_width: int) -> Widths:
+    """w(X) = round(factor·|X|), and at least `min_width` neurons for each of the most layers that a branch has."""
+
+    def width(node: Node) -> int:
+        layers = max(max(1, len(branch.ancestors)) for branch in node.branches)
+        return max(min_width * layers, round(factor * len(node.variables)))
+
+    return width
+
+
+def split_width(total: int, sizes: Sequence[int], least: int) -> list[int]:
+    """Share `total` neurons among layers in proportion to the sizes of their ancestor sets, `least` at the least."""
+    spare = total - least * len(sizes)
+    share = np.asarray(sizes) / sum(sizes) * spare
+    whole = np.floor(share).astype(int)
+    order = np.argsort(whole - share, kind="stable")  # largest remainders first
+    whole[order[: spare - whole.sum()]] += 1
+    return [int(least + v) for v in whole]
+
+
+def build_plan(ggt: GGT, factor: float, min_width: int = 1) -> Plan:
+    """The plan for node widths `width_rule(factor, min_width)`."""
+    width = width_rule(factor, min_width)
+    number = {id(node): i for i, node in enumerate(ggt.nodes)}
+    heights = _heights(ggt)
+    rows: list[Ints] = [np.empty(0, dtype=np.int64)] * len(ggt.nodes)
+    for i, node in enumerate(ggt.nodes):
+        if isinstance(node, Leaf):
+            rows[i] = np.asarray(node.variables, dtype=np.int64)
+    levels: list[Level] = []
+    first_row, first_neuron, first_weight = ggt.num_variables, 0, 0
+    for height in range(1, max(heights) + 1):
+        members = [i for i, h in enumerate(heights) if h == height]
+        widths = [width(_inner(ggt.nodes[i])) for i in members]
+        offsets = np.concatenate([[0], np.cumsum(widths)])
+        most = max(len(_inner(ggt.nodes[i]).branches) for i in members)
+        branch_neurons = np.full((most, offsets[-1]), -1, dtype=np.int64)
+        layers: list[Layer] = []
+        neuron = 0
+        for t in range(most):  # branch after branch, so that with equal s a branch is one slice of the neurons
+            for i, node_width, offset in zip(members, widths, offsets, strict=False):
+                node = _inner(ggt.nodes[i])
+                if t >= len(node.branches):
+                    continue
+                branch_neurons[t, offset : offset + node_width] = neuron + np.arange(node_width)
+                for sources, out in _branch_layers(node, t, node_width, min_width, number):
+                    fan_in = sum(_node_width(ggt.nodes[j], width) for j in sources)
+                    layers.append(Layer(i, t, sources, fan_in, out, neuron, first_weight))
+                    neuron += out
+                    first_weight += fan_in * out
+        for i, node_width, offset in zip(members, widths, offsets, strict=False):
+            rows[i] = first_row + offset + np.arange(node_width)
+        buckets = choose_buckets(layers, rows, first_row)
+        branch_buckets = choose_branch_buckets(ggt, layers, rows)
+        levels.append(
+            Level(
+                tuple(members),
+                tuple(widths),
+                tuple(layers),
+                branch_neurons,
+                first_row,
+                first_neuron,
+                buckets,
+                branch_buckets,
+            )
+        )
+        first_row += int(offsets[-1])
+        first_neuron += neuron
+    return Plan(ggt, tuple(levels), first_weight, first_neuron, rows[0], tuple(rows), factor)
+
+
+def _branch_layers(
+    node: Node, t: int, width: int, least: int, number: dict[int, int]
+) -> list[tuple[tuple[int, ...], int]]:
+    """(sources, neurons) of the layers of branch t; without ancestors one layer reads the descendant alone."""
+    branch = node.branches[t]
+    descendant = number[id(branch.descendant)]
+    if not branch.ancestors:
+        return [((descendant,), width)]
+    shares = split_width(width, [len(a.variables) for a in branch.ancestors], least)
+    return [((number[id(a)], descendant), out) for a, out in zip(branch.ancestors, shares, strict=True)]
+
+
+def _inner(node: Tree) -> Node:
+    assert isinstance(node, Node)
+    return node
+
+
+def _node_width(node: Tree, width: Widths) -> int:
+    return width(node) if isinstance(node, Node) else len(node.variables)
+
+
+def _heights(ggt: GGT) -> list[int]:
+    """0 for a leaf, else one more than the highest child."""
+    number = {id(node): i for i, node in enumerate(ggt.nodes)}
+    heights = [0] * len(ggt.nodes)
+    for i in range(len(ggt.nodes) - 1, -1, -1):
+        node = ggt.nodes[i]
+        if isinstance(node, Node):
+            heights[i] = 1 + max(heights[number[id(c)]] for b in node.branches for c in b.children)
+    return heights
+
+
+# -- parameters -------------------------------------------------------------------------------------------------------
+
+
+def count_parameters(ggt: GGT, factor: float, out_features: int, min_width: int, per_neuron: int) -> int:
+    """Weights, `per_neuron` parameters a neuron, and the output layer, without building the plan."""
+    width = width_rule(factor, min_width)
+    total = 0
+    for node in ggt.nodes:
+        if isinstance(node, Node):
+            own = width(node)
+            for branch in node.branches:
+                below = _node_width(branch.descendant, width)
+                total += own * (below + per_neuron)
+                if branch.ancestors:
+                    shares = split_width(own, [len(a.variables) for a in branch.ancestors], min_width)
+                    total += sum(_node_width(a, width) * out for a, out in zip(branch.ancestors, shares, strict=True))
+    return total + (_node_width(ggt.root, width) + 1) * out_features
+
+
+def solve_width(ggt: GGT, num_params: int, out_features: int, min_width: int, per_neuron: int) -> float:
+    """The width factor whose number of parameters comes closest to the budget; warns if not within 2 %."""
+
+    def count(factor: float) -> int:
+        return count_parameters(ggt, factor, out_features, min_width, per_neuron)
+
+    smallest = count(0.0)
+    if smallest > 1.02 * num_params:
+        raise ValueError(
+            f"expected a budget of at least {smallest:,} parameters for this tree (one neuron for each layer), got "
+            f"{num_params:,}: raise num_params, or learn a smaller tree (fewer s, lower max_order, other threshold)"
+        )
+    low, high = 0.0, 1.0
+    while count(high) < num_params:
+        low, high = high, 2 * high
+        if high > 1e6:
+            break  # a single leaf: no width to choose
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if count(middle) < num_params else (low, middle)
+    best = min((low, high), key=lambda factor: abs(count(factor) - num_params))
+    if abs(count(best) - num_params) > 0.02 * num_params:
+        warnings.warn(
+            f"expected {num_params:,} parameters within 2 %, got {count(best):,}: widths are whole numbers, and one "
+            "neuron more in every node of this tree is a larger step than that",
+            stacklevel=3,
+        )
+    return best
+
+
+# -- blocks -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Layers computed as one dense block: the rows they read together, zero weights where a layer does not look."""
+
+    layers: tuple[Layer, ...]
+    rows: Ints
+
+    @property
+    def neurons(self) -> int:
+        return sum(layer.width for layer in self.layers)
+
+
+def choose_buckets(layers: Sequence[Layer], rows: Sequence[Ints], zero_row: int) -> tuple[Bucket, ...]:
+    """The cheapest way found to compute the layers of a level: one masked product, or batches of similar blocks."""
+    reads = [np.concatenate([rows[j] for j in layer.sources]) for layer in layers]
+    everything = _Block(tuple(layers), np.unique(np.concatenate(reads)))
+    masked = everything.neurons * len(everything.rows) + _BLOCK_COST
+    blocks = _branch_blocks(layers, reads)
+    groups, grouped = _partition(blocks)
+    if masked <= grouped:
+        return (_bucket([everything], rows, zero_row),)
+    return tuple(_bucket(group, rows, zero_row) for group in groups)
+
+
+def _branch_blocks(layers: Sequence[Layer], reads: Sequence[Ints]) -> list[_Block]:
+    """For each branch of each node: one masked block, or a block a layer, whichever costs less."""
+    by_branch: dict[tuple[int, int], list[int]] = {}
+    for k, layer in enumerate(layers):
+        by_branch.setdefault((layer.node, layer.branch), []).append(k)
+    blocks = []
+    for members in by_branch.values():
+        together = _Block(tuple(layers[k] for k in members), np.unique(np.concatenate([reads[k] for k in members])))
+        apart = [_Block((layers[k],), reads[k]) for k in members]
+        cost = sum(len(b.rows) * (b.neurons + _ROW_COST) for b in apart)
+        blocks += [together] if len(together.rows) * (together.neurons + _ROW_COST) <= cost else apart
+    return blocks
+
+
+def _partition(blocks: list[_Block]) -> tuple[list[list[_Block]], float]:
+    """Split blocks, sorted by size, into runs that share a padded shape: the cheapest split, by dynamic programming."""
+    blocks = sorted(blocks, key=lambda b: (len(b.rows), b.neurons))
+    fan_in, out = np.array([len(b.rows) for b in blocks]), np.array([b.neurons for b in blocks])
+    n = len(blocks)
+    best = np.full(n + 1, np.inf)
+    best[0], cut = 0.0, np.zeros(n + 1, dtype=int)
+    for end in range(1, n + 1):
+        widest = np.maximum.accumulate(out[:end][::-1])[::-1]  # of blocks start … end-1
+        count = end - np.arange(end)
+        shape = count * fan_in[end - 1] * (widest * _GROUPED_PENALTY + _ROW_COST)
+        total = best[:end] + shape + _BLOCK_COST
+        cut[end] = int(np.argmin(total))
+        best[end] = total[cut[end]]
+    groups, end = [], n
+    while end:
+        groups.append(blocks[cut[end] : end])
+        end = int(cut[end])
+    return groups[::-1], float(best[n])
+
+
+def choose_branch_buckets(ggt: GGT, layers: Sequence[Layer], rows: Sequence[Ints]) -> tuple[BranchBucket, ...]:
+    """Every branch as one block, in batches of similar shape."""
+    by_branch: dict[tuple[int, int], list[Layer]] = {}
+    for layer in layers:
+        by_branch.setdefault((layer.node, layer.branch), []).append(layer)
+    blocks = []
+    for members in by_branch.values():
+        sources = dict.fromkeys(j for layer in members for j in layer.sources)
+        blocks.append(_Block(tuple(members), np.concatenate([rows[j] for j in sources])))
+    groups, _ = _partition(blocks)
+    return tuple(_branch_bucket(ggt, group, rows) for group in groups)
+
+
+def _branch_bucket(ggt: GGT, blocks: Sequence[_Block], rows: Sequence[Ints]) -> BranchBucket:
+    plain = _bucket(blocks, rows, zero_row=-1)
+    sources, offsets = np.full_like(plain.rows, -1), np.zeros_like(plain.rows)
+    for g, block in enumerate(blocks):
+        read = dict.fromkeys(j for layer in block.layers for j in layer.sources)
+        n = len(block.rows)
+        sources[g, :n] = np.concatenate([np.full(len(rows[j]), j) for j in read])
+        leaf = {j: isinstance(ggt.nodes[j], Leaf) for j in read}
+        offsets[g, :n] = np.concatenate([rows[j] if leaf[j] else np.arange(len(rows[j])) for j in read])
+    nodes = np.array([block.layers[0].node for block in blocks])
+    branches = np.array([block.layers[0].branch for block in blocks])
+    return BranchBucket(nodes, branches, sources, offsets, plain.neurons, plain.weights)
+
+
+def _bucket(blocks: Sequence[_Block], rows: Sequence[Ints], zero_row: int) -> Bucket:
+    fan_in, out = max(len(b.rows) for b in blocks), max(b.neurons for b in blocks)
+    reads = np.full((len(blocks), fan_in), zero_row, dtype=np.int64)
+    neurons = np.full((len(blocks), out), -1, dtype=np.int64)
+    weights = []
+    for g, block in enumerate(blocks):
+        reads[g, : len(block.rows)] = block.rows
+        place = {int(row): i for i, row in enumerate(block.rows)}
+        top = 0
+        for layer in block.layers:
+            columns = np.array([place[int(r)] for j in layer.sources for r in rows[j]])
+            outs = top + np.arange(layer.width)
+            neurons[g, outs] = layer.first_neuron + np.arange(layer.width)
+            position = (g * out + outs[:, None]) * fan_in + columns
+            source = layer.first_weight + np.arange(layer.width * layer.fan_in).reshape(layer.width, -1)
+            weights.append(np.stack([position.ravel(), source.ravel()], axis=1))
+            top += layer.width
+    return Bucket(reads, neurons, np.concatenate(weights))

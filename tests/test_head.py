@@ -1,0 +1,401 @@
+"""The compiled head against a tree of `nn.Linear`s written straight from lines 13–15 of Algorithm 1."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from brainet_pl.head import BRAINetHead, smallest_budget
+from brainet_pl.structure import GGT, Branch, Leaf, Node, learn_structure
+
+
+class NaiveHead(nn.Module):
+    """One module for each layer; every pass walks the tree."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.ggt, self.plan = head.ggt, head.plan
+        self.layers = nn.ModuleDict()
+        with torch.no_grad():
+            for level in head.plan.levels:
+                for layer in level.layers:
+                    linear = nn.Linear(layer.fan_in, layer.width, bias=False)
+                    weights = head.weight[layer.first_weight :][: layer.fan_in * layer.width]
+                    linear.weight.copy_(weights.view(layer.width, layer.fan_in))
+                    norm = nn.BatchNorm1d(layer.width, eps=head.eps, momentum=head.momentum)
+                    own = slice(
+                        level.first_neuron + layer.first_neuron, level.first_neuron + layer.first_neuron + layer.width
+                    )
+                    norm.weight.copy_(head.scale[own])
+                    norm.bias.copy_(head.bias[own])
+                    norm.running_mean.copy_(head.running_mean[own])
+                    norm.running_var.copy_(head.running_var[own])
+                    self.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"] = nn.Sequential(
+                        linear, norm, nn.ReLU()
+                    )
+        self.output = copy.deepcopy(head.output)
+        self.number = {id(node): i for i, node in enumerate(self.ggt.nodes)}
+
+    def branch(self, node, t, x, combine):
+        i = self.number[id(node)]
+        branch = node.branches[t]
+        below = self.node(branch.descendant, x, combine)
+        if not branch.ancestors:
+            return self.layers[f"{i}_{t}_{self.number[id(branch.descendant)]}"](below)
+        parts = []
+        for ancestor in branch.ancestors:
+            read = torch.cat([self.node(ancestor, x, combine), below], dim=1)
+            parts.append(self.layers[f"{i}_{t}_{self.number[id(ancestor)]}"](read))
+        return torch.cat(parts, dim=1)
+
+    def node(self, node, x, combine):
+        if isinstance(node, Leaf):
+            return x[:, list(node.variables)]
+        return combine(self.number[id(node)], node, lambda t: self.branch(node, t, x, combine))
+
+    def run(self, x, combine):
+        return self.output(self.node(self.ggt.root, x, combine))
+
+    def subnetwork(self, x, subnetwork):
+        taken = dict(self.ggt.path(subnetwork))
+        return self.run(x, lambda i, node, branch: branch(taken[i]))
+
+    def simultaneous(self, x, temperature):
+        p = self.ggt.branch_probabilities(temperature)
+        return self.run(x, lambda i, node, branch: sum(p[i][t] * branch(t) for t in range(len(node.branches))))
+
+
+@st.composite
+def trees(draw, variables, depth):
+    if depth == 0 or (len(variables) < 6 and draw(st.integers(0, 2)) == 0):
+        return Leaf(tuple(variables), tuple(() for _ in variables), draw(st.floats(-3, 0)))
+    branches = []
+    for _ in range(draw(st.integers(1, 3))):
+        k = draw(st.integers(0, len(variables) - 1))
+        cut = draw(st.integers(0, k)) if k else 0
+        parts = [part for part in (variables[:cut], variables[cut:k]) if part]
+        branches.append(Branch(tuple(draw(trees(p, depth - 1)) for p in parts), draw(trees(variables[k:], depth - 1))))
+    return Node(tuple(variables), tuple(branches))
+
+
+def randomise(head):
+    """Parameters and statistics that no layer shares with another."""
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        if head.scale is not None:
+            head.scale.copy_(torch.rand(head.scale.shape, generator=g) + 0.5)
+            head.running_mean.copy_(torch.randn(head.running_mean.shape, generator=g))
+            head.running_var.copy_(torch.rand(head.running_var.shape, generator=g) + 0.5)
+        head.bias.copy_(torch.randn(head.bias.shape, generator=g))
+    return head
+
+
+def fixed_ggt(s=2, seed=0, d=12, max_order=2, threshold=0.02):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(300, 4)) @ (rng.normal(size=(4, d)) * (rng.random((4, d)) < 0.6)) + 0.6 * rng.normal(
+        size=(300, d)
+    )
+    return learn_structure(x, s=s, test="gaussian", max_order=max_order, threshold=threshold, progress=False, seed=seed)
+
+
+def gradients(model):
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def flat_gradient(naive, head):
+    """The naive tree's gradients in the head's flat order."""
+    weight, scale, bias = torch.zeros_like(head.weight), torch.zeros_like(head.scale), torch.zeros_like(head.bias)
+    for level in head.plan.levels:
+        for layer in level.layers:
+            linear, norm, _ = naive.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"]
+            if linear.weight.grad is None:
+                continue
+            weight[layer.first_weight :][: layer.fan_in * layer.width] = linear.weight.grad.flatten()
+            first = level.first_neuron + layer.first_neuron
+            scale[first : first + layer.width] = norm.weight.grad
+            bias[first : first + layer.width] = norm.bias.grad
+    return weight, scale, bias
+
+
+@settings(max_examples=40, deadline=None)
+@given(tree=trees(tuple(range(7)), 3), factor=st.sampled_from([0.4, 1.0, 2.3]))
+def test_every_mode_equals_the_naive_tree(tree, factor):
+    ggt = GGT(tree, 7, num_rows=5)
+    head = randomise(BRAINetHead(ggt, 3, width=factor, temperature=1.0)).eval()
+    naive = NaiveHead(head).eval()
+    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
+
+    a, b = head(x), naive.simultaneous(x, 1.0)
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    a.square().sum().backward()
+    b.square().sum().backward()
+    for got, expected in zip(
+        (head.weight.grad, head.scale.grad, head.bias.grad), flat_gradient(naive, head), strict=True
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+    if ggt.num_subnetworks <= 64:
+        with torch.no_grad():
+            logits, weights = head.enumerate(x)
+            for i, subnetwork in enumerate(ggt.enumerate()):
+                torch.testing.assert_close(logits[i], naive.subnetwork(x, subnetwork), rtol=1e-4, atol=1e-5)
+                assert weights[i].item() == pytest.approx(math.exp(ggt.log_prob(subnetwork, 1.0)), rel=1e-5)
+            assert weights.sum().item() == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_of_every_subnetwork_equal_the_naive_tree(seed):
+    head = randomise(BRAINetHead(fixed_ggt(seed=seed), 3, width=0.8)).eval()
+    x = torch.randn(6, 12)
+    for subnetwork in head.ggt.sample_uniform(6, rng=seed):
+        naive = NaiveHead(head).eval()
+        head.zero_grad()
+        out = head._run(x, [subnetwork], None)[0]
+        expected = naive.subnetwork(x, subnetwork)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        out.logsumexp(1).sum().backward()
+        expected.logsumexp(1).sum().backward()
+        for got, want in zip(
+            (head.weight.grad, head.scale.grad, head.bias.grad), flat_gradient(naive, head), strict=True
+        ):
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampling", ["batch", "sample"])
+def test_training_pass_equals_the_naive_tree(sampling):
+    """The same draws, replayed: values and gradients agree, and layers off the path get exactly zero."""
+    head = randomise(BRAINetHead(fixed_ggt(), 3, width=0.8, sampling=sampling)).train()
+    naive = NaiveHead(head).train()
+    x = torch.randn(8, 12)
+    out = head(x, torch.Generator().manual_seed(3))
+    g = torch.Generator().manual_seed(3)
+    draws = {}
+    for level in head.plan.levels:
+        each = torch.rand(len(level.nodes), 8 if sampling == "sample" else 1, generator=g)
+        for row, i in enumerate(level.nodes):
+            draws[i] = (each[row] * len(head.ggt.nodes[i].branches)).long()
+    touched = set()
+
+    def combine(i, node, branch):
+        result = torch.stack([branch(t) for t in range(len(node.branches))])  # (s, B, w)
+        choice = draws[i].expand(8)
+        touched.update((i, int(t)) for t in choice)
+        return result[choice, torch.arange(8)]
+
+    expected = naive.run(x, combine)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    out.logsumexp(1).sum().backward()
+    expected.logsumexp(1).sum().backward()
+    for got, want in zip((head.weight.grad, head.scale.grad, head.bias.grad), flat_gradient(naive, head), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+    if sampling == "batch":
+        path, stack = set(), [0]  # branches that the drawn sub-network takes, from the root down
+        while stack:
+            i = stack.pop()
+            node = head.ggt.nodes[i]
+            if isinstance(node, Node):
+                t = int(draws[i][0])
+                path.add((i, t))
+                stack += [naive.number[id(c)] for c in node.branches[t].children]
+        off = 0
+        for level in head.plan.levels:
+            for layer in level.layers:
+                grad = head.weight.grad[layer.first_weight :][: layer.fan_in * layer.width]
+                if (layer.node, layer.branch) in path:
+                    assert grad.any()
+                else:
+                    assert not grad.any()
+                    off += 1
+        assert off
+    for level in head.plan.levels:  # batch-norm statistics of every layer moved
+        own = slice(level.first_neuron, level.first_neuron + level.num_neurons)
+        layer = level.layers[0]
+        norm = naive.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"][1]
+        torch.testing.assert_close(head.running_mean[own][: layer.width], norm.running_mean, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(head.running_var[own][: layer.width], norm.running_var, rtol=1e-3, atol=1e-5)
+
+
+def test_with_one_branch_all_modes_agree():
+    head = randomise(BRAINetHead(fixed_ggt(s=1), 4, width=1.0)).eval()
+    x = torch.randn(5, 12)
+    with torch.no_grad():
+        simultaneous = head(x)
+        stochastic, drawn = head.stochastic(x, 3)
+        enumerated, weights = head.enumerate(x)
+    assert len(set(drawn)) == len(weights) == 1
+    for logits in (*stochastic, *enumerated):
+        torch.testing.assert_close(logits, simultaneous, rtol=1e-4, atol=1e-5)
+
+
+def test_stochastic_average_tends_to_the_enumerated_one():
+    head = randomise(BRAINetHead(fixed_ggt(), 4, width=1.0)).eval()
+    x = torch.randn(5, 12)
+    with torch.no_grad():
+        logits, weights = head.enumerate(x, limit=10**5)
+        exact = torch.tensordot(weights, logits.softmax(-1), dims=1)
+        errors = []
+        for passes in (10, 1000, 30_000):
+            drawn = head.stochastic(x, passes, generator=torch.Generator().manual_seed(0))
+            errors.append((drawn.logits.softmax(-1).mean(0) - exact).abs().max().item())
+    assert errors[2] < errors[0]
+    assert errors[2] < 0.01
+
+
+def test_draws_repeat_with_a_generator_and_name_their_subnetwork():
+    head = randomise(BRAINetHead(fixed_ggt(), 4)).eval()
+    x = torch.randn(5, 12)
+    with torch.no_grad():
+        a = head.stochastic(x, 8, generator=torch.Generator().manual_seed(1))
+        b = head.stochastic(x, 8, generator=torch.Generator().manual_seed(1))
+        c = head.stochastic(x, 8, generator=torch.Generator().manual_seed(2))
+        assert a.subnetworks == b.subnetworks != c.subnetworks
+        torch.testing.assert_close(a.logits, b.logits)
+        alone = head._run(x, [a.subnetworks[3]], None)[0]
+    torch.testing.assert_close(a.logits[3], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_temperature_changes_a_trained_head():
+    head = randomise(BRAINetHead(fixed_ggt(), 4)).eval()
+    x = torch.randn(5, 12)
+    assert head.perplexity > 1.2
+    with torch.no_grad():
+        warm = head(x)
+        head.temperature = 0.0
+        assert head.perplexity == pytest.approx(1.0)
+        assert len(set(head.stochastic(x, 6).subnetworks)) == 1
+        torch.testing.assert_close(head(x), head.stochastic(x, 1).logits[0], rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(head(x), warm)
+        head.temperature = "auto"
+        torch.testing.assert_close(head(x), warm)
+
+
+def test_folded_weights_follow_the_parameters():
+    head = randomise(BRAINetHead(fixed_ggt(), 4)).eval()
+    x = torch.randn(5, 12)
+    with torch.no_grad():
+        before, drawn = head(x), head.stochastic(x, 2, generator=torch.Generator().manual_seed(0)).logits
+        head.weight.mul_(2.0)
+        assert not torch.allclose(head(x), before)
+        assert not torch.allclose(head.stochastic(x, 2, generator=torch.Generator().manual_seed(0)).logits, drawn)
+    head.train()(torch.randn(9, 12))  # statistics move
+    after = head.eval()(x)
+    with torch.no_grad():
+        torch.testing.assert_close(head(x), after)
+
+
+@pytest.mark.parametrize("budget", [8_000, 16_000, 240_000])
+@pytest.mark.parametrize("norm", ["batch", None])
+def test_budget_is_met_within_two_percent(budget, norm):
+    head = BRAINetHead(fixed_ggt(d=30), 10, num_params=budget, norm=norm)
+    assert abs(head.num_params - budget) <= 0.02 * budget
+
+
+def test_a_budget_that_cannot_be_met_closely_is_said():
+    with pytest.warns(UserWarning, match="within 2 %, got 2,045"):
+        BRAINetHead(fixed_ggt(d=30), 10, num_params=2_000)
+
+
+def test_without_norm_and_with_other_activations():
+    for activation in ("gelu", "silu", "tanh", "elu"):
+        head = BRAINetHead(fixed_ggt(), 3, norm=None, activation=activation)
+        head.train()(torch.randn(1, 12)).sum().backward()
+        assert torch.isfinite(head.weight.grad).all()
+        x = torch.randn(4, 12)
+        with torch.no_grad():
+            head.eval().temperature = 0.0
+            torch.testing.assert_close(head(x), head.stochastic(x, 1).logits[0], rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_makes_equal_draws_differ_but_not_the_simultaneous_pass():
+    # One level: dropout stands before the linear output alone, so its mean is exactly the pass without it.
+    head = randomise(BRAINetHead(fixed_ggt(max_order=0), 3, dropout=0.5, temperature=0.0)).eval()
+    x = torch.randn(4, 12)
+    with torch.no_grad():
+        logits = head.stochastic(x, 4).logits
+        assert not torch.allclose(logits[0], logits[1])
+        torch.testing.assert_close(head(x), head(x))
+        drawn = head.stochastic(x, 20_000).logits
+        plain, weights = head.enumerate(x, temperature=0.0)
+        error = (drawn.mean(0) - torch.tensordot(weights, plain, dims=1)).abs()
+        assert (error < 5 * drawn.std(0) / 20_000**0.5).all()
+
+
+def test_state_dict_round_trip_and_foreign_weights(tmp_path):
+    ggt = fixed_ggt()
+    head = randomise(BRAINetHead(ggt, 3, num_params=3000)).eval()
+    torch.save({"ggt": ggt.to_json(), "state": head.state_dict()}, tmp_path / "head.pt")
+    stored = torch.load(tmp_path / "head.pt", weights_only=True)
+    again = BRAINetHead(GGT.from_json(stored["ggt"]), 3, num_params=3000).eval()
+    again.load_state_dict(stored["state"])
+    x = torch.randn(5, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), head(x))
+    other = BRAINetHead(fixed_ggt(seed=5), 3, num_params=3000)
+    with pytest.raises(
+        ValueError,
+        match=rf"expected weights for the tree {other.ggt.fingerprint}.*got those of the tree {ggt.fingerprint}",
+    ):
+        other.load_state_dict(stored["state"])
+
+
+def test_a_single_leaf_is_a_linear_head():
+    ggt = GGT(Leaf((0, 1, 2), ((), (), ()), 0.0), 3)
+    head = BRAINetHead(ggt, 2).eval()
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(head(x), head.output(x))
+    torch.testing.assert_close(head.train()(x), head.output(x))
+    torch.testing.assert_close(head.stochastic(x, 2).logits[1], head.output(x))
+
+
+def test_a_sampled_network_is_smaller_than_the_whole():
+    head = BRAINetHead(fixed_ggt(d=20, max_order=2), 10, num_params=16_000)
+    sampled = [head.plan.multiply_adds(dict(head.ggt.path(g))) for g in head.ggt.sample_uniform(50)]
+    assert np.mean(sampled) < 0.6 * head.plan.multiply_adds()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda h: h(torch.randn(4, 5)), r"shape \(batch, 12\), got \(4, 5\).*learn a structure"),
+        (lambda h: h(torch.randn(4, 12, 2)), "expected features of shape"),
+        (lambda h: h.train()(torch.randn(1, 12)), "at least 2 samples.*drop_last"),
+        (lambda h: h.stochastic(torch.randn(4, 12), 0), "at least 1 pass"),
+        (lambda h: h.stochastic(torch.randn(4, 12), 2, temperature=-1.0), "temperature of at least 0"),
+        (lambda h: setattr(h, "temperature", -2.0), "temperature of at least 0"),
+        (lambda h: h.enumerate(torch.randn(4, 12), limit=1), r"at most 1 sub-networks.*use stochastic"),
+        (lambda h: BRAINetHead(h.ggt, 3, num_params=10), "budget of at least"),
+        (lambda h: BRAINetHead(h.ggt, 3, num_params=10, width=1.0), "got both"),
+        (lambda h: BRAINetHead(h.ggt, 3, activation="sin"), "one of relu"),
+        (lambda h: BRAINetHead(h.ggt, 3, norm="layer"), "'batch' or None"),
+        (lambda h: BRAINetHead(h.ggt, 3, dropout=1.0), "dropout"),
+        (lambda h: BRAINetHead(h.ggt, 3, sampling="never"), "'batch' or 'sample'"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    head = BRAINetHead(fixed_ggt(), 3).eval()
+    with pytest.raises(ValueError, match=message):
+        call(head)
+
+
+def test_smallest_budget_works():
+    ggt = fixed_ggt()
+    least = smallest_budget(ggt, 3)
+    assert BRAINetHead(ggt, 3, num_params=least).num_params == least
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dtypes_are_kept(dtype):
+    head = BRAINetHead(fixed_ggt(), 3).eval().to(dtype)
+    x = torch.randn(4, 12, dtype=dtype)
+    if dtype is torch.float64:
+        assert head(x).dtype is dtype
+        assert head.stochastic(x, 2).logits.dtype is dtype
+        head.train()(x).sum().backward()
+    else:
+        assert head.weight.dtype is dtype
+        assert head.fingerprint.dtype is torch.uint8
