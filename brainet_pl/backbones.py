@@ -1,10 +1,18 @@
-"""Feature extractors: CIFAR networks as plain modules with loaders for public weight layouts."""
+"""Feature extractors: any module becomes (B, d) features; CIFAR networks that load public weights."""
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+# -- CIFAR networks ---------------------------------------------------------------------------------------------------
 
 
 class _BasicBlock(nn.Module):
@@ -26,6 +34,33 @@ class _BasicBlock(nn.Module):
         return F.relu(out + F.pad(shortcut, (0, 0, 0, 0, self.pad, self.pad)))
 
 
+class _PreActBlock(nn.Module):
+    """Norm and ReLU before each convolution (He et al. 2016b): a bottleneck, or the two 3×3 of a wide ResNet."""
+
+    def __init__(self, in_planes: int, planes: int, stride: int, bottleneck: bool) -> None:
+        super().__init__()
+        out = planes * 4 if bottleneck else planes
+        kernels = (1, 3, 1) if bottleneck else (3, 3)
+        strides = (1, stride, 1) if bottleneck else (stride, 1)
+        sizes = (in_planes, planes, planes, out) if bottleneck else (in_planes, planes, planes)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c) for c in sizes[:-1])
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, k, s, k // 2, bias=False)
+            for a, b, k, s in zip(sizes, sizes[1:], kernels, strides, strict=False)
+        )
+        same = in_planes == out and stride == 1
+        self.shortcut = None if same else nn.Conv2d(in_planes, out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x
+        for i, (norm, conv) in enumerate(zip(self.norms, self.convs, strict=True)):
+            x = F.relu(norm(x))
+            if i == 0 and self.shortcut is not None:
+                shortcut = self.shortcut(x)
+            x = conv(x)
+        return x + shortcut
+
+
 class CifarResNet(nn.Module):
     """ResNet-20/32/44/56 for 32×32 images (He et al. 2016, section 4.2): depth = 6n + 2; 64 features."""
 
@@ -36,22 +71,207 @@ class CifarResNet(nn.Module):
         n = (depth - 2) // 6
         self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = self._stage(16, 16, n, 1)
-        self.layer2 = self._stage(16, 32, n, 2)
-        self.layer3 = self._stage(32, 64, n, 2)
+        for i, (a, b) in enumerate(((16, 16), (16, 32), (32, 64)), start=1):
+            blocks = [_BasicBlock(a if j == 0 else b, b, 2 if j == 0 and i > 1 else 1) for j in range(n)]
+            self.add_module(f"layer{i}", nn.Sequential(*blocks))
         self.linear = nn.Linear(64, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(module.weight)
-
-    @staticmethod
-    def _stage(in_planes: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
-        first = _BasicBlock(in_planes, planes, stride)
-        return nn.Sequential(first, *(_BasicBlock(planes, planes, 1) for _ in range(blocks - 1)))
+        _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 3, 32, 32) → (B, num_classes)."""
         x = F.relu(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        features = F.adaptive_avg_pool2d(x, 1).flatten(1)
-        return torch.as_tensor(self.linear(features))
+        for i in (1, 2, 3):
+            x = self.get_submodule(f"layer{i}")(x)
+        return torch.as_tensor(self.linear(F.adaptive_avg_pool2d(x, 1).flatten(1)))
+
+
+class CifarPreActNet(nn.Module):
+    """PreResNet (bottlenecks, depth = 9n + 2) and wide ResNet (depth = 6n + 4, `widen` times the planes)."""
+
+    def __init__(self, depth: int = 164, widen: int = 1, num_classes: int = 10) -> None:
+        super().__init__()
+        bottleneck = widen == 1
+        step, extra = (9, 2) if bottleneck else (6, 4)
+        if (depth - extra) % step:
+            raise ValueError(f"expected a depth of {step}n + {extra}, got {depth}")
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        blocks: list[nn.Module] = []
+        planes = 16
+        for stage in range(3):
+            out = 16 * 2**stage * widen
+            for j in range((depth - extra) // step):
+                blocks.append(_PreActBlock(planes, out, 2 if stage and j == 0 else 1, bottleneck))
+                planes = out * 4 if bottleneck else out
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.BatchNorm2d(planes)
+        self.fc = nn.Linear(planes, num_classes)
+        _initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3, 32, 32) → (B, num_classes)."""
+        x = F.relu(self.norm(self.blocks(self.conv1(x))))
+        return torch.as_tensor(self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1)))
+
+
+class CifarVGG(nn.Module):
+    """VGG-13 or VGG-16 with batch norm for 32×32 images: 512 features and one dense layer."""
+
+    STAGES: Mapping[int, tuple[int, ...]] = {13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
+
+    def __init__(self, depth: int = 13, num_classes: int = 10) -> None:
+        super().__init__()
+        if depth not in self.STAGES:
+            raise ValueError(f"expected a depth of 13 or 16, got {depth}")
+        layers: list[nn.Module] = []
+        planes = 3
+        for convolutions, out in zip(self.STAGES[depth], (64, 128, 256, 512, 512), strict=True):
+            for _ in range(convolutions):
+                layers += [nn.Conv2d(planes, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(inplace=True)]
+                planes = out
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(512, num_classes)
+        _initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3, 32, 32) → (B, num_classes)."""
+        return torch.as_tensor(self.classifier(self.features(x).flatten(1)))
+
+
+def _initialise(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+CIFAR: dict[str, Callable[[], nn.Module]] = {
+    **{f"cifar_resnet{depth}": partial(CifarResNet, depth) for depth in (20, 32, 44, 56)},
+    "cifar_vgg13": lambda: CifarVGG(13),
+    "cifar_vgg16": lambda: CifarVGG(16),
+    "cifar_preresnet164": lambda: CifarPreActNet(164),
+    "cifar_wrn28_10": lambda: CifarPreActNet(28, widen=10),
+}
+
+
+def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
+    """Load a state dict in one of the usual layouts: bare, under `state_dict`, with a prefix `module.` or `model.`."""
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    for key in ("state_dict", "model"):
+        if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
+            stored = stored[key]
+    stored = {k.removeprefix("module.").removeprefix("model."): v for k, v in stored.items()}
+    ours = model.state_dict()
+    wrong = [k for k, v in stored.items() if k not in ours or ours[k].shape != v.shape]
+    missing = [k for k in ours if k not in stored and not k.endswith("num_batches_tracked")]
+    if wrong or missing:
+        raise ValueError(
+            f"expected the weights of {type(model).__name__}, got a file with {len(wrong)} unknown or misshapen and "
+            f"{len(missing)} missing tensors (first: {(wrong + missing)[0]}): choose the backbone it was saved from"
+        )
+    model.load_state_dict(stored, strict=False)
+    return model
+
+
+# -- any module to features -------------------------------------------------------------------------------------------
+
+
+def make_backbone(backbone: nn.Module | str | None, weights: str | None = None) -> nn.Module | None:
+    """A module as it is, or by name: a CIFAR network above, `torchvision/NAME` or `timm/NAME`.
+
+    `weights` is a file, or for torchvision and timm the name of published weights ("DEFAULT"), which needs a network.
+    """
+    if backbone is None or isinstance(backbone, nn.Module):
+        model = backbone
+    elif backbone in CIFAR:
+        model = CIFAR[backbone]()
+    elif backbone.startswith("torchvision/"):
+        from torchvision.models import get_model
+
+        named = weights if weights and not Path(weights).is_file() else None
+        model, weights = get_model(backbone.removeprefix("torchvision/"), weights=named), None if named else weights
+    elif backbone.startswith("timm/"):
+        try:
+            import timm
+        except ImportError as error:
+            raise ImportError(f"{backbone} needs the package timm: pip install timm") from error
+        named_weights = bool(weights) and not Path(str(weights)).is_file()
+        model = timm.create_model(backbone.removeprefix("timm/"), pretrained=named_weights)
+        weights = None if named_weights else weights
+    else:
+        raise ValueError(
+            f"expected a backbone to be a module, torchvision/NAME, timm/NAME or one of {', '.join(CIFAR)}; "
+            f"got {backbone!r}"
+        )
+    if weights is not None and model is not None:
+        load_weights(model, weights)
+    return model
+
+
+def find_head(model: nn.Module) -> str:
+    """The path of the classification layer: the last dense layer to be used, wherever it sits."""
+    dense: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not dense:
+        raise ValueError(
+            f"expected a dense classification layer in {type(model).__name__}, found none: name the layer to remove "
+            "(head_layer=...), or pass a model that already ends in features (head_layer='')"
+        )
+    for usual in ("fc", "classifier", "head", "heads", "linear", "last_linear", "output"):
+        inside = [name for name in dense if name == usual or name.startswith(f"{usual}.")]
+        if inside:
+            return inside[-1]
+    return dense[-1]
+
+
+def remove_head(model: nn.Module, layer: str | None = None) -> nn.Module:
+    """A copy of `model` whose classification layer passes its input on; `layer` "" removes nothing."""
+    model = copy.deepcopy(model)
+    layer = find_head(model) if layer is None else layer
+    if layer:
+        try:
+            model.get_submodule(layer)
+        except AttributeError:
+            names = ", ".join(name for name, _ in model.named_children())
+            raise ValueError(f"expected head_layer to name a layer of the model ({names}), got {layer!r}") from None
+        parent, _, name = layer.rpartition(".")
+        setattr(model.get_submodule(parent), name, nn.Identity())
+    return model
+
+
+class FeatureExtractor(nn.Module):
+    """Any module, or none, as (B, …) → (B, d): maps are averaged over space, the rest is flattened.
+
+    A frozen extractor stays in evaluation mode, so that its batch-norm statistics do not drift, and needs no gradient.
+    """
+
+    def __init__(self, model: nn.Module | None, *, frozen: bool = True) -> None:
+        super().__init__()
+        self.model = nn.Identity() if model is None else model
+        self.raw, self.frozen = model is None, frozen
+        if frozen:
+            self.requires_grad_(False)
+            self.eval()
+
+    def train(self, mode: bool = True) -> FeatureExtractor:
+        """Frozen: stay in evaluation."""
+        super().train(mode and not self.frozen)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, …) → (B, d)."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            features: Any = self.model(x)
+        if not isinstance(features, Tensor):
+            raise ValueError(
+                f"expected the backbone to return one tensor, got {type(features).__name__}: wrap it in a module that "
+                "returns the features"
+            )
+        if features.dim() < 2 or len(features) != len(x):
+            raise ValueError(
+                f"expected the backbone to return features of shape (batch, d), got {tuple(features.shape)} for a "
+                f"batch of {len(x)}: wrap it in a module that keeps the batch first"
+            )
+        if features.dim() == 4 and not self.raw:
+            return features.mean(dim=(2, 3))
+        return features.flatten(1)

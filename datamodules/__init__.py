@@ -1,1 +1,8 @@
-"""Lightning datamodules."""
+"""Lightning datamodules: embedded digits, .npz arrays, torchvision's sets."""
+
+from brainet_pl.datamodules.arrays import Arrays
+from brainet_pl.datamodules.base import ClassificationData
+from brainet_pl.datamodules.digits import Digits
+from brainet_pl.datamodules.vision import TorchvisionData
+
+__all__ = ["Arrays", "ClassificationData", "Digits", "TorchvisionData"]

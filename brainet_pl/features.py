@@ -1,0 +1,76 @@
+"""Features of the training data, before training: deterministic, un-augmented, un-shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from tqdm.auto import tqdm
+
+
+def structure_loader(trainer: pl.Trainer, model: pl.LightningModule) -> Iterable[Any]:
+    """Batches of training data in a fixed order.
+
+    A datamodule may offer `structure_dataloader` (un-augmented); else the training loader is rebuilt without shuffling.
+    """
+    datamodule: Any = getattr(trainer, "datamodule", None)
+    if datamodule is not None and hasattr(datamodule, "structure_dataloader"):
+        return datamodule.structure_dataloader()  # type: ignore[no-any-return]
+    source: Any = trainer.fit_loop._data_source.instance
+    if isinstance(source, pl.LightningModule | pl.LightningDataModule):
+        source = source.train_dataloader()
+    if source is None:
+        source = datamodule.train_dataloader() if datamodule is not None else model.train_dataloader()
+    if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
+        size = source.batch_size or 256
+        return DataLoader(
+            source.dataset, size, shuffle=False, num_workers=source.num_workers, collate_fn=source.collate_fn
+        )
+    return source  # type: ignore[no-any-return]
+
+
+def first_batch(trainer: pl.Trainer) -> Tensor:
+    """The inputs of the first batch of training data."""
+    for batch in structure_loader(trainer, trainer.lightning_module):
+        return _inputs(batch)
+    raise ValueError("expected training data to measure the features of, got an empty loader: check the datamodule")
+
+
+def extract_features(
+    backbone: nn.Module,
+    batches: Iterable[Any],
+    *,
+    device: torch.device | str | None = None,
+    max_rows: int | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """(N, d) features on the CPU; mode and device of the backbone are put back afterwards."""
+    training = backbone.training
+    home = next((p.device for p in backbone.parameters()), torch.device("cpu"))
+    target = torch.device(device) if device is not None else home
+    backbone.eval().to(target)
+    found: list[Tensor] = []
+    rows = 0
+    try:
+        with torch.no_grad():
+            for batch in tqdm(batches, desc="extracting features", disable=not progress, delay=2, leave=False):
+                found.append(backbone(_inputs(batch).to(target)).float().cpu())
+                rows += len(found[-1])
+                if max_rows is not None and rows >= max_rows:
+                    break
+    finally:
+        backbone.train(training).to(home)
+    if not rows:
+        raise ValueError("expected training data to learn a structure from, got an empty loader: check the datamodule")
+    return torch.cat(found)[:max_rows]
+
+
+def _inputs(batch: Any) -> Tensor:
+    inputs = batch[0] if isinstance(batch, list | tuple) else batch
+    if not isinstance(inputs, Tensor):
+        raise ValueError(f"expected batches (inputs, labels) of tensors, got {type(inputs).__name__} as inputs")
+    return inputs

@@ -1,0 +1,104 @@
+"""Torchvision's data sets, as one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torchvision.datasets as tv
+from torch import Tensor
+
+from brainet_pl.datamodules.base import ClassificationData, Images, image_transform
+
+VisionName = Literal["mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "svhn"]
+
+
+class _Entry(NamedTuple):
+    """A data set: its class, channel statistics, image size, and whether flips and crops make sense."""
+
+    source: Any
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: int
+    augment: bool
+
+
+TABLE: dict[str, _Entry] = {
+    "mnist": _Entry(tv.MNIST, (0.1307,), (0.3081,), 28, False),
+    "fashion_mnist": _Entry(tv.FashionMNIST, (0.2860,), (0.3530,), 28, True),
+    "kmnist": _Entry(tv.KMNIST, (0.1918,), (0.3483,), 28, False),
+    "cifar10": _Entry(tv.CIFAR10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 32, True),
+    "cifar100": _Entry(tv.CIFAR100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 32, True),
+    "svhn": _Entry(tv.SVHN, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), 32, False),
+}
+
+
+class TorchvisionData(ClassificationData):
+    """One of torchvision's data sets, from a folder as torchvision lays it out.
+
+    Args:
+        name: mnist, fashion_mnist, kmnist, cifar10, cifar100 or svhn.
+        root: the folder; existing files are used as they are.
+        download: fetch what is missing.
+        augment: random crops and flips; None does what is usual for the set.
+        ood: names of further sets in the same folder, as out-of-distribution data.
+        limit: use only so many samples of each split.
+    """
+
+    def __init__(
+        self,
+        name: VisionName,
+        root: str = "data",
+        download: bool = False,
+        augment: bool | None = None,
+        ood: tuple[VisionName, ...] = (),
+        limit: int | None = None,
+        batch_size: int = 256,
+        num_workers: int = 0,
+        val_fraction: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size, num_workers, val_fraction, seed)
+        for choice in (name, *ood):
+            if choice not in TABLE:
+                raise ValueError(f"expected one of {', '.join(TABLE)}, got {choice!r}")
+        self.name, self.root, self.download, self.limit, self.ood = name, root, download, limit, tuple(ood)
+        self.augment = TABLE[name].augment if augment is None else augment
+
+    def prepare_data(self) -> None:
+        """Download once, on one process."""
+        if self.download:
+            for name in (self.name, *self.ood):
+                for train in (True, False):
+                    self._open(name, train, download=True)
+
+    def setup(self, stage: str) -> None:
+        """Read all splits into memory."""
+        entry = TABLE[self.name]
+        plain = image_transform(entry.mean, entry.std)
+        crop = image_transform(entry.mean, entry.std, entry.size) if self.augment else plain
+        x, y = self._arrays(self.name, train=True)
+        self.take(Images(x, y, plain), Images(x, y, crop), len(x))
+        self.test_set = Images(*self._arrays(self.name, train=False), plain)
+        self.ood_sets = {name: Images(*self._arrays(name, train=False), plain) for name in self.ood}
+
+    def _open(self, name: str, train: bool, download: bool = False) -> Any:
+        split: dict[str, Any] = {"split": "train" if train else "test"} if name == "svhn" else {"train": train}
+        try:
+            return TABLE[name].source(self.root, download=download, **split)
+        except RuntimeError as error:
+            raise FileNotFoundError(
+                f"expected {name} in {Path(self.root).resolve()}, found none: set download to true, or root to its folder"
+            ) from error
+
+    def _arrays(self, name: str, train: bool) -> tuple[Tensor, Tensor]:
+        """uint8 images (N, C, H, W) and labels (N,)."""
+        data = self._open(name, train)
+        x = torch.as_tensor(data.data)[: self.limit]
+        y = torch.as_tensor(data.labels if name == "svhn" else data.targets)[: self.limit].long()
+        if x.dim() == 3:
+            x = x.unsqueeze(1)
+        elif x.shape[-1] == 3:
+            x = x.permute(0, 3, 1, 2)
+        return x.contiguous(), y
