@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
+import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
+import torch
+import yaml
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import WandbLogger
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
 from brainet_pl import configs
 from brainet_pl.callbacks import StructureLearning
-from brainet_pl.module import BRAINet
+from brainet_pl.module import STORED, BRAINet
 
 
 class SaveConfig(SaveConfigCallback):
@@ -27,11 +34,16 @@ class SaveConfig(SaveConfigCallback):
 
 
 class BrainetCLI(LightningCLI):
-    """Adds `--structure.*`, the settings of the structure callback."""
+    """Adds `--structure.*`, the settings of the structure callback; checkpoints remember model and data settings."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Called by LightningCLI."""
         parser.add_lightning_class_args(StructureLearning, "structure")
+
+    def after_instantiate_classes(self) -> None:
+        """Give the model the part of the configuration that `brainet test --ckpt_path FILE` will need."""
+        self._dump_config()
+        self.model.cli_config = {name: self.config_dump[name] for name in ("model", "data")}
 
 
 def config_path(name: str) -> Path:
@@ -44,27 +56,45 @@ def config_path(name: str) -> Path:
     return path
 
 
+def stored_config(checkpoint: str | Path) -> dict[str, Any]:
+    """Model and data settings that a checkpoint carries; of one saved in Python, the model's alone."""
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    config: dict[str, Any] = content.get(STORED, {}).get("config") or {"model": content.get("hyper_parameters", {})}
+    return config
+
+
+def _complete(words: list[str], folder: str) -> list[str]:
+    """Shipped configurations by name, and for a lone checkpoint the configuration that it carries."""
+    options = {"--config", "-c"}
+    for i, word in enumerate(words[:-1]):
+        if word in options and not Path(words[i + 1]).exists():
+            words[i + 1] = str(config_path(words[i + 1]))
+    joined = [part for word in words for part in word.split("=", 1)]
+    checkpoint = next((b for a, b in pairwise(joined) if a == "--ckpt_path"), None)
+    if checkpoint and Path(checkpoint).is_file() and not options & set(joined):
+        path = Path(folder) / "checkpoint.yaml"
+        path.write_text(yaml.safe_dump(stored_config(checkpoint)))
+        words[1:1] = ["--config", str(path)]
+    return words
+
+
 def main(args: Sequence[str] | None = None) -> BrainetCLI:
     """The console script; `--config NAME` also takes the name of a shipped configuration."""
-    import sys
-
-    words = list(sys.argv[1:] if args is None else args)
-    for i, word in enumerate(words[:-1]):
-        if word in ("--config", "-c") and not Path(words[i + 1]).exists():
-            words[i + 1] = str(config_path(words[i + 1]))
     os.environ.setdefault("WANDB_SILENT", "true")
-    return BrainetCLI(
-        BRAINet,
-        pl.LightningDataModule,
-        subclass_mode_data=True,
-        save_config_callback=SaveConfig,
-        save_config_kwargs={"save_to_log_dir": True, "overwrite": True},
-        auto_configure_optimizers=False,
-        seed_everything_default=0,
-        trainer_defaults={"default_root_dir": "runs"},
-        parser_kwargs={"prog": "brainet", "description": "Calibrated heads whose wiring is learned from the data."},
-        args=words,
-    )
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    with tempfile.TemporaryDirectory() as folder:
+        return BrainetCLI(
+            BRAINet,
+            pl.LightningDataModule,
+            subclass_mode_data=True,
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"save_to_log_dir": True, "overwrite": True},
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            trainer_defaults={"default_root_dir": "runs"},
+            parser_kwargs={"prog": "brainet", "description": "Calibrated heads whose wiring is learned from the data."},
+            args=_complete(list(sys.argv[1:] if args is None else args), folder),
+        )
 
 
 def console() -> None:

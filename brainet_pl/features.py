@@ -26,9 +26,12 @@ def structure_loader(trainer: pl.Trainer, model: pl.LightningModule) -> Iterable
     if source is None:
         source = datamodule.train_dataloader() if datamodule is not None else model.train_dataloader()
     if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
-        size = source.batch_size or 256
         return DataLoader(
-            source.dataset, size, shuffle=False, num_workers=source.num_workers, collate_fn=source.collate_fn
+            source.dataset,
+            batch_size=source.batch_size or 256,
+            shuffle=False,
+            num_workers=source.num_workers,
+            collate_fn=source.collate_fn,
         )
     return source  # type: ignore[no-any-return]
 

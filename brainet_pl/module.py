@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -83,6 +82,7 @@ class BRAINet(pl.LightningModule):
         self.head_name, self.num_classes = head, num_classes
         self.inference: Inference = inference
         self.passes = passes
+        self.cli_config: dict[str, Any] | None = None  # set by the command line, and kept in checkpoints
         self.features_given = False  # set by the feature cache: batches hold features, not inputs
         self._head_settings: dict[str, Any] = {
             "num_params": num_params,
@@ -131,15 +131,12 @@ class BRAINet(pl.LightningModule):
         self._in_features = in_features
 
     def setup(self, stage: str) -> None:
-        """Runs after the structure callback and before the optimizer is made: the head must exist now."""
-        if self.head is None and self.head_name != "brainet":
+        """Runs after the structure callback and before the optimizer: other heads are built from the data's shape.
+
+        A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
+        """
+        if stage == "fit" and self.head is None and self.head_name != "brainet":
             self._build_other_head(self._dry_pass())
-        if self.head is None:
-            raise RuntimeError(
-                "expected a learned structure for the BRAINet head, got none: add the callback "
-                "brainet_pl.callbacks.StructureLearning() to the Trainer, call model.set_structure(ggt), or give a "
-                "checkpoint (ckpt_path=...)"
-            )
 
     def _dry_pass(self) -> int:
         """The number of features of the first training sample."""
@@ -152,7 +149,7 @@ class BRAINet(pl.LightningModule):
         """Store what rebuilds the head, as JSON-able primitives only."""
         ggt = self.ggt
         stored = {"ggt": ggt.to_dict()} if ggt is not None else {"in_features": getattr(self, "_in_features", None)}
-        checkpoint[STORED] = copy.deepcopy(_primitive(stored))
+        checkpoint[STORED] = _primitive(stored | {"config": self.cli_config})
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the head from the checkpoint before its weights are loaded; the checkpoint's own tree wins."""
@@ -161,6 +158,7 @@ class BRAINet(pl.LightningModule):
             raise ValueError(
                 "expected a checkpoint of BRAINet, got one without its structure: load it with its own class"
             )
+        self.cli_config = self.cli_config or stored.get("config")
         if "ggt" in stored:
             ggt = GGT.from_dict(stored["ggt"])
             if self.ggt is None or self.ggt.fingerprint != ggt.fingerprint:
@@ -202,7 +200,9 @@ class BRAINet(pl.LightningModule):
     def _require_head(self) -> nn.Module:
         if self.head is None:
             raise RuntimeError(
-                "expected a head, got none yet: learn a structure and call model.set_structure(ggt) first"
+                "expected a learned structure for the BRAINet head, got none: add the callback "
+                "brainet_pl.callbacks.StructureLearning() to the Trainer, call model.set_structure(ggt), or give a "
+                "checkpoint (ckpt_path=...)"
             )
         return self.head
 

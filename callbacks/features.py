@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -38,17 +39,19 @@ class FeatureCache(Callback):
             raise RuntimeError(
                 "expected a datamodule to cache features of, got plain loaders: wrap them in a datamodule"
             )
-        train = datamodule.train_dataloader()
+        size = datamodule.train_dataloader().batch_size
         fixed = getattr(datamodule, "structure_dataloader", datamodule.train_dataloader)()
-        loaders = {"train_dataloader": (fixed, True, train.batch_size)}
-        loaders["val_dataloader"] = (datamodule.val_dataloader(), False, train.batch_size)
-        for name, (loader, shuffle, size) in loaders.items():
-            data = self._features(pl_module, trainer, loader)
-            self._originals[name] = getattr(datamodule, name)
-            setattr(datamodule, name, _Loader(data, size, shuffle))
-        if hasattr(datamodule, "structure_dataloader"):
-            self._originals["structure_dataloader"] = datamodule.structure_dataloader
-            datamodule.structure_dataloader = _Loader(datamodule.train_dataloader.data, 4096, False)
+        train = self._features(pl_module, trainer, fixed)
+        loaders = {
+            "train_dataloader": _loader(train, size, shuffle=True),
+            "structure_dataloader": _loader(train, size, shuffle=False),
+            "val_dataloader": _loader(
+                self._features(pl_module, trainer, datamodule.val_dataloader()), size, shuffle=False
+            ),
+        }
+        for name, loader in loaders.items():
+            self._originals[name] = getattr(datamodule, name, None)
+            setattr(datamodule, name, loader)
         pl_module.features_given = True
 
     def _features(self, module: BRAINet, trainer: pl.Trainer, loader: Any) -> TensorDataset:
@@ -65,18 +68,18 @@ class FeatureCache(Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Put the datamodule back."""
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         for name, original in self._originals.items():
-            setattr(trainer.datamodule, name, original)  # type: ignore[attr-defined]
+            delattr(datamodule, name) if original is None else setattr(datamodule, name, original)
         self._originals = {}
         if isinstance(pl_module, BRAINet):
             pl_module.features_given = False
 
 
-class _Loader:
-    """A callable that gives a fresh loader of cached features."""
+def _loader(data: TensorDataset, batch_size: int, shuffle: bool) -> Callable[[], DataLoader[Any]]:
+    """A function that gives a fresh loader of cached features."""
 
-    def __init__(self, data: TensorDataset, batch_size: int, shuffle: bool) -> None:
-        self.data, self.batch_size, self.shuffle = data, batch_size, shuffle
+    def load() -> DataLoader[Any]:
+        return DataLoader(data, batch_size=batch_size, shuffle=shuffle, drop_last=shuffle)
 
-    def __call__(self) -> DataLoader[Any]:
-        return DataLoader(self.data, self.batch_size, shuffle=self.shuffle, drop_last=self.shuffle)
+    return load

@@ -15,7 +15,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from brainet_pl.callbacks.logging import log_figure
+from brainet_pl.callbacks.logging import figure_folder, log_figure
 from brainet_pl.features import extract_features, structure_loader
 from brainet_pl.module import BRAINet
 from brainet_pl.structure import GGT, learn_structure
@@ -100,8 +100,13 @@ class StructureLearning(Callback):
             loader = structure_loader(trainer, module)
             device = trainer.strategy.root_device
             rows, progress = self.settings["max_rows"], self.progress
+            backbone = nn.Identity() if module.features_given else module.backbone
             features = extract_features(
-                module.backbone, loader, device=device, max_rows=rows, progress=progress
+                backbone,
+                loader,
+                device=device,
+                max_rows=rows,
+                progress=progress,
             ).numpy()
             key = json.dumps([canonical_order(features).digest, self.settings], sort_keys=True)
             stored = self._cached(trainer, hashlib.sha256(key.encode()).hexdigest()[:16])
@@ -143,7 +148,8 @@ class StructureLearning(Callback):
 
     @staticmethod
     def _beside_checkpoints(trainer: pl.Trainer) -> Path:
-        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.log_dir or trainer.default_root_dir
+        # Not trainer.log_dir: that is a collective, and only rank zero comes here.
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or figure_folder(trainer).parent
         return Path(folder) / "structure.json"
 
 

@@ -40,7 +40,8 @@ def image_transform(
     steps.append(v2.ToDtype(torch.float32, scale=True))
     if mean is not None and std is not None:
         steps.append(v2.Normalize(list(mean), list(std)))
-    return v2.Compose(steps)
+    prepare: Callable[[Tensor], Tensor] = v2.Compose(steps)
+    return prepare
 
 
 class ClassificationData(pl.LightningDataModule):
@@ -111,5 +112,9 @@ class ClassificationData(pl.LightningDataModule):
 
     def _loader(self, samples: Samples, **settings: Any) -> DataLoader[Any]:
         return DataLoader(
-            samples, self.batch_size, num_workers=self.num_workers, persistent_workers=self.num_workers > 0, **settings
+            samples,
+            batch_size=self.batch_size,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            **settings,
         )

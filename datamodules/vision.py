@@ -63,24 +63,24 @@ class TorchvisionData(ClassificationData):
         for choice in (name, *ood):
             if choice not in TABLE:
                 raise ValueError(f"expected one of {', '.join(TABLE)}, got {choice!r}")
-        self.name, self.root, self.download, self.limit, self.ood = name, root, download, limit, tuple(ood)
+        self.dataset, self.root, self.download, self.limit, self.ood = str(name), root, download, limit, tuple(ood)
         self.augment = TABLE[name].augment if augment is None else augment
 
     def prepare_data(self) -> None:
         """Download once, on one process."""
         if self.download:
-            for name in (self.name, *self.ood):
+            for name in (self.dataset, *self.ood):
                 for train in (True, False):
                     self._open(name, train, download=True)
 
     def setup(self, stage: str) -> None:
         """Read all splits into memory."""
-        entry = TABLE[self.name]
+        entry = TABLE[self.dataset]
         plain = image_transform(entry.mean, entry.std)
         crop = image_transform(entry.mean, entry.std, entry.size) if self.augment else plain
-        x, y = self._arrays(self.name, train=True)
+        x, y = self._arrays(self.dataset, train=True)
         self.take(Images(x, y, plain), Images(x, y, crop), len(x))
-        self.test_set = Images(*self._arrays(self.name, train=False), plain)
+        self.test_set = Images(*self._arrays(self.dataset, train=False), plain)
         self.ood_sets = {name: Images(*self._arrays(name, train=False), plain) for name in self.ood}
 
     def _open(self, name: str, train: bool, download: bool = False) -> Any:
@@ -89,7 +89,7 @@ class TorchvisionData(ClassificationData):
             return TABLE[name].source(self.root, download=download, **split)
         except RuntimeError as error:
             raise FileNotFoundError(
-                f"expected {name} in {Path(self.root).resolve()}, found none: set download to true, or root to its folder"
+                f"expected {name} in {Path(self.root).resolve()}, found none: set download, or root to its folder"
             ) from error
 
     def _arrays(self, name: str, train: bool) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,146 @@
+"""The console script: every shipped configuration on stand-in data, a lone checkpoint, and a real offline W&B run."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from brainet_pl import configs
+from brainet_pl.cli import config_path, main
+from brainet_pl.datamodules import vision
+
+CONFIGS = sorted(p.stem for p in Path(configs.__path__[0]).glob("*.yaml"))
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    return tmp_path
+
+
+class FewImages:
+    """What torchvision's classes give, with a few random images."""
+
+    def __init__(self, root, download=False, train=True):
+        rng = np.random.default_rng(train)
+        self.data = rng.integers(0, 256, size=(64, *self.shape), dtype=np.uint8)
+        self.targets = rng.integers(0, 10, 64)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_shipped_configuration_runs(name, folder, monkeypatch):
+    extra = []
+    if name == "cifar10_resnet20":
+        rng = np.random.default_rng(0)
+        for split in ("train", "test"):
+            np.savez(
+                folder / f"{split}.npz",
+                x=rng.integers(0, 256, (64, 32, 32, 3), dtype=np.uint8),
+                y=rng.integers(0, 10, 64),
+            )
+        extra = ["--data.train=train.npz", "--data.test=test.npz"]
+    for key, shape in {"mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3)}.items():
+        made = type("Made", (FewImages,), {"shape": shape})
+        monkeypatch.setitem(vision.TABLE, key, vision.TABLE[key]._replace(source=made))
+    if name != "digits":
+        extra.append("--data.batch_size=16")
+    # Few rows of noise give large trees or none: a threshold that keeps one or two sets
+    cli = main(["fit", "--config", name, "--trainer.fast_dev_run=true", "--structure.threshold=0.5", *extra, *QUIET])
+    assert cli.model.ggt is not None
+    cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
+
+
+def test_fit_then_test_with_nothing_but_the_checkpoint(folder, capsys):
+    main(["fit", "--config", "digits", "--trainer.max_epochs=2", *QUIET])
+    run = folder / "runs" / "digits" / "version_0"
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    assert (run / "checkpoints" / "structure.json").is_file()
+    assert (run / "figures" / "structure.png").stat().st_size > 10_000
+    assert (run / "config.yaml").is_file()
+    rows = list(csv.DictReader((run / "metrics.csv").open()))
+    columns = set(rows[0])
+    assert {"val/cls/Acc", "val/cls/NLL", "val/cal/ECE", "structure/subnetworks", "structure/perplexity"} <= columns
+    capsys.readouterr()
+    cli = main(["test", "--ckpt_path", str(checkpoint), "--trainer.logger=false", *QUIET])
+    assert cli.trainer.callback_metrics["test/cls/Acc"] > 0.3
+    assert cli.model.ggt is not None
+    main(["validate", f"--ckpt_path={checkpoint}", "--trainer.logger=false", *QUIET])
+    main(["predict", "--ckpt_path", str(checkpoint), "--trainer.logger=false", *QUIET])
+    torch.load(checkpoint, weights_only=True)
+
+
+def wandb_records(path):
+    """Records of a .wandb file: a header of 7 bytes, then LevelDB's log format in blocks of 32 KiB."""
+    data, place, parts = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        parts += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def read_wandb(folder):
+    """Metrics, media and configuration from the file of an offline run."""
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = (folder / "runs" / "wandb").glob("offline-run-*/run-*.wandb")
+    history, config = {}, {}
+    for data in wandb_records(path):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        for item in record.history.item:
+            history.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
+        for item in record.config.update:
+            config[item.key or item.nested_key[0]] = json.loads(item.value_json)
+    return history, config
+
+
+def test_a_real_offline_run_holds_metrics_picture_and_configuration(folder):
+    main(["fit", "--config", "digits", "--trainer.max_epochs=2", *QUIET])
+    import wandb
+
+    wandb.finish()
+    history, config = read_wandb(folder)
+    for key in ("train/loss", "val/cls/Acc", "val/cls/NLL", "val/cls/Brier", "val/cal/ECE", "val/cal/aECE"):
+        assert history[key], key
+    logged = [
+        float(row["val/cls/NLL"])
+        for row in csv.DictReader((folder / "runs/digits/version_0/metrics.csv").open())
+        if row["val/cls/NLL"]
+    ]
+    assert history["val/cls/NLL"] == pytest.approx(logged)
+    assert history["structure/unique_structures"][0] >= 1
+    assert any(key.startswith("structure") and "_type" in str(value) for key, value in history.items())
+    assert config["cli"]["structure"]["threshold"] == 0.1
+    assert config["cli"]["model"]["num_classes"] == 8
+
+
+def test_wandb_can_be_disabled(folder, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    main(["fit", "--config", "digits", "--trainer.max_epochs=1", *QUIET])
+
+
+def test_help_is_readable(capsys):
+    for words in (["--help"], ["fit", "--help"]):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--structure.threshold" in shown
+    assert "--model.num_params" in shown
+
+
+def test_unknown_configuration_lists_the_known_ones():
+    with pytest.raises(FileNotFoundError, match="cifar10_resnet20, cifar10_vgg13, digits, mnist"):
+        config_path("imagenet")

@@ -1,0 +1,68 @@
+"""Every metric against numpy, edge cases included."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss
+
+from brainet_pl.metrics import classification_metrics
+
+
+def expected_calibration_error(p, y, bins=15):
+    confidence, hit = p.max(1), p.argmax(1) == y
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    return sum(
+        abs(hit[place == b].mean() - confidence[place == b].mean()) * (place == b).mean() for b in np.unique(place)
+    )
+
+
+def adaptive_error(p, y, bins=15):
+    order = np.argsort(p.max(1), kind="stable")
+    gap = ((p.argmax(1) == y).astype(float) - p.max(1))[order]
+    return sum(abs(part.sum()) for part in np.array_split(gap, bins)) / len(y)
+
+
+def compute(p, y, batches=3):
+    metrics = classification_metrics(p.shape[1], "test/")
+    for a, b in zip(torch.tensor(p).chunk(batches), torch.tensor(y).chunk(batches), strict=True):
+        metrics.update(a, b)
+    return {k: v.item() for k, v in metrics.compute().items()}
+
+
+@pytest.mark.parametrize("concentration", [0.05, 0.5, 5.0])
+def test_against_numpy_and_sklearn(concentration):
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.full(6, concentration), size=500).astype(np.float32)
+    y = np.array([rng.choice(6, p=row / row.sum()) for row in p.astype(np.float64)])
+    got = compute(p, y)
+    assert got["test/cls/Acc"] == pytest.approx(accuracy_score(y, p.argmax(1)))
+    clipped = np.clip(p.astype(np.float64), np.finfo(np.float32).tiny, 1)
+    assert got["test/cls/NLL"] == pytest.approx(-np.log(clipped[np.arange(500), y]).mean(), rel=1e-5)
+    assert got["test/cls/Brier"] == pytest.approx(((p - np.eye(6)[y]) ** 2).sum(1).mean(), rel=1e-5)
+    assert got["test/cal/ECE"] == pytest.approx(expected_calibration_error(p, y), abs=1e-5)
+    assert got["test/cal/aECE"] == pytest.approx(adaptive_error(p, y), abs=1e-5)
+    if concentration > 1:
+        assert got["test/cls/NLL"] == pytest.approx(log_loss(y, p.astype(np.float64), labels=range(6)), rel=1e-4)
+
+
+def test_certain_predictions_share_the_last_bin():
+    """Half with confidence 0.999, half with exactly 1.0, errors that cancel within one bin."""
+    p = np.array([[0.999, 0.001]] * 50 + [[1.0, 0.0]] * 50, dtype=np.float32)
+    y = np.array([0] * 50 + [0] * 49 + [1])
+    got = compute(p, y)
+    assert got["test/cal/ECE"] == pytest.approx(expected_calibration_error(p, y), abs=1e-5)
+    assert np.isfinite(got["test/cls/NLL"])
+
+
+def test_means_just_above_one_are_not_soft_maxed():
+    p = np.array([[1.0000001, 0.0], [0.0, 1.0000001]], dtype=np.float32)
+    got = compute(p, np.array([0, 1]), batches=1)
+    assert got["test/cal/ECE"] == pytest.approx(0, abs=1e-5)
+    assert got["test/cls/NLL"] == pytest.approx(0, abs=1e-5)
+
+
+def test_one_sample_and_empty_bins():
+    got = compute(np.array([[0.3, 0.7]], dtype=np.float32), np.array([0]), batches=1)
+    assert got["test/cal/aECE"] == pytest.approx(0.7)
+    assert got["test/cal/ECE"] == pytest.approx(0.7)
+    assert got["test/cls/Brier"] == pytest.approx(2 * 0.49, rel=1e-5)

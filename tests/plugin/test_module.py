@@ -1,0 +1,285 @@
+"""Fit, checkpoints, resume, prediction and bad input, on the embedded digits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from brainet_pl.callbacks import FeatureCache, StructureLearning
+from brainet_pl.datamodules import Digits
+from brainet_pl.module import BRAINet
+from brainet_pl.structure import GGT
+
+
+def trainer(folder, *callbacks, epochs=1, **settings):
+    return pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        default_root_dir=str(folder),
+        logger=settings.pop("logger", False),
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        **settings,
+    )
+
+
+def structure(**settings):
+    return StructureLearning(**{"threshold": 0.1, "progress": False, **settings})
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """One trained model, its checkpoint and its folder."""
+    folder = tmp_path_factory.mktemp("fit")
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(8, num_params=8000, lr=0.01)
+    checkpoint = ModelCheckpoint(folder / "checkpoints", save_last=True)
+    fit = trainer(folder, structure(), checkpoint, epochs=6)
+    fit.fit(model, datamodule=Digits())
+    return model.eval(), Path(checkpoint.last_model_path), folder
+
+
+def test_learns_and_reports_honest_metrics(fitted):
+    model, _, folder = fitted
+    (results,) = trainer(folder).test(model, datamodule=Digits(), verbose=False)
+    assert set(results) == {"test/cls/Acc", "test/cls/NLL", "test/cls/Brier", "test/cal/ECE", "test/cal/aECE"}
+    assert results["test/cls/Acc"] > 0.9
+    data = Digits()
+    data.setup("test")
+    x, y = (torch.stack([torch.as_tensor(s[i]) for s in data.test_set]) for i in (0, 1))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        accuracy = (model(x).argmax(1) == y).float().mean().item()
+    assert results["test/cls/Acc"] == pytest.approx(accuracy, abs=0.02)
+
+
+def test_a_checkpoint_is_all_it_takes(fitted):
+    model, path, folder = fitted
+    again = BRAINet.load_from_checkpoint(path, weights_only=True).eval()
+    assert again.ggt == model.ggt
+    x = torch.rand(5, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(again.head.simultaneous(x), model.head.simultaneous(x))
+    stored = torch.load(path, weights_only=True)
+    json.dumps(stored["brainet"])  # primitives only
+    assert GGT.from_json((folder / "checkpoints" / "structure.json").read_text()) == model.ggt
+
+
+def test_resume_continues_without_learning_again(fitted, monkeypatch):
+    _, path, folder = fitted
+    model = BRAINet(8, num_params=8000, lr=0.01)
+    learner = structure()
+    monkeypatch.setattr("brainet_pl.callbacks.structure.learn_structure", lambda *a, **k: pytest.fail("learned again"))
+    resumed = trainer(folder, learner, epochs=7)
+    resumed.fit(model, datamodule=Digits(), ckpt_path=str(path))
+    assert resumed.current_epoch == 7
+    bare = BRAINet(8, num_params=8000, lr=0.01)  # not even the callback is needed
+    trainer(folder, epochs=7).fit(bare, datamodule=Digits(), ckpt_path=str(path))
+    assert bare.ggt == model.ggt
+
+
+def test_a_structure_file_can_be_given(fitted, tmp_path):
+    model, _, folder = fitted
+    other = BRAINet(8, num_params=8000)
+    file = folder / "checkpoints" / "structure.json"
+    trainer(tmp_path, structure(file=str(file)), fast_dev_run=True).fit(other, datamodule=Digits())
+    assert other.ggt == model.ggt
+    with pytest.raises(FileNotFoundError, match="expected a learned structure"):
+        trainer(tmp_path, structure(file="nowhere.json"), fast_dev_run=True).fit(BRAINet(8), datamodule=Digits())
+
+
+def test_predictions_come_with_their_uncertainty(fitted):
+    model, _, folder = fitted
+    batches = trainer(folder).predict(model, datamodule=Digits())
+    first = batches[0]
+    p = first["probabilities"].double().numpy()
+    assert set(first) == {"class", "probabilities", "max_softmax", "entropy", "expected_entropy", "mutual_information"}
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-5)
+    np.testing.assert_array_equal(first["class"], p.argmax(1))
+    np.testing.assert_allclose(first["max_softmax"], 1 - p.max(1), atol=1e-5)
+    np.testing.assert_allclose(first["entropy"] - first["expected_entropy"], first["mutual_information"], atol=1e-5)
+
+
+def test_unknown_digits_are_less_certain(fitted):
+    model, _, _ = fitted
+    data = Digits()
+    data.setup("test")
+    with torch.no_grad():
+        known, unknown = (
+            torch.cat([model.predict_step(b, 0)["entropy"] for b in loader]).mean()
+            for loader in (data.test_dataloader(), data.ood_dataloaders()["held_out"])
+        )
+    assert unknown > 2 * known
+
+
+@pytest.mark.parametrize("inference", ["simultaneous", "enumerated"])
+def test_other_ways_to_predict(fitted, inference):
+    _, path, _ = fitted
+    model = BRAINet.load_from_checkpoint(path, inference=inference, weights_only=True).eval()
+    with torch.no_grad():
+        p = model(torch.rand(4, 64))
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp", "mc_dropout", "ensemble", "bayes"])
+def test_other_heads_fit_test_and_reload(head, tmp_path):
+    model = BRAINet(8, head=head, num_params=6000, lr=0.01)
+    checkpoint = ModelCheckpoint(tmp_path, save_last=True)
+    fit = trainer(tmp_path, structure(), checkpoint, epochs=4)
+    fit.fit(model, datamodule=Digits())
+    (results,) = fit.test(model, datamodule=Digits(), verbose=False)
+    assert results["test/cls/Acc"] > 0.6
+    again = BRAINet.load_from_checkpoint(checkpoint.last_model_path, weights_only=True)
+    assert type(again.head) is type(model.head)
+
+
+class Body(nn.Module):
+    """A small convolutional network with a classification layer to remove."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU())
+        self.pool = nn.AdaptiveAvgPool2d(2)
+        self.fc = nn.Linear(48, 10)
+
+    def forward(self, x):
+        return self.fc(self.pool(self.body(x)).flatten(1))
+
+
+def test_frozen_backbone_does_not_move_and_features_are_cached(tmp_path):
+    model = BRAINet(8, backbone=Body(), num_params=6000)
+    before = {k: v.clone() for k, v in model.backbone.state_dict().items()}
+    calls = []
+    model.backbone.register_forward_hook(lambda *a: calls.append(1))
+    cache = FeatureCache(progress=False)
+    data = Digits(images=True)
+    fit = trainer(tmp_path, cache, structure(), epochs=3)
+    fit.fit(model, datamodule=data)
+    assert len(calls) <= 17  # each image once: 14 training and 3 validation batches, not 3 epochs of them
+    for k, v in model.backbone.state_dict().items():
+        torch.testing.assert_close(v, before[k])
+    (results,) = trainer(tmp_path).test(model, datamodule=data, verbose=False)  # from images again
+    assert results["test/cls/Acc"] > 0.2
+
+
+def test_fine_tuning_moves_the_backbone_at_its_own_rate(tmp_path):
+    model = BRAINet(8, backbone=Body(), freeze_backbone=False, num_params=6000, lr=1e-2, backbone_lr=1e-4)
+    before = model.backbone.model.body[0].weight.clone()
+    fit = trainer(tmp_path, structure(), epochs=1)
+    fit.fit(model, datamodule=Digits(images=True))
+    assert [group["lr"] for group in fit.optimizers[0].param_groups] == [1e-2, 1e-4]
+    assert not torch.equal(model.backbone.model.body[0].weight, before)
+    assert model.backbone.model.body[1].running_mean.abs().sum() > 0
+    with pytest.raises(RuntimeError, match="expected a frozen backbone"):
+        trainer(tmp_path, FeatureCache()).fit(BRAINet(8, Body(), freeze_backbone=False), datamodule=Digits(images=True))
+
+
+def test_optimizer_and_scheduler_are_the_users(tmp_path):
+    model = BRAINet(
+        8,
+        num_params=6000,
+        lr=0.1,
+        label_smoothing=0.1,
+        optimizer=lambda groups: torch.optim.SGD(groups, momentum=0.9),
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+    )
+    fit = trainer(tmp_path, structure(), epochs=2)
+    fit.fit(model, datamodule=Digits())
+    assert isinstance(fit.optimizers[0], torch.optim.SGD)
+    assert fit.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+def test_plain_loaders_work_without_a_datamodule(tmp_path):
+    x, y = torch.rand(200, 10), torch.randint(3, (200,))
+    loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
+    model = BRAINet(3, num_params=3000)
+    trainer(tmp_path, structure(threshold=0.01)).fit(model, loader, DataLoader(TensorDataset(x, y), batch_size=32))
+    assert model.ggt.num_rows == 200
+
+
+def test_bad_input_says_what_to_do(tmp_path):
+    with pytest.raises(RuntimeError, match=r"add the callback brainet_pl.callbacks.StructureLearning\(\)"):
+        trainer(tmp_path).fit(BRAINet(8), datamodule=Digits())
+    with pytest.raises(ValueError, match="expected labels from 0 to 4, got 0 to 7"):
+        trainer(tmp_path, structure()).fit(BRAINet(5, num_params=8000), datamodule=Digits())
+    empty = DataLoader(TensorDataset(torch.empty(0, 4), torch.empty(0)), batch_size=2)
+    with pytest.raises(ValueError, match="got an empty loader"):
+        trainer(tmp_path, structure()).fit(BRAINet(2), empty)
+    single = DataLoader(TensorDataset(torch.rand(20, 6), torch.zeros(20)), batch_size=1)
+    with pytest.raises(ValueError, match="at least 2 samples in a training batch"):
+        trainer(tmp_path, structure(threshold=0.0)).fit(BRAINet(2, num_params=2000), single)
+    with pytest.raises(ValueError, match="passes of at least 1"):
+        BRAINet(2, passes=0)
+    with pytest.raises(ValueError, match="expected head to be brainet, linear"):
+        trainer(tmp_path).fit(BRAINet(8, head="tree"), datamodule=Digits())
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path, fitted):
+    _, path, _ = fitted
+    stored = torch.load(path, weights_only=True)
+    del stored["brainet"]
+    torch.save(stored, tmp_path / "foreign.ckpt")
+    with pytest.raises(ValueError, match="expected a checkpoint of BRAINet"):
+        BRAINet.load_from_checkpoint(tmp_path / "foreign.ckpt", weights_only=True)
+
+
+def test_sharding_strategies_are_refused(tmp_path):
+    class FSDPStrategy:
+        pass
+
+    fit = trainer(tmp_path)
+    model = BRAINet(8)
+    object.__setattr__(fit, "_accelerator_connector", type("C", (), {"strategy": FSDPStrategy()})())
+    with pytest.raises(RuntimeError, match="got FSDPStrategy"):
+        structure().setup(fit, model, "fit")
+
+
+DDP = """
+import json, sys
+import pytorch_lightning as pl
+import torch
+from brainet_pl.callbacks import StructureLearning
+from brainet_pl.datamodules import Digits
+from brainet_pl.module import BRAINet
+
+
+class Report(pl.Callback):
+    def on_train_end(self, trainer, module):
+        flat = torch.cat([p.detach().flatten() for p in module.parameters()])
+        facts = {"fingerprint": module.ggt.fingerprint, "finite": bool(flat.isfinite().all())}
+        facts |= {"sum": flat.double().sum().item(), "max": flat.abs().max().item()}
+        with open(f"{sys.argv[1]}/rank{trainer.global_rank}.json", "w") as file:
+            json.dump(facts, file)
+
+
+if __name__ == "__main__":
+    pl.seed_everything(0, verbose=False)
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    callbacks = [StructureLearning(threshold=0.1, progress=False), Report()]
+    ddp = dict(accelerator="cpu", devices=2, strategy="ddp_spawn")
+    trainer = pl.Trainer(max_epochs=2, default_root_dir=sys.argv[1], callbacks=callbacks, **ddp, **quiet)
+    trainer.fit(BRAINet(8, num_params=6000, sampling=sys.argv[2]), datamodule=Digits())
+"""
+
+
+@pytest.mark.parametrize("sampling", ["sample", "batch"])
+def test_two_processes_agree(tmp_path, sampling):
+    script = tmp_path / "script.py"
+    script.write_text(DDP)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), sampling], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    a, b = (json.loads((tmp_path / f"rank{i}.json").read_text()) for i in (0, 1))
+    assert a == b
+    assert a["finite"]
