@@ -143,7 +143,7 @@ class StructureLearning(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(facts, step=trainer.global_step)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            log_figure(trainer, "structure", draw_ggt(ggt))
+            log_figure(trainer, "structure/tree", draw_ggt(ggt))
             _write(self._beside_checkpoints(trainer), ggt.to_json())
 
     @staticmethod

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import wandb
 
 from brainet_pl import configs
 from brainet_pl.cli import config_path, main
@@ -20,7 +21,8 @@ QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    return tmp_path
+    yield tmp_path
+    wandb.finish()
 
 
 class FewImages:
@@ -60,7 +62,7 @@ def test_fit_then_test_with_nothing_but_the_checkpoint(folder, capsys):
     run = folder / "runs" / "digits" / "version_0"
     checkpoint = run / "checkpoints" / "last.ckpt"
     assert (run / "checkpoints" / "structure.json").is_file()
-    assert (run / "figures" / "structure.png").stat().st_size > 10_000
+    assert (run / "figures" / "structure_tree.png").stat().st_size > 10_000
     assert (run / "config.yaml").is_file()
     rows = list(csv.DictReader((run / "metrics.csv").open()))
     columns = set(rows[0])
@@ -108,8 +110,6 @@ def read_wandb(folder):
 
 def test_a_real_offline_run_holds_metrics_picture_and_configuration(folder):
     main(["fit", "--config", "digits", "--trainer.max_epochs=2", *QUIET])
-    import wandb
-
     wandb.finish()
     history, config = read_wandb(folder)
     for key in ("train/loss", "val/cls/Acc", "val/cls/NLL", "val/cls/Brier", "val/cal/ECE", "val/cal/aECE"):
@@ -121,7 +121,9 @@ def test_a_real_offline_run_holds_metrics_picture_and_configuration(folder):
     ]
     assert history["val/cls/NLL"] == pytest.approx(logged)
     assert history["structure/unique_structures"][0] >= 1
-    assert any(key.startswith("structure") and "_type" in str(value) for key, value in history.items())
+    assert history["structure/tree/_type"] == ["images/separated"]
+    (picture,) = history["structure/tree/filenames"][0]
+    assert list((folder / "runs" / "wandb").glob(f"offline-run-*/files/{picture}"))
     assert config["cli"]["structure"]["threshold"] == 0.1
     assert config["cli"]["model"]["num_classes"] == 8
 

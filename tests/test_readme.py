@@ -1,0 +1,46 @@
+"""Every code block of the README runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from brainet_pl.cli import main
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+PYTHON = [code for language, code in BLOCKS if language == "python"]
+SHELL = [line for language, code in BLOCKS if language == "bash" for line in code.splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
+def test_there_is_something_to_run():
+    assert len(PYTHON) == 3
+    assert sum(line.startswith("brainet") for line in SHELL) == 3
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
+def test_python_blocks(code):
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_shell_lines():
+    targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.M))
+    for line in SHELL:
+        words = line.split("#")[0].split()
+        if words[0] == "make":
+            assert words[1] in targets
+        else:
+            assert words[0] == "brainet"
+            main([*words[1:], "--trainer.enable_progress_bar=false"])
+
+
+def test_pictures_and_links_exist():
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "README.md").read_text().replace("](", "](docs/")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / target).exists(), target
