@@ -245,12 +245,14 @@ class GGT:
         (several sub-networks can be the same structure) and that of all sub-networks alike; halfway, many structures
         are in play and the better ones are preferred, whatever the numbers of rows and variables.
         """
-        target = 0.5 * (self._entropy(1e-6) + math.log(self.num_subnetworks))
+        most = math.log(self.num_subnetworks)
+        # 1e-3 nats is cold enough to leave only ties, and warm enough for large scores to keep their digits.
+        target = 0.5 * (min(self._entropy(1e-3), most) + most) - 1e-4
         low = 1.0
-        if self._entropy(low) >= target - 1e-9:
+        if self._entropy(low) >= target:
             return low
         high = 10.0
-        while self._entropy(high) < target:
+        while self._entropy(high) < target and high < 1e300:
             high *= 10.0
         while high / low > 1.01:
             middle = math.sqrt(low * high)

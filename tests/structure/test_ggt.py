@@ -158,6 +158,12 @@ def test_auto_temperature_keeps_a_collapsed_posterior_alive():
     assert GGT(near, 2).auto_temperature == 1.0
 
 
+@pytest.mark.parametrize("score", [-8028.47399141369, -1.2e7, -3e-9])
+def test_auto_temperature_ends_when_all_scores_are_equal(score):
+    alike = Node((0, 1), tuple(Branch((), leaf((0, 1), score + rounding)) for rounding in (0.0, 1e-9, 2e-9)))
+    assert GGT(alike, 2).auto_temperature == 1.0
+
+
 def test_json_keeps_everything():
     ggt = learn_structure(np.random.default_rng(0).normal(size=(200, 5)), threshold=0.001, progress=False)
     again = GGT.from_json(ggt.to_json())
