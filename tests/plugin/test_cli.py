@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,7 +114,8 @@ def read_wandb(folder):
 def test_a_real_offline_run_holds_metrics_picture_and_configuration(folder):
     # In a process of its own, as a user would: W&B's service keeps the folder in which it was first started.
     command = [sys.executable, "-m", "brainet_pl.cli", "fit", "--config", "digits", "--trainer.max_epochs=2", *QUIET]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    env = {k: v for k, v in os.environ.items() if "WANDB" not in k} | {"WANDB_MODE": "offline"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     history, config = read_wandb(folder)
     for key in ("train/loss", "val/cls/Acc", "val/cls/NLL", "val/cls/Brier", "val/cal/ECE", "val/cal/aECE"):
