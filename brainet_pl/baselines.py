@@ -17,6 +17,9 @@ from torch.nn import functional as F
 def hidden_width(d: int, out: int, hidden: int, num_params: int) -> int:
     """The width of `hidden` equal layers whose network (dense, batch norm, ReLU; dense) comes nearest a budget."""
 
+    if hidden < 1:
+        raise ValueError(f"expected at least 1 hidden layer, got {hidden}: without one, use the linear head")
+
     def size(w: int) -> int:
         return d * w + (hidden - 1) * w * w + 2 * hidden * w + (w + 1) * out
 

@@ -19,7 +19,7 @@ from pytorch_lightning.loggers import WandbLogger
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
 from brainet_pl import configs
-from brainet_pl.callbacks import StructureLearning
+from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.module import STORED, BRAINet
 
 
@@ -39,11 +39,15 @@ class BrainetCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Called by LightningCLI."""
         parser.add_lightning_class_args(StructureLearning, "structure")
+        parser.add_lightning_class_args(PredictionFile, "predictions")
 
     def after_instantiate_classes(self) -> None:
         """Give the model the part of the configuration that `brainet test --ckpt_path FILE` will need."""
         self._dump_config()
-        self.model.cli_config = {name: self.config_dump[name] for name in ("model", "data")}
+        self.model.cli_config = {name: self.config_dump[name] for name in ("model", "data", "structure", "trainer")}
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: a checkpoint's settings come before the command line's (`_complete`), never over them."""
 
 
 def config_path(name: str) -> Path:
@@ -57,23 +61,26 @@ def config_path(name: str) -> Path:
 
 
 def stored_config(checkpoint: str | Path) -> dict[str, Any]:
-    """Model and data settings that a checkpoint carries; of one saved in Python, the model's alone."""
+    """The settings that a checkpoint carries; of one saved in Python, the model's alone."""
     content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    config: dict[str, Any] = content.get(STORED, {}).get("config") or {"model": content.get("hyper_parameters", {})}
+    model = {k: v for k, v in content.get("hyper_parameters", {}).items() if not k.startswith("_")}
+    config: dict[str, Any] = content.get(STORED, {}).get("config") or {"model": model}
     return config
 
 
 def _complete(words: list[str], folder: str) -> list[str]:
-    """Shipped configurations by name, and for a lone checkpoint the configuration that it carries."""
-    options = {"--config", "-c"}
+    """Shipped configurations by name, and before everything else the configuration that a checkpoint carries."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("-") else [word])]
     for i, word in enumerate(words[:-1]):
-        if word in options and not Path(words[i + 1]).exists():
+        if word in ("--config", "-c") and not Path(words[i + 1]).is_file():
             words[i + 1] = str(config_path(words[i + 1]))
-    joined = [part for word in words for part in word.split("=", 1)]
-    checkpoint = next((b for a, b in pairwise(joined) if a == "--ckpt_path"), None)
-    if checkpoint and Path(checkpoint).is_file() and not options & set(joined):
+    checkpoint = next((b for a, b in pairwise(words) if a == "--ckpt_path"), None)
+    if checkpoint and Path(checkpoint).is_file():
+        config = stored_config(checkpoint)
+        if words[0] != "fit":  # resuming takes up the Trainer's settings too
+            config = {name: part for name, part in config.items() if name in ("model", "data")}
         path = Path(folder) / "checkpoint.yaml"
-        path.write_text(yaml.safe_dump(stored_config(checkpoint)))
+        path.write_text(yaml.safe_dump(config))
         words[1:1] = ["--config", str(path)]
     return words
 

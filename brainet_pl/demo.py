@@ -6,11 +6,8 @@ import logging
 import warnings
 from pathlib import Path
 
-import torch
-
 from brainet_pl.cli import main
 from brainet_pl.structure.draw import draw_network
-from brainet_pl.uncertainty import mutual_information, predictive_entropy
 
 
 def demo() -> None:
@@ -20,21 +17,19 @@ def demo() -> None:
     print("learning a structure from the pixels of 8 digits, and training a head of 16,000 parameters on it …")
     cli = main(["fit", "--config", "digits", "--trainer.enable_progress_bar=false"])
     trainer, model, data = cli.trainer, cli.model, cli.datamodule
-    (results,) = trainer.test(model, datamodule=data, verbose=False)
+    parts = trainer.test(model, datamodule=data, verbose=False)
+    results = {name: value for part in parts for name, value in part.items()}
     assert model.ggt is not None
     print(f"\n{model.ggt.summary()}\n")
     print(f"{'test metric':<24}{'value':>10}")
     for name, value in results.items():
-        print(f"{name:<24}{value:>10.4f}")
+        if name.startswith("test/"):
+            print(f"{name:<24}{value:>10.4f}")
 
-    print(f"\n{'mean over':<24}{'entropy':>10}{'mutual information':>22}")
-    for name, loader in {
-        "known digits": data.test_dataloader(),
-        "8 and 9, never seen": data.ood_dataloaders()["held_out"],
-    }.items():
-        with torch.no_grad():
-            probs = torch.cat([model.predictions(x)[0] for x, _ in loader], dim=1)
-        print(f"{name:<24}{predictive_entropy(probs).mean():>10.3f}{mutual_information(probs).mean():>22.4f}")
+    print(f"\n{'8 and 9, never seen':<24}{'AUROC':>10}{'FPR95':>10}")
+    for score in ("max_softmax", "entropy", "expected_entropy", "mutual_information", "energy"):
+        auroc, fpr = (results[f"ood/held_out/{score}/{metric}"] for metric in ("AUROC", "FPR95"))
+        print(f"{score:<24}{auroc:>10.3f}{fpr:>10.3f}")
 
     folder = Path(trainer.loggers[0].log_dir or ".")
     names = [f"{i // 8},{i % 8}" for i in range(64)]

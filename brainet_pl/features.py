@@ -8,32 +8,43 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 from tqdm.auto import tqdm
 
 
-def structure_loader(trainer: pl.Trainer, model: pl.LightningModule) -> Iterable[Any]:
-    """Batches of training data in a fixed order.
+def structure_loader(trainer: pl.Trainer, model: pl.LightningModule, max_rows: int | None = None) -> Iterable[Any]:
+    """Batches of training data in a fixed order; with `max_rows`, of a random sample of that many rows.
 
     A datamodule may offer `structure_dataloader` (un-augmented); else the training loader is rebuilt without shuffling.
     """
     datamodule: Any = getattr(trainer, "datamodule", None)
     if datamodule is not None and hasattr(datamodule, "structure_dataloader"):
-        return datamodule.structure_dataloader()  # type: ignore[no-any-return]
+        return _fixed(datamodule.structure_dataloader(), max_rows)
     source: Any = trainer.fit_loop._data_source.instance
     if isinstance(source, pl.LightningModule | pl.LightningDataModule):
         source = source.train_dataloader()
     if source is None:
         source = datamodule.train_dataloader() if datamodule is not None else model.train_dataloader()
-    if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
-        return DataLoader(
-            source.dataset,
-            batch_size=source.batch_size or 256,
-            shuffle=False,
-            num_workers=source.num_workers,
-            collate_fn=source.collate_fn,
-        )
-    return source  # type: ignore[no-any-return]
+    return _fixed(source, max_rows)
+
+
+def _fixed(loader: Any, max_rows: int | None) -> Iterable[Any]:
+    """A loader over the same samples, un-shuffled; one over a stream is taken as it is."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        stream: Iterable[Any] = loader
+        return stream
+    total = len(loader.dataset)  # type: ignore[arg-type]
+    rows = sorted(getattr(loader.sampler, "indices", range(total)))  # a subset sampler leaves the others out on purpose
+    if max_rows is not None and max_rows < len(rows):
+        drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:max_rows]
+        rows = [rows[i] for i in drawn.sort().values]
+    return DataLoader(
+        loader.dataset if len(rows) == total else Subset(loader.dataset, rows),
+        batch_size=loader.batch_size or 256,
+        shuffle=False,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+    )
 
 
 def first_batch(trainer: pl.Trainer) -> Tensor:

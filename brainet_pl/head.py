@@ -244,6 +244,12 @@ class BRAINetHead(nn.Module):
     def _index(self, name: str, values: NDArray[np.int64]) -> None:
         self.register_buffer(name, torch.as_tensor(values), persistent=False)
 
+    def train(self, mode: bool = True) -> BRAINetHead:
+        """Also forgets folded weights: a write through `.data` leaves no other trace."""
+        self._cache_key = ()
+        super().train(mode)
+        return self
+
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
         """Refuse weights of another tree with a message that says which."""
         theirs = state_dict.get(f"{prefix}fingerprint")
@@ -366,7 +372,9 @@ class BRAINetHead(nn.Module):
             return make()
         tensors = [self.weight, self.bias, self.running_mean, self.running_var]
         tensors += [self.scale] if self.scale is not None else []
-        now = tuple(v for t in tensors for v in (t.data_ptr(), 0 if t.is_inference() else t._version))
+        if any(t.is_inference() for t in tensors):  # they keep no version
+            return make()
+        now = tuple(v for t in tensors for v in (t.data_ptr(), t._version))
         if now != self._cache_key:
             self._cache_key, self._cache = now, {}
         if key not in self._cache:

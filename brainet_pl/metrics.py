@@ -28,7 +28,7 @@ class NegativeLogLikelihood(Metric):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
@@ -39,7 +39,7 @@ class NegativeLogLikelihood(Metric):
 
     def compute(self) -> Tensor:
         """The mean so far."""
-        return (self.total / self.count).float()
+        return self.total / self.count
 
 
 class BrierScore(Metric):
@@ -53,7 +53,7 @@ class BrierScore(Metric):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
@@ -64,7 +64,7 @@ class BrierScore(Metric):
 
     def compute(self) -> Tensor:
         """The mean so far."""
-        return (self.total / self.count).float()
+        return self.total / self.count
 
 
 class CalibrationError(MulticlassCalibrationError):

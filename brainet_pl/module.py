@@ -10,12 +10,14 @@ import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics import MetricCollection
 
 from brainet_pl import uncertainty
 from brainet_pl.backbones import FeatureExtractor, make_backbone, remove_head
 from brainet_pl.baselines import BayesHead, EnsembleHead, LinearHead, MLPHead
 from brainet_pl.head import BRAINetHead, Sampling
 from brainet_pl.metrics import classification_metrics
+from brainet_pl.ood import predictive_scores
 from brainet_pl.structure import GGT, learn_structure
 
 HeadName = Literal["brainet", "linear", "mlp", "mc_dropout", "ensemble", "bayes"]
@@ -113,7 +115,7 @@ class BRAINet(pl.LightningModule):
     def set_structure(self, ggt: GGT) -> None:
         """Build the BRAINet head for a learned tree."""
         keys = ("num_params", "dropout", "sampling", "min_width", "temperature")
-        self.head = BRAINetHead(ggt, self.num_classes, **{k: self._head_settings[k] for k in keys})
+        self.head = BRAINetHead(ggt, self.num_classes, **{k: self._head_settings[k] for k in keys}).to(self.device)
 
     def _build_other_head(self, in_features: int) -> None:
         """Build one of the heads that need only the number of features."""
@@ -135,21 +137,28 @@ class BRAINet(pl.LightningModule):
 
         A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
         """
+        refuse_sharding(self.trainer)
         if stage == "fit" and self.head is None and self.head_name != "brainet":
             self._build_other_head(self._dry_pass())
 
     def _dry_pass(self) -> int:
         """The number of features of the first training sample."""
-        from brainet_pl.features import first_batch
+        from brainet_pl.features import extract_features, first_batch
 
-        with torch.no_grad():
-            return int(self.extract(first_batch(self.trainer)[:2]).shape[1])
+        sample = first_batch(self.trainer)[:2]
+        if self.features_given:
+            return int(sample.shape[1])
+        return int(extract_features(self.backbone, [sample], progress=False).shape[1])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
         ggt = self.ggt
         stored = {"ggt": ggt.to_dict()} if ggt is not None else {"in_features": getattr(self, "_in_features", None)}
         checkpoint[STORED] = _primitive(stored | {"config": self.cli_config})
+        # The checkpoint holds the backbone's weights: the file they once came from must not be asked for again.
+        for settings in (checkpoint.get("hyper_parameters"), (checkpoint[STORED]["config"] or {}).get("model")):
+            if settings and "backbone_weights" in settings:
+                settings["backbone_weights"] = None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the head from the checkpoint before its weights are loaded; the checkpoint's own tree wins."""
@@ -227,17 +236,23 @@ class BRAINet(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
-        self._evaluate(batch, "val")
+        self._evaluate(batch)
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Metrics of the averaged prediction on the first loader; the others are for callbacks."""
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """Metrics of the averaged prediction on the first loader; scores of every sample on all, for callbacks."""
+        x = batch[0]
+        probs, weights, logits = self.predictions(x)
         if dataloader_idx == 0:
-            self._evaluate(batch, "test")
+            _, y = self._unpack(batch)
+            self._update(self.test_metrics, uncertainty.predictive(probs, weights), y)
+        return predictive_scores(probs, logits.float(), weights)
 
-    def _evaluate(self, batch: Any, stage: Literal["val", "test"]) -> None:
+    def _evaluate(self, batch: Any) -> None:
         x, y = self._unpack(batch)
-        metrics = self.val_metrics if stage == "val" else self.test_metrics
-        metrics.update(self(x), y)
+        self._update(self.val_metrics, self(x), y)
+
+    def _update(self, metrics: MetricCollection, probs: Tensor, target: Tensor) -> None:
+        metrics.update(probs, target)
         self.log_dict(metrics, on_step=False, on_epoch=True, add_dataloader_idx=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
@@ -268,8 +283,11 @@ class BRAINet(pl.LightningModule):
         return x, y
 
     def _train_size(self) -> int:
-        batches = self.trainer.num_training_batches
-        return max(1, int(batches * (getattr(self.trainer.train_dataloader, "batch_size", None) or 1)))
+        batches = float(self.trainer.num_training_batches)
+        if batches == float("inf"):
+            raise ValueError("expected training data of known size for Bayes by backprop, got an endless loader")
+        size = getattr(self.trainer.train_dataloader, "batch_size", None) or 1
+        return max(1, int(batches * size * self.trainer.world_size))
 
     # -- optimizer ----------------------------------------------------------------------------------------------------
 
@@ -330,11 +348,22 @@ def swap_head(
         ggt = data
     else:
         batches: Iterable[Any] = data.split(256) if isinstance(data, Tensor) else data  # type: ignore[no-untyped-call]
-        ggt = learn_structure(extract_features(backbone, batches, max_rows=learn.get("max_rows")), **learn)
+        ggt = learn_structure(extract_features(backbone, batches), **learn)
     settings = head or {}
     if "num_params" not in settings and "width" not in settings:
         settings = {"num_params": 16_000, **settings}
-    return SwappedModel(backbone, BRAINetHead(ggt, num_classes, **settings))
+    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
+    return SwappedModel(backbone, BRAINetHead(ggt, num_classes, **settings).to(device))
+
+
+def refuse_sharding(trainer: pl.Trainer) -> None:
+    """Strategies that restore checkpoints after sharding would need the head before its shape is known."""
+    name = type(trainer.strategy).__name__
+    if name in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"):
+        raise RuntimeError(
+            f"expected a strategy that loads checkpoints before sharding (auto, ddp), got {name}: a head whose shape "
+            "is learned can't be sharded yet"
+        )
 
 
 def _primitive(value: Any) -> Any:

@@ -57,11 +57,11 @@ def total_variance(means: Tensor, variances: Tensor, weights: Tensor | None = No
     return mean, predictive(variances, weights), predictive((means - mean) ** 2, weights)
 
 
-def max_logit(logits: Tensor) -> Tensor:
+def max_logit(logits: Tensor, weights: Tensor | None = None) -> Tensor:
     """(T, B, C) → (B,) minus the largest mean logit."""
-    return -logits.mean(dim=0).amax(dim=-1)
+    return -predictive(logits, weights).amax(dim=-1)
 
 
-def energy(logits: Tensor) -> Tensor:
+def energy(logits: Tensor, weights: Tensor | None = None) -> Tensor:
     """(T, B, C) → (B,) minus log Σ_c exp of the mean logits (Liu et al. 2020)."""
-    return -torch.logsumexp(logits.mean(dim=0), dim=-1)
+    return -torch.logsumexp(predictive(logits, weights), dim=-1)

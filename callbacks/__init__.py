@@ -1,7 +1,9 @@
-"""Lightning callbacks: learn the structure before fitting, cache features of a frozen backbone."""
+"""Lightning callbacks: structure before fitting, cached features, out-of-distribution tests, predictions to a file."""
 
 from brainet_pl.callbacks.features import FeatureCache
 from brainet_pl.callbacks.logging import log_figure
+from brainet_pl.callbacks.ood import OODEvaluation
+from brainet_pl.callbacks.predictions import PredictionFile
 from brainet_pl.callbacks.structure import StructureLearning
 
-__all__ = ["FeatureCache", "StructureLearning", "log_figure"]
+__all__ = ["FeatureCache", "OODEvaluation", "PredictionFile", "StructureLearning", "log_figure"]

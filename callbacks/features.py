@@ -66,6 +66,10 @@ class FeatureCache(Callback):
         features = extract_features(module.backbone, watched(), device=device, progress=self.progress)
         return TensorDataset(features, torch.cat(labels))
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """A failed fit must not leave its features behind for the next one."""
+        self.teardown(trainer, pl_module, "fit")
+
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Put the datamodule back."""
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -80,6 +84,6 @@ def _loader(data: TensorDataset, batch_size: int, shuffle: bool) -> Callable[[],
     """A function that gives a fresh loader of cached features."""
 
     def load() -> DataLoader[Any]:
-        return DataLoader(data, batch_size=batch_size, shuffle=shuffle, drop_last=shuffle)
+        return DataLoader(data, batch_size=batch_size, shuffle=shuffle, drop_last=shuffle and len(data) > batch_size)
 
     return load

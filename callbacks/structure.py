@@ -15,15 +15,14 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
+from brainet_pl import __version__
 from brainet_pl.callbacks.logging import figure_folder, log_figure
 from brainet_pl.features import extract_features, structure_loader
-from brainet_pl.module import BRAINet
+from brainet_pl.module import BRAINet, refuse_sharding
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.structure.canonical import canonical_order
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.learn import ScoreName, TestName
-
-UNSUPPORTED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 
 
 class StructureLearning(Callback):
@@ -75,11 +74,7 @@ class StructureLearning(Callback):
         """Callback.setup is the last hook before the optimizer where the data is already there."""
         if stage != "fit" or not isinstance(pl_module, BRAINet) or not pl_module.needs_structure:
             return
-        if type(trainer.strategy).__name__ in UNSUPPORTED:
-            raise RuntimeError(
-                f"expected a strategy that loads checkpoints before sharding (auto, ddp), got "
-                f"{type(trainer.strategy).__name__}: a head whose shape is learned can't be sharded yet"
-            )
+        refuse_sharding(trainer)
         # One rank learns; the others receive its tree, so that all build the same head.
         text = self._obtain(trainer, pl_module).to_json() if trainer.is_global_zero else ""
         ggt = GGT.from_json(trainer.strategy.broadcast(text))
@@ -97,7 +92,7 @@ class StructureLearning(Callback):
                 )
             ggt = GGT.from_json(path.read_text())
         else:
-            loader = structure_loader(trainer, module)
+            loader = structure_loader(trainer, module, self.settings["max_rows"])
             device = trainer.strategy.root_device
             rows, progress = self.settings["max_rows"], self.progress
             backbone = nn.Identity() if module.features_given else module.backbone
@@ -108,7 +103,9 @@ class StructureLearning(Callback):
                 max_rows=rows,
                 progress=progress,
             ).numpy()
-            key = json.dumps([canonical_order(features).digest, self.settings], sort_keys=True)
+            # The digest does not see the order of columns, but a stored tree is numbered by it.
+            order = canonical_order(features)
+            key = json.dumps([__version__, order.digest, order.columns.tolist(), self.settings], sort_keys=True)
             stored = self._cached(trainer, hashlib.sha256(key.encode()).hexdigest()[:16])
             if stored is not None and stored.is_file():
                 rank_zero_info(f"structure from {stored}")

@@ -56,13 +56,15 @@ class Arrays(ClassificationData):
         else:
             self.take(plain, augmented, len(plain))
         self.test_set = Images(*loaded["test"], prepare)
-        self.ood_sets = {name: Images(*self._read(path), prepare) for name, path in self.ood_files.items()}
+        self.ood_sets = {
+            name: Images(*self._read(path, labelled=False), prepare) for name, path in self.ood_files.items()
+        }
 
-    def _read(self, path: str) -> tuple[Tensor, Tensor]:
+    def _read(self, path: str, labelled: bool = True) -> tuple[Tensor, Tensor]:
         if not Path(path).is_file():
             raise FileNotFoundError(f"expected an .npz file with x and y at {path}, found none: check the path")
         with np.load(path) as data:
-            if "x" not in data:
+            if "x" not in data or (labelled and "y" not in data):
                 raise ValueError(f"expected arrays x and y in {path}, got {', '.join(data)}")
             x = torch.from_numpy(data["x"][: self.limit])
             y = (

@@ -98,9 +98,9 @@ class ClassificationData(pl.LightningDataModule):
         """Held-out training samples."""
         return self._loader(self.val_set)
 
-    def test_dataloader(self) -> DataLoader[Any]:
-        """Test samples."""
-        return self._loader(self.test_set)
+    def test_dataloader(self) -> list[DataLoader[Any]]:
+        """Test samples, then each out-of-distribution set in the order of `ood_sets`."""
+        return [self._loader(self.test_set), *self.ood_dataloaders().values()]
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Test samples."""

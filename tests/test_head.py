@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -286,6 +287,21 @@ def test_folded_weights_follow_the_parameters():
     after = head.eval()(x)
     with torch.no_grad():
         torch.testing.assert_close(head(x), after)
+
+
+def test_copies_pickles_and_writes_through_data(tmp_path):
+    head = randomise(BRAINetHead(fixed_ggt(), 4)).eval()
+    x = torch.randn(5, 12)
+    with torch.no_grad():
+        expected = head.stochastic(x, 4, generator=torch.Generator().manual_seed(0)).logits
+        for again in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
+            torch.testing.assert_close(
+                again.stochastic(x, 4, generator=torch.Generator().manual_seed(0)).logits, expected
+            )
+        before = head(x)
+        head.weight.data.mul_(2.0)  # leaves no trace in the version counter
+        head.eval()
+        assert not torch.allclose(head(x), before)
 
 
 @pytest.mark.parametrize("budget", [8_000, 16_000, 240_000])

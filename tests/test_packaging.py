@@ -3,7 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
-import tomllib
+import pytest
 
 import brainet_pl
 
@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_listed_packages_are_the_folders_on_disk():
+    tomllib = pytest.importorskip("tomllib", reason="in the standard library since Python 3.11")
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     inside = {p.parent for p in (ROOT / "brainet_pl").rglob("__init__.py")}
     found = {".".join(p.relative_to(ROOT).parts) for p in inside}

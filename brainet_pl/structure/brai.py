@@ -52,6 +52,7 @@ class BRAI:
             here = (*path, t)
             test = self.test_on(here)  # line 7: the sample is drawn inside
             B_star, _ = increase_separation(B, X, X_ex, n, test, self.budget)  # line 8
+            self.cut_short |= self.budget.spent
             X_D, X_A = find_autonomous(B_star, X)  # line 9
             ancestors = [self._learn(B_star, X_Ai, X_ex, n + 1, here) for X_Ai in X_A]  # lines 10–11
             exogenous = np.sort(np.concatenate([X_ex, *X_A]))

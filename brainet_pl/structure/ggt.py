@@ -94,6 +94,10 @@ class GGT:
         object.__setattr__(self, "_number", {id(node): i for i, node in enumerate(nodes)})
         object.__setattr__(self, "_cache", OrderedDict())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are built anew: nodes are numbered by identity."""
+        return GGT.from_dict, (self.to_dict(),)
+
     # -- size ---------------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -19,6 +19,9 @@ Ints = NDArray[np.intp]
 Floats = NDArray[np.float64]
 
 
+MOST_CELLS = 1 << 21  # of the dense tables in memory at a time
+
+
 class IndependenceTest(Protocol):
     """What the learner asks of a test."""
 
@@ -44,6 +47,10 @@ class ConditionalMutualInformation:
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
         """(T,) information less the threshold."""
+        return _in_small_lists(self, x, y, conditions)
+
+    def small_list(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) margins from dense tables."""
         counts = self.sample.pair_tables(x, y, conditions)
         return table_information(counts, self.sample.n_log_n) / self.sample.total - self.threshold
 
@@ -64,6 +71,10 @@ class GSquare:
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
         """(T,) significance level less the p-value."""
+        return _in_small_lists(self, x, y, conditions)
+
+    def small_list(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) margins from dense tables."""
         counts = self.sample.pair_tables(x, y, conditions)
         seen_x, seen_y = (counts.any(axis=3).sum(axis=2), counts.any(axis=2).sum(axis=2))  # (T, q)
         freedom = (np.maximum(seen_x - 1, 0) * np.maximum(seen_y - 1, 0)).sum(axis=1)
@@ -72,6 +83,17 @@ class GSquare:
     def _margin(self, half_g: Floats, freedom: Floats) -> Floats:
         p = np.where(freedom > 0, gammaincc(np.maximum(freedom, 1) / 2.0, half_g), 1.0)
         return np.asarray(self.threshold - p)
+
+
+def _in_small_lists(test: ConditionalMutualInformation | GSquare, x: Ints, y: Ints, conditions: Ints) -> Floats:
+    """(T,) margins, as many tests at a time as dense tables allow; one by one where a single table is too large."""
+    cells = test.sample.most_levels(x, y, conditions) ** (conditions.shape[1] + 2)
+    if cells > MOST_CELLS:
+        tests = zip(x, y, conditions.tolist(), strict=True)
+        return np.array([test.block(tuple(z), np.array([a]), np.array([b]))[0, 0] for a, b, z in tests])
+    step = MOST_CELLS // cells
+    parts = [slice(i, i + step) for i in range(0, len(x), step)]
+    return np.concatenate([test.small_list(x[part], y[part], conditions[part]) for part in parts])
 
 
 def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:

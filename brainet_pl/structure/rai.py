@@ -142,7 +142,7 @@ class Evidence:
         """
         pending: list[tuple[int, Ints, Ints]] = []  # (index of the condition set, x, y)
         waiting = 0
-        for condition, left in _conditions(pairs, potential, n):
+        for condition, left in _conditions(pairs, potential, n, budget):
             if budget.spent:
                 break
             wanted = pairs[left]
@@ -197,7 +197,7 @@ class Evidence:
         return Separations(np.column_stack([x, y]), owner, member)
 
 
-def _conditions(edges: Bools, potential: Bools, n: int) -> Iterator[tuple[tuple[int, ...], Ints]]:
+def _conditions(edges: Bools, potential: Bools, n: int, budget: Budget) -> Iterator[tuple[tuple[int, ...], Ints]]:
     """Every condition set of size n with the variables `left` of which it holds n potential parents."""
     ends = np.flatnonzero(edges.any(axis=1))
     if n == 0:
@@ -209,6 +209,8 @@ def _conditions(edges: Bools, potential: Bools, n: int) -> Iterator[tuple[tuple[
     else:
         owners: dict[tuple[int, ...], list[int]] = {}
         for x in ends:
+            if budget.spent:  # listing the sets of a dense graph takes time too
+                break
             for condition in combinations(np.flatnonzero(potential[x]).tolist(), n):
                 owners.setdefault(condition, []).append(int(x))
         for condition in sorted(owners):

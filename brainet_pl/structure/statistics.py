@@ -137,8 +137,7 @@ class CountSample:
 
         The cheap way for a few pairs at a time: one joint code a row, then one histogram for all T tests together.
         """
-        involved = np.concatenate([x, y, conditions.ravel()])
-        r = int(self.table.arities[involved].max())
+        r = self.most_levels(x, y, conditions)
         code = self._code_rows[x].astype(np.int32)  # (T, rows)
         for variable in (y, *conditions.T):
             code *= r
@@ -149,6 +148,10 @@ class CountSample:
         weights = np.broadcast_to(self._weights, code.shape).ravel()
         counts = np.bincount(code.ravel(), weights=weights, minlength=len(x) * r * r * q)
         return counts.astype(np.int64).reshape(len(x), r, r, q).transpose(0, 3, 1, 2)
+
+    def most_levels(self, x: Ints, y: Ints, conditions: Ints) -> int:
+        """The largest arity among the variables of a list of tests."""
+        return int(self.table.arities[np.concatenate([x, y, conditions.ravel()])].max())
 
     @cached_property
     def _code_rows(self) -> NDArray[np.uint8]:
@@ -168,21 +171,23 @@ class CountSample:
         order = np.argsort(kept, kind="stable")
         selected, kept = selected[order], kept[order]
         ends = np.append(np.flatnonzero(kept[1:] != kept[:-1]) + 1, len(kept)) if kept.size else np.empty(0, np.intp)
-        indicators, rows, weights = self.table.indicators, self._rows[selected], self._weights[selected, None]
-        pick = None
+        indicators, rows, weights = self.table.indicators, self._rows[selected], self._weights[selected]
+        parts = np.empty((len(ends), len(left_columns), len(right_columns)), dtype=indicators.dtype)
         # Whole rows copy several times faster than scattered values, so a wider product is often the cheaper one.
         width, few = indicators.shape[1], len(left_columns) + len(right_columns)
-        if width * (1 + width / 50) < few * 3 + len(left_columns) * len(right_columns) / 50:
-            a = indicators.take(rows, axis=0)
-            b = a * weights
-            pick = left_columns[:, None], right_columns
+        if width * (1 + width / 100) < few * 3 + len(left_columns) * len(right_columns) / 50:
+            # Rows repeated by their weights: the product of a matrix with itself costs half of a general one.
+            times = weights.astype(np.intp)
+            a = indicators.take(np.repeat(rows, times), axis=0)
+            cuts = np.cumsum(times)[ends - 1] if len(ends) else ends
+            for i, (start, end) in enumerate(zip([0, *cuts], cuts, strict=False)):
+                segment = a[start:end]
+                parts[i] = (segment.T @ segment)[left_columns[:, None], right_columns]
         else:
             a = indicators[rows[:, None], left_columns]
-            b = indicators[rows[:, None], right_columns] * weights
-        parts = np.empty((len(ends), len(left_columns), len(right_columns)), dtype=a.dtype)
-        for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            product = a[start:end].T @ b[start:end]
-            parts[i] = product if pick is None else product[pick]
+            b = indicators[rows[:, None], right_columns] * weights[:, None]
+            for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+                parts[i] = a[start:end].T @ b[start:end]
         return parts
 
 

@@ -125,6 +125,11 @@ def test_other_heads_meet_the_budget_and_give_passes(budget):
     assert heads["bayes"].penalty() > 0
 
 
+def test_a_hidden_layer_is_needed():
+    with pytest.raises(ValueError, match="at least 1 hidden layer"):
+        MLPHead(20, 4, 5000, hidden=0)
+
+
 def test_swap_head_outside_lightning():
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=7)

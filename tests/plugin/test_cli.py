@@ -74,8 +74,16 @@ def test_fit_then_test_with_nothing_but_the_checkpoint(folder, capsys):
     cli = main(["test", "--ckpt_path", str(checkpoint), "--trainer.logger=false", *QUIET])
     assert cli.trainer.callback_metrics["test/cls/Acc"] > 0.3
     assert cli.model.ggt is not None
+    swept = main(["test", "--ckpt_path", str(checkpoint), "--model.passes=3", "--trainer.logger=false", *QUIET])
+    assert swept.model.passes == 3  # the command line wins over the checkpoint
+    resumed = main(["fit", "--ckpt_path", str(checkpoint), "--trainer.max_epochs=3", *QUIET])
+    assert resumed.trainer.current_epoch == 3
+    assert resumed.config["fit"]["structure"]["threshold"] == 0.1
     main(["validate", f"--ckpt_path={checkpoint}", "--trainer.logger=false", *QUIET])
     main(["predict", "--ckpt_path", str(checkpoint), "--trainer.logger=false", *QUIET])
+    rows = list(csv.DictReader((folder / "runs" / "predictions.csv").open()))
+    assert len(rows) == 433
+    assert sum(float(rows[0][f"probabilities_{c}"]) for c in range(8)) == pytest.approx(1, abs=1e-4)
     torch.load(checkpoint, weights_only=True)
 
 

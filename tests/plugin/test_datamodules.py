@@ -50,7 +50,7 @@ def test_arrays_of_images_and_of_features(tmp_path):
         **files, ood={"far": save(tmp_path / "c.npz", 5, (8, 8, 3))}, mean=(0.5,) * 3, std=(0.25,) * 3, augment=True
     )
     data.setup("fit")
-    x, y = next(iter(data.test_dataloader()))
+    x, y = next(iter(data.test_dataloader()[0]))
     assert x.shape == (20, 3, 8, 8)
     raw = np.load(files["test"])["x"]
     np.testing.assert_allclose(x[0].permute(1, 2, 0), (raw[0] / 255 - 0.5) / 0.25, atol=1e-5)
@@ -68,6 +68,9 @@ def test_arrays_of_images_and_of_features(tmp_path):
     assert len(flat.train_set) == len(flat.val_set) == 10
     with pytest.raises(FileNotFoundError, match=r"expected an .npz file"):
         Arrays("nowhere.npz", files["test"]).setup("fit")
+    np.savez(tmp_path / "unlabelled.npz", x=np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="expected arrays x and y"):
+        Arrays(str(tmp_path / "unlabelled.npz"), files["test"]).setup("fit")
     np.savez(tmp_path / "bad.npz", images=np.zeros(3))
     with pytest.raises(ValueError, match="expected arrays x and y"):
         Arrays(str(tmp_path / "bad.npz"), files["test"]).setup("fit")

@@ -11,10 +11,11 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.features import structure_loader
 from brainet_pl.module import BRAINet
 from brainet_pl.structure import GGT
 
@@ -31,6 +32,11 @@ def trainer(folder, *callbacks, epochs=1, **settings):
         enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
         **settings,
     )
+
+
+def together(results):
+    """The metrics of all test loaders in one dictionary."""
+    return {name: value for part in results for name, value in part.items()}
 
 
 def structure(**settings):
@@ -51,7 +57,7 @@ def fitted(tmp_path_factory):
 
 def test_learns_and_reports_honest_metrics(fitted):
     model, _, folder = fitted
-    (results,) = trainer(folder).test(model, datamodule=Digits(), verbose=False)
+    results = together(trainer(folder).test(model, datamodule=Digits(), verbose=False))
     assert set(results) == {"test/cls/Acc", "test/cls/NLL", "test/cls/Brier", "test/cal/ECE", "test/cal/aECE"}
     assert results["test/cls/Acc"] > 0.9
     data = Digits()
@@ -117,7 +123,7 @@ def test_unknown_digits_are_less_certain(fitted):
     with torch.no_grad():
         known, unknown = (
             torch.cat([model.predict_step(b, 0)["entropy"] for b in loader]).mean()
-            for loader in (data.test_dataloader(), data.ood_dataloaders()["held_out"])
+            for loader in (data.predict_dataloader(), data.ood_dataloaders()["held_out"])
         )
     assert unknown > 2 * known
 
@@ -137,7 +143,7 @@ def test_other_heads_fit_test_and_reload(head, tmp_path):
     checkpoint = ModelCheckpoint(tmp_path, save_last=True)
     fit = trainer(tmp_path, structure(), checkpoint, epochs=4)
     fit.fit(model, datamodule=Digits())
-    (results,) = fit.test(model, datamodule=Digits(), verbose=False)
+    results = together(fit.test(model, datamodule=Digits(), verbose=False))
     assert results["test/cls/Acc"] > 0.6
     again = BRAINet.load_from_checkpoint(checkpoint.last_model_path, weights_only=True)
     assert type(again.head) is type(model.head)
@@ -157,18 +163,18 @@ class Body(nn.Module):
 
 
 def test_frozen_backbone_does_not_move_and_features_are_cached(tmp_path):
-    model = BRAINet(8, backbone=Body(), num_params=6000)
+    model = BRAINet(8, backbone=Body(), num_params=6000, lr=0.01)
     before = {k: v.clone() for k, v in model.backbone.state_dict().items()}
     calls = []
     model.backbone.register_forward_hook(lambda *a: calls.append(1))
     cache = FeatureCache(progress=False)
     data = Digits(images=True)
-    fit = trainer(tmp_path, cache, structure(), epochs=3)
+    fit = trainer(tmp_path, cache, structure(), epochs=6)
     fit.fit(model, datamodule=data)
-    assert len(calls) <= 17  # each image once: 14 training and 3 validation batches, not 3 epochs of them
+    assert len(calls) <= 17  # each image once: 14 training and 3 validation batches, not 6 epochs of them
     for k, v in model.backbone.state_dict().items():
         torch.testing.assert_close(v, before[k])
-    (results,) = trainer(tmp_path).test(model, datamodule=data, verbose=False)  # from images again
+    results = together(trainer(tmp_path).test(model, datamodule=data, verbose=False))  # from images again
     assert results["test/cls/Acc"] > 0.2
 
 
@@ -197,6 +203,33 @@ def test_optimizer_and_scheduler_are_the_users(tmp_path):
     fit.fit(model, datamodule=Digits())
     assert isinstance(fit.optimizers[0], torch.optim.SGD)
     assert fit.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+def test_the_structure_cache_sees_the_order_of_columns(tmp_path):
+    """A tree is numbered by the columns of its data: shuffled columns must not find the old one."""
+    x, y = torch.rand(200, 10).cumsum(1), torch.randint(3, (200,))
+    order = torch.randperm(10)
+    models = []
+    for data in (x, x[:, order]):
+        model = BRAINet(3, num_params=3000)
+        loader = DataLoader(TensorDataset(data, y), batch_size=32)
+        trainer(tmp_path, structure(threshold=0.2), fast_dev_run=True).fit(model, loader)
+        models.append(model)
+    first, second = (m.ggt.dag(m.ggt.map()) for m in models)
+    assert len(list((tmp_path / "structures").glob("*.json"))) == 2
+    np.testing.assert_array_equal(first[np.ix_(order, order)], second)
+
+
+def test_max_rows_is_a_random_sample_and_subset_samplers_are_kept(tmp_path):
+    x = torch.arange(1000.0)[:, None].repeat(1, 3) + torch.rand(1000, 3)
+    fit = trainer(tmp_path)
+    fit.fit_loop._data_source.instance = DataLoader(
+        TensorDataset(x, torch.zeros(1000)), batch_size=50, sampler=SubsetRandomSampler(range(500))
+    )
+    rows = torch.cat([batch[0] for batch in structure_loader(fit, BRAINet(2), 100)])[:, 0]
+    assert len(rows) == 100
+    assert rows.max() < 501
+    assert 180 < rows.mean() < 320
 
 
 def test_plain_loaders_work_without_a_datamodule(tmp_path):
@@ -250,6 +283,7 @@ import pytorch_lightning as pl
 import torch
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.features import structure_loader
 from brainet_pl.module import BRAINet
 
 

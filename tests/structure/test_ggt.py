@@ -1,5 +1,7 @@
+import copy
 import json
 import math
+import pickle
 from collections import Counter
 from itertools import product
 
@@ -174,6 +176,14 @@ def test_json_keeps_everything():
     json.loads(ggt.to_json())
     with pytest.raises(ValueError, match="JSON format 1"):
         GGT.from_json('{"format": 99}')
+
+
+def test_copies_and_pickles_work():
+    ggt = small_ggt()
+    for again in (copy.deepcopy(ggt), pickle.loads(pickle.dumps(ggt))):
+        assert again == ggt
+        assert again.sample(5, 1.0) == ggt.sample(5, 1.0)
+        assert again.path(again.map()) == ggt.path(ggt.map())
 
 
 def test_immutable():

@@ -130,6 +130,18 @@ def test_budget_gives_a_smaller_valid_tree_and_says_so(features):
         learn(features, max_order=3, threshold=0.005, max_seconds=0.0)
 
 
+def test_a_budget_spent_in_the_last_order_is_said(features):
+    with pytest.warns(UserWarning, match="budget was spent"):
+        assert learn(features, s=3, max_order=0, max_tests=15).settings["cut_short"]
+
+
+def test_many_levels_and_high_orders_fit_in_memory():
+    rng = np.random.default_rng(0)
+    x = (rng.integers(0, 16, size=(400, 1)) + rng.integers(0, 4, size=(400, 7))) % 16
+    graph = rai(x, test="g2", threshold=0.5, max_order=4)
+    assert graph.adjacency.shape == (7, 7)
+
+
 def test_tensor_array_and_integers_are_taken(features):
     assert learn(torch.tensor(features)) == learn(features)
     x = np.random.default_rng(0).integers(0, 3, size=(100, 4))

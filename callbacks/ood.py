@@ -1,0 +1,95 @@
+"""Out-of-distribution evaluation while testing: all sets × all scores, from the passes that the test makes anyway."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
+
+from brainet_pl.callbacks.logging import figure_folder
+from brainet_pl.ood import ood_metrics
+
+
+class OODEvaluation(Callback):
+    """Logs `ood/<set>/<score>/<metric>` for every out-of-distribution set of the datamodule.
+
+    The datamodule's test loaders are the test set, then one for each of its `ood_sets`. A configured set without a
+    sample ends the test with an error: it can't be skipped unnoticed.
+
+    Args:
+        score_file: write every sample's scores to this CSV file in the run's folder; "" writes none.
+    """
+
+    def __init__(self, score_file: str = "scores.csv") -> None:
+        self.score_file = score_file
+        self._scores: dict[int, list[dict[str, Tensor]]] = {}
+
+    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Forget an earlier test."""
+        self._scores = {}
+
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the scores of a batch."""
+        if isinstance(outputs, dict):
+            self._scores.setdefault(dataloader_idx, []).append({k: v.detach().cpu() for k, v in outputs.items()})
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare each set with the test set by every score."""
+        names = list(getattr(trainer.datamodule, "ood_sets", {}))  # type: ignore[attr-defined]
+        if not names or trainer.sanity_checking:
+            return
+        gathered = self._gather()
+        missing = [name for i, name in enumerate(names, start=1) if not gathered.get(i)]
+        if missing or not gathered.get(0):
+            none = ", ".join(missing) or "the test set"
+            raise RuntimeError(
+                f"expected scores of the test set and of {', '.join(names)}, got none of {none}: "
+                "test with a datamodule whose test_dataloader returns the test set and then every set of ood_sets"
+            )
+        for i, name in enumerate(names, start=1):
+            for score, unknown in gathered[i].items():
+                for metric, value in ood_metrics(gathered[0][score], unknown).items():
+                    pl_module.log(f"ood/{name}/{score}/{metric}", value, rank_zero_only=True, add_dataloader_idx=False)
+        if self.score_file and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._write(figure_folder(trainer).parent / self.score_file, ["test", *names], gathered)
+
+    def _gather(self) -> dict[int, dict[str, Tensor]]:
+        """All scores of all ranks, by loader."""
+        own = {
+            i: {k: torch.cat([batch[k] for batch in batches]) for k in batches[0]}
+            for i, batches in self._scores.items()
+        }
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return own
+        everyone: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everyone, own)
+        merged: dict[int, dict[str, Tensor]] = {}
+        for i in sorted({i for part in everyone for i in part}):
+            parts = [part[i] for part in everyone if i in part]
+            merged[i] = {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
+        return merged
+
+    @rank_zero_only
+    def _write(self, path: Path, names: list[str], scores: dict[int, dict[str, Tensor]]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["set", "sample", *scores[0]])
+            for i, name in enumerate(names):
+                columns = [values.tolist() for values in scores[i].values()]
+                writer.writerows([name, j, *row] for j, row in enumerate(zip(*columns, strict=True)))

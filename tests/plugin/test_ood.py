@@ -1,0 +1,75 @@
+import csv
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import roc_curve as sklearn_roc
+
+from brainet_pl.callbacks import OODEvaluation, StructureLearning
+from brainet_pl.datamodules import Digits
+from brainet_pl.module import BRAINet
+from brainet_pl.ood import ood_metrics
+
+numbers = st.sampled_from([0.0, 0.1, 0.1, 0.5, 1.0, -3.0, 1e30, float("inf"), float("-inf"), 1 / 3])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=30), st.lists(numbers, min_size=1, max_size=30))
+def test_against_sklearn_with_ties_and_infinities(known, unknown):
+    got = ood_metrics(torch.tensor(known), torch.tensor(unknown))
+    # sklearn takes no infinities: ranks keep the order and the ties
+    scores = np.unique(np.array(known + unknown, dtype=np.float32), return_inverse=True)[1].astype(float)
+    labels = np.r_[np.zeros(len(known)), np.ones(len(unknown))]
+    fpr, tpr, _ = sklearn_roc(labels, scores, drop_intermediate=False)
+    assert got["AUROC"] == pytest.approx(roc_auc_score(labels, scores))
+    assert got["AUPR_out"] == pytest.approx(average_precision_score(labels, scores))
+    assert got["AUPR_in"] == pytest.approx(average_precision_score(1 - labels, -scores))
+    assert got["FPR95"] == pytest.approx(fpr[tpr >= 0.95].min())
+    assert got["DetErr"] == pytest.approx((0.5 * (fpr + 1 - tpr)).min())
+    assert (got["n_id"], got["n_ood"]) == (len(known), len(unknown))
+
+
+def test_bad_scores_are_named():
+    with pytest.raises(ValueError, match="expected scores of unknown inputs, got none"):
+        ood_metrics(torch.rand(3), torch.empty(0))
+    with pytest.raises(ValueError, match="1 NaN of known inputs"):
+        ood_metrics(torch.tensor([0.0, float("nan")]), torch.rand(3))
+
+
+def trainer(folder, *callbacks):
+    return pl.Trainer(
+        max_epochs=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=str(folder), callbacks=list(callbacks),
+    )  # fmt: skip
+
+
+def test_held_out_digits_are_found(tmp_path):
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(8, num_params=8000, lr=0.01)
+    fit = trainer(tmp_path, StructureLearning(threshold=0.1, progress=False), OODEvaluation())
+    fit.fit(model, datamodule=Digits())
+    results = fit.test(model, datamodule=Digits(), verbose=False)
+    logged = {k: v for part in results for k, v in part.items()}
+    assert logged["test/cls/Acc"] > 0.85
+    assert logged["ood/held_out/entropy/AUROC"] > 0.85
+    assert len([k for k in logged if k.startswith("ood/held_out/")]) == 6 * 7
+    rows = list(csv.DictReader((tmp_path / "scores.csv").open()))
+    known = torch.tensor([float(r["entropy"]) for r in rows if r["set"] == "test"])
+    unknown = torch.tensor([float(r["entropy"]) for r in rows if r["set"] == "held_out"])
+    again = ood_metrics(known, unknown)
+    assert again["n_ood"] == logged["ood/held_out/entropy/n_ood"] == 354
+    assert again["AUROC"] == pytest.approx(logged["ood/held_out/entropy/AUROC"], abs=1e-4)
+
+
+def test_a_set_that_was_not_evaluated_fails_loudly(tmp_path, monkeypatch):
+    model = BRAINet(8, num_params=8000)
+    fit = trainer(tmp_path, StructureLearning(threshold=0.1, progress=False), OODEvaluation())
+    data = Digits()
+    fit.fit(model, datamodule=data)
+    monkeypatch.setattr(Digits, "test_dataloader", Digits.predict_dataloader)
+    with pytest.raises(RuntimeError, match="got none of held_out"):
+        fit.test(model, datamodule=data, verbose=False)
