@@ -22,6 +22,7 @@ from structure import relu_features, table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from brainet_pl.baselines import hidden_width, mlp_layers
 from brainet_pl.head import BRAINetHead
 from brainet_pl.structure import GGT, learn_structure
 
@@ -31,18 +32,7 @@ CLASSES, BATCH, PASSES = 10, 256, 15
 
 def mlp(d: int, depth: int, num_params: int, dropout: float = 0.0) -> nn.Sequential:
     """dense → batch norm → ReLU, `depth` times with equal widths, then a dense output; nearest to the budget."""
-
-    def layers(width: int) -> nn.Sequential:
-        parts: list[nn.Module] = []
-        for i in range(depth):
-            parts += [nn.Linear(d if i == 0 else width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
-            parts += [nn.Dropout(dropout)] if dropout else []
-        return nn.Sequential(*parts, nn.Linear(width, CLASSES))
-
-    def size(width: int) -> int:
-        return d * width + (depth - 1) * width**2 + 2 * depth * width + (width + 1) * CLASSES
-
-    return layers(min(range(2, 2000), key=lambda w: abs(size(w) - num_params)))
+    return mlp_layers(d, CLASSES, depth, hidden_width(d, CLASSES, depth, num_params), dropout)
 
 
 def race(contestants: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:

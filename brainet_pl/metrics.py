@@ -17,54 +17,48 @@ from torchmetrics.utilities import dim_zero_cat
 _BELOW_ONE = 1.0 - 2**-24  # the largest float32 below 1
 
 
-class NegativeLogLikelihood(Metric):
+class _SampleMean(Metric):
+    """The mean of a number for each sample; a subclass says which number."""
+
+    full_state_update = False
+    higher_is_better = False
+    is_differentiable = True
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch."""
+        self.total += self.values(preds, target).sum()
+        self.count += len(target)
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return self.total / self.count
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,) the number of each sample."""
+        raise NotImplementedError
+
+
+class NegativeLogLikelihood(_SampleMean):
     """-1/N Σ_n log p_n,y(n); a probability of 0 counts as the smallest normal float."""
 
-    full_state_update = False
-    higher_is_better = False
-    is_differentiable = True
-    total: Tensor
-    count: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch."""
-        chosen = preds.gather(1, target[:, None]).clamp(torch.finfo(preds.dtype).tiny, 1.0)
-        self.total += -chosen.log().sum()
-        self.count += len(target)
-
-    def compute(self) -> Tensor:
-        """The mean so far."""
-        return self.total / self.count
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,)."""
+        return -preds.gather(1, target[:, None]).clamp(torch.finfo(preds.dtype).tiny, 1.0).log().squeeze(1)
 
 
-class BrierScore(Metric):
+class BrierScore(_SampleMean):
     """1/N Σ_n Σ_c (p_nc - [y(n) = c])², between 0 and 2."""
 
-    full_state_update = False
-    higher_is_better = False
-    is_differentiable = True
-    total: Tensor
-    count: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch."""
-        truth = torch.nn.functional.one_hot(target, preds.shape[1])
-        self.total += ((preds - truth) ** 2).sum()
-        self.count += len(target)
-
-    def compute(self) -> Tensor:
-        """The mean so far."""
-        return self.total / self.count
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,)."""
+        return ((preds - torch.nn.functional.one_hot(target, preds.shape[1])) ** 2).sum(dim=1)
 
 
 class CalibrationError(MulticlassCalibrationError):
