@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
+DENSE = 64  # variables up to which plain matrix products find components faster than a graph library
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.intp]
 
@@ -226,6 +227,11 @@ def dag_extension(A: Bools) -> Bools:
 
 def _components(A: Bools, connection: Literal["strong", "weak"]) -> Ints:
     """(d,) the number of each variable's connected component."""
+    if len(A) <= DENSE:  # reachability by squaring: no sparse matrix to build
+        reach = A | (A.T if connection == "weak" else False) | np.eye(len(A), dtype=bool)
+        for _ in range(max(1, (len(A) - 1).bit_length())):
+            reach = _count(reach, reach) > 0
+        return np.unique((reach & reach.T).argmax(axis=1), return_inverse=True)[1].astype(np.intp)
     _, component = connected_components(csr_array(A), directed=True, connection=connection)
     return np.asarray(component, dtype=np.intp)
 

@@ -138,14 +138,14 @@ class CountSample:
         The cheap way for a few pairs at a time: one joint code a row, then one histogram for all T tests together.
         """
         r = self.most_levels(x, y, conditions)
-        code = self._code_rows[x].astype(np.int32)  # (T, rows)
+        code = self._code_rows[x]  # (T, rows)
         for variable in (y, *conditions.T):
             code *= r
             code += self._code_rows[variable]
         # The condition set leads the code last, so its digits are the lowest ones.
         q = r ** conditions.shape[1]
-        code += (np.arange(len(x), dtype=np.int32) * (r * r * q))[:, None]
-        weights = np.broadcast_to(self._weights, code.shape).ravel()
+        code += (np.arange(len(x)) * (r * r * q))[:, None]
+        weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel()
         counts = np.bincount(code.ravel(), weights=weights, minlength=len(x) * r * r * q)
         return counts.astype(np.int64).reshape(len(x), r, r, q).transpose(0, 3, 1, 2)
 
@@ -154,9 +154,9 @@ class CountSample:
         return int(self.table.arities[np.concatenate([x, y, conditions.ravel()])].max())
 
     @cached_property
-    def _code_rows(self) -> NDArray[np.uint8]:
-        """(d, rows) the codes of the drawn rows, a variable after the other."""
-        return np.ascontiguousarray(self._codes.T)
+    def _code_rows(self) -> NDArray[np.int64]:
+        """(d, rows) the codes of the drawn rows, a variable after the other, as wide as a histogram wants them."""
+        return np.ascontiguousarray(self._codes.T, dtype=np.int64)
 
     def _split(self, condition: tuple[int, ...], left_columns: Ints, right_columns: Ints) -> NDArray[np.float32]:
         """(q - 1, 1 + Cl, 1 + Cr) counts in each configuration of `condition` but the one of all levels 0."""

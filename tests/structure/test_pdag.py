@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
+from brainet_pl.structure import pdag
 from brainet_pl.structure.pdag import PDAG, cpdag, dag_extension, find_autonomous, meek
 
 
@@ -108,3 +111,14 @@ def test_shd_counts_pairs():
     with pytest.raises(ValueError, match="square adjacency"):
         PDAG(np.ones((2, 2), dtype=bool))
     assert not PDAG(a).adjacency.flags.writeable
+
+
+@given(seed=st.integers(0, 10_000), d=st.integers(1, 12), p=st.floats(0, 0.5))
+def test_both_ways_to_find_components_agree(seed, d, p):
+    rng = np.random.default_rng(seed)
+    A = (rng.random((d, d)) < p) & ~np.eye(d, dtype=bool)
+    for connection in ("strong", "weak"):
+        dense = pdag._components(A, connection)
+        _, sparse = connected_components(csr_array(A), directed=True, connection=connection)
+        np.testing.assert_array_equal(dense[:, None] == dense, sparse[:, None] == sparse)
+        assert sorted(set(dense.tolist())) == list(range(dense.max() + 1))
