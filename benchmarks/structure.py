@@ -246,9 +246,9 @@ def scale(data: Path) -> None:
             rows.append([name, label, seconds, ratio, ggt.settings["tests"], ggt.num_subnetworks, peak])
             result[f"{name}, {label}"] = {"seconds": seconds, "tests": ggt.settings["tests"], "peak_gib": peak}
             print(rows[-1], flush=True)
+            save("scale", result)  # row by row: an interrupted run keeps what it has
     header = ["data", "test", "seconds", "of ResNet-20's extraction", "CI tests", "sub-networks", "peak GiB so far"]
     table(header, rows)
-    save("scale", result)
 
 
 def growth() -> None:
