@@ -39,15 +39,19 @@ class FeatureCache(Callback):
             raise RuntimeError(
                 "expected a datamodule to cache features of, got plain loaders: wrap them in a datamodule"
             )
+        validation = datamodule.val_dataloader()
+        if not isinstance(validation, DataLoader):
+            raise RuntimeError(
+                f"expected one validation DataLoader to cache features of, got {type(validation).__name__}: return a "
+                "single loader from val_dataloader, or train without the cache"
+            )
         size = datamodule.train_dataloader().batch_size
         fixed = getattr(datamodule, "structure_dataloader", datamodule.train_dataloader)()
         train = self._features(pl_module, trainer, fixed)
         loaders = {
             "train_dataloader": _loader(train, size, shuffle=True),
             "structure_dataloader": _loader(train, size, shuffle=False),
-            "val_dataloader": _loader(
-                self._features(pl_module, trainer, datamodule.val_dataloader()), size, shuffle=False
-            ),
+            "val_dataloader": _loader(self._features(pl_module, trainer, validation), size, shuffle=False),
         }
         for name, loader in loaders.items():
             self._originals[name] = getattr(datamodule, name, None)

@@ -178,6 +178,14 @@ def test_frozen_backbone_does_not_move_and_features_are_cached(tmp_path):
     assert results["test/cls/Acc"] > 0.2
 
 
+def test_feature_cache_names_a_missing_validation_loader(tmp_path, monkeypatch):
+    monkeypatch.setattr(Digits, "val_dataloader", lambda self: [])
+    model = BRAINet(8, backbone=Body())
+    with pytest.raises(RuntimeError, match="expected one validation DataLoader to cache features of, got list"):
+        trainer(tmp_path, FeatureCache(progress=False)).fit(model, datamodule=Digits(images=True))
+    assert not model.features_given
+
+
 def test_fine_tuning_moves_the_backbone_at_its_own_rate(tmp_path):
     model = BRAINet(8, backbone=Body(), freeze_backbone=False, num_params=6000, lr=1e-2, backbone_lr=1e-4)
     before = model.backbone.model.body[0].weight.clone()
