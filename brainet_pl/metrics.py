@@ -6,6 +6,7 @@ they are clamped, never soft-maxed again.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -69,8 +70,8 @@ class CalibrationError(MulticlassCalibrationError):
         super().update(preds.float().clamp(0.0, _BELOW_ONE), target)
 
 
-class AdaptiveCalibrationError(Metric):
-    """Expected calibration error with bins of equal counts: Σ_b |acc_b - conf_b|·n_b/N over sorted confidences."""
+class _Ranked(Metric):
+    """A number of all confidences (N,) and hits (N,) together; a subclass says which number."""
 
     full_state_update = False
     higher_is_better = False
@@ -78,9 +79,8 @@ class AdaptiveCalibrationError(Metric):
     confidence: list[Tensor]
     correct: list[Tensor]
 
-    def __init__(self, n_bins: int = 15, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.n_bins = n_bins
         self.add_state("confidence", [], dist_reduce_fx="cat")
         self.add_state("correct", [], dist_reduce_fx="cat")
 
@@ -91,9 +91,45 @@ class AdaptiveCalibrationError(Metric):
         self.correct.append((label == target).float())
 
     def compute(self) -> Tensor:
-        """The error over all samples so far."""
-        confidence, correct = dim_zero_cat(self.confidence), dim_zero_cat(self.correct)
+        """The number over all samples so far."""
+        return self.measure(dim_zero_cat(self.confidence), dim_zero_cat(self.correct))
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """The number."""
+        raise NotImplementedError
+
+
+class AdaptiveCalibrationError(_Ranked):
+    """Expected calibration error with bins of equal counts: Σ_b |acc_b - conf_b|·n_b/N over sorted confidences."""
+
+    def __init__(self, n_bins: int = 15, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.n_bins = n_bins
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """The error."""
         return adaptive_calibration_error(confidence, correct, self.n_bins)
+
+
+class AreaUnderRiskCoverage(_Ranked):
+    """AURC: the error rate of the most confident share of samples, averaged over all shares."""
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """The area."""
+        return torch.as_tensor(risk_coverage(1.0 - confidence, 1.0 - correct).mean())
+
+
+class RiskAtCoverage(_Ranked):
+    """The error rate of the most confident `coverage` of the samples."""
+
+    def __init__(self, coverage: float = 0.8, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.coverage = coverage
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """The rate."""
+        risk = risk_coverage(1.0 - confidence, 1.0 - correct)
+        return risk[max(0, math.ceil(self.coverage * len(risk)) - 1)]
 
 
 def adaptive_calibration_error(confidence: Tensor, correct: Tensor, n_bins: int) -> Tensor:
@@ -103,13 +139,27 @@ def adaptive_calibration_error(confidence: Tensor, correct: Tensor, n_bins: int)
     return torch.stack([gap.sum().abs() for gap in gaps]).sum() / len(order)
 
 
+def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> Tensor:
+    """(N,) scores and errors → (N,) error rate when the k + 1 most certain samples are answered.
+
+    Samples of equal uncertainty count as answered in random order: each gets the mean error of its group, so the curve
+    does not depend on the order of the data.
+    """
+    _, group, size = torch.unique(uncertainty, return_inverse=True, return_counts=True)  # in ascending order
+    errors = torch.zeros(len(size), dtype=torch.float64, device=wrong.device).index_add(0, group, wrong.double())
+    expected = (errors / size).repeat_interleave(size).cumsum(0)
+    return torch.as_tensor(expected / torch.arange(1, len(wrong) + 1, device=wrong.device)).float()
+
+
 def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
-    """Accuracy, NLL, Brier, ECE and adaptive ECE under `<prefix>cls/…` and `<prefix>cal/…`."""
+    """Accuracy, NLL, Brier, ECE, adaptive ECE and AURC under `<prefix>cls/…`, `<prefix>cal/…`, `<prefix>sc/…`."""
     metrics: dict[str, Metric] = {
         "cls/Acc": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
         "cls/NLL": NegativeLogLikelihood(),
         "cls/Brier": BrierScore(),
         "cal/ECE": CalibrationError(num_classes, n_bins=15, norm="l1", validate_args=False),
         "cal/aECE": AdaptiveCalibrationError(n_bins=15),
+        "sc/AURC": AreaUnderRiskCoverage(),
+        "sc/Risk@80Cov": RiskAtCoverage(0.8),
     }
     return MetricCollection(metrics, prefix=prefix, compute_groups=False)  # type: ignore[arg-type]

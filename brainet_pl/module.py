@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torchmetrics import MetricCollection
 
-from brainet_pl import uncertainty
 from brainet_pl.backbones import FeatureExtractor, make_backbone, remove_head
 from brainet_pl.baselines import BayesHead, EnsembleHead, LinearHead, MLPHead
 from brainet_pl.head import BRAINetHead, Sampling
-from brainet_pl.metrics import classification_metrics
-from brainet_pl.ood import predictive_scores
 from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.tasks import Classification, LossName, TaskName, make_task
 
 HeadName = Literal["brainet", "linear", "mlp", "mc_dropout", "ensemble", "bayes"]
 Inference = Literal["stochastic", "simultaneous", "enumerated"]
 STORED = "brainet"  # the checkpoint's entry with everything that rebuilds the head
 
 
+class Passes(NamedTuple):
+    """Outputs (T, B, O) of one set of passes, their weights (T,) or None for equal ones, and the features (B, d)."""
+
+    outputs: Tensor
+    weights: Tensor | None
+    features: Tensor
+
+
 class BRAINet(pl.LightningModule):
-    """A classifier whose head is a BRAINet, or one of the heads it is compared with.
+    """A model whose head is a BRAINet, or one of the heads it is compared with.
 
     Args:
         num_classes: C.
+        task: "classification".
+        loss: "cross_entropy" or "confidence" (DeVries & Taylor 2018), which learns a further score.
+        label_smoothing: of either loss.
+        temperature_scaling: fit a temperature on the validation data after every epoch, and predict with it; the test
+            reports both, `test/…` before and `test/scaled/…` after.
         backbone: a module, a name (`cifar_resnet20`, `torchvision/resnet18`, `timm/…`), or None for raw features.
         backbone_weights: a file of weights, or the name of published ones.
         head_layer: the backbone's classification layer; None finds it, "" removes nothing.
@@ -43,7 +53,6 @@ class BRAINet(pl.LightningModule):
         temperature: of the posterior over sub-networks; None is a tempered default that does not collapse.
         inference: how a BRAINet predicts: "stochastic" with `passes` draws, "simultaneous" or "enumerated".
         passes: T, also of MC-dropout and Bayes by backprop.
-        label_smoothing: of the cross-entropy.
         lr: learning rate of the head. backbone_lr: of a backbone that is not frozen; None is a tenth of `lr`.
         optimizer: takes parameter groups; None is Adam.
         lr_scheduler: takes the optimizer; stepped every epoch.
@@ -51,11 +60,14 @@ class BRAINet(pl.LightningModule):
 
     def __init__(
         self,
-        num_classes: int,
+        num_classes: int | None = None,
         backbone: nn.Module | str | None = None,
         backbone_weights: str | None = None,
         head_layer: str | None = None,
         freeze_backbone: bool = True,
+        task: TaskName = "classification",
+        loss: LossName = "cross_entropy",
+        temperature_scaling: bool = False,
         head: HeadName = "brainet",
         num_params: int = 16_000,
         dropout: float | None = None,
@@ -81,7 +93,9 @@ class BRAINet(pl.LightningModule):
         model = None if model is None else remove_head(model, head_layer)
         self.backbone = FeatureExtractor(model, frozen=freeze_backbone or model is None)
         self.head: nn.Module | None = None
-        self.head_name, self.num_classes = head, num_classes
+        self.head_name = head
+        settings = {"loss": loss, "label_smoothing": label_smoothing, "temperature_scaling": temperature_scaling}
+        self.task = make_task(task, num_classes, settings)
         self.inference: Inference = inference
         self.passes = passes
         self.cli_config: dict[str, Any] | None = None  # set by the command line, and kept in checkpoints
@@ -96,9 +110,9 @@ class BRAINet(pl.LightningModule):
             "temperature": "auto" if temperature is None else temperature,
         }
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
-        self._lr, self._backbone_lr, self._label_smoothing = lr, backbone_lr, label_smoothing
-        self.val_metrics = classification_metrics(num_classes, "val/")
-        self.test_metrics = classification_metrics(num_classes, "test/")
+        self._lr, self._backbone_lr = lr, backbone_lr
+        self.val_metrics, self.test_metrics = self.task.metrics("val/"), self.task.metrics("test/")
+        self.scaled_metrics = self.task.metrics("test/scaled/") if temperature_scaling else None
 
     # -- head ---------------------------------------------------------------------------------------------------------
 
@@ -115,11 +129,12 @@ class BRAINet(pl.LightningModule):
     def set_structure(self, ggt: GGT) -> None:
         """Build the BRAINet head for a learned tree."""
         keys = ("num_params", "dropout", "sampling", "min_width", "temperature")
-        self.head = BRAINetHead(ggt, self.num_classes, **{k: self._head_settings[k] for k in keys}).to(self.device)
+        settings = {k: self._head_settings[k] for k in keys}
+        self.head = BRAINetHead(ggt, self.task.out_features, **settings).to(self.device)
 
     def _build_other_head(self, in_features: int) -> None:
         """Build one of the heads that need only the number of features."""
-        s, sizes = self._head_settings, (in_features, self.num_classes)
+        s, sizes = self._head_settings, (in_features, self.task.out_features)
         makers: dict[str, Callable[[], nn.Module]] = {
             "linear": lambda: LinearHead(*sizes),
             "mlp": lambda: MLPHead(*sizes, s["num_params"], s["hidden"], s["dropout"]),
@@ -184,27 +199,29 @@ class BRAINet(pl.LightningModule):
         return torch.as_tensor(self.backbone(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs → class probabilities (B, C), averaged over passes."""
-        probs, weights, _ = self.predictions(x)
-        return uncertainty.predictive(probs, weights)
+        """Inputs → the prediction averaged over passes: class probabilities (B, C)."""
+        outputs, weights, _ = self.passes_of(x)
+        return self._final(self.task.predictive(outputs, weights))
 
-    def predictions(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Inputs → probabilities (T, B, C), weights (T,) or None for equal ones, and logits (T, B, C).
+    def _final(self, predicted: Tensor) -> Tensor:
+        """At the temperature fitted on validation data, where scaling is asked for."""
+        scaled = isinstance(self.task, Classification) and self.task.temperature_scaling
+        return self.task.scaled(predicted) if scaled else predicted  # type: ignore[operator]
 
-        The backbone runs once; only the head runs T times.
-        """
+    def passes_of(self, x: Tensor) -> Passes:
+        """Inputs → outputs of all passes. The backbone runs once; only the head runs T times."""
         features = self.extract(x)
         weights: Tensor | None = None
         head = self._require_head()
         if not isinstance(head, BRAINetHead):
-            logits = head.passes(features, self.passes)  # type: ignore[operator]
+            outputs = head.passes(features, self.passes)  # type: ignore[operator]
         elif self.inference == "stochastic":
-            logits = head.stochastic(features, self.passes).logits
+            outputs = head.stochastic(features, self.passes).logits
         elif self.inference == "enumerated":
-            logits, weights = head.enumerate(features)
+            outputs, weights = head.enumerate(features)
         else:
-            logits = head.simultaneous(features).unsqueeze(0)
-        return logits.float().softmax(dim=-1), weights, logits
+            outputs = head.simultaneous(features).unsqueeze(0)
+        return Passes(outputs, weights, features)
 
     def _require_head(self) -> nn.Module:
         if self.head is None:
@@ -217,18 +234,11 @@ class BRAINet(pl.LightningModule):
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy; with logits (M, B, C), the mean over members."""
-        if logits.dim() == 3:
-            target = target.repeat(len(logits))
-            logits = logits.flatten(0, 1)
-        return F.cross_entropy(logits, target, label_smoothing=self._label_smoothing)
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of the head, and of the backbone where it is not frozen."""
         x, y = self._unpack(batch)
         head = self._require_head()
-        loss = self.loss(head(self.extract(x)), y)
+        loss = self.task.loss(head(self.extract(x)), y)
         if isinstance(head, BayesHead):
             loss = loss + head.penalty() / self._train_size()
         self.log("train/loss", loss, prog_bar=True)
@@ -236,51 +246,59 @@ class BRAINet(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
-        self._evaluate(batch)
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """Metrics of the averaged prediction on the first loader; scores of every sample on all, for callbacks."""
-        x = batch[0]
-        probs, weights, logits = self.predictions(x)
-        if dataloader_idx == 0:
-            _, y = self._unpack(batch)
-            self._update(self.test_metrics, uncertainty.predictive(probs, weights), y)
-        return predictive_scores(probs, logits.float(), weights)
-
-    def _evaluate(self, batch: Any) -> None:
         x, y = self._unpack(batch)
-        self._update(self.val_metrics, self(x), y)
+        outputs, weights, _ = self.passes_of(x)
+        predicted = self.task.predictive(outputs, weights)
+        self._update(self.val_metrics, predicted, y)
+        if self.scaled_metrics is not None:
+            self._classification.temperature_fit.update(predicted, y)
 
-    def _update(self, metrics: MetricCollection, probs: Tensor, target: Tensor) -> None:
-        metrics.update(probs, target)
-        self.log_dict(metrics, on_step=False, on_epoch=True, add_dataloader_idx=False)
+    def on_validation_epoch_end(self) -> None:
+        """Fit the temperature of the predictions, before a checkpoint is written."""
+        if self.scaled_metrics is not None:
+            task = self._classification
+            task.tau.copy_(task.temperature_fit.compute())
+            task.temperature_fit.reset()
+            self.log("val/cal/temperature", task.tau)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
+        """Metrics on the first loader; for callbacks, on all loaders, what the passes gave.
+
+        Returns:
+            `scores` (name → (B,)), `outputs` (T, B, O), `weights` (T,) or None, `target` (B,) or None past the first.
+        """
+        x = batch[0]
+        outputs, weights, _ = self.passes_of(x)
+        target = None
+        if dataloader_idx == 0:
+            _, target = self._unpack(batch)
+            predicted = self.task.predictive(outputs, weights)
+            self._update(self.test_metrics, predicted, target)
+            if self.scaled_metrics is not None:
+                self._update(self.scaled_metrics, self._final(predicted), target)
+        scores = self.task.scores(outputs, weights)
+        return {"scores": scores, "outputs": outputs, "weights": weights, "target": target}
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """Class, probabilities and every measure of uncertainty, from one set of passes."""
-        x = batch[0] if isinstance(batch, list | tuple) else batch
-        probs, weights, _ = self.predictions(x)
-        mean = uncertainty.predictive(probs, weights)
-        return {
-            "class": mean.argmax(dim=-1),
-            "probabilities": mean,
-            "max_softmax": uncertainty.max_softmax(probs, weights),
-            "entropy": uncertainty.predictive_entropy(probs, weights),
-            "expected_entropy": uncertainty.expected_entropy(probs, weights),
-            "mutual_information": uncertainty.mutual_information(probs, weights),
-        }
+        """The prediction and every measure of uncertainty, from one set of passes."""
+        outputs, weights, _ = self.passes_of(batch[0] if isinstance(batch, list | tuple) else batch)
+        return self.task.predict(outputs, weights)
+
+    def _update(self, metrics: MetricCollection, predicted: Tensor, target: Tensor) -> None:
+        metrics.update(predicted, target)
+        self.log_dict(metrics, on_step=False, on_epoch=True, add_dataloader_idx=False)
+
+    @property
+    def _classification(self) -> Classification:
+        assert isinstance(self.task, Classification)
+        return self.task
 
     def _unpack(self, batch: Any) -> tuple[Tensor, Tensor]:
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             raise ValueError(
-                f"expected batches (inputs, labels), got {type(batch).__name__}: return both from the dataset"
+                f"expected batches (inputs, targets), got {type(batch).__name__}: return both from the dataset"
             )
-        x, y = batch[0], batch[1].long()
-        if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
-            raise ValueError(
-                f"expected labels from 0 to {self.num_classes - 1}, got {int(y.min())} to {int(y.max())}: set "
-                "num_classes to the number of classes, or renumber the labels"
-            )
-        return x, y
+        return batch[0], self.task.check(batch[1])
 
     def _train_size(self) -> int:
         batches = float(self.trainer.num_training_batches)

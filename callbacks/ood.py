@@ -45,8 +45,9 @@ class OODEvaluation(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep the scores of a batch."""
-        if isinstance(outputs, dict):
-            self._scores.setdefault(dataloader_idx, []).append({k: v.detach().cpu() for k, v in outputs.items()})
+        if isinstance(outputs, dict) and "scores" in outputs:
+            scores = {name: values.detach().cpu() for name, values in outputs["scores"].items()}
+            self._scores.setdefault(dataloader_idx, []).append(scores)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compare each set with the test set by every score."""

@@ -1,11 +1,15 @@
 """Every metric against numpy, edge cases included."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 
-from brainet_pl.metrics import classification_metrics
+from brainet_pl.metrics import AreaUnderRiskCoverage, RiskAtCoverage, classification_metrics, risk_coverage
 
 
 def expected_calibration_error(p, y, bins=15):
@@ -66,3 +70,31 @@ def test_one_sample_and_empty_bins():
     assert got["test/cal/aECE"] == pytest.approx(0.7)
     assert got["test/cal/ECE"] == pytest.approx(0.7)
     assert got["test/cls/Brier"] == pytest.approx(2 * 0.49, rel=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.2, 0.5, 0.9]), st.booleans()), min_size=1, max_size=12))
+def test_risk_coverage_is_the_mean_over_all_orders_of_ties(samples):
+    from itertools import permutations, product
+
+    groups = {}
+    for score, wrong in samples:
+        groups.setdefault(score, []).append(float(wrong))
+    if np.prod([math.factorial(len(g)) for g in groups.values()]) > 5000:
+        return
+    curves = []
+    for order in product(*(list(permutations(groups[score])) for score in sorted(groups))):
+        wrong = np.concatenate([np.array(part) for part in order])
+        curves.append(np.cumsum(wrong) / np.arange(1, len(wrong) + 1))
+    got = risk_coverage(torch.tensor([s for s, _ in samples]), torch.tensor([w for _, w in samples]).float())
+    np.testing.assert_allclose(got, np.mean(curves, axis=0), atol=1e-6)
+
+
+def test_selective_metrics_on_a_case_by_hand():
+    preds = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
+    target = torch.tensor([0, 1, 1, 1])  # confidences 0.9 right, 0.8 wrong, 0.7 right, 0.6 wrong
+    area, risk = AreaUnderRiskCoverage(), RiskAtCoverage(0.5)
+    for metric in (area, risk):
+        metric.update(preds, target)
+    assert area.compute() == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4)
+    assert risk.compute() == pytest.approx(1 / 2)

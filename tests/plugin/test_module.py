@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from brainet_pl.callbacks import FeatureCache, StructureLearning
+from brainet_pl.callbacks import FeatureCache, OODEvaluation, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.features import structure_loader
 from brainet_pl.module import BRAINet
@@ -58,7 +58,8 @@ def fitted(tmp_path_factory):
 def test_learns_and_reports_honest_metrics(fitted):
     model, _, folder = fitted
     results = together(trainer(folder).test(model, datamodule=Digits(), verbose=False))
-    assert set(results) == {"test/cls/Acc", "test/cls/NLL", "test/cls/Brier", "test/cal/ECE", "test/cal/aECE"}
+    names = ["cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/aECE", "sc/AURC", "sc/Risk@80Cov"]
+    assert set(results) == {f"test/{name}" for name in names}
     assert results["test/cls/Acc"] > 0.9
     data = Digits()
     data.setup("test")
@@ -109,7 +110,8 @@ def test_predictions_come_with_their_uncertainty(fitted):
     batches = trainer(folder).predict(model, datamodule=Digits())
     first = batches[0]
     p = first["probabilities"].double().numpy()
-    assert set(first) == {"class", "probabilities", "max_softmax", "entropy", "expected_entropy", "mutual_information"}
+    measures = {"max_softmax", "max_logit", "energy", "entropy", "expected_entropy", "mutual_information"}
+    assert set(first) == {"class", "probabilities"} | measures
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-5)
     np.testing.assert_array_equal(first["class"], p.argmax(1))
     np.testing.assert_allclose(first["max_softmax"], 1 - p.max(1), atol=1e-5)
@@ -147,6 +149,39 @@ def test_other_heads_fit_test_and_reload(head, tmp_path):
     assert results["test/cls/Acc"] > 0.6
     again = BRAINet.load_from_checkpoint(checkpoint.last_model_path, weights_only=True)
     assert type(again.head) is type(model.head)
+
+
+def test_temperature_scaling_is_fitted_on_validation_data_and_travels_in_the_checkpoint(tmp_path):
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(8, num_params=8000, lr=0.01, temperature_scaling=True)
+    checkpoint = ModelCheckpoint(tmp_path, save_last=True)
+    fit = trainer(tmp_path, structure(), checkpoint, epochs=3)
+    fit.fit(model, datamodule=Digits())
+    again = BRAINet.load_from_checkpoint(checkpoint.last_model_path, weights_only=True)
+    assert again.task.tau == model.task.tau != 1
+    results = together(fit.test(again, datamodule=Digits(), verbose=False))
+    assert results["test/scaled/cls/Acc"] == results["test/cls/Acc"]
+    assert results["test/scaled/cls/NLL"] != results["test/cls/NLL"]
+    x = torch.rand(3, 64)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        scaled = again.eval()(x)
+        torch.manual_seed(0)
+        plain = again.task.predictive(*again.passes_of(x)[:2])
+    expected = plain.double() ** (1 / again.task.tau.item())
+    torch.testing.assert_close(scaled.double(), expected / expected.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["brainet", "ensemble"])
+def test_a_learned_confidence_is_one_more_score(head, tmp_path):
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(8, head=head, num_params=8000, lr=0.01, loss="confidence")
+    fit = trainer(tmp_path, structure(), OODEvaluation(), epochs=6)
+    fit.fit(model, datamodule=Digits())
+    assert model.task.price != 0.1
+    results = together(fit.test(model, datamodule=Digits(), verbose=False))
+    assert results["test/cls/Acc"] > 0.8
+    assert results["ood/held_out/confidence/AUROC"] > 0.7
 
 
 class Body(nn.Module):

@@ -1,0 +1,56 @@
+"""Temperature scaling of an averaged prediction: softmax(log p̄ / τ), with τ fitted on validation data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+LOWEST, HIGHEST = 0.05, 20.0  # a validation set without an error would ask for τ = 0
+
+
+def scale(probs: Tensor, temperature: Tensor | float) -> Tensor:
+    """(…, C) probabilities → softmax(log p / τ); τ above 1 makes them less certain. Zeros stay (almost) zero."""
+    logs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    return torch.as_tensor((logs / temperature).softmax(dim=-1))
+
+
+def fit_temperature(probs: Tensor, target: Tensor) -> Tensor:
+    """(N, C) probabilities and labels (N,) → the τ that minimises the negative log-likelihood.
+
+    The likelihood is concave in β = 1/τ, so its slope Σ_n (log p_n,y - E_softmax(β·log p)[log p_n]) has one zero, and
+    bisection finds it whatever the data.
+    """
+    logs = probs.double().clamp_min(torch.finfo(torch.float32).tiny).log()
+    chosen = logs.gather(1, target[:, None]).squeeze(1)
+    low, high = 1.0 / HIGHEST, 1.0 / LOWEST
+    for _ in range(40):
+        beta = 0.5 * (low + high)
+        slope = (chosen - ((beta * logs).softmax(dim=1) * logs).sum(dim=1)).sum()
+        low, high = (beta, high) if slope > 0 else (low, beta)
+    return torch.tensor(2.0 / (low + high), dtype=torch.float32, device=probs.device)
+
+
+class TemperatureFit(Metric):
+    """Collects predictions and labels of a validation epoch, of all processes; `compute` is their best τ."""
+
+    full_state_update = False
+    probs: list[Tensor]
+    target: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("probs", [], dist_reduce_fx="cat")
+        self.add_state("target", [], dist_reduce_fx="cat")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities (B, C) and labels (B,)."""
+        self.probs.append(preds.detach())
+        self.target.append(target)
+
+    def compute(self) -> Tensor:
+        """τ."""
+        return fit_temperature(dim_zero_cat(self.probs), dim_zero_cat(self.target))
