@@ -13,6 +13,7 @@ from torchmetrics import MetricCollection
 
 from brainet_pl.backbones import FeatureExtractor, make_backbone, remove_head
 from brainet_pl.baselines import BayesHead, EnsembleHead, LinearHead, MLPHead
+from brainet_pl.generative import GenerativeScore
 from brainet_pl.head import BRAINetHead, Sampling
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification, LossName, TaskName, make_task
@@ -93,6 +94,7 @@ class BRAINet(pl.LightningModule):
         model = None if model is None else remove_head(model, head_layer)
         self.backbone = FeatureExtractor(model, frozen=freeze_backbone or model is None)
         self.head: nn.Module | None = None
+        self.generative: GenerativeScore | None = None  # set by the callback `GenerativeFit`
         self.head_name = head
         settings = {"loss": loss, "label_smoothing": label_smoothing, "temperature_scaling": temperature_scaling}
         self.task = make_task(task, num_classes, settings)
@@ -169,7 +171,8 @@ class BRAINet(pl.LightningModule):
         """Store what rebuilds the head, as JSON-able primitives only."""
         ggt = self.ggt
         stored = {"ggt": ggt.to_dict()} if ggt is not None else {"in_features": getattr(self, "_in_features", None)}
-        checkpoint[STORED] = _primitive(stored | {"config": self.cli_config})
+        generative = None if self.generative is None else self.generative.to_dict()
+        checkpoint[STORED] = _primitive(stored | {"config": self.cli_config, "generative": generative})
         # The checkpoint holds the backbone's weights: the file they once came from must not be asked for again.
         for settings in (checkpoint.get("hyper_parameters"), (checkpoint[STORED]["config"] or {}).get("model")):
             if settings and "backbone_weights" in settings:
@@ -189,6 +192,8 @@ class BRAINet(pl.LightningModule):
                 self.set_structure(ggt)
         elif self.head is None and stored["in_features"] is not None:
             self._build_other_head(int(stored["in_features"]))
+        if stored.get("generative") is not None:
+            self.generative = GenerativeScore.from_dict(stored["generative"]).to(self.device)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -247,14 +252,18 @@ class BRAINet(pl.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
         x, y = self._unpack(batch)
-        outputs, weights, _ = self.passes_of(x)
-        predicted = self.task.predictive(outputs, weights)
+        passes = self.passes_of(x)
+        predicted = self.task.predictive(passes.outputs, passes.weights)
         self._update(self.val_metrics, predicted, y)
         if self.scaled_metrics is not None:
             self._classification.temperature_fit.update(predicted, y)
+        if self.generative is not None and isinstance(self.task, Classification):
+            self.generative.watch(self._scores(passes))
 
     def on_validation_epoch_end(self) -> None:
-        """Fit the temperature of the predictions, before a checkpoint is written."""
+        """Fit what needs validation data, before a checkpoint is written: the temperature, the reference of scores."""
+        if self.generative is not None:
+            self.generative.settle()
         if self.scaled_metrics is not None:
             task = self._classification
             task.tau.copy_(task.temperature_fit.compute())
@@ -267,8 +276,8 @@ class BRAINet(pl.LightningModule):
         Returns:
             `scores` (name → (B,)), `outputs` (T, B, O), `weights` (T,) or None, `target` (B,) or None past the first.
         """
-        x = batch[0]
-        outputs, weights, _ = self.passes_of(x)
+        passes = self.passes_of(batch[0])
+        outputs, weights, _ = passes
         target = None
         if dataloader_idx == 0:
             _, target = self._unpack(batch)
@@ -276,13 +285,23 @@ class BRAINet(pl.LightningModule):
             self._update(self.test_metrics, predicted, target)
             if self.scaled_metrics is not None:
                 self._update(self.scaled_metrics, self._final(predicted), target)
-        scores = self.task.scores(outputs, weights)
-        return {"scores": scores, "outputs": outputs, "weights": weights, "target": target}
+        return {"scores": self._scores(passes), "outputs": outputs, "weights": weights, "target": target}
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""
-        outputs, weights, _ = self.passes_of(batch[0] if isinstance(batch, list | tuple) else batch)
-        return self.task.predict(outputs, weights)
+        passes = self.passes_of(batch[0] if isinstance(batch, list | tuple) else batch)
+        return self.task.predict(passes.outputs, passes.weights) | self._scores(passes)
+
+    def _scores(self, passes: Passes) -> dict[str, Tensor]:
+        """All scores (B,) of one set of passes: the task's and, once it is fitted, the generative ones."""
+        outputs, weights, features = passes
+        scores = self.task.scores(outputs, weights)
+        if self.generative is None:
+            return scores
+        if not isinstance(self.task, Classification):
+            return scores | self.generative.scores(features)
+        probs = self.task.predictive(outputs, weights)
+        return scores | self.generative.scores(features, probs, scores["energy"])
 
     def _update(self, metrics: MetricCollection, predicted: Tensor, target: Tensor) -> None:
         metrics.update(predicted, target)

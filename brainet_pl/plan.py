@@ -179,15 +179,14 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1) -> Plan:
     """The plan for node widths `width_rule(factor, min_width)`."""
     width = width_rule(factor, min_width)
     number = {id(node): i for i, node in enumerate(ggt.nodes)}
-    heights = _heights(ggt)
     rows: list[Ints] = [np.empty(0, dtype=np.int64)] * len(ggt.nodes)
     for i, node in enumerate(ggt.nodes):
         if isinstance(node, Leaf):
             rows[i] = np.asarray(node.variables, dtype=np.int64)
     levels: list[Level] = []
     first_row, first_neuron, first_weight = ggt.num_variables, 0, 0
-    for height in range(1, max(heights) + 1):
-        members = [i for i, h in enumerate(heights) if h == height]
+    for height in range(1, max(ggt.heights) + 1):
+        members = [i for i, h in enumerate(ggt.heights) if h == height]
         widths = [width(_inner(ggt.nodes[i])) for i in members]
         offsets = np.concatenate([[0], np.cumsum(widths)])
         most = max(len(_inner(ggt.nodes[i]).branches) for i in members)
@@ -245,17 +244,6 @@ def _inner(node: Tree) -> Node:
 
 def _node_width(node: Tree, width: Widths) -> int:
     return width(node) if isinstance(node, Node) else len(node.variables)
-
-
-def _heights(ggt: GGT) -> list[int]:
-    """0 for a leaf, else one more than the highest child."""
-    number = {id(node): i for i, node in enumerate(ggt.nodes)}
-    heights = [0] * len(ggt.nodes)
-    for i in range(len(ggt.nodes) - 1, -1, -1):
-        node = ggt.nodes[i]
-        if isinstance(node, Node):
-            heights[i] = 1 + max(heights[number[id(c)]] for b in node.branches for c in b.children)
-    return heights
 
 
 # -- parameters -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,34 @@ from torch import Tensor
 from brainet_pl.callbacks.logging import figure_folder
 from brainet_pl.ood import ood_metrics
 
+Results = dict[str, dict[str, dict[str, float]]]  # set → score → metric → value
+
+
+def group_means(found: Results, near: Sequence[str]) -> Results:
+    """Means over the near and over the far sets, each where there are at least two; counts are added up."""
+    unknown = set(near) - set(found)
+    if unknown:
+        raise ValueError(
+            f"expected near to name out-of-distribution sets ({', '.join(found)}), got {', '.join(sorted(unknown))}"
+        )
+    means: Results = {}
+    for group, names in (("near", [n for n in found if n in near]), ("far", [n for n in found if n not in near])):
+        if near and len(names) > 1:
+            means[f"{group}_mean"] = {
+                score: {
+                    metric: sum(found[n][score][metric] for n in names) / (1 if metric == "n_ood" else len(names))
+                    for metric in metrics
+                }
+                for score, metrics in found[names[0]].items()
+            }
+    return means
+
 
 class OODEvaluation(Callback):
     """Logs `ood/<set>/<score>/<metric>` for every out-of-distribution set of the datamodule.
+
+    Where the datamodule marks some sets as near and there are several of a kind, their means are logged as the sets
+    `near_mean` and `far_mean`.
 
     The datamodule's test loaders are the test set, then one for each of its `ood_sets`. A configured set without a
     sample ends the test with an error: it can't be skipped unnoticed.
@@ -62,9 +88,14 @@ class OODEvaluation(Callback):
                 f"expected scores of the test set and of {', '.join(names)}, got none of {none}: "
                 "test with a datamodule whose test_dataloader returns the test set and then every set of ood_sets"
             )
-        for i, name in enumerate(names, start=1):
-            for score, unknown in gathered[i].items():
-                for metric, value in ood_metrics(gathered[0][score], unknown).items():
+        found = {
+            name: {score: ood_metrics(gathered[0][score], unknown) for score, unknown in gathered[i].items()}
+            for i, name in enumerate(names, start=1)
+        }
+        found |= group_means(found, getattr(trainer.datamodule, "near", ()))  # type: ignore[attr-defined]
+        for name, scores in found.items():
+            for score, metrics in scores.items():
+                for metric, value in metrics.items():
                     pl_module.log(f"ood/{name}/{score}/{metric}", value, rank_zero_only=True, add_dataloader_idx=False)
         if self.score_file and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._write(figure_folder(trainer).parent / self.score_file, ["test", *names], gathered)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ class Arrays(ClassificationData):
     Args:
         train, test: files with `x` and `y`. val: likewise; None holds out a part of `train`.
         ood: name → file whose `x` is unlike the training data.
+        near: those names of `ood` that resemble the training data; the others are far.
         mean, std: of the channels of images scaled to [0, 1].
         augment: random crops and flips of training images.
         limit: use only so many samples of each file.
@@ -37,8 +38,9 @@ class Arrays(ClassificationData):
         num_workers: int = 0,
         val_fraction: float = 0.1,
         seed: int = 0,
+        near: Sequence[str] = (),
     ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed)
+        super().__init__(batch_size, num_workers, val_fraction, seed, near)
         self.files = {"train": train, "test": test} | ({"val": val} if val else {})
         self.ood_files = dict(ood or {})
         self.mean, self.std, self.augment, self.limit = mean, std, augment, limit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -52,6 +52,7 @@ class ClassificationData(pl.LightningDataModule):
     Attributes:
         train_set, structure_set: the training samples with and without augmentation, in the same order.
         val_set, test_set: always without. ood_sets: name → samples unlike the training data.
+        near: names of the out-of-distribution sets that resemble the training data; the others are far.
     """
 
     train_set: Samples
@@ -59,7 +60,14 @@ class ClassificationData(pl.LightningDataModule):
     val_set: Samples
     test_set: Samples
 
-    def __init__(self, batch_size: int = 256, num_workers: int = 0, val_fraction: float = 0.1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        batch_size: int = 256,
+        num_workers: int = 0,
+        val_fraction: float = 0.1,
+        seed: int = 0,
+        near: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         if not 0 < val_fraction < 1:
             raise ValueError(f"expected a val_fraction between 0 and 1, got {val_fraction}")
@@ -68,6 +76,7 @@ class ClassificationData(pl.LightningDataModule):
         self.batch_size, self.num_workers = batch_size, num_workers
         self.val_fraction, self.seed = val_fraction, seed
         self.ood_sets: Mapping[str, Samples] = {}
+        self.near = tuple(near)
 
     def split(self, n: int) -> tuple[list[int], list[int]]:
         """Indices for training and validation, the same for every run with this seed."""

@@ -30,7 +30,7 @@ class Digits(ClassificationData):
         val_fraction: float = 0.15,
         seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed)
+        super().__init__(batch_size, num_workers, val_fraction, seed, near=("held_out",))
         self.held_out, self.test_fraction, self.images = tuple(held_out), test_fraction, images
 
     @property

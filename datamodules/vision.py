@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -43,6 +44,7 @@ class TorchvisionData(ClassificationData):
         download: fetch what is missing.
         augment: random crops and flips; None does what is usual for the set.
         ood: names of further sets in the same folder, as out-of-distribution data.
+        near: those names of `ood` that resemble the training data; the others are far.
         limit: use only so many samples of each split.
     """
 
@@ -58,8 +60,9 @@ class TorchvisionData(ClassificationData):
         num_workers: int = 0,
         val_fraction: float = 0.1,
         seed: int = 0,
+        near: Sequence[str] = (),
     ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed)
+        super().__init__(batch_size, num_workers, val_fraction, seed, near)
         for choice in (name, *ood):
             if choice not in TABLE:
                 raise ValueError(f"expected one of {', '.join(TABLE)}, got {choice!r}")

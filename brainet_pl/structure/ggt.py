@@ -120,6 +120,16 @@ class GGT:
         """Leaves in the whole tree."""
         return sum(isinstance(node, Leaf) for node in self.nodes)
 
+    @cached_property
+    def heights(self) -> tuple[int, ...]:
+        """For each node of `nodes`: 0 for a leaf, else one more than the highest child."""
+        heights = [0] * len(self.nodes)
+        for i in range(len(self.nodes) - 1, -1, -1):  # children have larger numbers than their node
+            node = self.nodes[i]
+            if isinstance(node, Node):
+                heights[i] = 1 + max(heights[self._number[id(c)]] for b in node.branches for c in b.children)
+        return tuple(heights)
+
     # -- posterior ----------------------------------------------------------------------------------------------------
 
     def branch_probabilities(self, temperature: float) -> list[Floats]:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.metrics import roc_curve as sklearn_roc
 
-from brainet_pl.callbacks import OODEvaluation, StructureLearning
+from brainet_pl.callbacks import GenerativeFit, OODEvaluation, StructureLearning
+from brainet_pl.callbacks.ood import group_means
 from brainet_pl.datamodules import Digits
 from brainet_pl.module import BRAINet
 from brainet_pl.ood import ood_metrics
@@ -73,3 +74,52 @@ def test_a_set_that_was_not_evaluated_fails_loudly(tmp_path, monkeypatch):
     monkeypatch.setattr(Digits, "test_dataloader", Digits.predict_dataloader)
     with pytest.raises(RuntimeError, match="got none of held_out"):
         fit.test(model, datamodule=data, verbose=False)
+
+
+@pytest.mark.parametrize(("head", "kind"), [("brainet", "gaussian"), ("linear", "discrete")])
+def test_generative_scores_come_with_every_head_and_from_the_checkpoint_alone(tmp_path, head, kind):
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(8, head=head, num_params=8000, lr=0.01)
+    learn = [StructureLearning(threshold=0.1, progress=False), GenerativeFit(kind=kind, progress=False)]
+    fit = trainer(tmp_path, *learn, OODEvaluation())
+    fit.fit(model, datamodule=Digits())
+    fit.save_checkpoint(tmp_path / "model.ckpt")
+    again = BRAINet.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)
+    results = trainer(tmp_path, OODEvaluation()).test(again, datamodule=Digits(), verbose=False)
+    logged = {k: v for part in results for k, v in part.items()}
+    assert logged["ood/held_out/generative/AUROC"] > 0.75
+    assert logged["ood/held_out/generative_weighted/AUROC"] > 0.75
+    assert logged["ood/held_out/combined/AUROC"] > 0.85
+    assert {"generative", "combined"} <= set(again.predict_step(torch.rand(3, 64), 0))
+    torch.testing.assert_close(again.generative.reference, model.generative.reference)
+
+
+def test_a_moving_backbone_is_fitted_again_before_every_validation(tmp_path):
+    model = BRAINet(8, backbone=torch.nn.Linear(64, 16), head_layer="", freeze_backbone=False, num_params=4000)
+    calls = []
+    callback = GenerativeFit(progress=False)
+    fitted = callback._fit
+    callback._fit = lambda *args: (calls.append(model.backbone.model.weight.detach().clone()), fitted(*args))
+    fit = trainer(tmp_path, StructureLearning(progress=False), callback)
+    fit.fit(model, datamodule=Digits())
+    assert len(calls) == 5  # at the start and in four epochs
+    torch.testing.assert_close(calls[-1], model.backbone.model.weight)
+    assert not torch.equal(calls[0], calls[-1])
+
+
+def test_a_tree_is_needed_for_the_generative_score(tmp_path):
+    with pytest.raises(RuntimeError, match=r"expected a learned tree .* got head 'linear'"):
+        trainer(tmp_path, GenerativeFit(threshold=None, progress=False)).fit(
+            BRAINet(8, head="linear"), datamodule=Digits()
+        )
+
+
+def test_near_and_far_sets_are_averaged_apart():
+    found = {name: {"entropy": {"AUROC": i / 10, "n_ood": 5.0}} for i, name in enumerate(("a", "b", "c", "d"))}
+    means = group_means(found, ("b", "c"))
+    assert means["near_mean"]["entropy"] == pytest.approx({"AUROC": 0.15, "n_ood": 10.0})
+    assert means["far_mean"]["entropy"] == pytest.approx({"AUROC": 0.15, "n_ood": 10.0})
+    assert group_means(found, ()) == {}
+    assert set(group_means(found, ("a",))) == {"far_mean"}
+    with pytest.raises(ValueError, match=r"expected near to name .* got e"):
+        group_means(found, ("e",))

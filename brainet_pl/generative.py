@@ -1,0 +1,389 @@
+"""The generative score: how unlikely an input's features are under the Bayesian networks of a learned tree.
+
+    -log p(x | c, GGT) = -log Σ_G P(G) Π_i p(x_i | parents_G(x_i), c)
+
+The sum over all sub-networks G is exact: the tree is walked once, from the leaves up, adding logarithms of families
+within a branch and mixing branches with their posterior probabilities. The parameters of a family are found by counting
+(discrete) or from means and covariances (Gaussian), one set for each class c: no gradient, one pass over training data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import Metric
+from tqdm.auto import tqdm
+
+from brainet_pl.structure.ggt import GGT, Leaf
+
+Kind = Literal["gaussian", "discrete"]
+Family = tuple[int, tuple[int, ...]]
+_CHUNK = 512  # samples at a time, so that memory does not grow with the batch
+PRIOR_PER_VARIABLE = 16.0  # with fewer rows than this for each variable, a class's own covariances are mostly noise
+
+
+def families_of(ggt: GGT) -> list[Family]:
+    """Every (variable, parents) of every leaf, once, in a fixed order."""
+    leaves = (node for node in ggt.nodes if isinstance(node, Leaf))
+    return sorted({family for leaf in leaves for family in zip(leaf.variables, leaf.parents, strict=True)})
+
+
+class GenerativeScore(nn.Module):
+    """Log-densities (B, C) of features under a tree's networks, and the scores made of them.
+
+    Its tensors are buffers whose shapes follow from the arguments, so a checkpoint restores it with `from_dict`.
+
+    Args:
+        ggt: the tree.
+        num_classes: C; 1 for a density without classes.
+        kind: "gaussian", linear regressions on the parents, or "discrete", tables of quantile codes with BDeu's counts.
+        normalize: divide each sample's features by their Euclidean length first.
+        prior: weight, in rows, of what all classes have in common when a class's own parameters are estimated. None is
+            16 for each variable (gaussian) or 5 (discrete).
+        bins: levels of a feature. max_parents: of a family, the best by score. Both for "discrete".
+        temperature: of the posterior over sub-networks; "auto" is `GGT.auto_temperature`.
+    """
+
+    reference: Tensor
+
+    def __init__(
+        self,
+        ggt: GGT,
+        num_classes: int,
+        *,
+        kind: Kind = "gaussian",
+        normalize: bool = True,
+        prior: float | None = None,
+        bins: int = 8,
+        max_parents: int = 2,
+        temperature: float | Literal["auto"] = "auto",
+    ) -> None:
+        super().__init__()
+        if kind not in ("gaussian", "discrete"):
+            raise ValueError(f"expected kind to be 'gaussian' or 'discrete', got {kind!r}")
+        if prior is not None and not prior > 0:
+            raise ValueError(f"expected a prior above 0, got {prior}")
+        self.ggt, self.num_classes, self.normalize = ggt, num_classes, normalize
+        self._settings: dict[str, Any] = {"kind": kind, "normalize": normalize, "prior": prior, "bins": bins}
+        self._settings |= {"max_parents": max_parents, "temperature": temperature}
+        families = families_of(ggt)
+        self.families: GaussianFamilies | DiscreteFamilies
+        if kind == "gaussian":
+            weight = PRIOR_PER_VARIABLE * ggt.num_variables if prior is None else prior
+            self.families = GaussianFamilies(families, ggt.num_variables, num_classes, weight)
+        else:
+            weight = 5.0 if prior is None else prior
+            self.families = DiscreteFamilies(families, ggt.num_variables, num_classes, weight, bins, max_parents)
+        gamma = ggt.auto_temperature if temperature == "auto" else float(temperature)
+        self.average = TreeAverage(ggt, families, gamma)
+        self.moments = ScoreMoments()
+        self.register_buffer("reference", torch.full((2, 2), math.nan))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able primitives that `from_dict` rebuilds an empty score from."""
+        return {"ggt": self.ggt.to_dict(), "num_classes": self.num_classes, "settings": dict(self._settings)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> GenerativeScore:
+        """A score of the same shape, for its tensors to be loaded into."""
+        return cls(GGT.from_dict(data["ggt"]), int(data["num_classes"]), **data["settings"])
+
+    @torch.no_grad()
+    def fit(self, features: Tensor, labels: Tensor, progress: bool = True) -> GenerativeScore:
+        """Estimate all parameters from training features (N, d) and labels (N,)."""
+        self._check(features)
+        if not len(features) or len(features) != len(labels):
+            raise ValueError(f"expected as many labels as features, got {len(labels)} and {len(features)}")
+        self.families.fit(self._prepare(features), labels.long(), progress)
+        return self
+
+    @torch.no_grad()
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, d) → (B, C) log p(x | c), averaged over sub-networks."""
+        self._check(features)
+        parts = [self.average(self.families(self._prepare(part))) for part in features.split(_CHUNK)]  # type: ignore[no-untyped-call]
+        return torch.cat(parts) if parts else features.new_zeros(0, self.num_classes)
+
+    def scores(self, features: Tensor, probs: Tensor | None = None, energy: Tensor | None = None) -> dict[str, Tensor]:
+        """Features (B, d), predicted probabilities (B, C) and energies (B,) → scores (B,), higher for the unknown.
+
+        `generative` is -max_c log p(x | c), `generative_weighted` is -Σ_c p̄_c·log p(x | c). `combined` adds the first
+        and the energy, each standardised by its mean and deviation on validation data: both are negative logarithms of
+        unnormalised densities, one of the features and one of the classifier, and adding them needs no unknown data.
+        """
+        density = self(features)
+        found = {"generative": -density.amax(dim=1)}
+        if probs is not None:
+            found["generative_weighted"] = -(probs * density).sum(dim=1)
+        if energy is not None and bool(self.reference.isfinite().all()):
+            both = torch.stack([found["generative"], energy], dim=1).float()
+            found["combined"] = ((both - self.reference[0]) / self.reference[1]).sum(dim=1)
+        return found
+
+    def watch(self, scores: dict[str, Tensor]) -> None:
+        """Add a validation batch's scores to the reference of `combined`."""
+        self.moments.update(torch.stack([scores["generative"], scores["energy"]], dim=1))
+
+    def settle(self) -> None:
+        """Take the mean and deviation of the validation epoch as the reference."""
+        if self.moments.update_called:
+            self.reference.copy_(self.moments.compute())
+            self.moments.reset()
+
+    def _prepare(self, features: Tensor) -> Tensor:
+        return F.normalize(features.float(), dim=1) if self.normalize else features.float()
+
+    def _check(self, features: Tensor) -> None:
+        if features.dim() != 2 or features.shape[1] != self.ggt.num_variables:
+            raise ValueError(
+                f"expected features of shape (batch, {self.ggt.num_variables}), got {tuple(features.shape)}: the "
+                f"tree of this score was learned from {self.ggt.num_variables} features"
+            )
+
+
+class ScoreMoments(Metric):
+    """Mean and standard deviation of two scores over a validation epoch, of all processes."""
+
+    full_state_update = False
+    sums: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("sums", torch.zeros(2, 2, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, scores: Tensor) -> None:
+        """Add scores (B, 2)."""
+        scores = scores.double()
+        self.sums += torch.stack([scores.sum(dim=0), (scores**2).sum(dim=0)])
+        self.count += len(scores)
+
+    def compute(self) -> Tensor:
+        """(2, 2): means, then deviations, which are never 0."""
+        mean, square = self.sums / self.count
+        return torch.stack([mean, (square - mean**2).clamp_min(1e-12).sqrt()]).float()
+
+
+class _Step(NamedTuple):
+    """Nodes of one height: which earlier values add up to which branch, and the branches' log probabilities (n, s)."""
+
+    child: Tensor
+    slot: Tensor
+    log_prior: Tensor
+
+
+class TreeAverage(nn.Module):
+    """Log-densities of families (F, B, C) → (B, C) of the mixture of all sub-networks of a tree.
+
+    f(leaf) = Σ families, f(branch) = Σ f(children), f(node) = log Σ_t P(t)·exp f(branch t), from the leaves up.
+    """
+
+    def __init__(self, ggt: GGT, families: list[Family], temperature: float) -> None:
+        super().__init__()
+        place = {family: i for i, family in enumerate(families)}
+        number = {id(node): i for i, node in enumerate(ggt.nodes)}
+        leaves = [i for i, node in enumerate(ggt.nodes) if isinstance(node, Leaf)]
+        row = {node: k for k, node in enumerate(leaves)}  # node number → row of the state
+        pairs = [(place[family], row[i]) for i in leaves for family in _members(ggt.nodes[i])]
+        self._index("_family", [f for f, _ in pairs])
+        self._index("_leaf", [leaf for _, leaf in pairs])
+        self.num_leaves = len(leaves)
+        log_probs = ggt.branch_probabilities(temperature)
+        self._steps: list[tuple[int, int]] = []
+        for height in range(1, max(ggt.heights) + 1):
+            nodes = [i for i, h in enumerate(ggt.heights) if h == height]
+            most = max(len(log_probs[i]) for i in nodes)
+            prior = np.full((len(nodes), most), -np.inf)
+            child, slot = [], []
+            for k, i in enumerate(nodes):
+                with np.errstate(divide="ignore"):
+                    prior[k, : len(log_probs[i])] = np.log(log_probs[i])
+                for t, branch in enumerate(ggt.nodes[i].branches):  # type: ignore[union-attr]
+                    child += [row[number[id(c)]] for c in branch.children]
+                    slot += [k * most + t] * len(branch.children)
+            row |= {i: len(row) + k for k, i in enumerate(nodes)}
+            self._index(f"_child_{height}", child)
+            self._index(f"_slot_{height}", slot)
+            self.register_buffer(f"_prior_{height}", torch.tensor(prior, dtype=torch.float32), persistent=False)
+            self._steps.append((len(nodes), most))
+        self.root = row[0]
+
+    def _index(self, name: str, values: list[int]) -> None:
+        self.register_buffer(name, torch.tensor(values, dtype=torch.long), persistent=False)
+
+    def _step(self, height: int) -> _Step:
+        names = (f"_child_{height}", f"_slot_{height}", f"_prior_{height}")
+        return _Step(*(self.get_buffer(name) for name in names))
+
+    def forward(self, families: Tensor) -> Tensor:
+        """(F, B, C) → (B, C)."""
+        shape = families.shape[1:]
+        found = families.index_select(0, self.get_buffer("_family"))
+        state = families.new_zeros(self.num_leaves, *shape).index_add(0, self.get_buffer("_leaf"), found)
+        for height, (nodes, most) in enumerate(self._steps, start=1):
+            step = self._step(height)
+            branches = families.new_zeros(nodes * most, *shape).index_add(0, step.slot, state[step.child])
+            mixed = branches.view(nodes, most, *shape) + step.log_prior[:, :, None, None]
+            state = torch.cat([state, torch.logsumexp(mixed, dim=1)])
+        return state[self.root]
+
+
+def _members(node: Any) -> Iterator[Family]:
+    return zip(node.variables, node.parents, strict=True)
+
+
+class GaussianFamilies(nn.Module):
+    """x_i | parents, c ~ N(intercept_c + slopes_c · parents, variance_c).
+
+    A class's covariance is (ν·S + n_c·S_c)/(ν + n_c): S is the covariance within classes, S_c the class's own, n_c its
+    number of rows and ν the weight of the prior; slopes and variances of a family follow from it.
+    """
+
+    parents: Tensor
+    variable: Tensor
+    slopes: Tensor
+    intercept: Tensor
+    log_variance: Tensor
+
+    def __init__(self, families: list[Family], d: int, num_classes: int, prior: float) -> None:
+        super().__init__()
+        self.prior, self._families, self._d = prior, families, d
+        most = max(1, max((len(parents) for _, parents in families), default=1))
+        padded = [[*parents, *[d] * (most - len(parents))] for _, parents in families]  # column d is zero
+        self.register_buffer("parents", torch.tensor(padded), persistent=False)
+        self.register_buffer("variable", torch.tensor([v for v, _ in families]), persistent=False)
+        self.register_buffer("slopes", torch.zeros(len(families), most, num_classes))
+        self.register_buffer("intercept", torch.zeros(len(families), 1, num_classes))
+        self.register_buffer("log_variance", torch.zeros(len(families), 1, num_classes))
+
+    def fit(self, x: Tensor, labels: Tensor, progress: bool) -> None:
+        """From features (N, d) and labels (N,); classes without a row get the common covariance around the mean."""
+        classes = self.slopes.shape[2]
+        x, count = x.double(), torch.bincount(labels, minlength=classes).double()
+        onehot = F.one_hot(labels, classes).double()
+        mean = torch.where(count[:, None] > 0, onehot.t() @ x / count.clamp_min(1)[:, None], x.mean(dim=0))
+        residual = x - mean[labels]
+        common = residual.t() @ residual / len(x)
+        floor = 1e-3 * common.diagonal().mean().clamp_min(1e-12)  # a constant feature must not make novelty infinite
+        own = torch.stack([residual[labels == c].t() @ residual[labels == c] for c in range(classes)])
+        covariance = (self.prior * common + own) / (self.prior + count)[:, None, None]
+        for i, (v, parents) in enumerate(self._families):  # all classes at once: (C, p, p) and (C, p)
+            p = list(parents)
+            among, with_v = covariance[:, p][:, :, p], covariance[:, p, v]
+            slopes = torch.linalg.solve(among + 1e-3 * floor * torch.eye(len(p)).to(x), with_v)
+            variance = covariance[:, v, v] - 2 * (slopes * with_v).sum(dim=1)
+            variance = variance + torch.einsum("cp,cpq,cq->c", slopes, among, slopes)
+            self.slopes[i, : len(p)] = slopes.t().float()
+            self.intercept[i, 0] = (mean[:, v] - (slopes * mean[:, p]).sum(dim=1)).float()
+            self.log_variance[i, 0] = variance.clamp_min(floor).log().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, d) → (F, B, C)."""
+        columns = F.pad(x, (0, 1)).t()
+        expected = torch.baddbmm(self.intercept, columns[self.parents].transpose(1, 2), self.slopes)
+        error = columns[self.variable].unsqueeze(2) - expected
+        return -0.5 * (error**2 * (-self.log_variance).exp() + self.log_variance + math.log(2 * math.pi))
+
+
+class DiscreteFamilies(nn.Module):
+    """p(x_i = k | parents = j, c) = (n_cjk + ν·m_jk)/(n_cj + ν) for quantile codes.
+
+    n are counts; m_jk, the prior's mean, is the same estimate over all classes with BDeu's α = 1/(q·r). Of a family's
+    parents those few are kept that raise the marginal likelihood of the counts most: a table over all of them would be
+    nearly empty.
+    """
+
+    variable: Tensor
+    edges: Tensor
+    chosen: Tensor
+    tables: Tensor
+
+    def __init__(
+        self, families: list[Family], d: int, num_classes: int, prior: float, bins: int, max_parents: int
+    ) -> None:
+        super().__init__()
+        if bins < 2 or max_parents < 0:
+            raise ValueError(f"expected at least 2 bins and 0 max_parents, got {bins} and {max_parents}")
+        self.prior, self.bins, self._families, self._d = prior, bins, families, d
+        self.register_buffer("variable", torch.tensor([v for v, _ in families]), persistent=False)
+        self.register_buffer("edges", torch.zeros(d, bins - 1))
+        self.register_buffer("chosen", torch.full((len(families), max_parents), d))  # column d is code 0
+        self.register_buffer("tables", torch.zeros(len(families), bins**max_parents * bins, num_classes))
+
+    def fit(self, x: Tensor, labels: Tensor, progress: bool) -> None:
+        """From features (N, d) and labels (N,)."""
+        inner = torch.linspace(0, 1, self.bins + 1, dtype=x.dtype, device=x.device)[1:-1]
+        self.edges.copy_(torch.stack([torch.quantile(column, inner) for column in x.t()]))
+        codes = self._codes(x)
+        for i, (v, parents) in enumerate(
+            tqdm(self._families, desc="counting", disable=not progress, delay=2, leave=False)
+        ):
+            kept = self._select(codes, labels, v, parents)
+            self.chosen[i, : len(kept)] = torch.tensor(kept, dtype=torch.long, device=self.chosen.device)
+            table = self._predictive(self._counts(codes, labels, v, kept)).log().permute(1, 2, 0).flatten(0, 1)
+            repeat = self.tables.shape[1] // len(
+                table
+            )  # parents not there have code 0, so only the first rows are read
+            self.tables[i] = F.pad(table, (0, 0, 0, len(table) * (repeat - 1)))
+
+    def _codes(self, x: Tensor) -> Tensor:
+        """(N, d) → (d + 1, N) level of each value; the last row is 0."""
+        codes = torch.searchsorted(self.edges.to(x.device), x.t().contiguous())
+        return F.pad(codes, (0, 0, 0, 1))
+
+    def _counts(self, codes: Tensor, labels: Tensor, v: int, parents: tuple[int, ...]) -> Tensor:
+        """(C, q, r) how often each level of v occurs with each configuration of the parents in each class."""
+        classes, r = self.tables.shape[2], self.bins
+        row = torch.zeros_like(labels)
+        for p in reversed(parents):  # the first parent varies fastest, so that missing ones are leading zeros
+            row = row * r + codes[p]
+        q = r ** len(parents)
+        flat = torch.bincount((labels * q + row) * r + codes[v], minlength=classes * q * r)
+        return flat.view(classes, q, r).double()
+
+    def _prior(self, counts: Tensor) -> Tensor:
+        """(q, r) the mean of the prior, times its weight."""
+        common = counts.sum(dim=0)
+        alpha = 1.0 / common.numel()
+        return self.prior * (common + alpha) / (common.sum(dim=1, keepdim=True) + alpha * common.shape[1])
+
+    def _predictive(self, counts: Tensor) -> Tensor:
+        """(C, q, r) the posterior mean of each probability."""
+        return (counts + self._prior(counts)) / (counts.sum(dim=2, keepdim=True) + self.prior)
+
+    def _likelihood(self, counts: Tensor) -> float:
+        """Marginal likelihood of the counts under the Dirichlet prior of `_prior`."""
+        prior = self._prior(counts)
+        levels = torch.lgamma(counts + prior) - torch.lgamma(prior)
+        rows = torch.lgamma(counts.sum(dim=2) + self.prior) - math.lgamma(self.prior)
+        return float(levels.sum() - rows.sum())
+
+    def _select(self, codes: Tensor, labels: Tensor, v: int, parents: tuple[int, ...]) -> tuple[int, ...]:
+        """Greedily, while the marginal likelihood rises."""
+        kept: tuple[int, ...] = ()
+        best = self._likelihood(self._counts(codes, labels, v, kept))
+        while len(kept) < self.chosen.shape[1]:
+            tried = [
+                (self._likelihood(self._counts(codes, labels, v, (*kept, p))), p) for p in parents if p not in kept
+            ]
+            if not tried or max(tried)[0] <= best:
+                break
+            best, p = max(tried)
+            kept = (*kept, p)
+        return kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, d) → (F, B, C)."""
+        codes = self._codes(x)
+        row = torch.zeros_like(codes[self.variable])
+        for k in range(self.chosen.shape[1] - 1, -1, -1):
+            row = row * self.bins + codes[self.chosen[:, k]]
+        row = row * self.bins + codes[self.variable]  # (F, B)
+        return self.tables.gather(1, row.unsqueeze(2).expand(-1, -1, self.tables.shape[2]))

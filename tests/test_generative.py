@@ -1,0 +1,159 @@
+"""The generative score against loops over every sub-network, class and family."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from brainet_pl.generative import GenerativeScore, ScoreMoments
+from brainet_pl.structure import learn_structure
+from brainet_pl.structure.ggt import GGT, Leaf
+
+CLASSES = 3
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(3)
+    y = rng.integers(0, CLASSES, 600)
+    causes = rng.normal(size=(600, 3)) + y[:, None]
+    x = causes @ rng.normal(size=(3, 8)) + 0.7 * rng.normal(size=(600, 8))
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+
+@pytest.fixture(scope="module")
+def ggt(data):
+    tree = learn_structure(data[0], test="gaussian", threshold=0.1, s=3, max_order=2, progress=False)
+    assert tree.num_subnetworks > 20
+    assert tree.depth > 1
+    return tree
+
+
+def mixture(score, x, log_family):
+    """log Σ_G P(G) Π families, with one Python loop for everything."""
+    out = np.full((len(x), CLASSES), -np.inf)
+    temperature = score.ggt.auto_temperature
+    for subnetwork in score.ggt.enumerate():
+        total = np.full((len(x), CLASSES), score.ggt.log_prob(subnetwork, temperature))
+        for leaf in score.ggt.leaves(subnetwork):
+            for v, parents in zip(leaf.variables, leaf.parents, strict=True):
+                for c in range(CLASSES):
+                    total[:, c] += log_family(v, parents, c)
+        out = np.logaddexp(out, total)
+    return out
+
+
+def test_gaussian_densities_are_those_of_every_network_in_turn(data, ggt):
+    x, y = data
+    score = GenerativeScore(ggt, CLASSES, normalize=False, prior=30).fit(x, y)
+    a, b = x.double().numpy(), y.numpy()
+    means = np.stack([a[b == c].mean(0) for c in range(CLASSES)])
+    common = np.cov((a - means[b]).T, bias=True)
+    test = a[:20]
+
+    def log_family(v, parents, c):
+        n = (b == c).sum()
+        s = (30 * common + n * np.cov(a[b == c].T, bias=True)) / (30 + n)
+        p = list(parents)
+        slopes = np.linalg.solve(s[np.ix_(p, p)], s[p, v]) if p else np.empty(0)
+        expected = means[c, v] + (test[:, p] - means[c, p]) @ slopes
+        return norm.logpdf(test[:, v], expected, np.sqrt(s[v, v] - s[v, p] @ slopes))
+
+    np.testing.assert_allclose(score(x[:20]), mixture(score, test, log_family), rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("max_parents", [0, 1, 2])
+def test_discrete_densities_are_those_of_every_network_in_turn(data, ggt, max_parents):
+    x, y = data
+    bins, prior = 3, 4.0
+    settings = {"kind": "discrete", "bins": bins, "prior": prior, "max_parents": max_parents, "normalize": False}
+    score = GenerativeScore(ggt, CLASSES, **settings).fit(x, y)
+    edges = np.quantile(x.numpy(), [1 / 3, 2 / 3], axis=0)
+    codes = (x.numpy()[:, None, :] > edges).sum(1)
+    chosen = dict(zip(score.families._families, score.families.chosen.tolist(), strict=True))
+
+    def estimate(rows, v, alpha):
+        count = np.array([(codes[rows, v] == k).sum() for k in range(bins)])
+        return count, alpha
+
+    def log_family(v, parents, c):
+        kept = [p for p in chosen[v, parents] if p < 8]
+        assert set(kept) <= set(parents)
+        out = []
+        for code in codes[:20]:
+            rows = np.all([codes[:, p] == code[p] for p in kept], axis=0) if kept else np.ones(len(codes), bool)
+            alpha = 1 / bins ** (len(kept) + 1)
+            common = np.array([(codes[rows, v] == k).sum() for k in range(bins)])
+            mean = (common + alpha) / (common.sum() + alpha * bins)
+            own = np.array([(codes[rows & (y.numpy() == c), v] == k).sum() for k in range(bins)])
+            out.append(math.log(((own + prior * mean) / (own.sum() + prior))[code[v]]))
+        return np.array(out)
+
+    np.testing.assert_allclose(score(x[:20]), mixture(score, codes[:20], log_family), rtol=1e-4, atol=1e-3)
+    if max_parents == 2:
+        assert any(p < 8 for row in score.families.chosen.tolist() for p in row)
+
+
+def test_a_table_of_probabilities_sums_to_one(data):
+    """Over all 3^4 configurations of four variables, whatever the tree."""
+    x, y = data
+    tree = learn_structure(x[:, :4], test="gaussian", threshold=0.05, s=2, max_order=1, progress=False)
+    score = GenerativeScore(tree, CLASSES, kind="discrete", bins=3, normalize=False).fit(x[:, :4], y)
+    edges = score.families.edges
+    middle = torch.stack([edges[:, 0] - 1, edges.mean(1), edges[:, 1] + 1])  # one value in each bin
+    grid = torch.cartesian_prod(*middle.t())
+    torch.testing.assert_close(score(grid).exp().sum(0), torch.ones(CLASSES), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "discrete"])
+def test_unlike_features_score_high_and_a_copy_is_exact(data, ggt, kind):
+    x, y = data
+    score = GenerativeScore(ggt, CLASSES, kind=kind).fit(x, y)
+    again = GenerativeScore.from_dict(score.to_dict())
+    again.load_state_dict(score.state_dict())
+    shuffled = torch.stack([column[torch.randperm(len(x))] for column in x.t()], dim=1)  # same margins, no dependence
+    known, unknown = (again.scores(v)["generative"] for v in (x, shuffled))
+    assert unknown.mean() > known.mean() + 1
+    torch.testing.assert_close(again(x), score(x))
+    torch.testing.assert_close(score(x[:5]), score(5 * x[:5]))  # normalised
+
+
+def test_scores_by_hand_and_the_reference_of_the_combination(data, ggt):
+    x, y = data
+    score = GenerativeScore(ggt, CLASSES).fit(x, y)
+    probs, energy = torch.rand(len(x), CLASSES).softmax(1), torch.randn(len(x))
+    found = score.scores(x, probs, energy)
+    assert set(found) == {"generative", "generative_weighted"}  # nothing to compare with yet
+    density = score(x)
+    torch.testing.assert_close(found["generative"], -density.max(1).values)
+    torch.testing.assert_close(found["generative_weighted"], -(probs * density).sum(1))
+    for part in range(0, 600, 200):
+        rows = slice(part, part + 200)
+        score.watch({"generative": found["generative"][rows], "energy": energy[rows]})
+    score.settle()
+    combined = score.scores(x, probs, energy)["combined"]
+    expected = sum((v - v.mean()) / v.std(correction=0) for v in (found["generative"], energy))
+    torch.testing.assert_close(combined, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_edge_cases(data, ggt):
+    x, y = data
+    with pytest.raises(ValueError, match=r"expected features of shape \(batch, 8\), got \(4, 3\)"):
+        GenerativeScore(ggt, CLASSES)(torch.rand(4, 3))
+    with pytest.raises(ValueError, match="expected as many labels"):
+        GenerativeScore(ggt, CLASSES).fit(x, y[:5])
+    with pytest.raises(ValueError, match="expected kind"):
+        GenerativeScore(ggt, CLASSES, kind="tree")
+    constant = x.clone()
+    constant[:, 0], constant[:, 1] = 0.0, constant[:, 2]  # a dead feature and a copy
+    for kind in ("gaussian", "discrete"):
+        score = GenerativeScore(ggt, CLASSES + 1, kind=kind).fit(constant, y)  # one class has no row
+        assert score(torch.cat([constant, 100 * torch.rand(4, 8), torch.zeros(1, 8)])).isfinite().all()
+        assert score(x[:0]).shape == (0, CLASSES + 1)
+    single = GGT(Leaf((0, 1), ((), (0,)), 0.0), 2)
+    assert GenerativeScore(single, 1).fit(x[:, :2], torch.zeros(600)).scores(x[:3, :2])["generative"].shape == (3,)
+    moments = ScoreMoments()
+    moments.update(torch.ones(3, 2))
+    assert (moments.compute()[1] > 0).all()
