@@ -1,0 +1,61 @@
+"""Operations of sampled networks against other methods of equal size (Appendix D; the paper: 5.5 times fewer).
+
+    python benchmarks/paper/operations.py --data DIR      # docs/results/operations.json, a minute
+
+Multiply-adds a sample of one forward pass, and the parameters that one training step updates, at 240k parameters: a
+BRAINet computes only the sub-network that was drawn; an MLP or MC-dropout pass computes everything.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from common import Store, arguments, mnist_pixels, table
+
+from brainet_pl.baselines import hidden_width
+from brainet_pl.head import BRAINetHead
+from brainet_pl.structure import learn_structure
+
+BUDGET = 240_000
+
+
+def main() -> None:
+    """Print the table."""
+    args = arguments(__doc__).parse_args()
+    store = Store(args.out / "operations.json", {"budget": BUDGET, "draws": 200})
+    (x, _), _ = mnist_pixels(args.data)
+    width = hidden_width(784, 10, 2, BUDGET)
+    dense = 784 * width + width * width + width * 10
+    rows = [["MLP, MC-dropout", f"{BUDGET:,}", f"{dense:,}", "1.0"]]
+    for s in (2, 3):
+        for order in (1, 2):
+            for threshold in (0.02, 0.05, 0.1, 0.2):
+
+                def count(s: int = s, order: int = order, threshold: float = threshold) -> dict[str, float]:
+                    settings = {"s": s, "max_order": order, "threshold": threshold, "max_rows": 10_000}
+                    ggt = learn_structure(x, test="gaussian", progress=False, max_seconds=60, **settings)  # type: ignore[arg-type]
+                    try:
+                        head = BRAINetHead(ggt, 10, num_params=BUDGET)
+                    except ValueError as error:
+                        return {"too large": 1.0, "least": float(str(error).split("least ")[1].split()[0].replace(",", ""))}
+                    out = head.output.weight.numel()
+                    drawn = [dict(ggt.path(network)) for network in ggt.sample_uniform(200)]
+                    return {
+                        "parameters": head.num_params,
+                        "all": head.plan.multiply_adds() + out,
+                        "drawn": statistics.fmean(head.plan.multiply_adds(choices) for choices in drawn) + out,
+                        "sub-networks": float(min(ggt.num_subnetworks, 10**300)),
+                    }
+
+                found = store.cell(f"s={s} order={order} threshold={threshold}", count)
+                name = f"BRAINet s = {s}, order {order}, threshold {threshold:g}"
+                if "too large" in found:
+                    rows.append([name, f"needs {found['least']:,.0f}", "–", "–"])
+                else:
+                    ratio = dense / found["drawn"]
+                    rows.append([name, f"{found['parameters']:,}", f"{found['drawn']:,.0f}", f"{ratio:.1f}"])
+    table(["method", "parameters", "multiply-adds of a pass", "times fewer than the MLP"], rows)
+
+
+if __name__ == "__main__":
+    main()
