@@ -299,6 +299,10 @@ def pass_curves(
         _tidy(ax, "passes averaged", "", f"AUROC, {readable(score)} ↑")
         _legend(ax, loc="best", handlelength=2.4)
     for ax in axes[: len(metrics) + len(aurocs)]:
+        low, high = ax.get_ylim()
+        if high - low < 0.02:  # noise of a sample or two must not fill the panel
+            middle = max(0.5 * (low + high), 0.01)
+            ax.set_ylim(middle - 0.01, middle + 0.01)
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     for ax in axes[len(metrics) + len(aurocs) :]:
         ax.set_visible(False)
