@@ -83,10 +83,14 @@ figcaption { font-size: 0.875rem; margin-top: 0.6rem; }
 .scroll { overflow-x: auto; margin-top: 0.75rem; }
 .scroll:focus-visible, a:focus-visible, summary:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding: 0.75rem 1rem 0.5rem; font-size: 0.875rem; }
+caption { text-align: left; font-size: 0.875rem; }
+caption span { display: block; position: sticky; left: 0; padding: 0.75rem 1rem 0.5rem; width: 100%;
+  max-width: calc(100vw - 2.2rem); }
 th, td { padding: 0.38rem 0.75rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--line); }
 th { font-weight: 600; }
-thead th { background: var(--shade); vertical-align: bottom; }
+thead th { background: var(--shade); vertical-align: bottom; white-space: normal; }
+.facts { max-width: 40rem; }
+.facts th, .facts td { white-space: normal; overflow-wrap: anywhere; }
 th[scope=row], .text { text-align: left; }
 th[scope=row] { position: sticky; left: 0; background: var(--panel); }
 tbody tr:hover td, tbody tr:hover th { background: var(--shade); }
@@ -96,7 +100,7 @@ td img { display: block; width: 3rem; height: 3rem; object-fit: contain; image-r
 .wrong { color: var(--bad); font-weight: 600; }
 pre { margin: 0; padding: 1rem; overflow-x: auto; font: 0.8rem/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas,
   monospace; }
-details { margin-top: 0.75rem; }
+details { margin-top: 0.75rem; max-width: 56rem; }
 summary { cursor: pointer; padding: 0.75rem 1rem; font-weight: 600; }
 details > .scroll { border: 0; margin: 0; }
 footer { padding-top: 2.5rem; padding-bottom: 2.5rem; font-size: 0.85rem; }
@@ -222,9 +226,10 @@ def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], 
         for row in rows
     )
     label = escape(caption, quote=True)
+    kind = "scroll facts" if len(columns) == 2 else "scroll"
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="{kind}" tabindex="0" role="region" aria-label="{label}"><table>'
+        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
@@ -381,7 +386,7 @@ def _structure(run: Run) -> str:
         "sub-networks": _count(ggt.num_subnetworks),
         "unique structures": _count(ggt.num_unique_structures),
         "depth": str(ggt.depth),
-        "temperature": _number(float(f"{ggt.auto_temperature if temperature is None else temperature:.4g}")),
+        "temperature": f"{ggt.auto_temperature if temperature is None else temperature:.4g}",
         "perplexity of the posterior": f"{ggt.perplexity(temperature):.4g}",
         "fingerprint": ggt.fingerprint,
     }
