@@ -78,10 +78,12 @@ nav a { display: inline-block; padding: 0.3rem 0; }
 figure { margin: 0 0 1rem; padding: 0.75rem; break-inside: avoid; }
 figure img { display: block; width: 100%; height: auto; max-width: 40rem; margin: 0 auto; border-radius: 4px; }
 figure.wide { column-span: all; }
-figure.wide img { max-width: 56rem; }
+figure.wide img { max-width: 56rem; min-width: 36rem; }
+.pan { overflow-x: auto; }
 figcaption { font-size: 0.875rem; margin-top: 0.6rem; }
 .scroll { overflow-x: auto; margin-top: 0.75rem; }
-.scroll:focus-visible, a:focus-visible, summary:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
+.scroll:focus-visible, .pan:focus-visible, a:focus-visible, summary:focus-visible {
+  outline: 3px solid var(--accent); outline-offset: 2px; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-size: 0.875rem; }
 caption span { display: block; position: sticky; left: 0; padding: 0.75rem 1rem 0.5rem; width: 100%;
@@ -191,8 +193,12 @@ def _image(data: bytes, alt: str) -> str:
 
 
 def _figure(data: bytes, alt: str, caption: str, wide: bool = False) -> str:
-    kind = ' class="wide"' if wide else ""
-    return f"<figure{kind}>{_image(data, alt)}<figcaption>{escape(caption)}</figcaption></figure>"
+    picture, kind = _image(data, alt), ""
+    if wide:  # too fine for a phone's width: there it keeps a readable size, and is moved under the finger
+        label = escape(alt, quote=True)
+        picture = f'<div class="pan" tabindex="0" role="region" aria-label="{label}">{picture}</div>'
+        kind = ' class="wide"'
+    return f"<figure{kind}>{picture}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def _number(value: Any) -> str:

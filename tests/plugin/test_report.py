@@ -11,13 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
-from pytorch_lightning.loggers import CSVLogger
 
-from brainet_pl.callbacks import Dashboard, OODEvaluation, StructureLearning
 from brainet_pl.cli import main
-from brainet_pl.datamodules import Digits
-from brainet_pl.module import BRAINet
 from brainet_pl.report import read_run, render, write_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -29,22 +24,6 @@ FIGURES = (
     "ood/held_out/curves",
     "structure/tree",
 )
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The folder of a run that was fitted and tested, once for all tests here."""
-    folder = tmp_path_factory.mktemp("run")
-    trainer = pl.Trainer(
-        max_epochs=3, accelerator="cpu", logger=CSVLogger(str(folder), name="digits"), enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(folder), log_every_n_steps=5,
-        callbacks=[StructureLearning(threshold=0.1, progress=False), OODEvaluation(), Dashboard(4, image_shape=(8, 8))],
-    )  # fmt: skip
-    pl.seed_everything(0, verbose=False)
-    model = BRAINet(8, num_params=8000, lr=0.01, temperature_scaling=True)
-    trainer.fit(model, datamodule=Digits())
-    trainer.test(model, datamodule=Digits(), verbose=False)
-    return folder / "digits" / "version_0"
 
 
 class Page(html.parser.HTMLParser):
@@ -277,7 +256,9 @@ def test_in_a_real_browser(run, browser, tmp_path, width, dark):
     decoded = browser.ask(every)
     assert len(decoded) == len(FIGURES) + 5
     assert all(decoded)
-    figures = browser.ask("[...document.querySelectorAll('figure img')].map(i => i.getBoundingClientRect().width)")
+    figures = browser.ask(
+        "[...document.querySelectorAll('figure:not(.wide) img')].map(i => i.getBoundingClientRect().width)"
+    )
     assert all(0.75 * min(width, 500) < w <= width for w in figures)
     text = "[...document.querySelectorAll('p,td,th,small,a,pre')]"
     small = browser.ask(f"Math.min(...{text}.map(e => parseFloat(getComputedStyle(e).fontSize)))")
