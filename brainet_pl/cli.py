@@ -89,8 +89,11 @@ def _complete(words: list[str], folder: str) -> list[str]:
     checkpoint = next((b for a, b in pairwise(words) if a == "--ckpt_path"), None)
     if checkpoint and Path(checkpoint).is_file():
         config = stored_config(checkpoint)
-        if words[0] != "fit":  # resuming takes up the Trainer's settings too
+        if words[0] != "fit":  # resuming takes up all of the Trainer's settings, a test only what watches it
+            callbacks = (config.get("trainer") or {}).get("callbacks")
             config = {name: part for name, part in config.items() if name in ("model", "data")}
+            if words[0] == "test" and callbacks:
+                config["trainer"] = {"callbacks": callbacks}
         path = Path(folder) / "checkpoint.yaml"
         path.write_text(yaml.safe_dump(config))
         words[1:1] = ["--config", str(path)]

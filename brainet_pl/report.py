@@ -73,7 +73,7 @@ nav a { display: inline-block; padding: 0.3rem 0; }
 .card dt { color: var(--soft); font-size: 0.9rem; }
 .card dd { margin: 0; }
 .card b { display: block; font-size: 1.75rem; line-height: 1.25; font-variant-numeric: tabular-nums; }
-.card small { font-size: 0.8rem; }
+.card small { display: block; font-size: 0.8rem; line-height: 1.35; }
 .grid { columns: 2 26rem; column-gap: 1rem; margin-top: 0.75rem; }
 figure { margin: 0 0 1rem; padding: 0.75rem; break-inside: avoid; }
 figure img { display: block; width: 100%; height: auto; max-width: 40rem; margin: 0 auto; border-radius: 4px; }
@@ -289,12 +289,14 @@ def _subtitle(run: Run) -> str:
             parts.append(f"{model['head_parameters']:,} parameters in the head")
         if model.get("passes") and model.get("inference") == "stochastic":
             parts.append(f"{model['passes']} passes")
-    parts += [f"{'test set' if name == 'test' else readable(name)}: n = {count:,}" for name, count in counts.items()]
+    parts += [
+        f"{'test set' if name == 'test' else readable(name)}: n\u00a0=\u00a0{count:,}" for name, count in counts.items()
+    ]
     if run.dashboard.get("created"):
         parts.append(f"tested {run.dashboard['created'].replace('T', ' ').replace('+00:00', ' UTC')}")
     if not run.dashboard:
         parts.append("not tested with the Dashboard callback yet: numbers are those of fitting and validation")
-    return " · ".join(parts)
+    return "\u00a0· ".join(parts)  # a line never begins with the dot
 
 
 def _pictures(run: Run, prefix: str) -> str:

@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 from matplotlib.figure import Figure
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from brainet_pl import figures
@@ -229,6 +229,7 @@ class Dashboard(Callback):
         if isinstance(pl_module, BRAINet) and pl_module.ggt is not None:
             (folder / "structure.json").write_text(pl_module.ggt.to_json())
         (folder / "dashboard.json").write_text(json.dumps(content, indent=1))
+        rank_zero_info(f"figures and tables: {folder}; for a page of them: brainet report {folder}")
 
     def _test_figures(
         self, module: pl.LightningModule, found: Collected, scores: ByLoader, names: list[str]

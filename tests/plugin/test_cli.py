@@ -76,6 +76,8 @@ def test_fit_then_test_with_nothing_but_the_checkpoint(folder, capsys):
     capsys.readouterr()
     cli = main(["test", "--ckpt_path", str(checkpoint), "--trainer.logger=false", *QUIET])
     assert cli.trainer.callback_metrics["test/cls/Acc"] > 0.3
+    assert cli.trainer.callback_metrics["ood/held_out/entropy/AUROC"] > 0.3  # the callbacks come with the checkpoint
+    assert (folder / "runs" / "dashboard.json").is_file()
     assert cli.model.ggt is not None
     swept = main(["test", "--ckpt_path", str(checkpoint), "--model.passes=3", "--trainer.logger=false", *QUIET])
     assert swept.model.passes == 3  # the command line wins over the checkpoint
