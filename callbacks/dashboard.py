@@ -144,7 +144,7 @@ class Dashboard(Callback):
         if task.temperature_scaling:
             answers["scaled"] = task.scaled(means[-1]).amax(dim=-1)
         self._answers.append({name: values.cpu() for name, values in answers.items()})
-        return {"predicted": label.tolist(), "label": target.tolist(), "confidence": confidence.tolist()}
+        return {"predicted": label.tolist(), "label": target.tolist(), "probability": confidence.tolist()}
 
     def _keep_doubtful(
         self, trainer: pl.Trainer, scores: dict[str, Tensor], cells: dict[str, list[Any]], inputs: Any
@@ -302,9 +302,9 @@ def ood_rows(metrics: dict[str, float]) -> list[list[Any]]:
     """Logged `ood/<set>/<score>/<metric>` → a row for each set and score, in the order of logging."""
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for key, value in metrics.items():
-        parts = key.split("/")
-        if len(parts) == 4 and parts[0] == "ood" and parts[3] in METRICS:
-            cells.setdefault((parts[1], parts[2]), {})[parts[3]] = value
+        parts = key.removeprefix("ood/").rsplit("/", 2)  # from the right: a set may have a slash in its name
+        if key.startswith("ood/") and len(parts) == 3 and parts[2] in METRICS:
+            cells.setdefault((parts[0], parts[1]), {})[parts[2]] = value
     return [
         [*key, *(int(v) if m.startswith("n_") and v is not None else v for m in METRICS for v in [found.get(m)])]
         for key, found in cells.items()

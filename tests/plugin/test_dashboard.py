@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import brainet_pl
 from brainet_pl import figures, uncertainty
 from brainet_pl.callbacks import Dashboard, log_figure, log_table
-from brainet_pl.callbacks.dashboard import thumbnail
+from brainet_pl.callbacks.dashboard import ood_rows, thumbnail
 from brainet_pl.callbacks.logging import log_artifact
 from brainet_pl.datamodules import Digits
 from brainet_pl.metrics import CalibrationError, NegativeLogLikelihood
@@ -214,6 +214,7 @@ def test_the_most_uncertain_samples_are_those_of_the_score_file(run):
         assert float(row["mutual_information"]) == pytest.approx(float(other["mutual_information"]), abs=1e-6)
         x, label = data.test_set[int(row["sample"])]
         assert int(row["label"]) == label
+        assert float(row["probability"]) == pytest.approx(1 - float(row["max_softmax"]), abs=1e-6)
         assert np.isclose(images, x.numpy()).all(axis=1).any()
         picture = matplotlib.image.imread(run / "tables" / row["picture"])[::8, ::8, 0]
         np.testing.assert_allclose(picture, (x / x.max()).view(8, 8).numpy(), atol=1 / 255)
@@ -276,6 +277,15 @@ def digits_set():
     data = Digits()
     data.setup("test")
     return data.test_set
+
+
+def test_rows_of_the_table_are_sets_and_scores():
+    metrics = {"ood/a/b/entropy/AUROC": 0.5, "ood/a/b/entropy/n_id": 3.0, "ood/c/energy/AUROC": 0.75, "test/x": 1.0}
+    empty = [None] * 4
+    assert ood_rows(metrics | {"ood/c/energy/other": 2.0}) == [
+        ["a/b", "entropy", 0.5, *empty, 3, None],
+        ["c", "energy", 0.75, *empty, None, None],
+    ]
 
 
 def test_settings_are_checked():
