@@ -178,7 +178,7 @@ def score_histograms(known: Mapping[str, Tensor], unknown: Mapping[str, Tensor],
             )
         _tidy(ax, f"{readable(score)}{_unit(score)}", title=f"AUROC {auroc:.3f}")
         ax.xaxis.set_major_locator(MaxNLocator(4))
-        _percent(ax.yaxis)
+        _percent(ax.yaxis, None)  # as many digits as the ticks need
     for ax in axes[0::2]:
         ax.set_ylabel("share of set", fontsize=9, color=INK)
     for ax in axes[len(known) :]:
