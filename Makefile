@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: demo test test-all lint clean help
 
 help:
-	@echo "make demo      learn a structure from data and draw it"
+	@echo "make demo      fit and test on digits, and write a report of it"
 	@echo "make test      lint, types and the fast tests"
 	@echo "make test-all  the same with the slow tests"
 

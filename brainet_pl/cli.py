@@ -1,4 +1,4 @@
-"""`brainet fit|validate|test|predict`: LightningCLI with the structure callback and the shipped configs."""
+"""`brainet fit|validate|test|predict|report`: LightningCLI with the structure callback and the shipped configs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import WandbLogger
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import configs
+from brainet_pl import configs, report
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.module import STORED, BRAINet
+
+DESCRIPTION = (
+    "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
+    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run."
+)
+SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
 
 
 class SaveConfig(SaveConfigCallback):
@@ -50,13 +56,19 @@ class BrainetCLI(LightningCLI):
         """Nothing: a checkpoint's settings come before the command line's (`_complete`), never over them."""
 
 
+def shipped() -> dict[str, Path]:
+    """The shipped configurations that run, by name."""
+    files = sorted(Path(str(configs.__path__[0])).glob("*.yaml"))
+    return {path.stem: path for path in files if path.stem != SWEEP}
+
+
 def config_path(name: str) -> Path:
     """The file of a shipped configuration: "digits" or "digits.yaml"."""
-    folder = Path(str(configs.__path__[0]))
-    path = folder / f"{name.removesuffix('.yaml')}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
-        raise FileNotFoundError(f"expected a file or one of the shipped configurations ({known}), got {name!r}")
+    known = shipped()
+    path = known.get(name.removesuffix(".yaml"))
+    if path is None:
+        listed = ", ".join(known)
+        raise FileNotFoundError(f"expected a file or one of the shipped configurations ({listed}), got {name!r}")
     return path
 
 
@@ -77,16 +89,19 @@ def _complete(words: list[str], folder: str) -> list[str]:
     checkpoint = next((b for a, b in pairwise(words) if a == "--ckpt_path"), None)
     if checkpoint and Path(checkpoint).is_file():
         config = stored_config(checkpoint)
-        if words[0] != "fit":  # resuming takes up the Trainer's settings too
+        if words[0] != "fit":  # resuming takes up all of the Trainer's settings, a test only what watches it
+            callbacks = (config.get("trainer") or {}).get("callbacks")
             config = {name: part for name, part in config.items() if name in ("model", "data")}
+            if words[0] == "test" and callbacks:
+                config["trainer"] = {"callbacks": callbacks}
         path = Path(folder) / "checkpoint.yaml"
         path.write_text(yaml.safe_dump(config))
         words[1:1] = ["--config", str(path)]
     return words
 
 
-def main(args: Sequence[str] | None = None) -> BrainetCLI:
-    """The console script; `--config NAME` also takes the name of a shipped configuration."""
+def lightning(words: Sequence[str]) -> BrainetCLI:
+    """fit, validate, test and predict; `--config NAME` also takes the name of a shipped configuration."""
     os.environ.setdefault("WANDB_SILENT", "true")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
     with tempfile.TemporaryDirectory() as folder:
@@ -99,9 +114,18 @@ def main(args: Sequence[str] | None = None) -> BrainetCLI:
             auto_configure_optimizers=False,
             seed_everything_default=0,
             trainer_defaults={"default_root_dir": "runs"},
-            parser_kwargs={"prog": "brainet", "description": "Calibrated heads whose wiring is learned from the data."},
-            args=_complete(list(sys.argv[1:] if args is None else args), folder),
+            parser_kwargs={"prog": "brainet", "description": DESCRIPTION},
+            args=_complete(list(words), folder),
         )
+
+
+def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
+    """The console script: `report` reads the files of a run, everything else is Lightning's."""
+    words = list(sys.argv[1:] if args is None else args)
+    if words[:1] == ["report"]:
+        report.main(words[1:])
+        return None
+    return lightning(words)
 
 
 def console() -> None:

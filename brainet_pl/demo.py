@@ -6,7 +6,9 @@ import logging
 import warnings
 from pathlib import Path
 
-from brainet_pl.cli import main
+from brainet_pl.callbacks import log_figure
+from brainet_pl.cli import lightning
+from brainet_pl.report import write_report
 from brainet_pl.structure.draw import draw_network
 
 
@@ -15,7 +17,7 @@ def demo() -> None:
     warnings.filterwarnings("ignore", module="pytorch_lightning")
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     print("learning a structure from the pixels of 8 digits, and training a head of 16,000 parameters on it …")
-    cli = main(["fit", "--config", "digits", "--trainer.enable_progress_bar=false"])
+    cli = lightning(["fit", "--config", "digits", "--trainer.enable_progress_bar=false"])
     trainer, model, data = cli.trainer, cli.model, cli.datamodule
     parts = trainer.test(model, datamodule=data, verbose=False)
     results = {name: value for part in parts for name, value in part.items()}
@@ -33,10 +35,11 @@ def demo() -> None:
 
     folder = Path(trainer.loggers[0].log_dir or ".")
     names = [f"{i // 8},{i % 8}" for i in range(64)]
-    draw_network(model.ggt, model.ggt.map(), names=names).savefig(folder / "figures" / "network.png", dpi=150)
+    log_figure(trainer, "structure/network", draw_network(model.ggt, model.ggt.map(), names=names))
     print(f"\npictures: {folder / 'figures'}")
     print(f"metrics:  {folder / 'metrics.csv'} and, for W&B, runs/wandb (offline)")
     print(f"model:    {folder / 'checkpoints'}; try: brainet test --ckpt_path {folder / 'checkpoints' / 'last.ckpt'}")
+    print(f"report:   {write_report(folder)}: open it in a browser; it needs no network")
 
 
 if __name__ == "__main__":

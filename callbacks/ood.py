@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
-import torch.distributed
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
-from brainet_pl.callbacks.logging import figure_folder
+from brainet_pl.callbacks.gather import joined
+from brainet_pl.callbacks.logging import run_folder
 from brainet_pl.ood import ood_metrics
 
 Results = dict[str, dict[str, dict[str, float]]]  # set → score → metric → value
@@ -80,7 +79,7 @@ class OODEvaluation(Callback):
         names = list(getattr(trainer.datamodule, "ood_sets", {}))  # type: ignore[attr-defined]
         if not names or trainer.sanity_checking:
             return
-        gathered = self._gather()
+        gathered = joined(self._scores)
         missing = [name for i, name in enumerate(names, start=1) if not gathered.get(i)]
         if missing or not gathered.get(0):
             none = ", ".join(missing) or "the test set"
@@ -98,23 +97,7 @@ class OODEvaluation(Callback):
                 for metric, value in metrics.items():
                     pl_module.log(f"ood/{name}/{score}/{metric}", value, rank_zero_only=True, add_dataloader_idx=False)
         if self.score_file and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._write(figure_folder(trainer).parent / self.score_file, ["test", *names], gathered)
-
-    def _gather(self) -> dict[int, dict[str, Tensor]]:
-        """All scores of all ranks, by loader."""
-        own = {
-            i: {k: torch.cat([batch[k] for batch in batches]) for k in batches[0]}
-            for i, batches in self._scores.items()
-        }
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return own
-        everyone: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everyone, own)
-        merged: dict[int, dict[str, Tensor]] = {}
-        for i in sorted({i for part in everyone for i in part}):
-            parts = [part[i] for part in everyone if i in part]
-            merged[i] = {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
-        return merged
+            self._write(run_folder(trainer) / self.score_file, ["test", *names], gathered)
 
     @rank_zero_only
     def _write(self, path: Path, names: list[str], scores: dict[int, dict[str, Tensor]]) -> None:

@@ -10,7 +10,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from brainet_pl.callbacks.logging import figure_folder
+from brainet_pl.callbacks.logging import run_folder
 
 
 class PredictionFile(Callback):
@@ -54,7 +54,7 @@ class PredictionFile(Callback):
         if not self._rows:
             return
         rank = f"rank{trainer.global_rank}_" if trainer.world_size > 1 else ""
-        path = figure_folder(trainer).parent / f"{rank}{self.file}"
+        path = run_folder(trainer) / f"{rank}{self.file}"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._rows[0])

@@ -16,7 +16,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from brainet_pl import __version__
-from brainet_pl.callbacks.logging import figure_folder, log_figure
+from brainet_pl.callbacks.logging import log_artifact, log_figure, run_folder
 from brainet_pl.features import extract_features, structure_loader
 from brainet_pl.module import BRAINet, refuse_sharding
 from brainet_pl.structure import GGT, learn_structure
@@ -141,12 +141,14 @@ class StructureLearning(Callback):
             logger.log_metrics(facts, step=trainer.global_step)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
-            _write(self._beside_checkpoints(trainer), ggt.to_json())
+            path = self._beside_checkpoints(trainer)
+            _write(path, ggt.to_json())
+            log_artifact(trainer, "structure", path, {"fingerprint": ggt.fingerprint} | facts)
 
     @staticmethod
     def _beside_checkpoints(trainer: pl.Trainer) -> Path:
         # Not trainer.log_dir: that is a collective, and only rank zero comes here.
-        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or figure_folder(trainer).parent
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer)
         return Path(folder) / "structure.json"
 
 

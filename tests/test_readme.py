@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_there_is_something_to_run():
     assert len(PYTHON) == 3
-    assert sum(line.startswith("brainet") for line in SHELL) == 3
+    assert sum(line.startswith("brainet") for line in SHELL) == 4
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
@@ -37,7 +37,7 @@ def test_shell_lines():
             assert words[1] in targets
         else:
             assert words[0] == "brainet"
-            main([*words[1:], "--trainer.enable_progress_bar=false"])
+            main(words[1:] if words[1] == "report" else [*words[1:], "--trainer.enable_progress_bar=false"])
 
 
 def test_pictures_and_links_exist():

@@ -6,17 +6,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import wandb
+import yaml
 
+import brainet_pl
 from brainet_pl import configs
-from brainet_pl.cli import config_path, main
+from brainet_pl.cli import config_path, main, shipped
 from brainet_pl.datamodules import vision
+from brainet_pl.structure import GGT
 
-CONFIGS = sorted(p.stem for p in Path(configs.__path__[0]).glob("*.yaml"))
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 
 
@@ -37,7 +40,7 @@ class FewImages:
         self.targets = rng.integers(0, 10, 64)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", shipped())
 def test_every_shipped_configuration_runs(name, folder, monkeypatch):
     extra = []
     if name == "cifar10_resnet20":
@@ -73,6 +76,8 @@ def test_fit_then_test_with_nothing_but_the_checkpoint(folder, capsys):
     capsys.readouterr()
     cli = main(["test", "--ckpt_path", str(checkpoint), "--trainer.logger=false", *QUIET])
     assert cli.trainer.callback_metrics["test/cls/Acc"] > 0.3
+    assert cli.trainer.callback_metrics["ood/held_out/entropy/AUROC"] > 0.3  # the callbacks come with the checkpoint
+    assert (folder / "runs" / "dashboard.json").is_file()
     assert cli.model.ggt is not None
     swept = main(["test", "--ckpt_path", str(checkpoint), "--model.passes=3", "--trainer.logger=false", *QUIET])
     assert swept.model.passes == 3  # the command line wins over the checkpoint
@@ -103,43 +108,114 @@ def wandb_records(path):
             parts = b""
 
 
+class Offline(NamedTuple):
+    """What the file of an offline run holds; `files` are those of its folder."""
+
+    history: dict
+    config: dict
+    summaries: dict
+    artifacts: list
+    files: Path
+
+
 def read_wandb(folder):
-    """Metrics, media and configuration from the file of an offline run."""
     from wandb.proto import wandb_internal_pb2
 
     (path,) = (folder / "runs" / "wandb").glob("offline-run-*/run-*.wandb")
-    history, config = {}, {}
+    found = Offline({}, {}, {}, [], path.parent / "files")
     for data in wandb_records(path):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         for item in record.history.item:
-            history.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
+            found.history.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
         for item in record.config.update:
-            config[item.key or item.nested_key[0]] = json.loads(item.value_json)
-    return history, config
+            found.config[item.key or item.nested_key[0]] = json.loads(item.value_json)
+        if record.HasField("metric"):
+            how = record.metric.summary
+            found.summaries[record.metric.name] = "min" if how.min else "max" if how.max else "last"
+        artifact = record.artifact if record.HasField("artifact") else record.request.log_artifact.artifact
+        if artifact.type:
+            found.artifacts.append(artifact)
+    return found
 
 
-def test_a_real_offline_run_holds_metrics_picture_and_configuration(folder):
+FIT_AND_TEST = """
+import sys
+from brainet_pl.cli import lightning
+cli = lightning(["fit", "--config", "digits", "--trainer.max_epochs=2", *sys.argv[1:]])
+cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
+"""
+
+
+def test_a_real_offline_run_holds_metrics_figures_tables_and_configuration(folder):
     # In a process of its own, as a user would: W&B's service keeps the folder in which it was first started.
-    command = [sys.executable, "-m", "brainet_pl.cli", "fit", "--config", "digits", "--trainer.max_epochs=2", *QUIET]
     env = {k: v for k, v in os.environ.items() if "WANDB" not in k} | {"WANDB_MODE": "offline"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    env["PYTHONPATH"] = str(Path(brainet_pl.__file__).parents[1])  # this tree, wherever another one is installed
+    command = [sys.executable, "-c", FIT_AND_TEST, "--model.temperature_scaling=true", *QUIET]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    history, config = read_wandb(folder)
+    run = read_wandb(folder)
     for key in ("train/loss", "val/cls/Acc", "val/cls/NLL", "val/cls/Brier", "val/cal/ECE", "val/cal/aECE"):
-        assert history[key], key
-    logged = [
-        float(row["val/cls/NLL"])
-        for row in csv.DictReader((folder / "runs/digits/version_0/metrics.csv").open())
-        if row["val/cls/NLL"]
-    ]
-    assert history["val/cls/NLL"] == pytest.approx(logged)
-    assert history["structure/unique_structures"][0] >= 1
-    assert history["structure/tree/_type"] == ["images/separated"]
-    (picture,) = history["structure/tree/filenames"][0]
-    assert list((folder / "runs" / "wandb").glob(f"offline-run-*/files/{picture}"))
-    assert config["cli"]["structure"]["threshold"] == 0.1
-    assert config["cli"]["model"]["num_classes"] == 8
+        assert run.history[key], key
+    rows = list(csv.DictReader((folder / "runs/digits/version_0/metrics.csv").open()))
+    logged = [float(row["val/cls/NLL"]) for row in rows if row["val/cls/NLL"]]
+    assert run.history["val/cls/NLL"] == pytest.approx(logged)
+    assert run.history["structure/unique_structures"][0] >= 1
+    assert len(run.history["ood/held_out/entropy/AUROC"]) == 1
+    # every figure, as a picture that is there
+    tested = ("test/reliability", "test/risk_coverage", "test/passes", "ood/held_out/histograms", "ood/held_out/curves")
+    times = {"structure/tree": 2} | dict.fromkeys(tested, 1)  # the tree once more with the test
+    for name, count in times.items():
+        assert run.history[f"{name}/_type"] == ["images/separated"] * count, name
+        for (picture,) in run.history[f"{name}/filenames"]:
+            assert (run.files / picture).read_bytes()[:4] == b"\x89PNG", name
+    # every table, with its rows, and the thumbnails as pictures
+    for name, n_rows in {"test/most_uncertain": 16, "ood/table": 6}.items():
+        assert run.history[f"{name}/_type"] == ["table-file"], name
+        (path,) = run.history[f"{name}/path"]
+        table = json.loads((run.files / path).read_text())
+        assert len(table["data"]) == n_rows
+        saved = csv.DictReader((folder / "runs/digits/version_0/tables" / f"{name.replace('/', '_')}.csv").open())
+        assert table["columns"] == saved.fieldnames
+        assert [str(row[0]) for row in table["data"]] == [row[saved.fieldnames[0]] for row in saved]
+    (table,) = [a for a in run.artifacts if a.type == "run_table" and "most_uncertain" in a.name]
+    pictures = [entry.local_path for entry in table.manifest.contents if entry.path.endswith(".png")]
+    assert len(pictures) == 16  # wait for `wandb sync` where W&B stages artifacts
+    assert all(Path(path).read_bytes()[:4] == b"\x89PNG" for path in pictures)
+    assert run.config["cli"]["structure"]["threshold"] == 0.1
+    assert run.config["cli"]["model"]["num_classes"] == 8
+    best = {"val/cls/NLL": "min", "val/cal/ECE": "min", "test/cls/Brier": "min", "val/cls/Acc": "max"}
+    best |= {"ood/held_out/entropy/AUROC": "max", "ood/held_out/entropy/FPR95": "min"}
+    assert {name: run.summaries.get(name) for name in best} == best
+    (structure,) = [artifact for artifact in run.artifacts if artifact.type == "structure"]
+    assert [entry.path for entry in structure.manifest.contents] == ["structure.json"]
+    stored = json.loads((folder / "runs/digits/version_0/structure.json").read_text())
+    assert json.loads(structure.metadata)["fingerprint"] == GGT.from_dict(stored).fingerprint
+
+
+def test_the_sweep_asks_for_settings_that_exist(folder):
+    assert "sweep" not in shipped()
+    with pytest.raises(FileNotFoundError, match="expected a file or one of"):
+        config_path("sweep")
+    sweep = yaml.safe_load((Path(configs.__path__[0]) / "sweep.yaml").read_text())
+    assert sweep["command"][0] == "brainet"
+    assert {"structure.s", "structure.threshold", "model.temperature", "model.num_params"} == set(sweep["parameters"])
+    # one combination, as `wandb agent` would fill it in; all ends of the ranges must parse
+    for end in ("min", "max"):
+        chosen = {
+            name: range_["values"][0 if end == "min" else -1] if "values" in range_ else range_[end]
+            for name, range_ in sweep["parameters"].items()
+        }
+        args = [f"--{name}={value}" for name, value in chosen.items()]
+        words = [part for word in sweep["command"][1:] for part in (args if word == "${args}" else [word])]
+        cli = main([*words, "--trainer.fast_dev_run=true", *QUIET])
+        fit = cli.config["fit"]
+        assert {name: fit[name.split(".")[0]][name.split(".")[1]] for name in chosen} == chosen
+        assert cli.model.head.temperature == chosen["model.temperature"]
+        assert fit["trainer"]["logger"][-1]["init_args"]["offline"] is False
+    metrics = cli.trainer.callback_metrics
+    assert sweep["metric"]["name"] in metrics
+    assert not cli.model.val_metrics[sweep["metric"]["name"]].higher_is_better
 
 
 def test_wandb_can_be_disabled(folder, monkeypatch):
@@ -155,6 +231,7 @@ def test_help_is_readable(capsys):
     shown = capsys.readouterr().out
     assert "--structure.threshold" in shown
     assert "--model.num_params" in shown
+    assert "brainet report RUN_DIR" in shown
 
 
 def test_unknown_configuration_lists_the_known_ones():
