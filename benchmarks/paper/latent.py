@@ -81,22 +81,24 @@ def main() -> None:
     store.save()
     for name, value in facts.items():
         print(f"{name:<28}{value:.4g}")
-    draw(information.view(GRID, GRID), codes, y[:6000], images, z, information).savefig(args.out / "latent.png", dpi=130)
+    draw(codes, y[:6000], images, z, information).savefig(args.out / "latent.png", dpi=130)
 
 
-def draw(plane: Tensor, codes: Tensor, labels: Tensor, images: Tensor, z: Tensor, information: Tensor) -> Figure:
+def draw(codes: Tensor, labels: Tensor, images: Tensor, z: Tensor, information: Tensor) -> Figure:
     """The map, with six decoded images of high and six of low disagreement around it."""
     figure = Figure(figsize=(9, 6), layout="constrained")
     grid = figure.add_gridspec(6, 9)
     axes = figure.add_subplot(grid[:, :6])
-    shown = axes.imshow(plane.t(), origin="lower", extent=(-SIDE, SIDE, -SIDE, SIDE), cmap="magma", aspect="auto")
+    plane = information.view(GRID, GRID).t()
+    shown = axes.imshow(plane, origin="lower", extent=(-SIDE, SIDE, -SIDE, SIDE), cmap="magma", aspect="auto")
     axes.scatter(*codes.t(), c=labels, cmap="tab10", s=2, alpha=0.6, vmin=0, vmax=9)
     axes.set(xlabel="latent variable 1", ylabel="latent variable 2", xlim=(-SIDE, SIDE), ylim=(-SIDE, SIDE))
     figure.colorbar(shown, ax=axes, label="mutual information (nats)", shrink=0.8)
     within = torch.cdist(z, codes).amin(dim=1) < 2.0
     candidates = torch.nonzero(within).squeeze(1)
     order = candidates[information[candidates].argsort()]
-    picks = torch.cat([order[-len(order) // 20 :: max(1, len(order) // 120)][:6], order[:: max(1, len(order) // 60)][:6]])
+    high, low = order[-len(order) // 20 :: max(1, len(order) // 120)], order[:: max(1, len(order) // 60)]
+    picks = torch.cat([high[:6], low[:6]])
     for k, i in enumerate(picks.tolist()):
         small = figure.add_subplot(grid[k % 6, 6 + 1 + k // 6])
         small.imshow(images[i].view(28, 28), cmap="gray_r")
