@@ -20,7 +20,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_there_is_something_to_run():
-    assert len(PYTHON) == 3
+    assert len(PYTHON) == 4
     assert sum(line.startswith("brainet") for line in SHELL) == 4
 
 
