@@ -24,7 +24,8 @@ from brainet_pl.structure.ggt import GGT, Leaf
 
 Kind = Literal["gaussian", "discrete"]
 Family = tuple[int, tuple[int, ...]]
-_CHUNK = 512  # samples at a time, so that memory does not grow with the batch
+_ROOM = 2**25  # numbers held at a time while scoring, so that memory does not grow with the batch
+_TIED = 2**28  # numbers in all classes' covariances above which one covariance serves all classes
 PRIOR_PER_VARIABLE = 16.0  # with fewer rows than this for each variable, a class's own covariances are mostly noise
 
 
@@ -46,7 +47,8 @@ class GenerativeScore(nn.Module):
         normalize: divide each sample's features by their Euclidean length first.
         prior: weight, in rows, of what all classes have in common when a class's own parameters are estimated. None is
             16 for each variable (gaussian) or 5 (discrete).
-        bins: levels of a feature. max_parents: of a family, the best by score. Both for "discrete".
+        max_parents: of a family. None keeps the 64 most correlated ones (gaussian) or the 2 best by score (discrete).
+        bins: levels of a feature, for "discrete".
         temperature: of the posterior over sub-networks; "auto" is `GGT.auto_temperature`.
     """
 
@@ -61,7 +63,7 @@ class GenerativeScore(nn.Module):
         normalize: bool = True,
         prior: float | None = None,
         bins: int = 8,
-        max_parents: int = 2,
+        max_parents: int | None = None,
         temperature: float | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
@@ -76,10 +78,12 @@ class GenerativeScore(nn.Module):
         self.families: GaussianFamilies | DiscreteFamilies
         if kind == "gaussian":
             weight = PRIOR_PER_VARIABLE * ggt.num_variables if prior is None else prior
-            self.families = GaussianFamilies(families, ggt.num_variables, num_classes, weight)
+            most = 64 if max_parents is None else max_parents
+            self.families = GaussianFamilies(families, ggt.num_variables, num_classes, weight, most)
         else:
             weight = 5.0 if prior is None else prior
-            self.families = DiscreteFamilies(families, ggt.num_variables, num_classes, weight, bins, max_parents)
+            most = 2 if max_parents is None else max_parents
+            self.families = DiscreteFamilies(families, ggt.num_variables, num_classes, weight, bins, most)
         gamma = ggt.auto_temperature if temperature == "auto" else float(temperature)
         self.average = TreeAverage(ggt, families, gamma)
         self.moments = ScoreMoments()
@@ -107,7 +111,8 @@ class GenerativeScore(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """(B, d) → (B, C) log p(x | c), averaged over sub-networks."""
         self._check(features)
-        parts = [self.average(self.families(self._prepare(part))) for part in features.split(_CHUNK)]  # type: ignore[no-untyped-call]
+        rows = max(1, _ROOM // self.families.numbers)
+        parts = [self.average(self.families(self._prepare(part))) for part in features.split(rows)]  # type: ignore[no-untyped-call]
         return torch.cat(parts) if parts else features.new_zeros(0, self.num_classes)
 
     def scores(self, features: Tensor, probs: Tensor | None = None, energy: Tensor | None = None) -> dict[str, Tensor]:
@@ -243,7 +248,8 @@ class GaussianFamilies(nn.Module):
     """x_i | parents, c ~ N(intercept_c + slopes_c · parents, variance_c).
 
     A class's covariance is (ν·S + n_c·S_c)/(ν + n_c): S is the covariance within classes, S_c the class's own, n_c its
-    number of rows and ν the weight of the prior; slopes and variances of a family follow from it.
+    number of rows and ν the weight of the prior; slopes and variances of a family follow from it. Where the covariances
+    of all classes would not fit into memory (a thousand classes of thousands of features), S alone serves them all.
     """
 
     parents: Tensor
@@ -252,30 +258,38 @@ class GaussianFamilies(nn.Module):
     intercept: Tensor
     log_variance: Tensor
 
-    def __init__(self, families: list[Family], d: int, num_classes: int, prior: float) -> None:
+    def __init__(self, families: list[Family], d: int, num_classes: int, prior: float, max_parents: int) -> None:
         super().__init__()
-        self.prior, self._families, self._d = prior, families, d
-        most = max(1, max((len(parents) for _, parents in families), default=1))
-        padded = [[*parents, *[d] * (most - len(parents))] for _, parents in families]  # column d is zero
-        self.register_buffer("parents", torch.tensor(padded), persistent=False)
+        self.prior, self._families, self._classes = prior, families, num_classes
+        self.tied = num_classes * d * d > _TIED
+        most = max(1, min(max_parents, max((len(parents) for _, parents in families), default=1)))
+        self.numbers = len(families) * max(most, num_classes)
+        self.register_buffer("parents", torch.full((len(families), most), d))  # column d is zero
         self.register_buffer("variable", torch.tensor([v for v, _ in families]), persistent=False)
-        self.register_buffer("slopes", torch.zeros(len(families), most, num_classes))
+        self.register_buffer("slopes", torch.zeros(len(families), most, 1 if self.tied else num_classes))
         self.register_buffer("intercept", torch.zeros(len(families), 1, num_classes))
         self.register_buffer("log_variance", torch.zeros(len(families), 1, num_classes))
 
     def fit(self, x: Tensor, labels: Tensor, progress: bool) -> None:
         """From features (N, d) and labels (N,); classes without a row get the common covariance around the mean."""
-        classes = self.slopes.shape[2]
+        classes = self._classes
         x, count = x.double(), torch.bincount(labels, minlength=classes).double()
         onehot = F.one_hot(labels, classes).double()
         mean = torch.where(count[:, None] > 0, onehot.t() @ x / count.clamp_min(1)[:, None], x.mean(dim=0))
         residual = x - mean[labels]
         common = residual.t() @ residual / len(x)
         floor = 1e-3 * common.diagonal().mean().clamp_min(1e-12)  # a constant feature must not make novelty infinite
-        own = torch.stack([residual[labels == c].t() @ residual[labels == c] for c in range(classes)])
-        covariance = (self.prior * common + own) / (self.prior + count)[:, None, None]
+        covariance = common.unsqueeze(0)
+        if not self.tied:
+            own = torch.stack([residual[labels == c].t() @ residual[labels == c] for c in range(classes)])
+            covariance = (self.prior * common + own) / (self.prior + count)[:, None, None]
+        deviation = common.diagonal().clamp_min(1e-30).sqrt()
         for i, (v, parents) in enumerate(self._families):  # all classes at once: (C, p, p) and (C, p)
-            p = list(parents)
+            p = torch.tensor(parents, dtype=torch.long, device=x.device)
+            if len(p) > self.parents.shape[1]:
+                strength = (common[v, p] / deviation[p]).abs()
+                p = p[strength.topk(self.parents.shape[1]).indices.sort().values]
+            self.parents[i, : len(p)] = p
             among, with_v = covariance[:, p][:, :, p], covariance[:, p, v]
             slopes = torch.linalg.solve(among + 1e-3 * floor * torch.eye(len(p)).to(x), with_v)
             variance = covariance[:, v, v] - 2 * (slopes * with_v).sum(dim=1)
@@ -287,7 +301,7 @@ class GaussianFamilies(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, d) → (F, B, C)."""
         columns = F.pad(x, (0, 1)).t()
-        expected = torch.baddbmm(self.intercept, columns[self.parents].transpose(1, 2), self.slopes)
+        expected = torch.bmm(columns[self.parents].transpose(1, 2), self.slopes) + self.intercept
         error = columns[self.variable].unsqueeze(2) - expected
         return -0.5 * (error**2 * (-self.log_variance).exp() + self.log_variance + math.log(2 * math.pi))
 
@@ -312,6 +326,7 @@ class DiscreteFamilies(nn.Module):
         if bins < 2 or max_parents < 0:
             raise ValueError(f"expected at least 2 bins and 0 max_parents, got {bins} and {max_parents}")
         self.prior, self.bins, self._families, self._d = prior, bins, families, d
+        self.numbers = len(families) * num_classes
         self.register_buffer("variable", torch.tensor([v for v, _ in families]), persistent=False)
         self.register_buffer("edges", torch.zeros(d, bins - 1))
         self.register_buffer("chosen", torch.full((len(families), max_parents), d))  # column d is code 0

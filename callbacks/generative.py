@@ -27,7 +27,8 @@ class GenerativeFit(Callback):
     Args:
         kind, normalize, prior, bins, max_parents: as in `GenerativeScore`; `normalize` None is True behind a backbone.
         threshold: of the tree that is learned for the density, in nats; a density wants more edges than a network of
-            dense layers. None takes the tree of the head.
+            dense layers. It is raised to 6/N for N samples, where noise alone would make edges. None takes the tree of
+            the head.
         s, max_order, seed: of that tree, as in `learn_structure`.
         progress: show progress bars.
     """
@@ -42,7 +43,7 @@ class GenerativeFit(Callback):
         normalize: bool | None = None,
         prior: float | None = None,
         bins: int = 8,
-        max_parents: int = 2,
+        max_parents: int | None = None,
         progress: bool = True,
     ) -> None:
         self.kind, self.normalize, self.progress = kind, normalize, progress
@@ -87,8 +88,10 @@ class GenerativeFit(Callback):
     def _tree(self, features: Tensor, module: BRAINet) -> GGT:
         if self.threshold is not None:
             test: TestName = "gaussian" if self.kind == "gaussian" else "cmi"
+            # N independent pairs have a mutual information of about 1/(2N) nats; one in two thousand exceeds 6/N.
+            threshold = max(self.threshold, 6.0 / len(features))
             return learn_structure(
-                features, test=test, threshold=self.threshold, bins=4, progress=self.progress, **self.structure
+                features, test=test, threshold=threshold, bins=4, progress=self.progress, **self.structure
             )
         if module.ggt is None:
             raise RuntimeError(

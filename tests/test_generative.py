@@ -96,6 +96,26 @@ def test_discrete_densities_are_those_of_every_network_in_turn(data, ggt, max_pa
         assert any(p < 8 for row in score.families.chosen.tolist() for p in row)
 
 
+def test_few_parents_and_one_covariance_for_all(data, ggt, monkeypatch):
+    x, y = data
+    few = GenerativeScore(ggt, CLASSES, normalize=False, max_parents=1).fit(x, y)
+    assert few.families.slopes.shape[1] == 1
+    assert len({row for row in few.families.parents[:, 0].tolist() if row < 8}) > 2
+    all_parents, none = (
+        GenerativeScore(ggt, CLASSES, normalize=False, **s).fit(x, y) for s in ({}, {"max_parents": 0})
+    )
+    likelihoods = [s(x).gather(1, y[:, None]).mean().item() for s in (none, few, all_parents)]
+    assert likelihoods == sorted(likelihoods)
+    monkeypatch.setattr("brainet_pl.generative._TIED", 10)
+    tied = GenerativeScore(ggt, CLASSES, normalize=False).fit(x, y)
+    monkeypatch.undo()
+    same = GenerativeScore(ggt, CLASSES, normalize=False, prior=1e12).fit(x, y)
+    assert tied.families.slopes.shape[2] == 1
+    torch.testing.assert_close(tied(x), same(x), atol=1e-3, rtol=1e-3)
+    monkeypatch.setattr("brainet_pl.generative._ROOM", 10)  # sample by sample
+    torch.testing.assert_close(same(x[:9]), same(x)[:9], atol=1e-4, rtol=1e-4)
+
+
 def test_a_table_of_probabilities_sums_to_one(data):
     """Over all 3^4 configurations of four variables, whatever the tree."""
     x, y = data
