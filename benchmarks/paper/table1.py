@@ -4,8 +4,9 @@
 
 All heads have 16,000 parameters (the linear one 650) and train with Adam at a fixed rate on the same features: four
 copies of the training images, three of them augmented. Settings are chosen by the NLL of the 2,000 validation images,
-on two seeds that are not used again: the rate of MC-dropout, the threshold of BRAINet, the rate of BRAINet with
-dropout. Unknown images are seen only when the table is made.
+on two seeds that are not used again: the rate of MC-dropout, the threshold and the temperature (the tempered default,
+or uniform) of BRAINet, the rate and the temperature of BRAINet with dropout. Unknown images are seen only when the table
+is made.
 """
 
 from __future__ import annotations
@@ -55,6 +56,12 @@ def loss(outputs: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(outputs.flatten(0, -2), y.repeat(len(outputs) if outputs.dim() == 3 else 1))
 
 
+def heat(head: nn.Module, temperature: str) -> None:
+    """Set the temperature of the posterior over sub-networks; a trained head is not trained again for it."""
+    if isinstance(head, BRAINetHead):
+        head.temperature = "auto" if temperature == "auto" else float(temperature)
+
+
 class Experiment:
     """Data, trees and finished cells."""
 
@@ -75,26 +82,31 @@ class Experiment:
         torch.manual_seed(seed)
         return train(make(), *self.data.train, epochs=self.epochs, loss=loss, seed=seed, name=f"{name}, seed {seed}")
 
-    def tuned(self, family: str, makers: dict[float, Callable[[], nn.Module]]) -> float:
-        """The setting with the smallest validation NLL, mean over the tuning seeds."""
+    def tuned(self, family: str, makers: dict[float, Callable[[], nn.Module]]) -> tuple[float, str]:
+        """The setting and the temperature with the smallest validation NLL, mean over the tuning seeds."""
 
-        def measure(value: float, seed: int) -> Cell:
+        def measure(value: float, seed: int) -> dict[str, Cell]:
             head = self.fit(makers[value], seed, f"{family} {value:g}")
-            return quality(outputs_of(head, self.data.val[0], PASSES, seed=seed), self.data.val[1])
+            found = {}
+            for temperature in ("auto", "inf") if isinstance(head, BRAINetHead) else ("auto",):
+                heat(head, temperature)
+                found[temperature] = quality(outputs_of(head, self.data.val[0], PASSES, seed=seed), self.data.val[1])
+            return found
 
-        found = {
-            value: statistics.fmean(
-                self.store.cell(f"tune/{family}/{value:g}/{seed}", lambda v=value, s=seed: measure(v, s))["nll"]  # type: ignore[misc]
-                for seed in TUNING
-            )
-            for value in makers
-        }
-        print(f"validation NLL, {family}: " + ", ".join(f"{value:g}: {nll:.4f}" for value, nll in found.items()))
-        return min(found, key=lambda value: found[value])
+        losses: dict[tuple[float, str], list[float]] = {}
+        for value in makers:
+            for seed in TUNING:
+                found = self.store.cell(f"tune/{family}/{value:g}/{seed}", lambda v=value, s=seed: measure(v, s))  # type: ignore[misc]
+                for temperature, cell in found.items():
+                    losses.setdefault((value, temperature), []).append(cell["nll"])
+        means = {setting: statistics.fmean(values) for setting, values in losses.items()}
+        print(f"validation NLL, {family}: " + ", ".join(f"{v:g} {t}: {nll:.4f}" for (v, t), nll in means.items()))
+        return min(means, key=lambda setting: means[setting])
 
-    def measure(self, make: Callable[[], nn.Module], seed: int, name: str) -> dict[str, Cell]:
+    def measure(self, make: Callable[[], nn.Module], temperature: str, seed: int, name: str) -> dict[str, Cell]:
         """Test quality and separation: in the head's own way, by one simultaneous pass, and against passes."""
         head = self.fit(make, seed, name)
+        heat(head, temperature)
         known, unknown = self.data.test, self.data.ood
         found = {}
         modes = ["stochastic", "simultaneous"] if isinstance(head, BRAINetHead) else ["stochastic"]
@@ -124,32 +136,44 @@ def main() -> None:
         tree = shuffled(lab.tree(threshold)) if control else lab.tree(threshold)
         return lambda: BRAINetHead(tree, 10, num_params=BUDGET, dropout=dropout)
 
-    rate = lab.tuned("MC-dropout", {p: lambda p=p: MLPHead(64, 10, BUDGET, 2, p) for p in RATES})  # type: ignore[misc]
-    threshold = lab.tuned("BRAINet", {t: brainet(t) for t in THRESHOLDS})
-    dropout = lab.tuned(f"BRAINet + dropout at {threshold:g}", {p: brainet(threshold, p) for p in (0.2, 0.35, 0.5)})
-    rows: dict[str, Callable[[], nn.Module]] = {
-        "linear": lambda: LinearHead(64, 10),
-        "MLP": lambda: MLPHead(64, 10, BUDGET),
-        "MC-dropout": lambda: MLPHead(64, 10, BUDGET, 2, rate),
-        "deep ensemble (5)": lambda: EnsembleHead(64, 10, BUDGET),
-        "BRAINet": brainet(threshold),
-        "BRAINet + dropout": brainet(threshold, dropout),
-        "BRAINet, shuffled": brainet(threshold, control=True),
-        "BRAINet + dropout, shuffled": brainet(threshold, dropout, control=True),
+    rate, _ = lab.tuned("MC-dropout", {p: lambda p=p: MLPHead(64, 10, BUDGET, 2, p) for p in RATES})  # type: ignore[misc]
+    threshold, cold = lab.tuned("BRAINet", {t: brainet(t) for t in THRESHOLDS})
+    rates = {p: brainet(threshold, p) for p in (0.2, 0.35, 0.5)}
+    dropout, warm = lab.tuned(f"BRAINet + dropout at {threshold:g}", rates)
+    rows: dict[str, tuple[Callable[[], nn.Module], str]] = {
+        "linear": (lambda: LinearHead(64, 10), ""),
+        "MLP": (lambda: MLPHead(64, 10, BUDGET), ""),
+        "MC-dropout": (lambda: MLPHead(64, 10, BUDGET, 2, rate), ""),
+        "deep ensemble (5)": (lambda: EnsembleHead(64, 10, BUDGET), ""),
+        "BRAINet": (brainet(threshold), cold),
+        "BRAINet + dropout": (brainet(threshold, dropout), warm),
+        "BRAINet, shuffled": (brainet(threshold, control=True), cold),
+        "BRAINet + dropout, shuffled": (brainet(threshold, dropout, control=True), warm),
     }
-    print(f"MC-dropout rate {rate:g}; BRAINet threshold {threshold:g}, dropout {dropout:g}")
+    chosen = {
+        "rate": rate,
+        "threshold": threshold,
+        "temperature": cold,
+        "dropout": dropout,
+        "temperature with it": warm,
+    }
+    print(f"chosen: {chosen}")
     print(lab.tree(threshold).summary())
     cells: dict[str, list[Cell]] = {}
     passes: dict[str, list[Cell]] = {}
     for seed in range(args.seeds):
-        for name, make in rows.items():
-            found = store.cell(f"{name}/{seed}", lambda m=make, s=seed, n=name: lab.measure(m, s, n))  # type: ignore[misc]
+        for name, (make, temperature) in rows.items():
+
+            def run(make=make, temperature=temperature, seed=seed, name=name) -> dict[str, Cell]:  # type: ignore[no-untyped-def]
+                return lab.measure(make, temperature, seed, name)
+
+            found = store.cell(f"{name}/{seed}", run)
             cells.setdefault(name, []).append(found["stochastic"])
             if "simultaneous" in found:
                 cells.setdefault(f"{name}, simultaneous", []).append(found["simultaneous"])
             if "passes" in found:
                 passes.setdefault(name, []).append(found["passes"])
-    store.content["chosen"] = {"rate": rate, "threshold": threshold, "dropout": dropout}
+    store.content["chosen"] = chosen
     store.save()
     report(cells)
     draw(passes).savefig(args.out / "table1.png", dpi=130)
