@@ -144,7 +144,8 @@ class EnsembleHead(nn.Module):
         """(B, d) → (M, B, O); with dropout (M·T, B, O), T masks for each member."""
         if not self.dropout:
             return self._run(x, 0.0)
-        return self._run(x.repeat(passes, 1), self.dropout).unflatten(1, (passes, len(x))).flatten(0, 1)
+        outputs = self._run(x.repeat(passes, 1), self.dropout)  # (M, T·B, O)
+        return outputs.reshape(self.members * passes, len(x), self.out_features)
 
     def _run(self, x: Tensor, dropout: float) -> Tensor:
         if x.dim() != 2 or x.shape[1] != self.in_features:

@@ -203,7 +203,7 @@ class GaussianNLL(_SampleMean):
 class IntervalCoverage(_SampleMean):
     """The share of targets inside the central interval of probability `level`; calibrated where it equals `level`."""
 
-    higher_is_better = None
+    higher_is_better = None  # type: ignore[assignment]
     is_differentiable = False
 
     def __init__(self, level: float, **kwargs: Any) -> None:
@@ -245,7 +245,8 @@ class QuantileCalibrationError(Metric):
 
     def compute(self) -> Tensor:
         """The mean gap so far."""
-        return (self.inside / self.count - torch.tensor(_LEVELS, device=self.inside.device)).abs().mean()
+        levels = torch.tensor(_LEVELS, device=self.inside.device)
+        return torch.as_tensor((self.inside / self.count - levels).abs().mean())
 
 
 def _central(preds: Tensor, target: Tensor) -> Tensor:

@@ -18,9 +18,7 @@ from brainet_pl.head import BRAINetHead, Sampling
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification, LossName, TaskName, make_task
 
-HeadName = Literal[
-    "brainet", "brainet_ensemble", "brainet_dropout", "linear", "mlp", "mc_dropout", "ensemble", "bayes"
-]
+HeadName = Literal["brainet", "brainet_ensemble", "brainet_dropout", "linear", "mlp", "mc_dropout", "ensemble", "bayes"]
 STRUCTURED = ("brainet", "brainet_ensemble", "brainet_dropout")  # heads that wait for a learned tree
 Inference = Literal["stochastic", "simultaneous", "enumerated"]
 STORED = "brainet"  # the checkpoint's entry with everything that rebuilds the head
@@ -43,8 +41,8 @@ class BRAINet(pl.LightningModule):
         loss: "cross_entropy" or "confidence" (DeVries & Taylor 2018), which learns a further score; for regression
             "gaussian", the negative log-likelihood of mean and variance. None is the task's first.
         label_smoothing: of either loss of classification.
-        temperature_scaling: of classification: fit a temperature on the validation data after every epoch, and predict with it; the test
-            reports both, `test/…` before and `test/scaled/…` after.
+        temperature_scaling: of classification: fit a temperature on the validation data after every epoch, and predict
+            with it; the test reports both, `test/…` before and `test/scaled/…` after.
         backbone: a module, a name (`cifar_resnet20`, `torchvision/resnet18`, `timm/…`), or None for raw features.
         backbone_weights: a file of weights, or the name of published ones.
         head_layer: the backbone's classification layer; None finds it, "" removes nothing.
@@ -147,7 +145,7 @@ class BRAINet(pl.LightningModule):
             head = EnsembleHead(ggt, out, members=members, **{k: s[k] for k in keys})
         self.head = head.to(self.device)
 
-    def _build_other_head(self, in_features: int) -> None:
+    def build_head(self, in_features: int) -> None:
         """Build one of the heads that need only the number of features."""
         s, sizes = self._head_settings, (in_features, self.task.out_features)
         budget, norm = s["num_params"], s["norm"]
@@ -173,7 +171,7 @@ class BRAINet(pl.LightningModule):
         """
         refuse_sharding(self.trainer)
         if stage == "fit" and self.head is None and self.head_name not in STRUCTURED:
-            self._build_other_head(self._dry_pass())
+            self.build_head(self._dry_pass())
         if stage == "fit" and self.task.needs_targets:
             self.task.prepare(self._all_targets())
 
@@ -218,7 +216,7 @@ class BRAINet(pl.LightningModule):
             if self.ggt is None or self.ggt.fingerprint != ggt.fingerprint:
                 self.set_structure(ggt)
         elif self.head is None and stored["in_features"] is not None:
-            self._build_other_head(int(stored["in_features"]))
+            self.build_head(int(stored["in_features"]))
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

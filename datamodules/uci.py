@@ -86,14 +86,14 @@ class UCI(ClassificationData):
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed)
-        self.name, self.root, self.split_number = name, root, split
+        self.dataset, self.root, self.split_number = name, root, split
 
     def setup(self, stage: str) -> None:
         """Read the split; validation rows come from its training part, and are not in the statistics."""
-        x, y, x_test, y_test = read_split(self.root, self.name, self.split_number)
-        train, val = self.split(len(x))
-        inputs, x_val, x_test = standardise(x[train], x[val], x_test)
-        targets = torch.tensor(y, dtype=torch.float32)
+        rows = read_split(self.root, self.dataset, self.split_number)
+        train, val = self.split(len(rows.x_train))
+        inputs, x_val, x_test = standardise(rows.x_train[train], rows.x_train[val], rows.x_test)
+        targets = torch.tensor(rows.y_train, dtype=torch.float32)
         self.train_set = self.structure_set = Images(inputs, targets[train])
         self.val_set = Images(x_val, targets[val])
-        self.test_set = Images(x_test, torch.tensor(y_test, dtype=torch.float32))
+        self.test_set = Images(x_test, torch.tensor(rows.y_test, dtype=torch.float32))
