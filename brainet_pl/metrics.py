@@ -251,7 +251,7 @@ class QuantileCalibrationError(Metric):
 
 def _central(preds: Tensor, target: Tensor) -> Tensor:
     """(B,) probability of the smallest central interval that holds the target: erf(|y - μ| / √(2σ²))."""
-    return torch.special.erf((target - preds[:, 0]).abs() / (2 * preds[:, 1]).sqrt())
+    return torch.as_tensor(torch.special.erf((target - preds[:, 0]).abs() / (2 * preds[:, 1]).sqrt()))
 
 
 def regression_metrics(prefix: str) -> MetricCollection:
