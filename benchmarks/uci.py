@@ -21,10 +21,9 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,12 +32,14 @@ from structure import table
 from torch import Tensor
 
 from brainet_pl.datamodules.uci import FOLDERS, read_split, standardise
-from brainet_pl.module import BRAINet
-from brainet_pl.structure import learn_structure
+from brainet_pl.ensemble import EnsembleHead, stacked_tree
+from brainet_pl.structure import GGT, Leaf, learn_structure
+from brainet_pl.structure.ggt import Tree
+from brainet_pl.tasks import Regression
 
 OUT = Path(__file__).parents[1] / "docs" / "results"
 MEMBERS, PASSES = 5, 50
-TRIALS = 12
+TRIALS = 18
 QUICK_SPLITS = 5
 
 # variant → (head, hidden layers of a plain one). The last four are controls: plain networks of two layers, and
@@ -61,6 +62,8 @@ STRUCTURES: list[dict[str, Any]] = [
     {"test": "gaussian", "threshold": 0.02, "max_order": 1},
     {"test": "cmi", "threshold": 0.05, "max_order": 1},
     {"test": "gaussian", "threshold": 0.005, "max_order": 3},
+    {"test": "cmi", "threshold": 0.01, "max_order": 1},
+    {"test": "gaussian", "threshold": 0.1, "max_order": 1},
 ]
 
 # Appendix D, Tables 1 and 2: mean and standard deviation of RMSE, then of NLL.
@@ -125,7 +128,17 @@ LARGE = ("kin8nm", "power", "naval", "protein")  # thousands of rows
 Floats = NDArray[np.float64]
 
 
-# -- one cell ---------------------------------------------------------------------------------------------------------
+# -- networks -----------------------------------------------------------------------------------------------------
+
+
+class Replica(NamedTuple):
+    """One ensemble, or one network with dropout, among those trained together: its rows and its settings."""
+
+    x: Floats
+    y: Floats
+    x_eval: Floats
+    y_eval: Floats
+    settings: dict[str, Any]
 
 
 def budget(name: str, d: int) -> int:
@@ -134,128 +147,168 @@ def budget(name: str, d: int) -> int:
     return (d + 1) * w + (w + 1) * 2
 
 
-@lru_cache(maxsize=4)
-def rows_of(data: str, name: str, split: int, holdout: int | None) -> tuple[Floats, Floats, Floats, Floats]:
-    """Training and evaluation rows: of the published split, or with `holdout` a fifth of its training rows held out."""
-    x, y, x_test, y_test = read_split(data, name, split)
-    if holdout is None:
-        return x, y, x_test, y_test
-    order = np.random.default_rng([split, holdout]).permutation(len(x))
-    held, kept = order[: min(len(x) // 5, 2000)], order[min(len(x) // 5, 2000) :]
-    return x[kept], y[kept], x[held], y[held]
+def rate(step: int, settings: dict[str, Any]) -> float:
+    """Learning rate: a tenth of the steps rising, then half a cosine down to 0, where it stays."""
+    done = step / settings["steps"]
+    shape = done / 0.1 if done < 0.1 else 0.5 * (1 + math.cos(math.pi * min(1.0, (done - 0.1) / 0.9)))
+    return float(settings["lr"] * shape)
 
 
-def build(variant: str, name: str, x: Floats, settings: dict[str, Any]) -> BRAINet:
-    """The product's own module with the head of a variant, at the budget of the set."""
-    head, hidden = VARIANTS[variant]
-    members = MEMBERS if "ensemble" in head else 1
-    model = BRAINet(
-        task="regression",
-        head=head,  # type: ignore[arg-type]
-        num_params=members * budget(name, x.shape[1]),
-        hidden=max(1, hidden),
-        members=members,
-        dropout=settings["dropout"] if "dropout" in head else 0.0,
-        norm=None,
-        passes=PASSES,
-    )
-    if model.needs_structure:
-        model.set_structure(learn_structure(x, progress=False, max_seconds=20, **settings["structure"]))
-    else:
-        model.build_head(x.shape[1])
-    return model
+class Adam:
+    """AdamW over batched members, each with a learning rate and a weight decay of its own."""
+
+    def __init__(self, head: EnsembleHead, decay: Tensor) -> None:
+        levels = head.plan.levels
+        # The member of every element: weights are (M, …), biases lie level by level and then member by member.
+        owner = torch.cat([torch.arange(head.members).repeat_interleave(level.num_neurons) for level in levels])
+        self.places = [
+            (p, owner if p is head.bias else torch.arange(head.members).view(-1, *[1] * (p.dim() - 1)))
+            for p in head.parameters()
+        ]
+        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p, _ in self.places]
+        self.decay, self.time = decay, 0
+
+    @torch.no_grad()
+    def step(self, lr: Tensor) -> None:
+        """One update; `lr` (M,)."""
+        self.time += 1
+        size = lr * math.sqrt(1 - 0.999**self.time) / (1 - 0.9**self.time)
+        shrink = 1 - lr * self.decay
+        for (p, owner), (mean, square) in zip(self.places, self.moments, strict=True):
+            assert p.grad is not None
+            mean.lerp_(p.grad, 0.1)
+            square.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+            p.mul_(shrink[owner]).sub_(size[owner] * mean / square.sqrt().add_(1e-8))
+            p.grad = None
 
 
-def fit(model: BRAINet, x: Tensor, y: Tensor, settings: dict[str, Any], batch: int) -> None:
-    """AdamW, one cycle of the learning rate, batches of shuffled rows."""
-    assert model.head is not None
-    model.task.prepare(y)
-    model.train()
-    members = getattr(model.head, "members", 1)
-    optimizer = torch.optim.AdamW(
-        model.head.parameters(), lr=settings["lr"], weight_decay=settings["weight_decay"], fused=True
-    )
-    steps = settings["steps"]
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings["lr"], total_steps=steps + 1, pct_start=0.1)
-    per_epoch = len(x) // batch
-    for step in range(steps):
+def train(
+    ggt: GGT, replicas: list[Replica], name: str, members: int, dropout: float, seed: int
+) -> list[dict[str, float]]:
+    """Train all replicas as one batched `EnsembleHead` and evaluate each, in the units of its target."""
+    torch.manual_seed(seed)
+    R, M = len(replicas), len(replicas) * members
+    head = EnsembleHead(ggt, 2, M * budget(name, ggt.num_variables), M, norm=None, dropout=dropout)
+    n, batch = min(len(r.x) for r in replicas), 200 if name == "protein" else 128 if name in LARGE else 32
+    tasks, inputs, evals, targets = [], [], [], []
+    for r in replicas:
+        x, x_eval = standardise(r.x, r.x_eval)
+        y = torch.tensor(r.y, dtype=torch.float32)
+        tasks.append(Regression())
+        tasks[-1].prepare(y)
+        inputs.append(x[:n])
+        targets.append(((y - tasks[-1].center) / tasks[-1].scale)[:n])
+        evals.append(x_eval)
+    x, y = torch.stack(inputs), torch.stack(targets)
+    common = Regression()  # targets are standardised already, each by its own rows
+    each = torch.arange(R)[:, None]
+    optimizer = Adam(head, torch.tensor([r.settings["weight_decay"] for r in replicas]).repeat_interleave(members))
+    head.train()
+    per_epoch = n // batch
+    for step in range(max(r.settings["steps"] for r in replicas)):
         if step % per_epoch == 0:
-            order = torch.randperm(len(x))
-        rows = order[step % per_epoch * batch :][:batch]
-        loss = model.task.loss(model.head(x[rows]), y[rows]) * members  # the sum: members do not share a step size
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    model.eval()
+            order = torch.rand(R, n).argsort(dim=1)
+        rows = order[:, step % per_epoch * batch :][:, :batch]
+        outputs = head(x[each, rows].repeat_interleave(members, dim=0))
+        common.loss(outputs, y[each, rows].repeat_interleave(members, dim=0)).mul(M).backward()
+        lr = [rate(step, r.settings) for r in replicas]
+        optimizer.step(torch.tensor(lr).repeat_interleave(members))
+    head.eval()
+    longest = max(len(v) for v in evals)
+    padded = torch.stack([torch.cat([v, v.new_zeros(longest - len(v), v.shape[1])]) for v in evals])
+    with torch.no_grad():
+        chunks = [head.passes(part.repeat_interleave(members, dim=0), PASSES) for part in padded.split(200, dim=1)]
+    outputs = torch.cat(chunks, dim=1).unflatten(0, (R, -1))  # (R, members or passes, rows, 2)
+    results = []
+    for i, r in enumerate(replicas):
+        metrics = tasks[i].metrics("")
+        metrics.update(tasks[i].predictive(outputs[i, :, : len(r.x_eval)], None), torch.tensor(r.y_eval).float())
+        results.append({k: round(float(v), 6) for k, v in metrics.compute().items()})
+        results[-1] |= {"parameters": head.num_params // R, "depth": head.ggt.depth}
+    return results
 
 
-def cell(
-    data: str, name: str, variant: str, split: int, settings: dict[str, Any], holdout: int | None = None, seed: int = 0
-) -> dict[str, Any]:
-    """Train and evaluate once; metrics are in the units of the target."""
+def tree_of(variant: str, x: Floats, settings: dict[str, Any]) -> GGT:
+    """Stacked layers for a plain variant, else the MAP structure of the training rows."""
+    hidden = VARIANTS[variant][1]
+    if hidden:
+        return stacked_tree(x.shape[1], hidden)
+    ggt = learn_structure(x, progress=False, max_seconds=20, **settings["structure"])
+    return ggt.only(ggt.map())
+
+
+def wiring(node: Tree) -> Any:
+    """What makes two trees with one branch a node the same network: variables, without scores."""
+    if isinstance(node, Leaf):
+        return node.variables
+    branch = node.branches[0]
+    return tuple(wiring(a) for a in branch.ancestors), wiring(branch.descendant)
+
+
+def train_groups(
+    variant: str, name: str, replicas: list[Replica], trees: list[GGT], members: int
+) -> list[dict[str, float]]:
+    """Replicas of equal wiring and dropout together; results in their order."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="expected .* parameters within 2 %")
-    start = time.perf_counter()
-    x, y, x_eval, y_eval = rows_of(data, name, split, holdout)
-    torch.manual_seed(1000 * seed + split)
-    model = build(variant, name, x, settings)
-    inputs, eval_inputs = standardise(x, x_eval)
-    if variant.endswith("shuffled"):
-        order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(split))
-        inputs, eval_inputs = inputs[:, order], eval_inputs[:, order]
-    target, eval_target = (torch.tensor(v, dtype=torch.float32) for v in (y, y_eval))
-    batch = {"protein": 256}.get(name, 128 if name in LARGE else 32)
-    fit(model, inputs, target, settings, batch)
-    metrics = model.task.metrics("")
-    with torch.no_grad():
-        for rows in torch.arange(len(eval_inputs)).split(1000):
-            metrics.update(model(eval_inputs[rows]), eval_target[rows])
-    found = {k: float(v) for k, v in metrics.compute().items()}
-    assert model.head is not None
-    return {
-        "set": name,
-        "variant": variant,
-        "split": split,
-        "seconds": round(time.perf_counter() - start, 2),
-        "parameters": sum(p.numel() for p in model.head.parameters()),
-        "depth": model.head.ggt.depth if hasattr(model.head, "ggt") else VARIANTS[variant][1],
-        **found,
-    }
+    family = "dropout" in VARIANTS[variant][0]
+    groups: dict[Any, list[int]] = {}
+    for i, (r, ggt) in enumerate(zip(replicas, trees, strict=True)):
+        groups.setdefault((wiring(ggt.root), r.settings["dropout"] if family else 0.0), []).append(i)
+    results: list[dict[str, float]] = [{}] * len(replicas)
+    for (_, dropout), rows in groups.items():
+        found = train(
+            trees[rows[0]], [replicas[i] for i in rows], name, 1 if family else members, dropout, seed=rows[0]
+        )
+        for i, result in zip(rows, found, strict=True):
+            results[i] = result
+    return results
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
+# -- settings -----------------------------------------------------------------------------------------------------
 
 
 def trial(name: str, number: int) -> dict[str, Any]:
     """The settings of a trial, the same for all variants; each variant reads those that concern it.
 
-    3 weight decays × 4 pairs of learning rate and length, dropout rates in turn; a structure goes with each pair.
+    3 weight decays × 6 pairs of learning rate and length; a dropout rate goes with each decay, a structure with each
+    pair.
     """
     decay, pair = number % 3, number // 3
     if name in LARGE:
-        lr, steps = [(0.01, 4000), (0.02, 4000), (0.02, 2000), (0.005, 4000)][pair]
+        lr, steps = [(0.01, 4000), (0.02, 4000), (0.02, 2000), (0.005, 4000), (0.01, 2000), (0.03, 4000)][pair]
     else:
-        lr, steps = [(0.01, 2500), (0.02, 1000), (0.01, 1000), (0.005, 2500)][pair]
+        lr, steps = [(0.01, 2500), (0.02, 1000), (0.01, 1000), (0.005, 2500), (0.02, 2500), (0.005, 1000)][pair]
     return {
         "lr": lr,
         "steps": steps,
         "weight_decay": [0.0, 0.01, 0.1][decay] if name in LARGE else [0.03, 0.3, 1.0][decay],
-        "dropout": [0.01, 0.05, 0.1][(decay + pair) % 3],
+        "dropout": [0.05, 0.02, 0.005][decay],
         "structure": STRUCTURES[pair],
     }
 
 
 def tune_one(data: str, name: str, variant: str) -> dict[str, Any]:
-    """The trial with the lowest validation NLL, a mean over held-out parts of training rows (two of small sets)."""
-    results = []
+    """The trial with the lowest validation NLL, a mean over parts held out of the first split's training rows."""
+    start = time.perf_counter()
+    x, y, _, _ = read_split(data, name, 0)
+    parts = []
+    for holdout in range(1 if name in LARGE else 4):
+        order = np.random.default_rng(holdout).permutation(len(x))
+        held, kept = np.split(order, [min(len(x) // 5, 1000)])
+        parts.append((x[kept], y[kept], x[held], y[held]))
+    replicas, trees = [], []
     for number in range(TRIALS):
-        holdouts = [(0, 0)] if name in LARGE else [(0, 0), (1, 0)]
-        cells = [cell(data, name, variant, split, trial(name, number), holdout) for split, holdout in holdouts]
-        results.append(statistics.fmean(c["reg/NLL"] for c in cells))
-    usable = [r if math.isfinite(r) else math.inf for r in results]
-    best = int(np.argmin(usable))
-    return {"trial": best, "validation NLL": results, "settings": trial(name, best)}
+        settings = trial(name, number)
+        if number % 3 == 0:
+            ggt = tree_of(variant, x, settings)
+        replicas += [Replica(*part, settings) for part in parts]
+        trees += [ggt] * len(parts)
+    found = train_groups(variant, name, replicas, trees, 2 if name in LARGE else MEMBERS)
+    nll = np.array([f["reg/NLL"] for f in found]).reshape(TRIALS, -1).mean(axis=1)
+    best = int(np.argmin(np.where(np.isfinite(nll), nll, np.inf)))
+    seconds = round(time.perf_counter() - start, 1)
+    return {"trial": best, "seconds": seconds, "validation NLL": nll.round(4).tolist(), "settings": trial(name, best)}
 
 
 def tune(data: str, names: Iterable[str], variants: Iterable[str], workers: int) -> None:
@@ -264,16 +317,17 @@ def tune(data: str, names: Iterable[str], variants: Iterable[str], workers: int)
     chosen = json.loads(path.read_text()) if path.exists() else {}
     todo = [(n, v) for n in names for v in variants if v not in chosen.get(n, {}) and not v.endswith("shuffled")]
     with ProcessPoolExecutor(workers) as pool:
-        futures = {(n, v): pool.submit(tune_one, data, n, v) for n, v in todo}
-        for (n, v), future in futures.items():
-            chosen.setdefault(n, {})[v] = future.result()
+        futures = {pool.submit(tune_one, data, n, v): (n, v) for n, v in todo}
+        for future in as_completed(futures):
+            n, v = futures[future]
+            found = future.result()
+            chosen.setdefault(n, {})[v] = found
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(chosen, indent=1))
-            found = chosen[n][v]
-            print(n, v, found["settings"], f"{found['validation NLL'][found['trial']]:.3f}", flush=True)
+            print(n, v, found["settings"], f"{min(found['validation NLL']):.3f}", f"{found['seconds']} s", flush=True)
 
 
-# -- test -------------------------------------------------------------------------------------------------------------
+# -- test ---------------------------------------------------------------------------------------------------------
 
 
 def finished() -> list[dict[str, Any]]:
@@ -282,27 +336,47 @@ def finished() -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def evaluate(data: str, name: str, variant: str, splits: list[int], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Some published splits of a set: trained on all training rows, evaluated on the test rows."""
+    start = time.perf_counter()
+    replicas, trees = [], []
+    for split in splits:
+        rows = read_split(data, name, split)
+        trees.append(tree_of(variant, rows.x_train, settings))
+        if variant.endswith("shuffled"):
+            order = np.random.default_rng(split).permutation(rows.x_train.shape[1])
+            rows = rows._replace(x_train=rows.x_train[:, order], x_test=rows.x_test[:, order])
+        replicas.append(Replica(*rows, settings))
+    results = train_groups(variant, name, replicas, trees, MEMBERS)
+    seconds = round((time.perf_counter() - start) / len(splits), 2)
+    return [
+        {"set": name, "variant": variant, "split": split, "seconds": seconds, **result}
+        for split, result in zip(splits, results, strict=True)
+    ]
+
+
 def run(data: str, names: list[str], variants: list[str], splits: int, workers: int) -> None:
-    """Test cells that are not there yet, split by split, so that an interrupted run has something of every set."""
+    """Test cells that are not there yet, five splits at a time, so that an interrupted run has some of every set."""
     chosen = json.loads((OUT / "uci_settings.json").read_text())
     done = {(c["set"], c["variant"], c["split"]) for c in finished()}
-    todo = [
-        (name, variant, split)
-        for split in range(splits)
-        for name in names
-        for variant in variants
-        if split < (5 if name == "protein" else 20) and (name, variant, split) not in done
-    ]
+    todo = []
+    for first in range(0, splits, 5):
+        for name in sorted(names, key=lambda n: n not in LARGE):
+            for variant in variants:
+                last = min(first + 5, splits, 5 if name == "protein" else 20)
+                open_splits = [s for s in range(first, last) if (name, variant, s) not in done]
+                if open_splits:
+                    todo.append((name, variant, open_splits))
     start = time.perf_counter()
     with ProcessPoolExecutor(workers) as pool, (OUT / "uci.jsonl").open("a") as file:
         futures = [
-            pool.submit(cell, data, n, v, s, chosen[n][v.removesuffix("_shuffled")]["settings"]) for n, v, s in todo
+            pool.submit(evaluate, data, n, v, s, chosen[n][v.removesuffix("_shuffled")]["settings"]) for n, v, s in todo
         ]
-        for i, future in enumerate(futures):
-            file.write(json.dumps(future.result()) + "\n")
+        for i, future in enumerate(as_completed(futures)):
+            for cell in future.result():
+                file.write(json.dumps(cell) + "\n")
             file.flush()
-            if (i + 1) % 20 == 0:
-                print(f"{i + 1} of {len(todo)} cells, {time.perf_counter() - start:.0f} s", flush=True)
+            print(f"{i + 1} of {len(todo)} groups of cells, {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def show() -> None:
@@ -361,8 +435,6 @@ def _verdict(ours: dict[int, float], other: dict[int, float], digits: int, tally
 def speed(seconds: float) -> None:
     """A training step of M batched members against M heads one after the other, plain and on a learned structure."""
     from head import race
-
-    from brainet_pl.ensemble import EnsembleHead, stacked_tree
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="expected .* parameters within 2 %")

@@ -137,30 +137,35 @@ class EnsembleHead(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, d) → (M, B, O): every member once; dropout only while training."""
+        """(B, d), or (M, B, d) with samples of its own for each member → (M, B, O); dropout only while training."""
         return self._run(x, self.dropout if self.training else 0.0)
 
     def passes(self, x: Tensor, passes: int) -> Tensor:
-        """(B, d) → (M, B, O); with dropout (M·T, B, O), T masks for each member."""
+        """(B, d) or (M, B, d) → (M, B, O); with dropout (M·T, B, O), T masks for each member in turn."""
         if not self.dropout:
             return self._run(x, 0.0)
-        outputs = self._run(x.repeat(passes, 1), self.dropout)  # (M, T·B, O)
-        return outputs.reshape(self.members * passes, len(x), self.out_features)
+        outputs = self._run(torch.cat([x] * passes, dim=-2), self.dropout)  # (M, T·B, O)
+        return outputs.reshape(self.members * passes, x.shape[-2], self.out_features)
 
     def _run(self, x: Tensor, dropout: float) -> Tensor:
-        if x.dim() != 2 or x.shape[1] != self.in_features:
-            raise ValueError(f"expected features of shape (batch, {self.in_features}), got {tuple(x.shape)}")
-        if self.training and self.norm and len(x) < 2:
+        shared = x.dim() == 2
+        if x.shape[-1] != self.in_features or not (shared or (x.dim() == 3 and len(x) == self.members)):
+            raise ValueError(
+                f"expected features of shape (batch, {self.in_features}) or ({self.members}, batch, "
+                f"{self.in_features}), got {tuple(x.shape)}"
+            )
+        if self.training and self.norm and x.shape[-2] < 2:
             raise ValueError(
                 "expected at least 2 samples in a training batch for batch norm, got 1: use drop_last=True in the "
                 "training loader, or norm=None"
             )
-        state = x.t().expand(self.members, -1, -1)  # (M, rows, B), inputs and then level after level
+        inputs = x.transpose(-1, -2)
+        state = inputs.expand(self.members, -1, -1)  # (M, rows, B), inputs and then level after level
         for h, weight in enumerate(self._weights()):
             rows = self._buffers[f"_rows_{h}"]
             assert rows is not None
-            if h == 0:  # it reads inputs alone, and all members read the same
-                y = torch.mm(weight.flatten(0, 1), x.t().index_select(0, rows)).view(self.members, -1, len(x))
+            if h == 0 and shared:  # the lowest level reads inputs alone, the same for all members
+                y = torch.mm(weight.flatten(0, 1), inputs.index_select(0, rows)).view(self.members, -1, len(x))
             else:
                 y = torch.bmm(weight, state.index_select(1, rows))
             y = ACTIVATIONS[self.activation](self._normalise(h, y))

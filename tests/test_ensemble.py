@@ -143,6 +143,15 @@ def test_passes_of_a_brainet_have_the_masks_of_its_training(tree):
         torch.testing.assert_close(found.std(0), trained.std(0), rtol=0.03, atol=0)
 
 
+def test_members_can_have_samples_of_their_own(tree):
+    head = randomise(EnsembleHead(tree[0], 2, M * 600, M)).eval()
+    x = torch.randn(M, 6, D)
+    torch.testing.assert_close(head(x), torch.stack([head(x[m])[m] for m in range(M)]))
+    torch.testing.assert_close(head(x[:1].expand(M, -1, -1)), head(x[0]))
+    dropped = EnsembleHead(tree[0], 2, M * 600, M, dropout=0.2)
+    assert dropped.passes(x, 4).shape == (4 * M, 6, 2)
+
+
 def test_copies_and_state_dicts(tree, tmp_path):
     head = randomise(EnsembleHead(tree[0], 2, M * 600, M)).eval()
     x = torch.randn(5, D)
@@ -169,7 +178,7 @@ def test_bad_settings_are_named(settings, message):
 
 def test_bad_input_is_named():
     head = EnsembleHead(stacked_tree(4, 1), 2, 500)
-    with pytest.raises(ValueError, match=r"shape \(batch, 4\), got \(3, 5\)"):
+    with pytest.raises(ValueError, match=r"shape \(batch, 4\) or \(5, batch, 4\), got \(3, 5\)"):
         head(torch.rand(3, 5))
     with pytest.raises(ValueError, match="at least 2 samples"):
         head.train()(torch.rand(1, 4))
