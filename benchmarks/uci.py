@@ -271,8 +271,7 @@ def train_groups(
 def trial(name: str, number: int) -> dict[str, Any]:
     """The settings of a trial, the same for all variants; each variant reads those that concern it.
 
-    3 weight decays × 6 pairs of learning rate and length; a dropout rate goes with each decay, a structure with each
-    pair.
+    3 weight decays × 6 pairs of learning rate and length; a dropout rate and a structure go with each pair.
     """
     decay, pair = number % 3, number // 3
     if name in LARGE:
@@ -283,7 +282,7 @@ def trial(name: str, number: int) -> dict[str, Any]:
         "lr": lr,
         "steps": steps,
         "weight_decay": [0.0, 0.01, 0.1][decay] if name in LARGE else [0.03, 0.3, 1.0][decay],
-        "dropout": [0.05, 0.02, 0.005][decay],
+        "dropout": [0.005, 0.01, 0.05, 0.01, 0.005, 0.05][pair],
         "structure": STRUCTURES[pair],
     }
 

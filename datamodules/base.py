@@ -44,7 +44,7 @@ def image_transform(
     return prepare
 
 
-class ClassificationData(pl.LightningDataModule):
+class SplitData(pl.LightningDataModule):
     """Train, validation and test sets, and any number of out-of-distribution sets by name.
 
     A subclass fills the attributes below in `setup`.

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brainet_pl.datamodules.base import ClassificationData, Images
+from brainet_pl.datamodules.base import Images, SplitData
 
 Floats = NDArray[np.float64]
 Columns = dict[str, list[str]]
@@ -155,7 +155,7 @@ def _category(value: str) -> str:
     return "missing" if is_missing(value) else value
 
 
-class Table(ClassificationData):
+class Table(SplitData):
     """A CSV file with a line of names. Inputs are encoded by training rows alone; a number as target keeps its units.
 
     Missing numbers become the training mean and, where training rows miss some, get an indicator column beside them;

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from brainet_pl.datamodules.base import ClassificationData, Images
+from brainet_pl.datamodules.base import Images, SplitData
 
 Floats = NDArray[np.float64]
 UCIName = Literal["boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht"]
@@ -66,7 +66,7 @@ def standardise(train: Floats, *others: Floats) -> tuple[torch.Tensor, ...]:
     return tuple(torch.tensor((x - mean) / std, dtype=torch.float32) for x in (train, *others))
 
 
-class UCI(ClassificationData):
+class UCI(SplitData):
     """A UCI regression set; inputs are standardised by the training rows, the target keeps its units.
 
     Args:

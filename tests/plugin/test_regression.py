@@ -11,13 +11,13 @@ from scipy import stats
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl.callbacks import FeatureCache, OODEvaluation, StructureLearning
-from brainet_pl.datamodules.base import ClassificationData, Images
+from brainet_pl.datamodules.base import Images, SplitData
 from brainet_pl.metrics import regression_metrics
 from brainet_pl.module import BRAINet
 from brainet_pl.tasks import Regression
 
 
-class Line(ClassificationData):
+class Line(SplitData):
     """y = 1000 + 50·(x₀ + x₁ - x₂) with noise of 10, and inputs far away as the unknown."""
 
     def __init__(self, offset=1000.0, **settings):
