@@ -42,17 +42,17 @@ MEMBERS, PASSES = 5, 50
 TRIALS = 18
 QUICK_SPLITS = 5
 
-# variant → (head, hidden layers of a plain one). The last four are controls: plain networks of two layers, and
-# BRAINet's own settings with the columns of its input shuffled, so that the wiring no longer fits them.
-VARIANTS: dict[str, tuple[str, int]] = {
-    "ensemble": ("ensemble", 1),
-    "brainet_ensemble": ("brainet_ensemble", 0),
-    "mc_dropout": ("mc_dropout", 1),
-    "brainet_dropout": ("brainet_dropout", 0),
-    "ensemble_2": ("ensemble", 2),
-    "mc_dropout_2": ("mc_dropout", 2),
-    "brainet_ensemble_shuffled": ("brainet_ensemble", 0),
-    "brainet_dropout_shuffled": ("brainet_dropout", 0),
+# variant → hidden layers of a plain network, 0 for the MAP structure. The last four are controls with BRAINet's own
+# settings: two stacked dense layers instead of the structure, and the structure with the columns of its input shuffled.
+VARIANTS: dict[str, int] = {
+    "ensemble": 1,
+    "brainet_ensemble": 0,
+    "mc_dropout": 1,
+    "brainet_dropout": 0,
+    "brainet_ensemble_stacked": 2,
+    "brainet_dropout_stacked": 2,
+    "brainet_ensemble_shuffled": 0,
+    "brainet_dropout_shuffled": 0,
 }
 MAIN = list(VARIANTS)[:4]
 
@@ -230,7 +230,7 @@ def train(
 
 def tree_of(variant: str, x: Floats, settings: dict[str, Any]) -> GGT:
     """Stacked layers for a plain variant, else the MAP structure of the training rows."""
-    hidden = VARIANTS[variant][1]
+    hidden = VARIANTS[variant]
     if hidden:
         return stacked_tree(x.shape[1], hidden)
     ggt = learn_structure(x, progress=False, max_seconds=20, **settings["structure"])
@@ -251,7 +251,7 @@ def train_groups(
     """Replicas of equal wiring and dropout together; results in their order."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="expected .* parameters within 2 %")
-    family = "dropout" in VARIANTS[variant][0]
+    family = "dropout" in variant
     groups: dict[Any, list[int]] = {}
     for i, (r, ggt) in enumerate(zip(replicas, trees, strict=True)):
         groups.setdefault((wiring(ggt.root), r.settings["dropout"] if family else 0.0), []).append(i)
@@ -314,7 +314,7 @@ def tune(data: str, names: Iterable[str], variants: Iterable[str], workers: int)
     """Choose settings for what has none yet."""
     path = OUT / "uci_settings.json"
     chosen = json.loads(path.read_text()) if path.exists() else {}
-    todo = [(n, v) for n in names for v in variants if v not in chosen.get(n, {}) and not v.endswith("shuffled")]
+    todo = [(n, v) for n in names for v in variants if v in MAIN and v not in chosen.get(n, {})]
     with ProcessPoolExecutor(workers) as pool:
         futures = {pool.submit(tune_one, data, n, v): (n, v) for n, v in todo}
         for future in as_completed(futures):
@@ -327,6 +327,11 @@ def tune(data: str, names: Iterable[str], variants: Iterable[str], workers: int)
 
 
 # -- test ---------------------------------------------------------------------------------------------------------
+
+
+def tuned(variant: str) -> str:
+    """The variant whose settings it uses: a control those of BRAINet."""
+    return variant.removesuffix("_shuffled").removesuffix("_stacked")
 
 
 def finished() -> list[dict[str, Any]]:
@@ -368,9 +373,7 @@ def run(data: str, names: list[str], variants: list[str], splits: int, workers: 
                     todo.append((name, variant, open_splits))
     start = time.perf_counter()
     with ProcessPoolExecutor(workers) as pool, (OUT / "uci.jsonl").open("a") as file:
-        futures = [
-            pool.submit(evaluate, data, n, v, s, chosen[n][v.removesuffix("_shuffled")]["settings"]) for n, v, s in todo
-        ]
+        futures = [pool.submit(evaluate, data, n, v, s, chosen[n][tuned(v)]["settings"]) for n, v, s in todo]
         for i, future in enumerate(as_completed(futures)):
             for cell in future.result():
                 file.write(json.dumps(cell) + "\n")
@@ -381,25 +384,23 @@ def run(data: str, names: list[str], variants: list[str], splits: int, workers: 
 def show() -> None:
     """Tables of RMSE and NLL, mean ± standard deviation over splits, beside the paper's; then who wins."""
     cells = finished()
-    for plain, ours, deep in (
-        ("ensemble", "brainet_ensemble", "ensemble_2"),
-        ("mc_dropout", "brainet_dropout", "mc_dropout_2"),
-    ):
+    for plain, ours in (("ensemble", "brainet_ensemble"), ("mc_dropout", "brainet_dropout")):
+        others = (plain, f"{ours}_stacked", f"{ours}_shuffled")
         for metric, at in (("reg/NLL", 2), ("reg/RMSE", 0)):
             rows, tally = [], {}
             for name in SETS:
-                found = {v: _by_split(cells, name, v, metric) for v in (plain, ours, deep, f"{ours}_shuffled")}
+                found = {v: _by_split(cells, name, v, metric) for v in (ours, *others)}
                 if not found[plain] or not found[ours]:
                     continue
                 digits = 4 if name == "naval" and at == 0 else 3 if name in ("kin8nm", "naval") else 2
                 row: list[Any] = [name, len(found[ours])]
                 row += [_mean_std(list(found[v].values()), digits) for v in (plain, ours)]
                 row += [f"{PAPER[name][v][at]:.{digits}f} ± {PAPER[name][v][at + 1]:.{digits}f}" for v in (plain, ours)]
-                for other in (plain, deep, f"{ours}_shuffled"):
+                for other in others:
                     row.append(_verdict(found[ours], found[other], digits, tally.setdefault(other, [])))
                 rows.append(row)
             header = ["set", "splits", plain, ours, f"paper: {plain}", f"paper: {ours}"]
-            header += [f"{ours} - {other}" for other in (plain, "two layers", "shuffled")]
+            header += [f"{ours} - {other}" for other in (plain, "stacked", "shuffled")]
             print(f"\n{metric.removeprefix('reg/')}, {plain} family")
             table(header, rows)
             for other, verdicts in tally.items():
