@@ -385,7 +385,8 @@ def show() -> None:
     """Tables of RMSE and NLL, mean ± standard deviation over splits, beside the paper's; then who wins."""
     cells = finished()
     for plain, ours in (("ensemble", "brainet_ensemble"), ("mc_dropout", "brainet_dropout")):
-        others = (plain, f"{ours}_stacked", f"{ours}_shuffled")
+        there = {c["variant"] for c in cells}
+        others = [plain, *(v for v in (f"{ours}_stacked", f"{ours}_shuffled") if v in there)]
         for metric, at in (("reg/NLL", 2), ("reg/RMSE", 0)):
             rows, tally = [], {}
             for name in SETS:
@@ -400,7 +401,7 @@ def show() -> None:
                     row.append(_verdict(found[ours], found[other], digits, tally.setdefault(other, [])))
                 rows.append(row)
             header = ["set", "splits", plain, ours, f"paper: {plain}", f"paper: {ours}"]
-            header += [f"{ours} - {other}" for other in (plain, "stacked", "shuffled")]
+            header += [f"{ours} - {other.removeprefix(f'{ours}_')}" for other in others]
             print(f"\n{metric.removeprefix('reg/')}, {plain} family")
             table(header, rows)
             for other, verdicts in tally.items():
