@@ -8,7 +8,7 @@
 
 Every finished cell is a line of docs/results/uci.jsonl, and a cell that is there is not run again. Every head of a set
 has the parameters of one hidden layer of 50 neurons (protein: 100), times 5 for the ensembles. Settings come from the
-training rows of the first published splits alone: each variant gets the same number of trials, with the same learning
+training rows of the first published split alone: each variant gets the same number of trials, with the same learning
 rates, weight decays and lengths; those of BRAINet differ in the structure as well.
 """
 
