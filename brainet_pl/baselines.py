@@ -1,27 +1,27 @@
-"""Heads to compare with: linear, MLP, MC-dropout, deep ensemble, Bayes by backprop.
+"""Heads to compare with: linear, MLP, MC-dropout, Bayes by backprop; the deep ensemble is in `ensemble.py`.
 
-Each maps features (B, d) to logits (B, C) in `forward`, and to (T, B, C) in `passes`. While training, the ensemble
-returns (M, B, C), one loss for each member.
+Each maps features (B, d) to logits (B, C) in `forward`, and to (T, B, C) in `passes`.
 """
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def hidden_width(d: int, out: int, hidden: int, num_params: int) -> int:
+def hidden_width(d: int, out: int, hidden: int, num_params: int, norm: bool = True) -> int:
     """The width of `hidden` equal layers whose network (dense, batch norm, ReLU; dense) comes nearest a budget."""
 
     if hidden < 1:
         raise ValueError(f"expected at least 1 hidden layer, got {hidden}: without one, use the linear head")
 
     def size(w: int) -> int:
-        return d * w + (hidden - 1) * w * w + 2 * hidden * w + (w + 1) * out
+        return d * w + (hidden - 1) * w * w + (1 + norm) * hidden * w + (w + 1) * out
 
     best = 1
     while size(best + 1) <= num_params:
@@ -29,11 +29,14 @@ def hidden_width(d: int, out: int, hidden: int, num_params: int) -> int:
     return min((best, best + 1), key=lambda w: abs(size(w) - num_params))
 
 
-def mlp_layers(d: int, out: int, hidden: int, width: int, dropout: float = 0.0) -> nn.Sequential:
+def mlp_layers(
+    d: int, out: int, hidden: int, width: int, dropout: float = 0.0, norm: Literal["batch"] | None = "batch"
+) -> nn.Sequential:
     """dense → batch norm → ReLU (→ dropout), `hidden` times, then dense: the layers of a BRAINet head, stacked."""
     parts: list[nn.Module] = []
     for i in range(hidden):
-        parts += [nn.Linear(d if i == 0 else width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
+        parts.append(nn.Linear(d if i == 0 else width, width, bias=norm is None))
+        parts += [nn.BatchNorm1d(width), nn.ReLU()] if norm else [nn.ReLU()]
         parts += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*parts, nn.Linear(width if hidden else d, out))
 
@@ -55,14 +58,20 @@ class LinearHead(nn.Module):
 
 
 class MLPHead(LinearHead):
-    """Stacked dense layers with batch norm; with `dropout`, MC-dropout: `passes` draws masks."""
+    """Stacked dense layers with batch norm, or a bias instead; with `dropout`, MC-dropout: `passes` draws masks."""
 
     def __init__(
-        self, in_features: int, out_features: int, num_params: int, hidden: int = 2, dropout: float = 0.0
+        self,
+        in_features: int,
+        out_features: int,
+        num_params: int,
+        hidden: int = 2,
+        dropout: float = 0.0,
+        norm: Literal["batch"] | None = "batch",
     ) -> None:
         nn.Module.__init__(self)
-        width = hidden_width(in_features, out_features, hidden, num_params)
-        self.layers = mlp_layers(in_features, out_features, hidden, width, dropout)  # type: ignore[assignment]
+        width = hidden_width(in_features, out_features, hidden, num_params, norm is not None)
+        self.layers = mlp_layers(in_features, out_features, hidden, width, dropout, norm)  # type: ignore[assignment]
         self.dropout = dropout
 
     def passes(self, x: Tensor, passes: int) -> Tensor:
@@ -73,26 +82,6 @@ class MLPHead(LinearHead):
         for layer in self.layers:  # type: ignore[attr-defined]
             y = F.dropout(y, layer.p, training=True) if isinstance(layer, nn.Dropout) else layer(y)
         return y.view(passes, len(x), -1)
-
-
-class EnsembleHead(nn.Module):
-    """Deep ensemble: M networks that share nothing, trained side by side; the budget is for all together."""
-
-    def __init__(self, in_features: int, out_features: int, num_params: int, hidden: int = 2, members: int = 5) -> None:
-        super().__init__()
-        heads = [MLPHead(in_features, out_features, num_params // members, hidden) for _ in range(members)]
-        self.members = nn.ModuleList(heads)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, d) → (M, B, C) while training, else the logarithm of the mean probability (B, C)."""
-        logits = torch.stack([member(x) for member in self.members])
-        if self.training:
-            return logits
-        return torch.logsumexp(logits.log_softmax(-1), dim=0) - math.log(len(self.members))
-
-    def passes(self, x: Tensor, passes: int) -> Tensor:
-        """(B, d) → (M, B, C): every member once."""
-        return torch.stack([member(x) for member in self.members])
 
 
 class BayesLinear(nn.Module):

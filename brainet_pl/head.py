@@ -497,7 +497,8 @@ class BRAINetHead(nn.Module):
         """Sub-networks one by one, sharing what they share: (B, d) → (U, B, C), norm as in evaluation.
 
         The lowest level reads inputs alone, so its neurons are the same in all passes and are computed once. Above it,
-        each pass computes only the branches it takes.
+        each pass computes only the branches it takes. Dropout stands where it stands while training: on the outputs of
+        nodes, one mask a pass for all that read them, and never on inputs.
         """
         p = self.dropout if dropout else 0.0
         first_row = np.full((len(subnetworks), len(self.ggt.nodes) + 1), -1, dtype=np.int64)  # of each node's output
@@ -516,6 +517,10 @@ class BRAINetHead(nn.Module):
             for node, column in zip(level.nodes, starts, strict=False):
                 taken = choice[:, node]
                 first_row[:, node] = len(state) + level.branch_neurons[np.maximum(taken, 0), column]
+                if p:  # a mask, and so a copy, for each pass
+                    first_row[:, node] += len(neurons) * np.arange(len(subnetworks))
+            if p:
+                neurons = self._drop(neurons.expand(len(subnetworks), -1, -1), p, generator).flatten(0, 1)
             state = torch.cat([state, neurons])
         for h, level in enumerate(self.plan.levels[1:], start=1):
             for bucket, (weight, bias) in zip(level.branch_buckets, self._folded_branches(h), strict=True):
@@ -524,17 +529,16 @@ class BRAINetHead(nn.Module):
                     continue
                 rows = first_row[draw[:, None], bucket.sources[g]] + bucket.offsets[g]
                 read = state.index_select(0, torch.as_tensor(rows.ravel(), device=x.device))
-                read = self._drop(read.view(len(draw), rows.shape[1], -1), p, generator)
+                read = read.view(len(draw), rows.shape[1], -1)
                 at = torch.as_tensor(g, device=x.device)
-                y = torch.baddbmm(bias[at].to(read.dtype), weight[at], read)
+                y = self._activate(torch.baddbmm(bias[at].to(read.dtype), weight[at], read))
                 first_row[draw, bucket.nodes[g]] = len(state) + np.arange(len(draw)) * y.shape[1]
-                state = torch.cat([state, self._activate(y).flatten(0, 1)])
+                state = torch.cat([state, self._drop(y, p, generator).flatten(0, 1)])
         if self.plan.levels:
             top = first_row[:, :1] + np.arange(len(self.plan.root_rows))
         else:
             top = np.tile(1 + self.plan.root_rows, (len(subnetworks), 1))
-        root = state.index_select(0, torch.as_tensor(top.ravel(), device=x.device))
-        root = self._drop(root.view(*top.shape, -1), p if self.plan.levels else 0.0, generator)
+        root = state.index_select(0, torch.as_tensor(top.ravel(), device=x.device)).view(*top.shape, -1)
         return torch.as_tensor(self.output(root.transpose(1, 2)))
 
     def _drop(self, x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:

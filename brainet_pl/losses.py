@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,3 +33,8 @@ def confidence_loss(
     label = label * (1.0 - smoothing) + smoothing / logits.shape[1]
     task = -(label * mixed.clamp_min(_EPS).log()).sum(dim=1).mean()
     return task, -c.log().mean()
+
+
+def gaussian_nll(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+    """-log N(target; mean, variance) = ½·(log 2πσ² + (y - μ)²/σ²), for each element."""
+    return 0.5 * (math.log(2 * math.pi) + variance.log() + (target - mean) ** 2 / variance)

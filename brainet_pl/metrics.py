@@ -1,7 +1,8 @@
-"""Metrics on class probabilities, on device and right under DDP, and the one factory of their collections.
+"""Metrics, on device and right under DDP, and the factories of their collections, one for each task.
 
-All take `preds` (B, C) probabilities and `target` (B,) labels. Averages of softmax outputs may exceed 1 by rounding;
-they are clamped, never soft-maxed again.
+Classification takes `preds` (B, C) probabilities and `target` (B,) labels. Averages of softmax outputs may exceed 1 by
+rounding; they are clamped, never soft-maxed again. Regression takes `preds` (B, 2), mean and variance of a Gaussian in
+the units of the target, and `target` (B,).
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 from torchmetrics.utilities import dim_zero_cat
 
+from brainet_pl.losses import gaussian_nll
+
+_LEVELS = tuple(0.05 * i for i in range(1, 20))  # of the central intervals that QuantileCalibrationError looks at
 _BELOW_ONE = 1.0 - 2**-24  # the largest float32 below 1
 
 
@@ -161,5 +165,105 @@ def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
         "cal/aECE": AdaptiveCalibrationError(n_bins=15),
         "sc/AURC": AreaUnderRiskCoverage(),
         "sc/Risk@80Cov": RiskAtCoverage(0.8),
+    }
+    return MetricCollection(metrics, prefix=prefix, compute_groups=False)  # type: ignore[arg-type]
+
+
+# -- regression -------------------------------------------------------------------------------------------------------
+
+
+class SquaredError(_SampleMean):
+    """RMSE: √(1/N Σ_n (μ_n - y_n)²)."""
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,)."""
+        return (preds[:, 0] - target) ** 2
+
+    def compute(self) -> Tensor:
+        """The root of the mean so far."""
+        return super().compute().sqrt()
+
+
+class AbsoluteError(_SampleMean):
+    """MAE: 1/N Σ_n |μ_n - y_n|."""
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,)."""
+        return (preds[:, 0] - target).abs()
+
+
+class GaussianNLL(_SampleMean):
+    """-1/N Σ_n log N(y_n; μ_n, σ_n²), with the total variance of the prediction."""
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,)."""
+        return gaussian_nll(preds[:, 0], preds[:, 1], target)
+
+
+class IntervalCoverage(_SampleMean):
+    """The share of targets inside the central interval of probability `level`; calibrated where it equals `level`."""
+
+    higher_is_better = None  # type: ignore[assignment]
+    is_differentiable = False
+
+    def __init__(self, level: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.level = level
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,)."""
+        return (_central(preds, target) <= self.level).float()
+
+
+class Sharpness(_SampleMean):
+    """The mean width of the central 95 % interval, 2·1.96·σ_n, in the units of the target."""
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,)."""
+        return 2 * math.sqrt(2) * float(torch.special.erfinv(torch.tensor(0.95))) * preds[:, 1].sqrt()
+
+
+class QuantileCalibrationError(Metric):
+    """1/19 Σ_p |share of targets inside the central interval of probability p - p|, for p = 0.05, 0.10 … 0.95."""
+
+    full_state_update = False
+    higher_is_better = False
+    is_differentiable = False
+    inside: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("inside", torch.zeros(len(_LEVELS)), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch."""
+        levels = torch.tensor(_LEVELS, device=preds.device)
+        self.inside += (_central(preds, target)[:, None] <= levels).sum(dim=0)
+        self.count += len(target)
+
+    def compute(self) -> Tensor:
+        """The mean gap so far."""
+        levels = torch.tensor(_LEVELS, device=self.inside.device)
+        return torch.as_tensor((self.inside / self.count - levels).abs().mean())
+
+
+def _central(preds: Tensor, target: Tensor) -> Tensor:
+    """(B,) probability of the smallest central interval that holds the target: erf(|y - μ| / √(2σ²))."""
+    return torch.as_tensor(torch.special.erf((target - preds[:, 0]).abs() / (2 * preds[:, 1]).sqrt()))
+
+
+def regression_metrics(prefix: str) -> MetricCollection:
+    """RMSE, MAE and NLL under `<prefix>reg/…`; coverage, sharpness and QCE under `<prefix>cal/…`."""
+    metrics: dict[str, Metric] = {
+        "reg/RMSE": SquaredError(),
+        "reg/MAE": AbsoluteError(),
+        "reg/NLL": GaussianNLL(),
+        "cal/coverage50": IntervalCoverage(0.5),
+        "cal/coverage80": IntervalCoverage(0.8),
+        "cal/coverage95": IntervalCoverage(0.95),
+        "cal/sharpness": Sharpness(),
+        "cal/QCE": QuantileCalibrationError(),
     }
     return MetricCollection(metrics, prefix=prefix, compute_groups=False)  # type: ignore[arg-type]

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from brainet_pl.backbones import FeatureExtractor, make_backbone, remove_head
-from brainet_pl.baselines import BayesHead, EnsembleHead, LinearHead, MLPHead
+from brainet_pl.baselines import BayesHead, LinearHead, MLPHead
+from brainet_pl.ensemble import EnsembleHead, stacked_tree
 from brainet_pl.generative import GenerativeScore
 from brainet_pl.head import BRAINetHead, Sampling
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification, LossName, TaskName, make_task
 
-HeadName = Literal["brainet", "linear", "mlp", "mc_dropout", "ensemble", "bayes"]
+HeadName = Literal["brainet", "brainet_ensemble", "brainet_dropout", "linear", "mlp", "mc_dropout", "ensemble", "bayes"]
+STRUCTURED = ("brainet", "brainet_ensemble", "brainet_dropout")  # heads that wait for a learned tree
 Inference = Literal["stochastic", "simultaneous", "enumerated"]
 STORED = "brainet"  # the checkpoint's entry with everything that rebuilds the head
 
@@ -35,20 +37,23 @@ class BRAINet(pl.LightningModule):
     """A model whose head is a BRAINet, or one of the heads it is compared with.
 
     Args:
-        num_classes: C.
-        task: "classification".
-        loss: "cross_entropy" or "confidence" (DeVries & Taylor 2018), which learns a further score.
-        label_smoothing: of either loss.
-        temperature_scaling: fit a temperature on the validation data after every epoch, and predict with it; the test
-            reports both, `test/…` before and `test/scaled/…` after.
+        num_classes: C, for classification.
+        task: "classification", or "regression": a number with its uncertainty, in its own units.
+        loss: "cross_entropy" or "confidence" (DeVries & Taylor 2018), which learns a further score; for regression
+            "gaussian", the negative log-likelihood of mean and variance. None is the task's first.
+        label_smoothing: of either loss of classification.
+        temperature_scaling: of classification: fit a temperature on the validation data after every epoch, and predict
+            with it; the test reports both, `test/…` before and `test/scaled/…` after.
         backbone: a module, a name (`cifar_resnet20`, `torchvision/resnet18`, `timm/…`), or None for raw features.
         backbone_weights: a file of weights, or the name of published ones.
         head_layer: the backbone's classification layer; None finds it, "" removes nothing.
         freeze_backbone: keep the backbone as it is, batch-norm statistics included.
-        head: "brainet", or for comparison "linear", "mlp", "mc_dropout", "ensemble", "bayes".
+        head: "brainet"; "brainet_ensemble" and "brainet_dropout", a deep ensemble and MC-dropout on the MAP structure;
+            or for comparison "linear", "mlp", "mc_dropout", "ensemble", "bayes".
         num_params: parameters of the head.
-        dropout: inside the head; 0.1 for "mc_dropout" if not given.
-        hidden: hidden layers of the other heads. members: of the ensemble.
+        dropout: inside the head; 0.1 for "mc_dropout" and "brainet_dropout" if not given.
+        hidden: hidden layers of the heads without a structure. members: of the ensembles.
+        norm: batch norm in every layer ("bayes" always has it), or null for a bias.
         sampling: sub-networks for each "batch" (the paper) or each "sample" while training.
         min_width: neurons that every BRAINet layer has at the least.
         temperature: of the posterior over sub-networks; None is a tempered default that does not collapse.
@@ -67,13 +72,14 @@ class BRAINet(pl.LightningModule):
         head_layer: str | None = None,
         freeze_backbone: bool = True,
         task: TaskName = "classification",
-        loss: LossName = "cross_entropy",
+        loss: LossName | None = None,
         temperature_scaling: bool = False,
         head: HeadName = "brainet",
         num_params: int = 16_000,
         dropout: float | None = None,
         hidden: int = 2,
         members: int = 5,
+        norm: Literal["batch"] | None = "batch",
         sampling: Sampling = "sample",
         min_width: int = 1,
         temperature: float | None = None,
@@ -104,9 +110,10 @@ class BRAINet(pl.LightningModule):
         self.features_given = False  # set by the feature cache: batches hold features, not inputs
         self._head_settings: dict[str, Any] = {
             "num_params": num_params,
-            "dropout": (0.1 if head == "mc_dropout" else 0.0) if dropout is None else dropout,
+            "dropout": (0.1 if head in ("mc_dropout", "brainet_dropout") else 0.0) if dropout is None else dropout,
             "hidden": hidden,
             "members": members,
+            "norm": norm,
             "sampling": sampling,
             "min_width": min_width,
             "temperature": "auto" if temperature is None else temperature,
@@ -120,32 +127,42 @@ class BRAINet(pl.LightningModule):
 
     @property
     def ggt(self) -> GGT | None:
-        """The learned tree, once there is one."""
-        return self.head.ggt if isinstance(self.head, BRAINetHead) else None
+        """The learned tree, once there is one; of the heads on a MAP structure, that structure."""
+        return getattr(self.head, "ggt", None) if self.head_name in STRUCTURED else None
 
     @property
     def needs_structure(self) -> bool:
         """Whether the head waits for a tree."""
-        return self.head is None and self.head_name == "brainet"
+        return self.head is None and self.head_name in STRUCTURED
 
     def set_structure(self, ggt: GGT) -> None:
-        """Build the BRAINet head for a learned tree."""
-        keys = ("num_params", "dropout", "sampling", "min_width", "temperature")
-        settings = {k: self._head_settings[k] for k in keys}
-        self.head = BRAINetHead(ggt, self.task.out_features, **settings).to(self.device)
+        """Build the head for a learned tree, or for its MAP structure."""
+        out, s = self.task.out_features, self._head_settings
+        keys = ["num_params", "dropout", "min_width", "norm"]
+        if self.head_name == "brainet":
+            keys += ["sampling", "temperature"]
+            head: nn.Module = BRAINetHead(ggt, out, **{k: s[k] for k in keys})
+        else:
+            members = s["members"] if self.head_name == "brainet_ensemble" else 1
+            head = EnsembleHead(ggt, out, members=members, **{k: s[k] for k in keys})
+        self.head = head.to(self.device)
 
-    def _build_other_head(self, in_features: int) -> None:
+    def build_head(self, in_features: int) -> None:
         """Build one of the heads that need only the number of features."""
         s, sizes = self._head_settings, (in_features, self.task.out_features)
+        budget, norm = s["num_params"], s["norm"]
         makers: dict[str, Callable[[], nn.Module]] = {
             "linear": lambda: LinearHead(*sizes),
-            "mlp": lambda: MLPHead(*sizes, s["num_params"], s["hidden"], s["dropout"]),
-            "mc_dropout": lambda: MLPHead(*sizes, s["num_params"], s["hidden"], s["dropout"]),
-            "ensemble": lambda: EnsembleHead(*sizes, s["num_params"], s["hidden"], s["members"]),
-            "bayes": lambda: BayesHead(*sizes, s["num_params"], s["hidden"]),
+            "mlp": lambda: MLPHead(*sizes, budget, s["hidden"], s["dropout"], norm),
+            "mc_dropout": lambda: MLPHead(*sizes, budget, s["hidden"], s["dropout"], norm),
+            "ensemble": lambda: EnsembleHead(
+                stacked_tree(in_features, s["hidden"]), sizes[1], budget, s["members"], dropout=s["dropout"], norm=norm
+            ),
+            "bayes": lambda: BayesHead(*sizes, budget, s["hidden"]),
         }
         if self.head_name not in makers:
-            raise ValueError(f"expected head to be brainet, {', '.join(makers)}, got {self.head_name!r}")
+            known = ", ".join([*STRUCTURED, *makers])
+            raise ValueError(f"expected head to be {known}, got {self.head_name!r}")
         self.head = makers[self.head_name]()
         self._in_features = in_features
 
@@ -155,8 +172,19 @@ class BRAINet(pl.LightningModule):
         A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
         """
         refuse_sharding(self.trainer)
-        if stage == "fit" and self.head is None and self.head_name != "brainet":
-            self._build_other_head(self._dry_pass())
+        if stage == "fit" and self.head is None and self.head_name not in STRUCTURED:
+            self.build_head(self._dry_pass())
+        if stage == "fit" and self.task.needs_targets:
+            self.task.prepare(self._all_targets())
+
+    def _all_targets(self) -> Tensor:
+        """(N,) targets of the training data, in a fixed order: the same in all processes."""
+        from brainet_pl.features import structure_loader
+
+        targets = [self._pair(batch)[1] for batch in structure_loader(self.trainer, self)]
+        if not targets:
+            raise ValueError("expected training data to learn the scale of the target from, got an empty loader")
+        return torch.cat(targets)
 
     def _dry_pass(self) -> int:
         """The number of features of the first training sample."""
@@ -191,7 +219,7 @@ class BRAINet(pl.LightningModule):
             if self.ggt is None or self.ggt.fingerprint != ggt.fingerprint:
                 self.set_structure(ggt)
         elif self.head is None and stored["in_features"] is not None:
-            self._build_other_head(int(stored["in_features"]))
+            self.build_head(int(stored["in_features"]))
         if stored.get("generative") is not None:
             self.generative = GenerativeScore.from_dict(stored["generative"]).to(self.device)
 
@@ -204,7 +232,7 @@ class BRAINet(pl.LightningModule):
         return torch.as_tensor(self.backbone(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs → the prediction averaged over passes: class probabilities (B, C)."""
+        """Inputs → the prediction averaged over passes: class probabilities (B, C), or mean and variance (B, 2)."""
         outputs, weights, _ = self.passes_of(x)
         return self._final(self.task.predictive(outputs, weights))
 
@@ -312,12 +340,17 @@ class BRAINet(pl.LightningModule):
         assert isinstance(self.task, Classification)
         return self.task
 
-    def _unpack(self, batch: Any) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def _pair(batch: Any) -> tuple[Tensor, Tensor]:
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             raise ValueError(
                 f"expected batches (inputs, targets), got {type(batch).__name__}: return both from the dataset"
             )
-        return batch[0], self.task.check(batch[1])
+        return batch[0], batch[1]
+
+    def _unpack(self, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = self._pair(batch)
+        return x, self.task.check(y)
 
     def _train_size(self) -> int:
         batches = float(self.trainer.num_training_batches)

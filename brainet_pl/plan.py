@@ -322,6 +322,12 @@ def choose_buckets(layers: Sequence[Layer], rows: Sequence[Ints], zero_row: int)
     return tuple(_bucket(group, rows, zero_row) for group in groups)
 
 
+def masked_bucket(level: Level, rows: Sequence[Ints]) -> Bucket:
+    """A whole level as one masked product, whatever it costs: no padding, so members can be batched over it."""
+    reads = np.unique(np.concatenate([rows[j] for layer in level.layers for j in layer.sources]))
+    return _bucket([_Block(level.layers, reads)], rows, level.first_row)
+
+
 def _branch_blocks(layers: Sequence[Layer], reads: Sequence[Ints]) -> list[_Block]:
     """For each branch of each node: one masked block, or a block a layer, whichever costs less."""
     by_branch: dict[tuple[int, int], list[int]] = {}

@@ -1,8 +1,10 @@
-"""Lightning datamodules: embedded digits, .npz arrays, torchvision's sets."""
+"""Lightning datamodules: embedded digits, .npz arrays, torchvision's sets, UCI regression, any CSV file."""
 
 from brainet_pl.datamodules.arrays import Arrays
-from brainet_pl.datamodules.base import ClassificationData
+from brainet_pl.datamodules.base import SplitData
 from brainet_pl.datamodules.digits import Digits
+from brainet_pl.datamodules.table import Table
+from brainet_pl.datamodules.uci import UCI
 from brainet_pl.datamodules.vision import TorchvisionData
 
-__all__ = ["Arrays", "ClassificationData", "Digits", "TorchvisionData"]
+__all__ = ["UCI", "Arrays", "Digits", "SplitData", "Table", "TorchvisionData"]

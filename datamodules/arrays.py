@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brainet_pl.datamodules.base import ClassificationData, Images, image_transform
+from brainet_pl.datamodules.base import Images, SplitData, image_transform
 
 
-class Arrays(ClassificationData):
+class Arrays(SplitData):
     """Images (N, H, W, C) or (N, H, W) as uint8, or features (N, d), from .npz files.
 
     Args:

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
-Samples = Dataset[tuple[Tensor, int]]
+Samples = Dataset[tuple[Tensor, Any]]
 
 
-class Images(Dataset[tuple[Tensor, int]]):
-    """Arrays in memory: inputs (N, …) and labels (N,), prepared sample by sample."""
+class Images(Dataset[tuple[Tensor, Any]]):
+    """Arrays in memory: inputs (N, …) and labels or numbers (N,), prepared sample by sample."""
 
     def __init__(self, x: Tensor, y: Tensor, prepare: Callable[[Tensor], Tensor] | None = None) -> None:
         if len(x) != len(y):
@@ -25,9 +25,9 @@ class Images(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        x = self.x[i]
-        return (x if self.prepare is None else self.prepare(x)), int(self.y[i])
+    def __getitem__(self, i: int) -> tuple[Tensor, Any]:
+        x, y = self.x[i], self.y[i]
+        return (x if self.prepare is None else self.prepare(x)), (y if y.is_floating_point() else int(y))
 
 
 def image_transform(
@@ -44,7 +44,7 @@ def image_transform(
     return prepare
 
 
-class ClassificationData(pl.LightningDataModule):
+class SplitData(pl.LightningDataModule):
     """Train, validation and test sets, and any number of out-of-distribution sets by name.
 
     A subclass fills the attributes below in `setup`.

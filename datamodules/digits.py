@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from sklearn.datasets import load_digits
 
-from brainet_pl.datamodules.base import ClassificationData, Images
+from brainet_pl.datamodules.base import Images, SplitData
 
 
-class Digits(ClassificationData):
+class Digits(SplitData):
     """1,797 digits as 64 pixels between 0 and 1; some classes held out as the unknown.
 
     Args:

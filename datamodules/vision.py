@@ -10,7 +10,7 @@ import torch
 import torchvision.datasets as tv
 from torch import Tensor
 
-from brainet_pl.datamodules.base import ClassificationData, Images, image_transform
+from brainet_pl.datamodules.base import Images, SplitData, image_transform
 
 VisionName = Literal["mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "svhn"]
 
@@ -35,7 +35,7 @@ TABLE: dict[str, _Entry] = {
 }
 
 
-class TorchvisionData(ClassificationData):
+class TorchvisionData(SplitData):
     """One of torchvision's data sets, from a folder as torchvision lays it out.
 
     Args:

@@ -1,4 +1,4 @@
-"""Every code block of the README runs as it stands."""
+"""Every code block of the README and of the guides in docs/ runs as it stands."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,11 @@ from brainet_pl.cli import main
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
+GUIDES = {
+    f"{path.stem}-{i}": code
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    for i, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.S))
+}
 SHELL = [line for language, code in BLOCKS if language == "bash" for line in code.splitlines()]
 
 
@@ -29,6 +34,16 @@ def test_python_blocks(code):
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
 
 
+@pytest.mark.parametrize("name", GUIDES)
+def test_python_blocks_of_guides(name):
+    exec(compile(GUIDES[name], f"docs/{name}", "exec"), {"__name__": "guide"})
+
+
+def test_the_tabular_example_takes_twenty_lines():
+    lines = [line for line in GUIDES["tabular-0"].splitlines() if line.strip()]
+    assert len(lines) <= 20
+
+
 def test_shell_lines():
     targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.M))
     for line in SHELL:
@@ -41,6 +56,8 @@ def test_shell_lines():
 
 
 def test_pictures_and_links_exist():
-    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "README.md").read_text().replace("](", "](docs/")
+    text = (ROOT / "README.md").read_text()
+    for guide in (ROOT / "docs").glob("*.md"):
+        text += guide.read_text().replace("](", "](docs/")
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / target).exists(), target

@@ -23,7 +23,8 @@ from matplotlib.figure import Figure
 from table1 import loss
 from torch import Tensor, nn
 
-from brainet_pl.baselines import BayesHead, EnsembleHead, MLPHead
+from brainet_pl.baselines import BayesHead, MLPHead
+from brainet_pl.ensemble import EnsembleHead, stacked_tree
 from brainet_pl.head import BRAINetHead
 from brainet_pl.structure import GGT, learn_structure
 
@@ -35,6 +36,11 @@ THRESHOLDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 STYLES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
 MARKERS = "os^Dvx*P"
 Maker = Callable[[], nn.Module]
+
+
+def ensemble(budget: int, members: int) -> EnsembleHead:
+    """Members of two hidden layers, all together of `budget` parameters."""
+    return EnsembleHead(stacked_tree(784, 2), 10, budget, members)
 
 
 class Lab:
@@ -88,14 +94,14 @@ def size(lab: Lab, store: Store, args: argparse.Namespace) -> dict[str, dict[flo
     for times in args.sizes:
         budget, s = times * UNIT, 2 if times <= 5 else 3
         makers: dict[str, Maker] = {
-            f"ensemble of {times} × 240k": lambda b=budget, m=times: EnsembleHead(784, 10, b, 2, m),  # type: ignore[misc]
+            f"ensemble of {times} × 240k": lambda b=budget, m=times: ensemble(b, m),  # type: ignore[misc]
             "BRAINet": lab.brainet(budget, THRESHOLD, s),
             "BRAINet, shuffled": lab.brainet(budget, THRESHOLD, s, control=True),
             "BRAINet + dropout": lab.brainet(budget, THRESHOLD, s, DROPOUT),
         }
         if times == 1:
             for m in (2, 5):
-                makers[f"ensemble, {m} members"] = lambda m=m: EnsembleHead(784, 10, UNIT, 2, m)  # type: ignore[misc]
+                makers[f"ensemble, {m} members"] = lambda m=m: ensemble(UNIT, m)  # type: ignore[misc]
         for name, make in makers.items():
             for seed in range(args.seeds):
 

@@ -5,8 +5,8 @@
 All heads have 16,000 parameters (the linear one 650) and train with Adam at a fixed rate on the same features: four
 copies of the training images, three of them augmented. Settings are chosen by the NLL of the 2,000 validation images,
 on two seeds that are not used again: the rate of MC-dropout, the threshold and the temperature (the tempered default,
-or uniform) of BRAINet, the rate and the temperature of BRAINet with dropout. Unknown images are seen only when the table
-is made.
+or uniform) of BRAINet, the rate and the temperature of BRAINet with dropout. Unknown images are seen only when the
+table is made.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from brainet_pl.baselines import EnsembleHead, LinearHead, MLPHead
+from brainet_pl.baselines import LinearHead, MLPHead
+from brainet_pl.ensemble import EnsembleHead, stacked_tree
 from brainet_pl.head import BRAINetHead
 from brainet_pl.structure import GGT, learn_structure
 
@@ -144,7 +145,7 @@ def main() -> None:
         "linear": (lambda: LinearHead(64, 10), ""),
         "MLP": (lambda: MLPHead(64, 10, BUDGET), ""),
         "MC-dropout": (lambda: MLPHead(64, 10, BUDGET, 2, rate), ""),
-        "deep ensemble (5)": (lambda: EnsembleHead(64, 10, BUDGET), ""),
+        "deep ensemble (5)": (lambda: EnsembleHead(stacked_tree(64, 2), 10, BUDGET), ""),
         "BRAINet": (brainet(threshold), cold),
         "BRAINet + dropout": (brainet(threshold, dropout), warm),
         "BRAINet, shuffled": (brainet(threshold, control=True), cold),

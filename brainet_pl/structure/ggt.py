@@ -228,6 +228,19 @@ class GGT:
         log_probs = self._posterior(0.0).log_probs
         return self._descend(lambda i: int(np.argmax(log_probs[i])))
 
+    def only(self, subnetwork: SubNetwork) -> GGT:
+        """The tree of a single sub-network: one branch a node."""
+        choices = dict(self.path(subnetwork))
+
+        def prune(node: Tree) -> Tree:
+            if isinstance(node, Leaf):
+                return node
+            branch = node.branches[choices[self._number[id(node)]]]
+            kept = Branch(tuple(prune(a) for a in branch.ancestors), prune(branch.descendant))
+            return Node(node.variables, (kept,))
+
+        return GGT(prune(self.root), self.num_variables, self.num_rows, self.settings)
+
     def log_prob(self, subnetwork: SubNetwork, temperature: float | None = None) -> float:
         """log p(subnetwork) under `sample` at this temperature."""
         temperature = self.auto_temperature if temperature is None else temperature

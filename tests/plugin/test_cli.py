@@ -40,6 +40,19 @@ class FewImages:
         self.targets = rng.integers(0, 10, 64)
 
 
+def write_uci(folder, rows, columns, splits=1):
+    """A UCI set in its published layout, of noise."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    np.savetxt(folder / "data.txt", rng.normal(size=(rows, columns + 1)))
+    np.savetxt(folder / "index_features.txt", np.arange(columns))
+    np.savetxt(folder / "index_target.txt", [columns])
+    for split in range(splits):
+        order = rng.permutation(rows)
+        np.savetxt(folder / f"index_train_{split}.txt", order[: rows * 9 // 10])
+        np.savetxt(folder / f"index_test_{split}.txt", order[rows * 9 // 10 :])
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_configuration_runs(name, folder, monkeypatch):
     extra = []
@@ -52,6 +65,16 @@ def test_every_shipped_configuration_runs(name, folder, monkeypatch):
                 y=rng.integers(0, 10, 64),
             )
         extra = ["--data.train=train.npz", "--data.test=test.npz"]
+    if name == "uci":
+        write_uci(folder / "uci" / "concrete", rows=120, columns=8)
+        extra = ["--data.root=uci"]
+    if name == "table":
+        rng = np.random.default_rng(0)
+        rows = [
+            f"{a:.3f},{b:.3f},{c},{a + b:.3f}" for a, b, c in zip(*rng.normal(size=(2, 100)), "xy" * 50, strict=True)
+        ]
+        (folder / "table.csv").write_text("\n".join(["a,b,c,target", *rows]))
+        extra = ["--data.file=table.csv"]
     for key, shape in {"mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3)}.items():
         made = type("Made", (FewImages,), {"shape": shape})
         monkeypatch.setitem(vision.TABLE, key, vision.TABLE[key]._replace(source=made))
@@ -235,5 +258,5 @@ def test_help_is_readable(capsys):
 
 
 def test_unknown_configuration_lists_the_known_ones():
-    with pytest.raises(FileNotFoundError, match="cifar10_resnet20, cifar10_vgg13, digits, mnist"):
+    with pytest.raises(FileNotFoundError, match="cifar10_resnet20, cifar10_vgg13, digits, mnist, table, uci"):
         config_path("imagenet")

@@ -296,7 +296,7 @@ def test_bad_input_says_what_to_do(tmp_path):
         trainer(tmp_path, structure(threshold=0.0)).fit(BRAINet(2, num_params=2000), single)
     with pytest.raises(ValueError, match="passes of at least 1"):
         BRAINet(2, passes=0)
-    with pytest.raises(ValueError, match="expected head to be brainet, linear"):
+    with pytest.raises(ValueError, match="expected head to be brainet, brainet_ensemble, brainet_dropout, linear"):
         trainer(tmp_path).fit(BRAINet(8, head="tree"), datamodule=Digits())
 
 

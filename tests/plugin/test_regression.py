@@ -1,0 +1,272 @@
+"""Numbers as targets: loss and metrics against numpy and scipy, units, checkpoints, every head, bad input."""
+
+import math
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from scipy import stats
+from torch.utils.data import DataLoader, TensorDataset
+
+from brainet_pl.callbacks import FeatureCache, OODEvaluation, StructureLearning
+from brainet_pl.datamodules.base import Images, SplitData
+from brainet_pl.metrics import regression_metrics
+from brainet_pl.module import BRAINet
+from brainet_pl.tasks import Regression
+
+
+class Line(SplitData):
+    """y = 1000 + 50·(x₀ + x₁ - x₂) with noise of 10, and inputs far away as the unknown."""
+
+    def __init__(self, offset=1000.0, **settings):
+        super().__init__(batch_size=32, **settings)
+        self.offset = offset
+
+    def setup(self, stage):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(400, 5))
+        x[:, 3] += x[:, 0]
+        y = self.offset + 50 * (x[:, 0] + x[:, 1] - x[:, 2]) + 10 * rng.normal(size=400)
+        inputs, targets = torch.tensor(x).float(), torch.tensor(y).float()
+        train = Images(inputs[:300], targets[:300])
+        self.take(train, train, 300)
+        self.test_set = Images(inputs[300:], targets[300:])
+        self.ood_sets = {"far": Images(10 + 3 * inputs[300:], targets[300:])}
+
+
+def trainer(folder, *callbacks, epochs=1, **settings):
+    return pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        default_root_dir=str(folder),
+        logger=False,
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        **settings,
+    )
+
+
+def structure():
+    return StructureLearning(threshold=0.05, progress=False)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("regression")
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(task="regression", num_params=600, lr=0.01, norm=None)
+    checkpoint = ModelCheckpoint(folder, save_last=True)
+    trainer(folder, structure(), checkpoint, epochs=25).fit(model, datamodule=Line())
+    return model.eval(), checkpoint.last_model_path, folder
+
+
+# -- task and metrics -------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_likelihood_of_the_standardised_target():
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=50) * 7 + 300
+    task = Regression()
+    task.prepare(torch.tensor(y))
+    outputs = rng.normal(size=(3, 50, 2))
+    z = (y - y.mean()) / y.std()
+    sigma = np.sqrt(np.log1p(np.exp(outputs[..., 1])) + 1e-6)
+    expected = -stats.norm.logpdf(z, outputs[..., 0], sigma).mean()
+    assert task.loss(torch.tensor(outputs), torch.tensor(y)).item() == pytest.approx(expected, rel=1e-5)
+    each = [task.loss(torch.tensor(member), torch.tensor(y)).item() for member in outputs]
+    assert np.mean(each) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("weights", [None, [0.2, 0.5, 0.3]])
+def test_predictions_are_moments_of_the_mixture_in_units_of_the_target(weights):
+    rng = np.random.default_rng(1)
+    task = Regression()
+    task.prepare(torch.tensor(rng.normal(size=100) * 7 + 300))
+    outputs = rng.normal(size=(3, 4, 2))
+    center, scale = task.center.item(), task.scale.item()
+    mu = center + scale * outputs[..., 0]
+    var = scale**2 * (np.log1p(np.exp(outputs[..., 1])) + 1e-6)
+    p = np.full(3, 1 / 3) if weights is None else np.array(weights)
+    mean = p @ mu
+    second = p @ (var + mu**2)  # E[y²] of the mixture
+    w = None if weights is None else torch.tensor(weights)
+    found = task.predict(torch.tensor(outputs), w)
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(found["std"], np.sqrt(second - mean**2), rtol=1e-3)
+    np.testing.assert_allclose(found["aleatoric_std"], np.sqrt(p @ var), rtol=1e-5)
+    np.testing.assert_allclose(found["std"] ** 2, found["aleatoric_std"] ** 2 + found["epistemic_std"] ** 2, rtol=1e-5)
+    predictive = task.predictive(torch.tensor(outputs), w)
+    np.testing.assert_allclose(predictive[:, 1].sqrt(), found["std"], rtol=1e-5)
+    assert set(task.scores(torch.tensor(outputs), w)) == {"std", "epistemic_std"}
+
+
+def test_metrics_equal_scipy_in_batches():
+    rng = np.random.default_rng(2)
+    mu, sigma = rng.normal(size=500) * 3, rng.uniform(0.5, 2, 500)
+    y = mu + 1.3 * sigma * rng.standard_t(5, 500)
+    preds, target = torch.tensor(np.stack([mu, sigma**2], 1)).float(), torch.tensor(y).float()
+    metrics = regression_metrics("test/")
+    for rows in torch.arange(500).split(70):
+        metrics.update(preds[rows], target[rows])
+    found = {k: v.item() for k, v in metrics.compute().items()}
+
+    def coverage(q):
+        low, high = stats.norm.interval(q, mu, sigma)
+        return np.mean((low <= y) & (y <= high))
+
+    expected = {
+        "test/reg/RMSE": np.sqrt(np.mean((y - mu) ** 2)),
+        "test/reg/MAE": np.mean(np.abs(y - mu)),
+        "test/reg/NLL": -stats.norm.logpdf(y, mu, sigma).mean(),
+        "test/cal/coverage50": coverage(0.5),
+        "test/cal/coverage80": coverage(0.8),
+        "test/cal/coverage95": coverage(0.95),
+        "test/cal/sharpness": np.mean(np.subtract(*stats.norm.interval(0.95, mu, sigma)[::-1])),
+        "test/cal/QCE": np.mean([abs(coverage(q) - q) for q in np.arange(1, 20) * 0.05]),
+    }
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_extreme_outputs_stay_finite():
+    task = Regression()
+    for dtype, far in ((torch.float32, 1e6), (torch.float16, 100.0)):
+        outputs = torch.tensor([[[0.0, -200.0], [1e4, 200.0], [0.0, 0.0]]]).to(dtype).requires_grad_()
+        loss = task.loss(outputs, torch.tensor([0.0, 1.0, far]))
+        loss.backward()
+        assert loss.isfinite()
+        assert outputs.grad.isfinite().all()
+    constant = Regression()
+    constant.prepare(torch.full((10,), 5.0))
+    assert constant.scale == 1
+    assert constant.center == 5
+
+
+# -- fitting ----------------------------------------------------------------------------------------------------------
+
+
+def test_predictions_metrics_and_intervals_are_in_units_of_the_target(fitted):
+    model, _, folder = fitted
+    results = {k: v for part in trainer(folder).test(model, datamodule=Line(), verbose=False) for k, v in part.items()}
+    assert set(results) >= {f"test/reg/{m}" for m in ("RMSE", "MAE", "NLL")}
+    assert 8 < results["test/reg/RMSE"] < 20  # noise has 10, the target 87
+    assert results["test/reg/NLL"] < math.log(40 * math.sqrt(2 * math.pi * math.e))
+    assert results["test/cal/coverage95"] > 0.8
+    predicted = trainer(folder).predict(model, datamodule=Line())
+    assert set(predicted[0]) == {"mean", "std", "epistemic_std", "aleatoric_std"}
+    mean = torch.cat([batch["mean"] for batch in predicted])
+    data = Line()
+    data.setup("test")
+    assert 900 < mean.mean() < 1100
+    error = (mean - data.test_set.y).square().mean().sqrt().item()
+    assert error == pytest.approx(results["test/reg/RMSE"], rel=0.1)  # other sub-networks are drawn
+
+
+def test_a_checkpoint_knows_the_units(fitted):
+    model, path, _ = fitted
+    again = BRAINet.load_from_checkpoint(path, weights_only=True, inference="simultaneous").eval()
+    model.inference, x = "simultaneous", torch.randn(6, 5)
+    try:
+        with torch.no_grad():
+            torch.testing.assert_close(again(x), model(x))
+    finally:
+        model.inference = "stochastic"
+    assert again.task.scale == model.task.scale > 50
+    assert not again.task.needs_targets
+
+
+def test_a_resumed_fit_keeps_the_scale_of_its_weights(fitted):
+    model, path, folder = fitted
+    loaded = BRAINet.load_from_checkpoint(path, weights_only=True)
+    trainer(folder, epochs=1).fit(loaded, datamodule=Line(offset=0.0))
+    resumed = BRAINet(task="regression", num_params=600, lr=0.01, norm=None)
+    trainer(folder, epochs=26).fit(resumed, datamodule=Line(offset=0.0), ckpt_path=path)
+    assert loaded.task.center == resumed.task.center == model.task.center > 900
+
+
+def test_far_inputs_are_less_certain(fitted):
+    model, _, folder = fitted
+    parts = trainer(folder, OODEvaluation("")).test(model, datamodule=Line(), verbose=False)
+    results = {k: v for part in parts for k, v in part.items()}
+    assert results["ood/far/epistemic_std/AUROC"] > 0.9
+    assert "ood/far/std/FPR95" in results
+
+
+HEADS = ["brainet", "brainet_ensemble", "brainet_dropout", "linear", "mlp", "mc_dropout", "ensemble", "bayes"]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_fits_and_reloads(head, tmp_path):
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(task="regression", head=head, num_params=1500, members=3, lr=0.02, passes=4)
+    checkpoint = ModelCheckpoint(tmp_path, save_last=True)
+    fit = trainer(tmp_path, structure(), checkpoint, epochs=8)
+    fit.fit(model, datamodule=Line())
+    results = {k: v for part in fit.test(model, datamodule=Line(), verbose=False) for k, v in part.items()}
+    assert results["test/reg/RMSE"] < 60  # the target's own deviation is 87
+    again = BRAINet.load_from_checkpoint(checkpoint.last_model_path, weights_only=True).eval()
+    assert type(again.head) is type(model.head)
+    assert again.ggt == model.ggt
+    assert (again.ggt is not None) == head.startswith("brainet")
+    x = torch.randn(4, 5)
+    with torch.no_grad():
+        passes = again.passes_of(x).outputs
+    expected = {"linear": 1, "mlp": 1, "ensemble": 3, "brainet_ensemble": 3}.get(head, 4)
+    assert passes.shape == (expected, 4, 2)
+    if head == "ensemble" or head == "brainet_ensemble":
+        with torch.no_grad():
+            torch.testing.assert_close(again(x), model.eval()(x))
+
+
+def test_cached_features_and_plain_loaders(tmp_path):
+    model = BRAINet(task="regression", num_params=600)
+    trainer(tmp_path, FeatureCache(progress=False), structure(), epochs=1).fit(model, datamodule=Line())
+    assert model.task.center > 900
+    x, y = torch.randn(64, 4), torch.arange(64.0)[:, None]  # a column is as good as a vector
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+    plain = BRAINet(task="regression", head="ensemble", num_params=600)
+    trainer(tmp_path).fit(plain, loader, DataLoader(TensorDataset(x, y), batch_size=16))
+    assert plain.task.center == 31.5
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"num_classes": 3}, "num_classes=3"),
+        ({"loss": "cross_entropy"}, "loss='cross_entropy'"),
+        ({"loss": "confidence"}, "loss='confidence'"),
+        ({"temperature_scaling": True}, "temperature_scaling=True"),
+        ({"label_smoothing": 0.1}, "label_smoothing=0.1"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings, named):
+    with pytest.raises(ValueError, match=f"expected no settings of classification for regression, got {named}"):
+        BRAINet(task="regression", **settings)
+
+
+def test_other_wrong_settings_are_named():
+    with pytest.raises(ValueError, match="expected loss to be 'cross_entropy' or 'confidence', got 'gaussian'"):
+        BRAINet(3, loss="gaussian")
+    with pytest.raises(ValueError, match="min_variance above 0"):
+        Regression(min_variance=0.0)
+    with pytest.raises(ValueError, match="expected num_classes for classification"):
+        BRAINet()
+
+
+def test_bad_targets_are_refused(tmp_path):
+    x = torch.randn(64, 4)
+    y = torch.randn(64)
+    y[[3, 5]] = torch.tensor([math.nan, math.inf])
+    for target, message in (
+        (y, "expected finite targets, got 2 NaN or infinite of 64"),
+        (torch.randn(64, 2), r"expected one number as target of each sample, \(B,\) or \(B, 1\), got \(64, 2\)"),
+    ):
+        model = BRAINet(task="regression", head="mlp", num_params=300)
+        with pytest.raises(ValueError, match=message):
+            trainer(tmp_path).fit(model, DataLoader(TensorDataset(x, target), batch_size=16))
