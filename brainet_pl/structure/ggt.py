@@ -265,16 +265,18 @@ class GGT:
 
     @cached_property
     def auto_temperature(self) -> float:
-        """1, the exact posterior, unless it collapses: then the smallest temperature that keeps half the entropy.
+        """1, the exact posterior, unless it collapses: then the smallest temperature that keeps 90 % of the entropy.
 
         Scores are sums over rows, so on tens of thousands of rows branches differ by thousands of nats, and at
         temperature 1 only the best structure is ever drawn. Entropies lie between that of the best structures alone
-        (several sub-networks can be the same structure) and that of all sub-networks alike; halfway, many structures
-        are in play and the better ones are preferred, whatever the numbers of rows and variables.
+        (several sub-networks can be the same structure) and that of all sub-networks alike. On validation data (MNIST,
+        CIFAR-10 features) the likelihood of predictions rises with the share that is kept, steeply up to about 90 %: a
+        network of few draws wants its members to differ. There, the better structures are still preferred.
         """
         most = math.log(self.num_subnetworks)
         # 1e-3 nats is cold enough to leave only ties, and warm enough for large scores to keep their digits.
-        target = 0.5 * (min(self._entropy(1e-3), most) + most) - 1e-4
+        least = min(self._entropy(1e-3), most)
+        target = least + 0.9 * (most - least) - 1e-4
         low = 1.0
         if self._entropy(low) >= target:
             return low
