@@ -101,8 +101,9 @@ def size(lab: Lab, store: Store, args: argparse.Namespace) -> dict[str, dict[flo
         makers: dict[str, Maker] = {
             f"ensemble of {times} × 240k": lambda b=budget, m=times: ensemble(b, m),  # type: ignore[misc]
             "BRAINet": lab.brainet(budget, THRESHOLD, s),
-            "BRAINet, shuffled": lab.brainet(budget, THRESHOLD, s, control=True),
         }
+        if lab.images <= 5000:
+            makers["BRAINet, shuffled"] = lab.brainet(budget, THRESHOLD, s, control=True)
         if times == 1:
             for m in (2, 5):
                 makers[f"ensemble, {m} members"] = lambda m=m: ensemble(UNIT, m)  # type: ignore[misc]
