@@ -273,6 +273,41 @@ def test_other_kinds_of_inference(run, tmp_path, inference, passes):
     assert not stored["tables"]
 
 
+class Broken(Digits):
+    """One test sample is NaN."""
+
+    def setup(self, stage):
+        super().setup(stage)
+        x, y = zip(*self.test_set, strict=True)
+        x = torch.stack(x)
+        x[3, 0] = torch.nan
+        self.test_set = TensorDataset(x, torch.tensor(y))
+
+
+def test_a_sample_that_is_nan_costs_no_dashboard(run, tmp_path):
+    from brainet_pl.structure import GGT
+
+    model = BRAINet(8, num_params=4000, passes=3)
+    model.set_structure(GGT.from_json((run / "structure.json").read_text()))
+    with pytest.warns(UserWarning, match="because of NaN in test: .*entropy"):
+        quiet(tmp_path, Dashboard(2, score="entropy")).test(model, datamodule=Broken(), verbose=False)
+    stored = json.loads((tmp_path / "dashboard.json").read_text())
+    assert stored["headline_score"] == "entropy"
+    assert "test/passes" in [figure["name"] for figure in stored["figures"]]
+
+
+@pytest.mark.parametrize("head", ["brainet_ensemble", "brainet_dropout"])
+def test_the_map_structure_is_drawn(run, tmp_path, head):
+    from brainet_pl.structure import GGT
+
+    model = BRAINet(8, head=head, num_params=4000, passes=2)
+    model.set_structure(GGT.from_json((run / "structure.json").read_text()))
+    trainer = quiet(tmp_path, Dashboard(most_uncertain=0), limit_test_batches=1)
+    trainer.test(model, dataloaders=DataLoader(digits_set(), batch_size=64), verbose=False)
+    stored = json.loads((tmp_path / "dashboard.json").read_text())
+    assert "structure/tree" in [figure["name"] for figure in stored["figures"]]
+
+
 def digits_set():
     data = Digits()
     data.setup("test")
