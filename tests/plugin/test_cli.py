@@ -193,7 +193,7 @@ def test_a_real_offline_run_holds_metrics_figures_tables_and_configuration(folde
         for (picture,) in run.history[f"{name}/filenames"]:
             assert (run.files / picture).read_bytes()[:4] == b"\x89PNG", name
     # every table, with its rows, and the thumbnails as pictures
-    for name, n_rows in {"test/most_uncertain": 16, "ood/table": 6}.items():
+    for name, n_rows in {"test/most_uncertain": 16, "ood/table": 9}.items():
         assert run.history[f"{name}/_type"] == ["table-file"], name
         (path,) = run.history[f"{name}/path"]
         table = json.loads((run.files / path).read_text())
@@ -214,6 +214,12 @@ def test_a_real_offline_run_holds_metrics_figures_tables_and_configuration(folde
     assert [entry.path for entry in structure.manifest.contents] == ["structure.json"]
     stored = json.loads((folder / "runs/digits/version_0/structure.json").read_text())
     assert json.loads(structure.metadata)["fingerprint"] == GGT.from_dict(stored).fingerprint
+
+
+def test_every_shipped_configuration_has_a_dashboard_and_writes_its_scores():
+    for path in shipped().values():
+        used = [c["class_path"].rsplit(".", 1)[1] for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]]
+        assert {"Dashboard", "OODEvaluation"} <= set(used), path.name
 
 
 def test_the_sweep_asks_for_settings_that_exist(folder):
