@@ -26,7 +26,7 @@ from brainet_pl.module import BRAINet
 from brainet_pl.ood import ood_metrics
 from brainet_pl.passes import PassSums, chosen_steps, pass_metrics, pass_sums, running_mean, running_scores
 from brainet_pl.structure.draw import draw_ggt
-from brainet_pl.tasks import Classification
+from brainet_pl.tasks import Classification, Regression
 
 METRICS = ("AUROC", "AUPR_out", "AUPR_in", "FPR95", "DetErr", "n_id", "n_ood")
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
@@ -83,6 +83,7 @@ class Dashboard(Callback):
         self._sums: PassSums | None = None
         self._doubtful: list[Sample] = []
         self._steps: list[int] = []
+        self._passes: int | None = None
         self._seen = 0
         self._collected: Collected | None = None
 
@@ -117,12 +118,17 @@ class Dashboard(Callback):
         scores = {name: values.detach().float().cpu() for name, values in outputs["scores"].items()}
         self._scores.setdefault(dataloader_idx, []).append(scores)
         task, target = getattr(pl_module, "task", None), outputs["target"]
+        if outputs.get("outputs") is not None:
+            self._passes = len(outputs["outputs"])
         cells: dict[str, list[Any]] = {}
         if isinstance(task, Classification):
             probs = task.probabilities(outputs["outputs"].detach())
             cells = self._classified(task, probs, outputs["weights"], target, dataloader_idx)
         elif target is not None and target.dim() == 1:
             cells = {"target": target.tolist()}
+            if isinstance(task, Regression):
+                mean = task.predictive(outputs["outputs"].detach(), outputs["weights"])[:, 0]
+                cells = {"predicted": mean.tolist()} | cells
         if dataloader_idx == 0:
             self._keep_doubtful(trainer, scores, cells, batch[0] if isinstance(batch, list | tuple) else batch)
 
@@ -213,7 +219,7 @@ class Dashboard(Callback):
         }
         content = {
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "model": _facts(pl_module),
+            "model": _facts(pl_module) | {"passes": self._passes},
             "counts": {sets[i]: len(next(iter(part.values()))) for i, part in scores.items() if part},
             "headline_score": self._ranking(found.scores[0]) if found.scores.get(0) else None,
             "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
@@ -401,7 +407,6 @@ def _facts(module: pl.LightningModule) -> dict[str, Any]:
         "head": getattr(module, "head_name", type(module).__name__),
         "task": type(getattr(module, "task", module)).__name__.lower(),
         "inference": getattr(module, "inference", None),
-        "passes": getattr(module, "passes", None),
         "head_parameters": None if head is None else sum(p.numel() for p in head.parameters()),
         "parameters": sum(p.numel() for p in module.parameters()),
     }
