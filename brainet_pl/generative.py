@@ -10,7 +10,7 @@ within a branch and mixing branches with their posterior probabilities. The para
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -89,6 +89,15 @@ class GenerativeScore(nn.Module):
         self.moments = ScoreMoments()
         self.register_buffer("reference", torch.full((2, 2), math.nan))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GenerativeScore:
+        """Moves as any module, but keeps 32 bits where the rest is made 16: densities are sums of many terms."""
+
+        def wide(t: Tensor) -> Tensor:
+            moved = fn(t)
+            return t.to(moved.device) if moved.is_floating_point() and moved.element_size() < 4 else moved
+
+        return super()._apply(wide, recurse)  # type: ignore[no-any-return, no-untyped-call]
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able primitives that `from_dict` rebuilds an empty score from."""
         return {"ggt": self.ggt.to_dict(), "num_classes": self.num_classes, "settings": dict(self._settings)}
@@ -112,7 +121,8 @@ class GenerativeScore(nn.Module):
         """(B, d) → (B, C) log p(x | c), averaged over sub-networks."""
         self._check(features)
         rows = max(1, _ROOM // self.families.numbers)
-        parts = [self.average(self.families(self._prepare(part))) for part in features.split(rows)]  # type: ignore[no-untyped-call]
+        with torch.autocast(features.device.type, enabled=False):  # never in 16 bits, as in `_apply`
+            parts = [self.average(self.families(self._prepare(part))) for part in features.split(rows)]  # type: ignore[no-untyped-call]
         return torch.cat(parts) if parts else features.new_zeros(0, self.num_classes)
 
     def scores(self, features: Tensor, probs: Tensor | None = None, energy: Tensor | None = None) -> dict[str, Tensor]:
@@ -127,7 +137,7 @@ class GenerativeScore(nn.Module):
         if probs is not None:
             found["generative_weighted"] = -(probs * density).sum(dim=1)
         if energy is not None and bool(self.reference.isfinite().all()):
-            both = torch.stack([found["generative"], energy], dim=1).float()
+            both = torch.stack([found["generative"], energy.to(density.dtype)], dim=1)
             found["combined"] = ((both - self.reference[0]) / self.reference[1]).sum(dim=1)
         return found
 
@@ -142,7 +152,8 @@ class GenerativeScore(nn.Module):
             self.moments.reset()
 
     def _prepare(self, features: Tensor) -> Tensor:
-        return F.normalize(features.float(), dim=1) if self.normalize else features.float()
+        x = features.to(self.reference.dtype)  # also after `module.double()`
+        return F.normalize(x, dim=1) if self.normalize else x
 
     def _check(self, features: Tensor) -> None:
         if features.dim() != 2 or features.shape[1] != self.ggt.num_variables:
@@ -167,8 +178,9 @@ class ScoreMoments(Metric):
     def update(self, scores: Tensor) -> None:
         """Add scores (B, 2)."""
         scores = scores.double()
-        self.sums += torch.stack([scores.sum(dim=0), (scores**2).sum(dim=0)])
-        self.count += len(scores)
+        # Never in place, as in `brainet_pl.metrics`: a fit may follow a validation in inference mode.
+        self.sums = self.sums + torch.stack([scores.sum(dim=0), (scores**2).sum(dim=0)])
+        self.count = self.count + len(scores)
 
     def compute(self) -> Tensor:
         """(2, 2): means, then deviations, which are never 0."""

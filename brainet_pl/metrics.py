@@ -38,8 +38,9 @@ class _SampleMean(Metric):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch."""
-        self.total += self.values(preds, target).sum()
-        self.count += len(target)
+        # Never in place: a validation in inference mode leaves tensors that a later fit may not write to.
+        self.total = self.total + self.values(preds, target).sum()
+        self.count = self.count + len(target)
 
     def compute(self) -> Tensor:
         """The mean so far."""
@@ -240,8 +241,8 @@ class QuantileCalibrationError(Metric):
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch."""
         levels = torch.tensor(_LEVELS, device=preds.device)
-        self.inside += (_central(preds, target)[:, None] <= levels).sum(dim=0)
-        self.count += len(target)
+        self.inside = self.inside + (_central(preds, target)[:, None] <= levels).sum(dim=0)
+        self.count = self.count + len(target)
 
     def compute(self) -> Tensor:
         """The mean gap so far."""

@@ -220,8 +220,8 @@ class BRAINet(pl.LightningModule):
                 self.set_structure(ggt)
         elif self.head is None and stored["in_features"] is not None:
             self.build_head(int(stored["in_features"]))
-        if stored.get("generative") is not None:
-            self.generative = GenerativeScore.from_dict(stored["generative"]).to(self.device)
+        generative = stored.get("generative")  # where there is none, one fitted earlier has no weights to load
+        self.generative = None if generative is None else GenerativeScore.from_dict(generative).to(self.device)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -283,6 +283,8 @@ class BRAINet(pl.LightningModule):
         passes = self.passes_of(x)
         predicted = self.task.predictive(passes.outputs, passes.weights)
         self._update(self.val_metrics, predicted, y)
+        if self.trainer.sanity_checking:  # nothing is fitted to a few batches of a network that has not trained
+            return
         if self.scaled_metrics is not None:
             self._classification.temperature_fit.update(predicted, y)
         if self.generative is not None and isinstance(self.task, Classification):
@@ -290,6 +292,8 @@ class BRAINet(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Fit what needs validation data, before a checkpoint is written: the temperature, the reference of scores."""
+        if self.trainer.sanity_checking:
+            return
         if self.generative is not None:
             self.generative.settle()
         if self.scaled_metrics is not None:

@@ -287,7 +287,7 @@ def _subtitle(run: Run) -> str:
         parts.append(f"{model.get('head')} head, {model.get('task')}")
         if model.get("head_parameters"):
             parts.append(f"{model['head_parameters']:,} parameters in the head")
-        if model.get("passes") and model.get("inference") == "stochastic":
+        if (model.get("passes") or 1) > 1:
             parts.append(f"{model['passes']} passes")
     parts += [
         f"{'test set' if name == 'test' else readable(name)}: n\u00a0=\u00a0{count:,}" for name, count in counts.items()
@@ -363,7 +363,7 @@ def _doubtful_table(run: Run) -> str:
             return f'<span class="wrong">{_cell(row[name])} ✗</span>'
         return _cell(row[name])
 
-    note = " ✗ marks a wrong prediction." if "predicted" in rows[0] else ""
+    note = " ✗ marks a wrong prediction." if "label" in rows[0] else ""
     return _table(f"{caption}.{note}", list(rows[0]), ([show(row, name) for name in row] for row in rows))
 
 

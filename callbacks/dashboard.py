@@ -26,7 +26,7 @@ from brainet_pl.module import BRAINet
 from brainet_pl.ood import ood_metrics
 from brainet_pl.passes import PassSums, chosen_steps, pass_metrics, pass_sums, running_mean, running_scores
 from brainet_pl.structure.draw import draw_ggt
-from brainet_pl.tasks import Classification
+from brainet_pl.tasks import Classification, Regression
 
 METRICS = ("AUROC", "AUPR_out", "AUPR_in", "FPR95", "DetErr", "n_id", "n_ood")
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
@@ -83,6 +83,7 @@ class Dashboard(Callback):
         self._sums: PassSums | None = None
         self._doubtful: list[Sample] = []
         self._steps: list[int] = []
+        self._passes: int | None = None
         self._seen = 0
         self._collected: Collected | None = None
 
@@ -117,12 +118,17 @@ class Dashboard(Callback):
         scores = {name: values.detach().float().cpu() for name, values in outputs["scores"].items()}
         self._scores.setdefault(dataloader_idx, []).append(scores)
         task, target = getattr(pl_module, "task", None), outputs["target"]
+        if outputs.get("outputs") is not None:
+            self._passes = len(outputs["outputs"])
         cells: dict[str, list[Any]] = {}
         if isinstance(task, Classification):
             probs = task.probabilities(outputs["outputs"].detach())
             cells = self._classified(task, probs, outputs["weights"], target, dataloader_idx)
         elif target is not None and target.dim() == 1:
             cells = {"target": target.tolist()}
+            if isinstance(task, Regression):
+                mean = task.predictive(outputs["outputs"].detach(), outputs["weights"])[:, 0]
+                cells = {"predicted": mean.tolist()} | cells
         if dataloader_idx == 0:
             self._keep_doubtful(trainer, scores, cells, batch[0] if isinstance(batch, list | tuple) else batch)
 
@@ -213,9 +219,9 @@ class Dashboard(Callback):
         }
         content = {
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "model": _facts(pl_module),
+            "model": _facts(pl_module) | {"passes": self._passes},
             "counts": {sets[i]: len(next(iter(part.values()))) for i, part in scores.items() if part},
-            "headline_score": self._ranking(scores[0]) if scores.get(0) else None,
+            "headline_score": self._ranking(found.scores[0]) if found.scores.get(0) else None,
             "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
             "figures": [
                 {"name": name, "file": f"{file_name(name)}.png", "alt": alt} for name, (_, alt) in drawn.items()
@@ -262,7 +268,8 @@ class Dashboard(Callback):
             )
         if found.sums is not None and len(self._steps) > 1:
             curves = pass_metrics(found.sums)
-            aurocs = _running_aurocs(found.running, names)
+            running = {i: _without_nan(part) for i, part in found.running.items()}
+            aurocs = _running_aurocs(running, names)
             drawn["test/passes"] = (
                 figures.pass_curves(self._steps, curves, aurocs, n),
                 f"Metrics of the mean of the first t passes, t from 1 to {self._steps[-1]}: negative log-likelihood "
@@ -338,10 +345,15 @@ def _most_doubtful(samples: list[Sample], k: int) -> list[Sample]:
 
 def _ordered(scores: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     """The scores that can be ordered; one with NaN is left out of the figures, and said so."""
-    bad = [score for score, values in scores.items() if values.isnan().any()]
+    kept = _without_nan(scores)
+    bad = [score for score in scores if score not in kept]
     if bad:
         rank_zero_warn(f"not in the figures, because of NaN in {name}: {', '.join(bad)}")
-    return {score: values for score, values in scores.items() if score not in bad}
+    return kept
+
+
+def _without_nan(scores: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {score: values for score, values in scores.items() if not values.isnan().any()}
 
 
 def _running_aurocs(running: ByLoader, names: list[str]) -> dict[str, dict[str, list[float]]]:
@@ -354,7 +366,8 @@ def _running_aurocs(running: ByLoader, names: list[str]) -> dict[str, dict[str, 
             name: [ood_metrics(a, b)["AUROC"] for a, b in zip(inside, part[score], strict=True)]
             for name, part in sets.items()
         }
-        for score, inside in running[0].items()
+        for score, inside in running.get(0, {}).items()
+        if all(score in part for part in sets.values())
     }
 
 
@@ -378,13 +391,13 @@ def _ood_figures(known: dict[str, Tensor], unknown: dict[str, Tensor], name: str
 
 
 def _structure_figure(module: pl.LightningModule) -> dict[str, tuple[Figure, str]]:
-    """The tree at the temperature that the head draws with."""
-    head = getattr(module, "head", None)
-    if not isinstance(head, BRAINetHead):
+    """The tree at the temperature that the head draws with; of the heads on a MAP structure, that structure."""
+    ggt = module.ggt if isinstance(module, BRAINet) else None
+    if ggt is None:
         return {}
-    ggt = head.ggt
+    temperature = module.head.temperature if isinstance(module.head, BRAINetHead) else 1.0
     alt = f"Tree of {ggt.num_variables} variables, depth {ggt.depth}; colour is the probability of being used"
-    return {"structure/tree": (draw_ggt(ggt, head.temperature), alt)}
+    return {"structure/tree": (draw_ggt(ggt, temperature), alt)}
 
 
 def _facts(module: pl.LightningModule) -> dict[str, Any]:
@@ -394,7 +407,6 @@ def _facts(module: pl.LightningModule) -> dict[str, Any]:
         "head": getattr(module, "head_name", type(module).__name__),
         "task": type(getattr(module, "task", module)).__name__.lower(),
         "inference": getattr(module, "inference", None),
-        "passes": getattr(module, "passes", None),
         "head_parameters": None if head is None else sum(p.numel() for p in head.parameters()),
         "parameters": sum(p.numel() for p in module.parameters()),
     }

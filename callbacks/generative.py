@@ -22,7 +22,8 @@ from brainet_pl.tasks import Classification
 class GenerativeFit(Callback):
     """Adds the scores `generative`, `generative_weighted` and `combined` to a `BRAINet`, whatever its head.
 
-    With a frozen backbone it is fitted once, before training; else before every validation, because features move.
+    With a frozen backbone it is fitted once, before training; else before every validation, because features move, or
+    after every epoch where nothing is validated. A regression gets `generative` alone; `combined` needs a validation.
 
     Args:
         kind, normalize, prior, bins, max_parents: as in `GenerativeScore`; `normalize` None is True behind a backbone.
@@ -62,6 +63,12 @@ class GenerativeFit(Callback):
         if moving and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._fit(trainer, pl_module)  # type: ignore[arg-type]
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The same where nothing is validated; checkpoints are written after this hook of all other callbacks."""
+        moving = isinstance(pl_module, BRAINet) and not pl_module.backbone.frozen
+        if moving and not trainer.enable_validation:
+            self._fit(trainer, pl_module)  # type: ignore[arg-type]
+
     def _fit(self, trainer: pl.Trainer, module: BRAINet) -> None:
         labels: list[Tensor] = []
 
@@ -78,7 +85,7 @@ class GenerativeFit(Callback):
             classes, target = task.num_classes, task.check(torch.cat(labels))
         else:
             classes, target = 1, torch.zeros(len(features), dtype=torch.long)
-        normalize = module.backbone.model is not None if self.normalize is None else self.normalize
+        normalize = not module.backbone.raw if self.normalize is None else self.normalize
         score = GenerativeScore(self._tree(features, module), classes, normalize=normalize, **self.density)
         module.generative = score.fit(features, target.cpu(), self.progress).to(module.device)
         rank_zero_info(

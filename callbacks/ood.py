@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,19 @@ from brainet_pl.ood import ood_metrics
 Results = dict[str, dict[str, dict[str, float]]]  # set → score → metric → value
 
 
-def group_means(found: Results, near: Sequence[str]) -> Results:
-    """Means over the near and over the far sets, each where there are at least two; counts are added up."""
-    unknown = set(near) - set(found)
+def check_near(names: Iterable[str], near: Iterable[str]) -> None:
+    """Every name in `near` must be one of the sets."""
+    known = list(names)
+    unknown = sorted(set(near) - set(known))
     if unknown:
         raise ValueError(
-            f"expected near to name out-of-distribution sets ({', '.join(found)}), got {', '.join(sorted(unknown))}"
+            f"expected near to name out-of-distribution sets ({', '.join(known) or 'there are none'}), got "
+            f"{', '.join(unknown)}: correct near, or add the set"
         )
+
+
+def group_means(found: Results, near: Sequence[str]) -> Results:
+    """Means over the near and over the far sets, each where there are at least two; counts are added up."""
     means: Results = {}
     for group, names in (("near", [n for n in found if n in near]), ("far", [n for n in found if n not in near])):
         if near and len(names) > 1:
@@ -46,7 +52,7 @@ class OODEvaluation(Callback):
     `near_mean` and `far_mean`.
 
     The datamodule's test loaders are the test set, then one for each of its `ood_sets`. A configured set without a
-    sample ends the test with an error: it can't be skipped unnoticed.
+    sample ends the test with an error: it can't be skipped unnoticed. Without such sets only the file is written.
 
     Args:
         score_file: write every sample's scores to this CSV file in the run's folder; "" writes none.
@@ -57,8 +63,10 @@ class OODEvaluation(Callback):
         self._scores: dict[int, list[dict[str, Tensor]]] = {}
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Forget an earlier test."""
+        """Forget an earlier test; a wrong name is told before the work, not after it."""
         self._scores = {}
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        check_near(getattr(data, "ood_sets", ()), getattr(data, "near", ()))
 
     def on_test_batch_end(
         self,
@@ -77,11 +85,9 @@ class OODEvaluation(Callback):
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compare each set with the test set by every score."""
         names = list(getattr(trainer.datamodule, "ood_sets", {}))  # type: ignore[attr-defined]
-        if not names or trainer.sanity_checking:
-            return
         gathered = joined(self._scores)
         missing = [name for i, name in enumerate(names, start=1) if not gathered.get(i)]
-        if missing or not gathered.get(0):
+        if names and (missing or not gathered.get(0)):
             none = ", ".join(missing) or "the test set"
             raise RuntimeError(
                 f"expected scores of the test set and of {', '.join(names)}, got none of {none}: "
@@ -96,7 +102,7 @@ class OODEvaluation(Callback):
             for score, metrics in scores.items():
                 for metric, value in metrics.items():
                     pl_module.log(f"ood/{name}/{score}/{metric}", value, rank_zero_only=True, add_dataloader_idx=False)
-        if self.score_file and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self.score_file and gathered.get(0) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._write(run_folder(trainer) / self.score_file, ["test", *names], gathered)
 
     @rank_zero_only

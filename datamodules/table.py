@@ -120,7 +120,7 @@ def fit_encoders(
                 f"expected no missing values, got {gaps} of {len(values)} in column {name!r}: fill them, drop the "
                 "column, or set missing='impute'"
             )
-        if len(set(values)) == 1:
+        if len({_category(v) for v in values}) == 1:  # however a missing value is written
             continue
         if name in categorical or any(map(is_text, values)):
             found = sorted({_category(v) for v in values})
@@ -208,7 +208,7 @@ class Table(SplitData):
 
     @property
     def num_classes(self) -> int:
-        """Classes of the training rows, once they are read."""
+        """Classes of all rows of `file`, once they are read."""
         return len(self.classes)
 
     @property

@@ -177,3 +177,21 @@ def test_edge_cases(data, ggt):
     moments = ScoreMoments()
     moments.update(torch.ones(3, 2))
     assert (moments.compute()[1] > 0).all()
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "discrete"])
+def test_densities_keep_their_precision(data, ggt, kind):
+    x, y = data
+    score = GenerativeScore(ggt, CLASSES, kind=kind).fit(x, y)
+    probs, energy = torch.full((20, CLASSES), 1 / CLASSES), torch.rand(20)
+    score.watch({"generative": torch.rand(20), "energy": energy})
+    score.settle()
+    expected = score.scores(x[:20], probs, energy)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = score.scores(x[:20], probs, energy)
+    halved = score.bfloat16().scores(x[:20], probs, energy)
+    doubled = score.double().scores(x[:20].double(), probs.double(), energy)
+    for name, values in expected.items():
+        torch.testing.assert_close(mixed[name], values)
+        torch.testing.assert_close(halved[name], values)
+        torch.testing.assert_close(doubled[name].float(), values, atol=1e-4, rtol=1e-4)

@@ -216,6 +216,12 @@ def test_a_real_offline_run_holds_metrics_figures_tables_and_configuration(folde
     assert json.loads(structure.metadata)["fingerprint"] == GGT.from_dict(stored).fingerprint
 
 
+def test_every_shipped_configuration_has_a_dashboard_and_writes_its_scores():
+    for path in shipped().values():
+        used = [c["class_path"].rsplit(".", 1)[1] for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]]
+        assert {"Dashboard", "OODEvaluation"} <= set(used), path.name
+
+
 def test_the_sweep_asks_for_settings_that_exist(folder):
     assert "sweep" not in shipped()
     with pytest.raises(FileNotFoundError, match="expected a file or one of"):

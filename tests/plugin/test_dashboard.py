@@ -21,7 +21,7 @@ from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader, TensorDataset
 
 import brainet_pl
-from brainet_pl import figures, uncertainty
+from brainet_pl import figures, report, uncertainty
 from brainet_pl.callbacks import Dashboard, log_figure, log_table
 from brainet_pl.callbacks.dashboard import ood_rows, thumbnail
 from brainet_pl.callbacks.logging import log_artifact
@@ -271,6 +271,60 @@ def test_other_kinds_of_inference(run, tmp_path, inference, passes):
     assert ("test/passes" in names) == passes
     assert names[0] == "test/reliability"
     assert not stored["tables"]
+
+
+def test_a_regression_shows_what_it_predicted_and_the_passes_it_made(run, tmp_path):
+    from brainet_pl.structure import GGT
+
+    model = BRAINet(task="regression", head="brainet_ensemble", num_params=4000, members=3)  # `passes` says 15
+    model.set_structure(GGT.from_json((run / "structure.json").read_text()))
+    data = DataLoader(digits_set(), batch_size=64)
+    quiet(tmp_path, Dashboard(most_uncertain=2)).test(model, dataloaders=data, verbose=False)
+    assert json.loads((tmp_path / "dashboard.json").read_text())["model"]["passes"] == 3
+    rows = read(tmp_path / "tables" / "test_most_uncertain.csv")
+    page = report.render(report.read_run(tmp_path))
+    assert "3 passes" in page
+    assert "wrong prediction" not in page
+    with torch.no_grad():
+        for row in rows:
+            x, y = digits_set()[int(row["sample"])]
+            assert float(row["target"]) == y
+            assert float(row["predicted"]) == pytest.approx(float(model.eval()(x[None])[0, 0]), abs=1e-4)
+
+
+class Broken(Digits):
+    """One test sample is NaN."""
+
+    def setup(self, stage):
+        super().setup(stage)
+        x, y = zip(*self.test_set, strict=True)
+        x = torch.stack(x)
+        x[3, 0] = torch.nan
+        self.test_set = TensorDataset(x, torch.tensor(y))
+
+
+def test_a_sample_that_is_nan_costs_no_dashboard(run, tmp_path):
+    from brainet_pl.structure import GGT
+
+    model = BRAINet(8, num_params=4000, passes=3)
+    model.set_structure(GGT.from_json((run / "structure.json").read_text()))
+    with pytest.warns(UserWarning, match="because of NaN in test: .*entropy"):
+        quiet(tmp_path, Dashboard(2, score="entropy")).test(model, datamodule=Broken(), verbose=False)
+    stored = json.loads((tmp_path / "dashboard.json").read_text())
+    assert stored["headline_score"] == "entropy"
+    assert "test/passes" in [figure["name"] for figure in stored["figures"]]
+
+
+@pytest.mark.parametrize("head", ["brainet_ensemble", "brainet_dropout"])
+def test_the_map_structure_is_drawn(run, tmp_path, head):
+    from brainet_pl.structure import GGT
+
+    model = BRAINet(8, head=head, num_params=4000, passes=2)
+    model.set_structure(GGT.from_json((run / "structure.json").read_text()))
+    trainer = quiet(tmp_path, Dashboard(most_uncertain=0), limit_test_batches=1)
+    trainer.test(model, dataloaders=DataLoader(digits_set(), batch_size=64), verbose=False)
+    stored = json.loads((tmp_path / "dashboard.json").read_text())
+    assert "structure/tree" in [figure["name"] for figure in stored["figures"]]
 
 
 def digits_set():

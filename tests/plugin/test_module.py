@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from brainet_pl.callbacks import FeatureCache, OODEvaluation, StructureLearning
+from brainet_pl.callbacks import FeatureCache, GenerativeFit, OODEvaluation, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.features import structure_loader
 from brainet_pl.module import BRAINet
@@ -182,6 +182,32 @@ def test_a_learned_confidence_is_one_more_score(head, tmp_path):
     results = together(fit.test(model, datamodule=Digits(), verbose=False))
     assert results["test/cls/Acc"] > 0.8
     assert results["ood/held_out/confidence/AUROC"] > 0.7
+
+
+def test_a_fit_may_follow_a_validation(tmp_path):
+    """Validation alone runs in inference mode, and the validation of a fit does not."""
+    model = BRAINet(8, num_params=4000, temperature_scaling=True)
+    callbacks = [structure(), GenerativeFit(progress=False)]
+    trainer(tmp_path, *callbacks).fit(model, datamodule=Digits())
+    trainer(tmp_path).validate(model, datamodule=Digits(), verbose=False)
+    trainer(tmp_path, *callbacks).fit(model, datamodule=Digits())
+
+
+def test_the_sanity_check_fits_nothing(tmp_path):
+    model = BRAINet(8, num_params=4000, temperature_scaling=True)
+    fit = trainer(tmp_path, structure(), GenerativeFit(progress=False), check_val_every_n_epoch=2)
+    fit.fit(model, datamodule=Digits())
+    assert model.task.tau == 1
+    assert model.generative.reference.isnan().all()
+
+
+def test_a_checkpoint_without_a_generative_score_takes_it_away(fitted):
+    _, checkpoint, folder = fitted
+    model = BRAINet(8, num_params=8000)
+    trainer(folder, structure(), GenerativeFit(progress=False)).fit(model, datamodule=Digits())
+    assert model.generative is not None
+    trainer(folder).test(model, datamodule=Digits(), ckpt_path=checkpoint, verbose=False)
+    assert model.generative is None
 
 
 class Body(nn.Module):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.metrics import roc_curve as sklearn_roc
+from torch.utils.data import DataLoader
 
 from brainet_pl.callbacks import GenerativeFit, OODEvaluation, StructureLearning
 from brainet_pl.callbacks.ood import group_means
@@ -107,6 +108,38 @@ def test_a_moving_backbone_is_fitted_again_before_every_validation(tmp_path):
     assert not torch.equal(calls[0], calls[-1])
 
 
+def test_a_moving_backbone_without_validation_is_fitted_after_every_epoch(tmp_path):
+    model = BRAINet(8, backbone=torch.nn.Linear(64, 16), head_layer="", freeze_backbone=False, num_params=4000)
+    seen = []
+    callback = GenerativeFit(progress=False)
+    fitted = callback._fit
+    callback._fit = lambda *args: (seen.append(model.backbone.model.weight.detach().clone()), fitted(*args))
+    fit = trainer(tmp_path, StructureLearning(progress=False), callback)
+    fit.limit_val_batches = 0
+    fit.fit(model, datamodule=Digits())
+    torch.testing.assert_close(seen[-1], model.backbone.model.weight, atol=0, rtol=0)
+
+
+def test_features_are_normalised_behind_a_backbone_only(tmp_path):
+    """Of raw features the length tells a lot: four times a known input is an unknown one."""
+    raw, behind = BRAINet(8, head="linear"), BRAINet(8, head="linear", backbone=torch.nn.Identity(), head_layer="")
+    x = torch.stack([x for x, _ in digits().test_set])
+    found = []
+    for model in (raw, behind):
+        trainer(tmp_path, GenerativeFit(progress=False)).fit(model, datamodule=Digits())
+        known, unknown = (model.generative.scores(k * x)["generative"] for k in (1, 4))
+        found.append(ood_metrics(known, unknown)["AUROC"])
+    assert (raw.generative.normalize, behind.generative.normalize) == (False, True)
+    assert found[0] > 0.99
+    assert found[1] == pytest.approx(0.5, abs=0.01)
+
+
+def digits():
+    data = Digits()
+    data.setup("test")
+    return data
+
+
 def test_a_tree_is_needed_for_the_generative_score(tmp_path):
     with pytest.raises(RuntimeError, match=r"expected a learned tree .* got head 'linear'"):
         trainer(tmp_path, GenerativeFit(threshold=None, progress=False)).fit(
@@ -121,5 +154,24 @@ def test_near_and_far_sets_are_averaged_apart():
     assert means["far_mean"]["entropy"] == pytest.approx({"AUROC": 0.15, "n_ood": 10.0})
     assert group_means(found, ()) == {}
     assert set(group_means(found, ("a",))) == {"far_mean"}
-    with pytest.raises(ValueError, match=r"expected near to name .* got e"):
-        group_means(found, ("e",))
+
+
+def test_a_near_set_that_does_not_exist_stops_the_test_before_its_work(tmp_path, monkeypatch):
+    model = BRAINet(8, head="linear")
+    model.build_head(64)
+    data = Digits()
+    data.near = ("elsewhere",)
+    monkeypatch.setattr(BRAINet, "test_step", lambda *_: pytest.fail("the test ran"))
+    with pytest.raises(ValueError, match=r"expected near to name .*\(held_out\), got elsewhere"):
+        trainer(tmp_path, OODEvaluation()).test(model, datamodule=data, verbose=False)
+
+
+def test_scores_are_written_without_unknown_sets_too(tmp_path):
+    model = BRAINet(8, head="linear")
+    model.build_head(64)
+    data = digits()
+    logged = trainer(tmp_path, OODEvaluation()).test(model, dataloaders=DataLoader(data.test_set, 64), verbose=False)
+    assert not [name for name in logged[0] if name.startswith("ood/")]
+    rows = list(csv.DictReader((tmp_path / "scores.csv").open()))
+    assert len(rows) == len(data.test_set)
+    assert {row["set"] for row in rows} == {"test"}

@@ -181,3 +181,8 @@ def test_wrong_uci_names_and_splits_are_named(uci):
     ):
         with pytest.raises(error, match=message):
             UCI(root=str(root), **settings).setup("fit")
+
+
+def test_a_column_of_nothing_but_gaps_is_left_out():
+    encoders = fit_encoders({"empty": ["", "NA", "?"], "size": ["1", "2", "3"]})
+    assert [encoder.name for encoder in encoders] == ["size"]
