@@ -290,12 +290,13 @@ class GaussianFamilies(nn.Module):
         mean = torch.where(count[:, None] > 0, onehot.t() @ x / count.clamp_min(1)[:, None], x.mean(dim=0))
         residual = x - mean[labels]
         common = residual.t() @ residual / len(x)
-        floor = 1e-3 * common.diagonal().mean().clamp_min(1e-12)  # a constant feature must not make novelty infinite
+        own_scale = common.diagonal()
+        floor = 1e-3 * own_scale + 1e-6 * own_scale.mean().clamp_min(1e-12)  # constants must not make novelty infinite
         covariance = common.unsqueeze(0)
         if not self.tied:
             own = torch.stack([residual[labels == c].t() @ residual[labels == c] for c in range(classes)])
             covariance = (self.prior * common + own) / (self.prior + count)[:, None, None]
-        deviation = common.diagonal().clamp_min(1e-30).sqrt()
+        deviation = own_scale.clamp_min(1e-30).sqrt()
         for i, (v, parents) in enumerate(self._families):  # all classes at once: (C, p, p) and (C, p)
             p = torch.tensor(parents, dtype=torch.long, device=x.device)
             if len(p) > self.parents.shape[1]:
@@ -303,12 +304,12 @@ class GaussianFamilies(nn.Module):
                 p = p[strength.topk(self.parents.shape[1]).indices.sort().values]
             self.parents[i, : len(p)] = p
             among, with_v = covariance[:, p][:, :, p], covariance[:, p, v]
-            slopes = torch.linalg.solve(among + 1e-3 * floor * torch.eye(len(p)).to(x), with_v)
+            slopes = torch.linalg.solve(among + 1e-3 * torch.diag(floor[p]), with_v)
             variance = covariance[:, v, v] - 2 * (slopes * with_v).sum(dim=1)
             variance = variance + torch.einsum("cp,cpq,cq->c", slopes, among, slopes)
             self.slopes[i, : len(p)] = slopes.t().float()
             self.intercept[i, 0] = (mean[:, v] - (slopes * mean[:, p]).sum(dim=1)).float()
-            self.log_variance[i, 0] = variance.clamp_min(floor).log().float()
+            self.log_variance[i, 0] = variance.clamp_min(floor[v]).log().float()
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d) → (F, B, C)."""

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -283,16 +284,25 @@ class BRAINet(pl.LightningModule):
         passes = self.passes_of(x)
         predicted = self.task.predictive(passes.outputs, passes.weights)
         self._update(self.val_metrics, predicted, y)
-        if self.trainer.sanity_checking:  # nothing is fitted to a few batches of a network that has not trained
+        if not self._calibrates:
             return
         if self.scaled_metrics is not None:
             self._classification.temperature_fit.update(predicted, y)
         if self.generative is not None and isinstance(self.task, Classification):
             self.generative.watch(self._scores(passes))
 
+    @property
+    def _calibrates(self) -> bool:
+        """Only a fit's own validation may set the temperature and the reference of scores.
+
+        The sanity check sees a network that has not trained, and `trainer.validate` may be given any data, test data
+        included.
+        """
+        return self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking
+
     def on_validation_epoch_end(self) -> None:
         """Fit what needs validation data, before a checkpoint is written: the temperature, the reference of scores."""
-        if self.trainer.sanity_checking:
+        if not self._calibrates:
             return
         if self.generative is not None:
             self.generative.settle()

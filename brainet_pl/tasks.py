@@ -59,7 +59,7 @@ class Task(nn.Module):
         raise NotImplementedError
 
     def predict(self, outputs: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        """(T, B, O) → everything a user wants to know about each sample."""
+        """(T, B, O) → the answer for each sample, in the user's terms; `scores` come beside it."""
         raise NotImplementedError
 
 
@@ -147,10 +147,10 @@ class Classification(Task):
         return found
 
     def predict(self, outputs: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        """Class, probabilities (scaled where asked for) and every measure of uncertainty."""
+        """Class and probabilities, scaled where asked for."""
         mean = self.predictive(outputs, weights)
         mean = self.scaled(mean) if self.temperature_scaling else mean
-        return {"class": mean.argmax(dim=-1), "probabilities": mean} | self.scores(outputs, weights)
+        return {"class": mean.argmax(dim=-1), "probabilities": mean}
 
 
 class Regression(Task):

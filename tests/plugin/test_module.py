@@ -159,6 +159,10 @@ def test_temperature_scaling_is_fitted_on_validation_data_and_travels_in_the_che
     fit.fit(model, datamodule=Digits())
     again = BRAINet.load_from_checkpoint(checkpoint.last_model_path, weights_only=True)
     assert again.task.tau == model.task.tau != 1
+    data = Digits()
+    data.setup("test")
+    trainer(tmp_path).validate(again, data.predict_dataloader(), verbose=False)
+    assert again.task.tau == model.task.tau  # only the validation of a fit may set it
     results = together(fit.test(again, datamodule=Digits(), verbose=False))
     assert results["test/scaled/cls/Acc"] == results["test/cls/Acc"]
     assert results["test/scaled/cls/NLL"] != results["test/cls/NLL"]
