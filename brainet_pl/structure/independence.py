@@ -39,6 +39,7 @@ class ConditionalMutualInformation:
 
     def __init__(self, sample: CountSample, threshold: float) -> None:
         self.sample, self.threshold = sample, threshold
+        self.keeps_all = threshold <= 0  # information is never negative
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) information less the threshold."""
@@ -151,6 +152,7 @@ class PartialCorrelation:
 
     def __init__(self, correlation: Floats, threshold: float) -> None:
         self.correlation, self.threshold = correlation, threshold
+        self.keeps_all = threshold <= 0  # information is never negative
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) information less the threshold."""
