@@ -3,8 +3,9 @@
     pip install '.[benchmarks]'
     python benchmarks/paper/table3.py --data DIR      # docs/results/table3.json, about 10 minutes
 
-SWA and SWAG come from torch-uncertainty, Laplace from laplace-torch (KFAC on the last layer, as in the paper). Temperatures
-are fitted on the 2,000 validation images; so is the precision of Laplace's prior. SGD is the public network as it is.
+SWA and SWAG come from torch-uncertainty, Laplace from laplace-torch (KFAC on the last layer, as in the paper).
+Temperatures are fitted on the 2,000 validation images; so is the precision of Laplace's prior. SGD is the public
+network as it is.
 """
 
 from __future__ import annotations
