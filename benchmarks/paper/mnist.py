@@ -102,9 +102,8 @@ def size(lab: Lab, store: Store, args: argparse.Namespace) -> dict[str, dict[flo
             f"ensemble of {times} × 240k": lambda b=budget, m=times: ensemble(b, m),  # type: ignore[misc]
             "BRAINet": lab.brainet(budget, THRESHOLD, s),
         }
-        if lab.images <= 5000:
-            makers["BRAINet, shuffled"] = lab.brainet(budget, THRESHOLD, s, control=True)
         if times == 1:
+            makers["BRAINet, shuffled"] = lab.brainet(budget, THRESHOLD, s, control=True)
             for m in (2, 5):
                 makers[f"ensemble, {m} members"] = lambda m=m: ensemble(UNIT, m)  # type: ignore[misc]
         for name, make in makers.items():
