@@ -13,6 +13,7 @@ import math
 
 import torch
 from common import Store, arguments, mnist_pixels, outputs_of, quality, train
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -90,7 +91,9 @@ def draw(codes: Tensor, labels: Tensor, images: Tensor, z: Tensor, information: 
     grid = figure.add_gridspec(6, 9)
     axes = figure.add_subplot(grid[:, :6])
     plane = information.view(GRID, GRID).t()
-    shown = axes.imshow(plane, origin="lower", extent=(-SIDE, SIDE, -SIDE, SIDE), cmap="magma", aspect="auto")
+    bounds = (-SIDE, SIDE, -SIDE, SIDE)
+    scale = PowerNorm(0.35, vmin=0.0)  # the ridges between classes are low beside those far out
+    shown = axes.imshow(plane, origin="lower", extent=bounds, cmap="magma", aspect="auto", norm=scale)
     axes.scatter(*codes.t(), c=labels, cmap="tab10", s=2, alpha=0.6, vmin=0, vmax=9)
     axes.set(xlabel="latent variable 1", ylabel="latent variable 2", xlim=(-SIDE, SIDE), ylim=(-SIDE, SIDE))
     figure.colorbar(shown, ax=axes, label="mutual information (nats)", shrink=0.8)
@@ -100,11 +103,11 @@ def draw(codes: Tensor, labels: Tensor, images: Tensor, z: Tensor, information: 
     high, low = order[-len(order) // 20 :: max(1, len(order) // 120)], order[:: max(1, len(order) // 60)]
     picks = torch.cat([high[:6], low[:6]])
     for k, i in enumerate(picks.tolist()):
-        small = figure.add_subplot(grid[k % 6, 6 + 1 + k // 6])
+        small = figure.add_subplot(grid[k % 6, 7 + k // 6])
         small.imshow(images[i].view(28, 28), cmap="gray_r")
         small.set(xticks=[], yticks=[])
         letter = "ABCDEFGHIJKL"[k]
-        small.set_title(f"{letter}  MI {information[i]:.2f}", fontsize=7)
+        small.set_title(f"{letter}  MI {information[i]:.3f}", fontsize=7)
         axes.text(*z[i].tolist(), letter, color="white", fontsize=9, fontweight="bold", ha="center", va="center")
     return figure
 
