@@ -114,7 +114,7 @@ def cifar_features(data: Path, cache: Path | None = None, copies: int = 4) -> Da
         path = folder / f"resnet20_{name}_{copy}.pt"
         if not path.is_file():
             if body is None:
-                body = remove_head(make_backbone("cifar_resnet20", str(data / "resnet20_cifar10.pth")), None).eval()  # type: ignore[arg-type]
+                body = remove_head(make_backbone("cifar_resnet20", str(data / "resnet20_cifar10.pth")), None).eval()
             with np.load(data / f"{name}.npz") as arrays:
                 x, y = torch.from_numpy(arrays["x"]).permute(0, 3, 1, 2), torch.from_numpy(arrays["y"]).long()
             torch.save((_extract(body, x, copy), y), path)
@@ -239,7 +239,7 @@ def outputs_of(head: nn.Module, x: Tensor, passes: int = 15, mode: str = "stocha
     found = []
     for part in x.split(2000):
         if not isinstance(head, BRAINetHead):
-            found.append(head.passes(part, passes))  # type: ignore[operator]
+            found.append(head.passes(part, passes))
         elif mode == "simultaneous":
             found.append(head.simultaneous(part).unsqueeze(0))
         else:  # the same sub-networks for all parts

@@ -67,7 +67,7 @@ def anchors(data: Data, linear: tuple[Tensor, Tensor]) -> dict[str, Cell]:
 
 def generative(ggt: GGT, data: Data, linear: tuple[Tensor, Tensor], **settings: object) -> dict[str, Cell]:
     """The three generative scores, and the mean log-likelihood of validation features given their class."""
-    score = GenerativeScore(ggt, 10, **settings).fit(*data.plain, progress=False)  # type: ignore[arg-type]
+    score = GenerativeScore(ggt, 10, **settings).fit(*data.plain, progress=False)
 
     def all_scores(x: Tensor) -> dict[str, Tensor]:
         logits = x @ linear[0].t() + linear[1]
@@ -94,7 +94,7 @@ def main() -> None:
     learned = learn_structure(data.plain[0], test="gaussian", threshold=THRESHOLD, progress=False)
     empty = GGT(Leaf(tuple(range(64)), ((),) * 64, 0.0), 64, len(data.plain[0]))
     for name, tree in (("no edges", empty), ("shuffled wiring", shuffled(learned)), ("learned wiring", learned)):
-        found = store.cell(name, lambda tree=tree: generative(tree, data, linear))  # type: ignore[misc]
+        found = store.cell(name, lambda tree=tree: generative(tree, data, linear))
         cells |= {f"{score}, {name}": cell for score, cell in found.items()}
 
     def discrete() -> dict[str, Cell]:
@@ -108,7 +108,7 @@ def main() -> None:
     table(["score", *keys], rows)
     rows = []
     for weight in WEIGHTS:
-        found = store.cell(f"prior {weight:g}", lambda w=weight: generative(learned, data, linear, prior=w))  # type: ignore[misc]
+        found = store.cell(f"prior {weight:g}", lambda w=weight: generative(learned, data, linear, prior=w))
         cell = found["generative"]
         rows.append([f"{weight:g}", f"{cell['val log-likelihood']:.1f}", *(f"{cell[k]:.1f}" for k in keys[::3])])
     table(["weight of the prior", "val log-likelihood", "SVHN AUROC", "Tiny AUROC"], rows)

@@ -78,7 +78,7 @@ class Lab:
         if isinstance(head, BayesHead):
 
             def penalty() -> Tensor:
-                return head.penalty() / self.images  # type: ignore[no-any-return, operator]
+                return head.penalty() / self.images
 
         kind = "plain" if isinstance(head, EnsembleHead) else "sampled"
         kind = "BRAINet" if isinstance(head, BRAINetHead) else kind
@@ -99,13 +99,13 @@ def size(lab: Lab, store: Store, args: argparse.Namespace) -> dict[str, dict[flo
     for times in args.sizes:
         budget, s = times * UNIT, 2 if times <= 5 else 3
         makers: dict[str, Maker] = {
-            f"ensemble of {times} × 240k": lambda b=budget, m=times: ensemble(b, m),  # type: ignore[misc]
+            f"ensemble of {times} × 240k": lambda b=budget, m=times: ensemble(b, m),
             "BRAINet": lab.brainet(budget, THRESHOLD, s),
         }
         if times == 1:
             makers["BRAINet, shuffled"] = lab.brainet(budget, THRESHOLD, s, control=True)
             for m in (2, 5):
-                makers[f"ensemble, {m} members"] = lambda m=m: ensemble(UNIT, m)  # type: ignore[misc]
+                makers[f"ensemble, {m} members"] = lambda m=m: ensemble(UNIT, m)
         for name, make in makers.items():
             for seed in range(args.seeds):
 

@@ -97,7 +97,7 @@ class Experiment:
         losses: dict[tuple[float, str], list[float]] = {}
         for value in makers:
             for seed in TUNING:
-                found = self.store.cell(f"tune/{family}/{value:g}/{seed}", lambda v=value, s=seed: measure(v, s))  # type: ignore[misc]
+                found = self.store.cell(f"tune/{family}/{value:g}/{seed}", lambda v=value, s=seed: measure(v, s))
                 for temperature, cell in found.items():
                     losses.setdefault((value, temperature), []).append(cell["nll"])
         means = {setting: statistics.fmean(values) for setting, values in losses.items()}
@@ -137,7 +137,7 @@ def main() -> None:
         tree = shuffled(lab.tree(threshold)) if control else lab.tree(threshold)
         return lambda: BRAINetHead(tree, 10, num_params=BUDGET, dropout=dropout)
 
-    rate, _ = lab.tuned("MC-dropout", {p: lambda p=p: MLPHead(64, 10, BUDGET, 2, p) for p in RATES})  # type: ignore[misc]
+    rate, _ = lab.tuned("MC-dropout", {p: lambda p=p: MLPHead(64, 10, BUDGET, 2, p) for p in RATES})
     threshold, cold = lab.tuned("BRAINet", {t: brainet(t) for t in THRESHOLDS})
     rates = {p: brainet(threshold, p) for p in (0.2, 0.35, 0.5)}
     dropout, warm = lab.tuned(f"BRAINet + dropout at {threshold:g}", rates)
@@ -165,7 +165,7 @@ def main() -> None:
     for seed in range(args.seeds):
         for name, (make, temperature) in rows.items():
 
-            def run(make=make, temperature=temperature, seed=seed, name=name) -> dict[str, Cell]:  # type: ignore[no-untyped-def]
+            def run(make=make, temperature=temperature, seed=seed, name=name) -> dict[str, Cell]:
                 return lab.measure(make, temperature, seed, name)
 
             found = store.cell(f"{name}/{seed}", run)

@@ -58,7 +58,7 @@ def main() -> None:
     for seed in range(args.seeds):
         for name, (make, score) in heads.items():
 
-            def run(make=make, score=score, seed=seed, name=name) -> Cell:  # type: ignore[no-untyped-def]
+            def run(make=make, score=score, seed=seed, name=name) -> Cell:
                 return measure(data, make, score, seed, args.epochs, name)
 
             cells.setdefault(name, []).append(store.cell(f"{name}/{seed}", run))

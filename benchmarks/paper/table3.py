@@ -106,17 +106,17 @@ def main() -> None:
     fixed: dict[str, Callable[[], Predict]] = {"SGD": lambda: lambda x: layer(x).softmax(-1)}
     fixed["Laplace, last layer"] = lambda: laplace(data, layer)
     for name, make in fixed.items():
-        for suffix, cell in store.cell(name, lambda m=make: judged(m())).items():  # type: ignore[misc]
+        for suffix, cell in store.cell(name, lambda m=make: judged(m())).items():
             cells.setdefault(name + suffix, []).append(cell)
     for seed in range(args.seeds):
         if f"SWAG/{seed}" not in store.content["cells"]:
             for name, predict in averaged(data, layer, 10, seed).items():
-                store.cell(f"{name}/{seed}", lambda p=predict: judged(p))  # type: ignore[misc]
+                store.cell(f"{name}/{seed}", lambda p=predict: judged(p))
         for name in ("SWA", "SWAG"):
             for suffix, cell in store.content["cells"][f"{name}/{seed}"].items():
                 cells.setdefault(name + suffix, []).append(cell)
         for name, head in heads.items():
-            found = store.cell(f"{name}/{seed}", lambda h=head, s=seed, n=name: trained(h, s, n))  # type: ignore[misc]
+            found = store.cell(f"{name}/{seed}", lambda h=head, s=seed, n=name: trained(h, s, n))
             for suffix, cell in found.items():
                 cells.setdefault(name + suffix, []).append(cell)
     rows = [
