@@ -338,7 +338,7 @@ class DiscreteFamilies(nn.Module):
         super().__init__()
         if bins < 2 or max_parents < 0:
             raise ValueError(f"expected at least 2 bins and 0 max_parents, got {bins} and {max_parents}")
-        self.prior, self.bins, self._families, self._d = prior, bins, families, d
+        self.prior, self.bins, self._families = prior, bins, families
         self.numbers = len(families) * num_classes
         self.register_buffer("variable", torch.tensor([v for v, _ in families]), persistent=False)
         self.register_buffer("edges", torch.zeros(d, bins - 1))

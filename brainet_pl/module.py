@@ -235,12 +235,7 @@ class BRAINet(pl.LightningModule):
     def forward(self, x: Tensor) -> Tensor:
         """Inputs → the prediction averaged over passes: class probabilities (B, C), or mean and variance (B, 2)."""
         outputs, weights, _ = self.passes_of(x)
-        return self._final(self.task.predictive(outputs, weights))
-
-    def _final(self, predicted: Tensor) -> Tensor:
-        """At the temperature fitted on validation data, where scaling is asked for."""
-        scaled = isinstance(self.task, Classification) and self.task.temperature_scaling
-        return self.task.scaled(predicted) if scaled else predicted  # type: ignore[operator]
+        return self.task.final(self.task.predictive(outputs, weights))
 
     def passes_of(self, x: Tensor) -> Passes:
         """Inputs → outputs of all passes. The backbone runs once; only the head runs T times."""
@@ -326,7 +321,7 @@ class BRAINet(pl.LightningModule):
             predicted = self.task.predictive(outputs, weights)
             self._update(self.test_metrics, predicted, target)
             if self.scaled_metrics is not None:
-                self._update(self.scaled_metrics, self._final(predicted), target)
+                self._update(self.scaled_metrics, self.task.final(predicted), target)
         return {"scores": self._scores(passes), "outputs": outputs, "weights": weights, "target": target}
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:

@@ -50,6 +50,10 @@ class Task(nn.Module):
         """(T, B, O) → the averaged prediction that `metrics` take."""
         raise NotImplementedError
 
+    def final(self, predicted: Tensor) -> Tensor:
+        """What a user gets of `predictive`: the same, or calibrated on validation data where that is asked for."""
+        return predicted
+
     def metrics(self, prefix: str) -> MetricCollection:
         """Metrics of `predictive` and target."""
         raise NotImplementedError
@@ -134,6 +138,10 @@ class Classification(Task):
         """(B, C) → the same at the fitted temperature."""
         return scale(probs, self.tau)
 
+    def final(self, predicted: Tensor) -> Tensor:
+        """(B, C), scaled where asked for."""
+        return self.scaled(predicted) if self.temperature_scaling else predicted
+
     def metrics(self, prefix: str) -> MetricCollection:
         """Accuracy, NLL, Brier, calibration errors, selective prediction."""
         return classification_metrics(self.num_classes, prefix)
@@ -148,8 +156,7 @@ class Classification(Task):
 
     def predict(self, outputs: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         """Class and probabilities, scaled where asked for."""
-        mean = self.predictive(outputs, weights)
-        mean = self.scaled(mean) if self.temperature_scaling else mean
+        mean = self.final(self.predictive(outputs, weights))
         return {"class": mean.argmax(dim=-1), "probabilities": mean}
 
 

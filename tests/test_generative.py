@@ -74,10 +74,6 @@ def test_discrete_densities_are_those_of_every_network_in_turn(data, ggt, max_pa
     codes = (x.numpy()[:, None, :] > edges).sum(1)
     chosen = dict(zip(score.families._families, score.families.chosen.tolist(), strict=True))
 
-    def estimate(rows, v, alpha):
-        count = np.array([(codes[rows, v] == k).sum() for k in range(bins)])
-        return count, alpha
-
     def log_family(v, parents, c):
         kept = [p for p in chosen[v, parents] if p < 8]
         assert set(kept) <= set(parents)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from torch import nn
 from torch.nn import functional as F
 
 from brainet_pl.baselines import MLPHead
@@ -88,19 +87,6 @@ def test_loop_and_measures(common, blobs):
     entropy = [torch.special.entr(v.softmax(-1).mean(0)).sum(1).numpy() for v in (known, unknown)]
     expected = 100 * roc_auc_score(np.r_[np.zeros(900), np.ones(300)], np.concatenate(entropy))
     assert common.separation(known, {"far": unknown})["far/entropy/AUROC"] == pytest.approx(expected, abs=1e-3)
-
-
-def test_the_epoch_with_the_least_watched_number_is_kept(common, blobs):
-    x, y, _ = blobs
-    layer, seen = nn.Linear(10, 3), []
-
-    def watch(head):
-        seen.append(head.weight.detach().clone())
-        return float(abs(len(seen) - 2))  # the second is the best
-
-    common.train(layer, x, y, epochs=4, loss=F.cross_entropy, watch=watch)
-    assert len(seen) == 4
-    torch.testing.assert_close(layer.weight, seen[1])
 
 
 @pytest.mark.parametrize(

@@ -199,18 +199,13 @@ def train(
     seed: int = 0,
     decay: bool = False,
     penalty: Callable[[], Tensor] | None = None,
-    watch: Callable[[nn.Module], float] | None = None,
     name: str = "",
 ) -> nn.Module:
-    """Adam with a fixed rate (the paper), or decaying to 0 along a cosine; batches drawn by `seed`.
-
-    With `watch`, a number of the head measured after every epoch, the weights of the epoch with the smallest are kept.
-    """
+    """Adam with a fixed rate (the paper), or decaying to 0 along a cosine; batches drawn by `seed`."""
     optimizer = torch.optim.Adam(head.parameters(), lr=lr)
     steps = epochs * (len(x) // batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) if decay else None
     draw = torch.Generator().manual_seed(seed)
-    best, kept = float("inf"), None
     for _ in tqdm(range(epochs), desc=name or type(head).__name__, leave=False):
         head.train()
         order = torch.randperm(len(x), generator=draw)
@@ -223,12 +218,6 @@ def train(
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-        if watch is not None:
-            found = watch(head.eval())
-            if found < best:
-                best, kept = found, {k: v.clone() for k, v in head.state_dict().items()}
-    if kept is not None:
-        head.load_state_dict(kept)
     return head.eval()
 
 
