@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from brainet_pl import checks
 
 # -- CIFAR networks ---------------------------------------------------------------------------------------------------
 
@@ -146,12 +150,12 @@ def _initialise(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-CIFAR: dict[str, Callable[[], nn.Module]] = {
+CIFAR: dict[str, Callable[..., nn.Module]] = {
     **{f"cifar_resnet{depth}": partial(CifarResNet, depth) for depth in (20, 32, 44, 56)},
-    "cifar_vgg13": lambda: CifarVGG(13),
-    "cifar_vgg16": lambda: CifarVGG(16),
-    "cifar_preresnet164": lambda: CifarPreActNet(164),
-    "cifar_wrn28_10": lambda: CifarPreActNet(28, widen=10),
+    "cifar_vgg13": partial(CifarVGG, 13),
+    "cifar_vgg16": partial(CifarVGG, 16),
+    "cifar_preresnet164": partial(CifarPreActNet, 164),
+    "cifar_wrn28_10": partial(CifarPreActNet, 28, widen=10),
 }
 
 
@@ -177,32 +181,76 @@ def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
 # -- any module to features -------------------------------------------------------------------------------------------
 
 
-def make_backbone(backbone: nn.Module | str | None, weights: str | None = None) -> nn.Module | None:
-    """A module as it is, or by name: a CIFAR network above, `torchvision/NAME` or `timm/NAME`.
+@dataclass(frozen=True)
+class Backbone:
+    """What a user chooses about the feature extractor.
+
+    Args:
+        model: a module, a name (`cifar_resnet20`, `torchvision/resnet18`, `timm/…`), `package.module:Class` for a class
+            of your own, or null for raw features.
+        weights: a file of weights, or for torchvision and timm the name of published ones.
+        head_layer: the classification layer to remove; null finds it, "" removes nothing.
+        freeze: keep the backbone as it is, batch-norm statistics included; false trains it with the head.
+        lr: learning rate of a backbone that is not frozen; null is a tenth of the head's.
+        options: arguments for the constructor of a named model.
+    """
+
+    model: Any = None  # nn.Module | str | None; jsonargparse would list every module that there is
+    weights: str | None = None
+    head_layer: str | None = None
+    freeze: bool = True
+    lr: float | None = None
+    options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.lr is not None:
+            checks.above_zero("lr of the backbone", self.lr)
+        if not isinstance(self.model, nn.Module | str | None):
+            raise ValueError(
+                f"expected a backbone to be a module, a name or None, got {type(self.model).__name__}: see Backbone"
+            )
+
+    def build(self) -> FeatureExtractor:
+        """The feature extractor, without the model's own classification layer."""
+        model = make_backbone(self.model, self.weights, self.options)
+        model = None if model is None else remove_head(model, self.head_layer)
+        return FeatureExtractor(model, frozen=self.freeze or model is None)
+
+
+
+def make_backbone(
+    backbone: nn.Module | str | None, weights: str | None = None, options: Mapping[str, Any] | None = None
+) -> nn.Module | None:
+    """A module as it is, or by name: a CIFAR network above, `torchvision/NAME`, `timm/NAME` or `package.module:Class`.
 
     `weights` is a file, or for torchvision and timm the name of published weights ("DEFAULT"), which needs a network.
+    `options` are arguments for the constructor of a named model.
     """
+    more = dict(options or {})
     if backbone is None or isinstance(backbone, nn.Module):
         model = backbone
     elif backbone in CIFAR:
-        model = CIFAR[backbone]()
+        model = CIFAR[backbone](**more)
     elif backbone.startswith("torchvision/"):
         from torchvision.models import get_model
 
         named = weights if weights and not Path(weights).is_file() else None
-        model, weights = get_model(backbone.removeprefix("torchvision/"), weights=named), None if named else weights
+        model, weights = get_model(backbone.removeprefix("torchvision/"), weights=named, **more), None if named else weights
     elif backbone.startswith("timm/"):
         try:
             import timm
         except ImportError as error:
             raise ImportError(f"{backbone} needs the package timm: pip install timm") from error
         named_weights = bool(weights) and not Path(str(weights)).is_file()
-        model = timm.create_model(backbone.removeprefix("timm/"), pretrained=named_weights)
+        model = timm.create_model(backbone.removeprefix("timm/"), pretrained=named_weights, **more)
         weights = None if named_weights else weights
+    elif ":" in backbone:
+        module, _, name = backbone.partition(":")
+        model = getattr(importlib.import_module(module), name)(**more)
     else:
         raise ValueError(
-            f"expected a backbone to be a module, torchvision/NAME, timm/NAME or one of {', '.join(CIFAR)}; "
-            f"got {backbone!r}"
+            f"expected a backbone to be a module, torchvision/NAME, timm/NAME, package.module:Class or one of "
+            f"{', '.join(CIFAR)}; got {backbone!r}"
         )
     if weights is not None and model is not None:
         load_weights(model, weights)

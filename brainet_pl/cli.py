@@ -18,9 +18,10 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import WandbLogger
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import configs, report
+from brainet_pl import configs
 from brainet_pl.callbacks import PredictionFile, StructureLearning
-from brainet_pl.module import STORED, BRAINet
+from brainet_pl.evaluation import report
+from brainet_pl.module import BRAINet, check_stored
 
 DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
@@ -29,8 +30,12 @@ DESCRIPTION = (
 SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
 
 
+CONFIG = "brainet_config"  # the checkpoint's entry with the settings of the command line
+
+
 class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml into the run's folder, and the whole resolved configuration to W&B once."""
+    """Writes config.yaml into the run's folder, the whole resolved configuration to W&B once, and what
+    `brainet test --ckpt_path FILE` needs of it into every checkpoint."""
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Rank zero only, called by the base class."""
@@ -38,19 +43,25 @@ class SaveConfig(SaveConfigCallback):
             if isinstance(logger, WandbLogger):
                 logger.experiment.config.update({"cli": self.config.as_dict()}, allow_val_change=True)
 
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep the settings of model, data, structure and Trainer as primitives."""
+        dumped = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        config = {name: dumped.get(name) for name in ("model", "data", "structure", "trainer")}
+        backbone = config["model"].get("backbone")
+        if isinstance(backbone, dict):
+            backbone["weights"] = None  # the checkpoint holds them: their file must not be asked for again
+        checkpoint[CONFIG] = config
+
 
 class BrainetCLI(LightningCLI):
-    """Adds `--structure.*`, the settings of the structure callback; checkpoints remember model and data settings."""
+    """Adds `--structure.*`, the settings of the structure callback, and `--predictions.*`."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Called by LightningCLI."""
         parser.add_lightning_class_args(StructureLearning, "structure")
         parser.add_lightning_class_args(PredictionFile, "predictions")
-
-    def after_instantiate_classes(self) -> None:
-        """Give the model the part of the configuration that `brainet test --ckpt_path FILE` will need."""
-        self._dump_config()
-        self.model.cli_config = {name: self.config_dump[name] for name in ("model", "data", "structure", "trainer")}
+        # So that `--model.head.num_params 8000` needs no class.
+        parser.set_defaults({"model.head": {"class_path": "brainet_pl.network.Tree"}})
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: a checkpoint's settings come before the command line's (`_complete`), never over them."""
@@ -75,8 +86,8 @@ def config_path(name: str) -> Path:
 def stored_config(checkpoint: str | Path) -> dict[str, Any]:
     """The settings that a checkpoint carries; of one saved in Python, the model's alone."""
     content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    model = {k: v for k, v in content.get("hyper_parameters", {}).items() if not k.startswith("_")}
-    config: dict[str, Any] = content.get(STORED, {}).get("config") or {"model": model}
+    check_stored(content)
+    config: dict[str, Any] = content.get(CONFIG) or {"model": dict(content.get("hyper_parameters", {}))}
     return config
 
 

@@ -2,14 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from tqdm.auto import tqdm
+
+
+@dataclass
+class Precomputed:
+    """Features (B, d) in the place of the inputs of a batch: a backbone has seen these samples already."""
+
+    features: Tensor
+
+    def to(self, *args: Any, **kwargs: Any) -> Precomputed:
+        """The same on another device."""
+        return Precomputed(self.features.to(*args, **kwargs))
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, i: Any) -> Tensor:
+        return self.features[i]
+
+
+class Extracted(NamedTuple):
+    """Features (N, d) and targets (N, …) of the same samples, on the CPU."""
+
+    features: Tensor
+    targets: Tensor
+
+    def sample(self, max_rows: int | None) -> Extracted:
+        """At most `max_rows` of the samples: the random choice that `structure_loader` makes."""
+        rows = chosen_rows(len(self.features), max_rows)
+        return self if rows is None else Extracted(self.features[rows], self.targets[rows])
+
+    def loader(self, batch_size: int, shuffle: bool) -> Callable[[], DataLoader[Any]]:
+        """A function that gives a fresh loader of (`Precomputed`, targets)."""
+        data = TensorDataset(self.features, self.targets)
+
+        def load() -> DataLoader[Any]:
+            last = shuffle and len(data) > batch_size
+            return DataLoader(data, batch_size, shuffle, drop_last=last, collate_fn=_collate)
+
+        return load
+
+
+def _collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[Precomputed, Tensor]:
+    features, targets = zip(*samples, strict=True)
+    return Precomputed(torch.stack(features)), torch.stack(targets)
 
 
 def structure_loader(trainer: pl.Trainer, model: pl.LightningModule, max_rows: int | None = None) -> Iterable[Any]:
@@ -28,6 +73,13 @@ def structure_loader(trainer: pl.Trainer, model: pl.LightningModule, max_rows: i
     return _fixed(source, max_rows)
 
 
+def chosen_rows(total: int, max_rows: int | None) -> Tensor | None:
+    """A random choice of `max_rows` of `total` rows, in ascending order and the same each time; None is all of them."""
+    if max_rows is None or max_rows >= total:
+        return None
+    return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
+
+
 def _fixed(loader: Any, max_rows: int | None) -> Iterable[Any]:
     """A loader over the same samples, un-shuffled; one over a stream is taken as it is."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
@@ -35,9 +87,9 @@ def _fixed(loader: Any, max_rows: int | None) -> Iterable[Any]:
         return stream
     total = len(loader.dataset)  # type: ignore[arg-type]
     rows = sorted(getattr(loader.sampler, "indices", range(total)))  # a subset sampler leaves the others out on purpose
-    if max_rows is not None and max_rows < len(rows):
-        drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:max_rows]
-        rows = [rows[i] for i in drawn.sort().values]
+    drawn = chosen_rows(len(rows), max_rows)
+    if drawn is not None:
+        rows = [rows[i] for i in drawn]
     return DataLoader(
         loader.dataset if len(rows) == total else Subset(loader.dataset, rows),
         batch_size=loader.batch_size or 256,
@@ -47,11 +99,35 @@ def _fixed(loader: Any, max_rows: int | None) -> Iterable[Any]:
     )
 
 
-def first_batch(trainer: pl.Trainer) -> Tensor:
+def first_batch(trainer: pl.Trainer) -> Any:
     """The inputs of the first batch of training data."""
     for batch in structure_loader(trainer, trainer.lightning_module):
-        return _inputs(batch)
+        return inputs_of(batch)
     raise ValueError("expected training data to measure the features of, got an empty loader: check the datamodule")
+
+
+def extract(
+    backbone: nn.Module,
+    batches: Iterable[Any],
+    *,
+    device: torch.device | str | None = None,
+    max_rows: int | None = None,
+    progress: bool = True,
+) -> Extracted:
+    """Features and targets of batches (inputs, targets, …); mode and device of the backbone are put back afterwards."""
+    targets: list[Tensor] = []
+
+    def watched() -> Iterator[Any]:
+        for batch in batches:
+            if not isinstance(batch, list | tuple) or len(batch) < 2:
+                raise ValueError(
+                    f"expected batches (inputs, targets), got {type(batch).__name__}: return both from the dataset"
+                )
+            targets.append(torch.as_tensor(batch[1]))
+            yield batch
+
+    features = extract_features(backbone, watched(), device=device, max_rows=max_rows, progress=progress)
+    return Extracted(features, torch.cat(targets)[: len(features)].cpu())
 
 
 def extract_features(
@@ -72,7 +148,9 @@ def extract_features(
     try:
         with torch.no_grad():
             for batch in tqdm(batches, desc="extracting features", disable=not progress, delay=2, leave=False):
-                found.append(backbone(_inputs(batch).to(target)).float().cpu())
+                inputs = inputs_of(batch)
+                known = isinstance(inputs, Precomputed)
+                found.append((inputs.features if known else backbone(inputs.to(target))).float().cpu())
                 rows += len(found[-1])
                 if max_rows is not None and rows >= max_rows:
                     break
@@ -83,8 +161,9 @@ def extract_features(
     return torch.cat(found)[:max_rows]
 
 
-def _inputs(batch: Any) -> Tensor:
+def inputs_of(batch: Any) -> Any:
+    """The inputs of a batch: a tensor, or features in its place."""
     inputs = batch[0] if isinstance(batch, list | tuple) else batch
-    if not isinstance(inputs, Tensor):
+    if not isinstance(inputs, Tensor | Precomputed):
         raise ValueError(f"expected batches (inputs, labels) of tensors, got {type(inputs).__name__} as inputs")
     return inputs

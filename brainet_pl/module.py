@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 import torch
@@ -12,160 +13,136 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from brainet_pl.backbones import FeatureExtractor, make_backbone, remove_head
-from brainet_pl.baselines import BayesHead, LinearHead, MLPHead
-from brainet_pl.ensemble import EnsembleHead, stacked_tree
-from brainet_pl.generative import GenerativeScore
-from brainet_pl.head import BRAINetHead, Sampling
-from brainet_pl.structure import GGT, learn_structure
-from brainet_pl.tasks import Classification, LossName, TaskName, make_task
+from brainet_pl import checks
+from brainet_pl.backbones import Backbone
+from brainet_pl.calibration import Calibrator
+from brainet_pl.evaluation.metrics import Measure, collect
+from brainet_pl.evaluation.record import SampleBatch
+from brainet_pl.features import Extracted, Precomputed, extract, extract_features, first_batch, structure_loader
+from brainet_pl.network import Head, HeadSettings
+from brainet_pl.network.base import need_tree
+from brainet_pl.parts import make_part, primitive
+from brainet_pl.passes import Passes
+from brainet_pl.scores import Score, ScoreSet, Surroundings
+from brainet_pl.structure import GGT
+from brainet_pl.tasks import Classification, Task
 
-HeadName = Literal["brainet", "brainet_ensemble", "brainet_dropout", "linear", "mlp", "mc_dropout", "ensemble", "bayes"]
-STRUCTURED = ("brainet", "brainet_ensemble", "brainet_dropout")  # heads that wait for a learned tree
-Inference = Literal["stochastic", "simultaneous", "enumerated"]
+if TYPE_CHECKING:
+    BackboneLike = Backbone | nn.Module | str | Mapping[str, Any] | None
+    HeadLike = HeadSettings | str | Mapping[str, Any] | None
+    TaskLike = Task | str | Mapping[str, Any] | None
+    CalibratorLike = Calibrator | str | Mapping[str, Any] | None
+    ScoresLike = Sequence[Score | str | Mapping[str, Any]] | None
+    MeasuresLike = Sequence[Measure] | None
+else:  # what the command line offers: without it, help would list every module there is
+    BackboneLike = Backbone | str | None
+    HeadLike = HeadSettings | None
+    TaskLike = Task | None
+    CalibratorLike = Calibrator | None
+    ScoresLike = list[Score] | None
+    MeasuresLike = list[Measure] | None
+
 STORED = "brainet"  # the checkpoint's entry with everything that rebuilds the head
-
-
-class Passes(NamedTuple):
-    """Outputs (T, B, O) of one set of passes, their weights (T,) or None for equal ones, and the features (B, d)."""
-
-    outputs: Tensor
-    weights: Tensor | None
-    features: Tensor
+FORMAT = 2  # of that entry
 
 
 class BRAINet(pl.LightningModule):
     """A model whose head is a BRAINet, or one of the heads it is compared with.
 
+    Wherever a part is asked for (head, task, score, calibrator), Python also takes its name or its dictionary form.
+
     Args:
-        num_classes: C, for classification.
-        task: "classification", or "regression": a number with its uncertainty, in its own units.
-        loss: "cross_entropy" or "confidence" (DeVries & Taylor 2018), which learns a further score; for regression
-            "gaussian", the negative log-likelihood of mean and variance. None is the task's first.
-        label_smoothing: of either loss of classification.
-        temperature_scaling: of classification: fit a temperature on the validation data after every epoch, and predict
-            with it; the test reports both, `test/…` before and `test/scaled/…` after.
-        backbone: a module, a name (`cifar_resnet20`, `torchvision/resnet18`, `timm/…`), or None for raw features.
-        backbone_weights: a file of weights, or the name of published ones.
-        head_layer: the backbone's classification layer; None finds it, "" removes nothing.
-        freeze_backbone: keep the backbone as it is, batch-norm statistics included.
-        head: "brainet"; "brainet_ensemble" and "brainet_dropout", a deep ensemble and MC-dropout on the MAP structure;
-            or for comparison "linear", "mlp", "mc_dropout", "ensemble", "bayes".
-        num_params: parameters of the head.
-        dropout: inside the head; 0.1 for "mc_dropout" and "brainet_dropout" if not given.
-        hidden: hidden layers of the heads without a structure. members: of the ensembles.
-        norm: batch norm in every layer ("bayes" always has it), or null for a bias.
-        sampling: sub-networks for each "batch" (the paper) or each "sample" while training.
-        min_width: neurons that every BRAINet layer has at the least.
-        temperature: of the posterior over sub-networks; None is a tempered default that does not collapse.
-        inference: how a BRAINet predicts: "stochastic" with `passes` draws, "simultaneous" or "enumerated".
-        passes: T, also of MC-dropout and Bayes by backprop.
-        lr: learning rate of the head. backbone_lr: of a backbone that is not frozen; None is a tenth of `lr`.
-        optimizer: takes parameter groups; None is Adam.
+        num_classes: number of classes; short for the task `Classification(num_classes)`.
+        backbone: a feature extractor: settings of one (`Backbone`), a module, a name, or null for raw features.
+        head: settings of the head; null is `Tree()`, a BRAINet of 16,000 parameters.
+        task: `Classification` or `Regression`, with their settings; null is a classification of `num_classes`.
+        scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`.
+        calibration: a calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
+        metrics: further metrics beside those of the task.
+        passes: how often a head that draws is run for a prediction.
+        lr: learning rate of the head.
+        optimizer: takes parameter groups; null is Adam.
         lr_scheduler: takes the optimizer; stepped every epoch.
     """
 
     def __init__(
         self,
         num_classes: int | None = None,
-        backbone: nn.Module | str | None = None,
-        backbone_weights: str | None = None,
-        head_layer: str | None = None,
-        freeze_backbone: bool = True,
-        task: TaskName = "classification",
-        loss: LossName | None = None,
-        temperature_scaling: bool = False,
-        head: HeadName = "brainet",
-        num_params: int = 16_000,
-        dropout: float | None = None,
-        hidden: int = 2,
-        members: int = 5,
-        norm: Literal["batch"] | None = "batch",
-        sampling: Sampling = "sample",
-        min_width: int = 1,
-        temperature: float | None = None,
-        inference: Inference = "stochastic",
+        backbone: BackboneLike = None,
+        head: HeadLike = None,
+        task: TaskLike = None,
+        scores: ScoresLike = None,
+        calibration: CalibratorLike = None,
+        metrics: MeasuresLike = None,
         passes: int = 15,
-        label_smoothing: float = 0.0,
         lr: float = 1e-3,
-        backbone_lr: float | None = None,
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        skip = ["optimizer", "lr_scheduler"] + (["backbone"] if isinstance(backbone, nn.Module) else [])
-        self.save_hyperparameters(ignore=skip)
-        if passes < 1:
-            raise ValueError(f"expected passes of at least 1, got {passes}")
-        model = make_backbone(backbone, backbone_weights)
-        model = None if model is None else remove_head(model, head_layer)
-        self.backbone = FeatureExtractor(model, frozen=freeze_backbone or model is None)
-        self.head: nn.Module | None = None
-        self.generative: GenerativeScore | None = None  # set by the callback `GenerativeFit`
-        self.head_name = head
-        settings = {"loss": loss, "label_smoothing": label_smoothing, "temperature_scaling": temperature_scaling}
-        self.task = make_task(task, num_classes, settings)
-        self.inference: Inference = inference
-        self.passes = passes
-        self.cli_config: dict[str, Any] | None = None  # set by the command line, and kept in checkpoints
-        self.features_given = False  # set by the feature cache: batches hold features, not inputs
-        self._head_settings: dict[str, Any] = {
-            "num_params": num_params,
-            "dropout": (0.1 if head in ("mc_dropout", "brainet_dropout") else 0.0) if dropout is None else dropout,
-            "hidden": hidden,
-            "members": members,
-            "norm": norm,
-            "sampling": sampling,
-            "min_width": min_width,
-            "temperature": "auto" if temperature is None else temperature,
-        }
+        checks.whole("passes", passes, 1)
+        checks.above_zero("lr", lr)
+        self.head_settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
+        self.task = _make_task(task, num_classes)
+        chosen = _make_backbone(backbone)
+        self.backbone, self._backbone_lr = chosen.build(), chosen.lr
+        self.scores = ScoreSet([make_part(Score, score, "scores") for score in scores or ()], self.task.units)
+        self.calibration = None if calibration is None else make_part(Calibrator, calibration, "calibration")
+        if self.calibration is not None:
+            self.calibration.check(self.task)
+        self.passes, self._lr = passes, lr
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
-        self._lr, self._backbone_lr = lr, backbone_lr
-        self.val_metrics, self.test_metrics = self.task.metrics("val/"), self.task.metrics("test/")
-        self.scaled_metrics = self.task.metrics("test/scaled/") if temperature_scaling else None
+        self.head: Head | None = None
+        self._in_features: int | None = None
+        self._kept: Extracted | None = None  # training features, while a fit is set up
+        extra = list(metrics or ())
+        self.val_metrics = self._collect("val/", extra)
+        self.test_metrics = self._collect("test/", extra)
+        self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
+        self._keep_settings(chosen)
+
+    def _collect(self, prefix: str, extra: list[Measure]) -> MetricCollection:
+        return collect([*self.task.measures(), *(m.clone() for m in extra)], prefix, self.task.group)
+
+    def _keep_settings(self, backbone: Backbone) -> None:
+        """Everything that makes this model again, as primitives, for loggers and checkpoints.
+
+        A backbone given as a module and metrics given as objects can't be written down; nor are weights that a
+        checkpoint holds asked for in their file again.
+        """
+        named = None if isinstance(backbone.model, nn.Module) else vars(backbone) | {"weights": None}
+        settings = {
+            "backbone": named,
+            "head": self.head_settings,
+            "task": self.task,
+            "scores": list(self.scores),
+            "calibration": self.calibration,
+            "passes": self.passes,
+            "lr": self._lr,
+        }
+        # Not save_hyperparameters: under the command line it would store class paths that a loader then imports.
+        self._set_hparams(primitive(settings))
+        self._hparams_initial = copy.deepcopy(self._hparams)
 
     # -- head ---------------------------------------------------------------------------------------------------------
 
     @property
     def ggt(self) -> GGT | None:
         """The learned tree, once there is one; of the heads on a MAP structure, that structure."""
-        return getattr(self.head, "ggt", None) if self.head_name in STRUCTURED else None
+        return None if self.head is None else self.head.ggt
 
     @property
     def needs_structure(self) -> bool:
         """Whether the head waits for a tree."""
-        return self.head is None and self.head_name in STRUCTURED
+        return self.head is None and self.head_settings.needs_tree
 
     def set_structure(self, ggt: GGT) -> None:
         """Build the head for a learned tree, or for its MAP structure."""
-        out, s = self.task.out_features, self._head_settings
-        keys = ["num_params", "dropout", "min_width", "norm"]
-        if self.head_name == "brainet":
-            keys += ["sampling", "temperature"]
-            head: nn.Module = BRAINetHead(ggt, out, **{k: s[k] for k in keys})
-        else:
-            members = s["members"] if self.head_name == "brainet_ensemble" else 1
-            head = EnsembleHead(ggt, out, members=members, **{k: s[k] for k in keys})
-        self.head = head.to(self.device)
+        self._build_head(ggt.num_variables, ggt)
 
-    def build_head(self, in_features: int) -> None:
-        """Build one of the heads that need only the number of features."""
-        s, sizes = self._head_settings, (in_features, self.task.out_features)
-        budget, norm = s["num_params"], s["norm"]
-        makers: dict[str, Callable[[], nn.Module]] = {
-            "linear": lambda: LinearHead(*sizes),
-            "mlp": lambda: MLPHead(*sizes, budget, s["hidden"], s["dropout"], norm),
-            "mc_dropout": lambda: MLPHead(*sizes, budget, s["hidden"], s["dropout"], norm),
-            "ensemble": lambda: EnsembleHead(
-                stacked_tree(in_features, s["hidden"]), sizes[1], budget, s["members"], dropout=s["dropout"], norm=norm
-            ),
-            "bayes": lambda: BayesHead(*sizes, budget, s["hidden"]),
-        }
-        if self.head_name not in makers:
-            known = ", ".join([*STRUCTURED, *makers])
-            raise ValueError(f"expected head to be {known}, got {self.head_name!r}")
-        self.head = makers[self.head_name]()
+    def _build_head(self, in_features: int, ggt: GGT | None = None) -> None:
         self._in_features = in_features
+        self.head = self.head_settings.build(in_features, self.task.out_features, ggt).to(self.device)
 
     def setup(self, stage: str) -> None:
         """Runs after the structure callback and before the optimizer: other heads are built from the data's shape.
@@ -173,92 +150,110 @@ class BRAINet(pl.LightningModule):
         A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
         """
         refuse_sharding(self.trainer)
-        if stage == "fit" and self.head is None and self.head_name not in STRUCTURED:
-            self.build_head(self._dry_pass())
-        if stage == "fit" and self.task.needs_targets:
+        if stage != "fit":
+            return
+        if self.head is None and not self.head_settings.needs_tree:
+            self._build_head(_width(self.backbone, first_batch(self.trainer)))
+        if self.task.needs_targets:
             self.task.prepare(self._all_targets())
 
     def _all_targets(self) -> Tensor:
         """(N,) targets of the training data, in a fixed order: the same in all processes."""
-        from brainet_pl.features import structure_loader
-
+        if self._kept is not None:
+            return self._kept.targets
         targets = [self._pair(batch)[1] for batch in structure_loader(self.trainer, self)]
         if not targets:
             raise ValueError("expected training data to learn the scale of the target from, got an empty loader")
         return torch.cat(targets)
 
-    def _dry_pass(self) -> int:
-        """The number of features of the first training sample."""
-        from brainet_pl.features import extract_features, first_batch
+    def training_features(self, max_rows: int | None = None, progress: bool = True) -> Extracted:
+        """Features and targets of the training data, un-augmented and in a fixed order; at most a sample of `max_rows`.
 
-        sample = first_batch(self.trainer)[:2]
-        if self.features_given:
-            return int(sample.shape[1])
-        return int(extract_features(self.backbone, [sample], progress=False).shape[1])
+        While a fit is set up, features of a frozen backbone are extracted once, whoever asks first.
+        """
+        if self._kept is not None:
+            return self._kept.sample(max_rows)
+        loader = structure_loader(self.trainer, self, max_rows)
+        device = self.trainer.strategy.root_device
+        found = extract(self.backbone, loader, device=device, max_rows=max_rows, progress=progress)
+        if self.backbone.frozen and (max_rows is None or len(found.features) < max_rows):
+            self._kept = found
+        return found
+
+    def forget_features(self) -> None:
+        """Drop the features that `training_features` kept; called when the set-up of a fit is over."""
+        self._kept = None
+
+    def fit_scores(self, scores: Sequence[Score], progress: bool = True) -> None:
+        """Fit scores to the training features. Every process reads all the data, so there is nothing to send."""
+        found = self.training_features(progress=progress)
+        labels, classes = self.task.classes(found.targets)
+        for score in scores:
+            score.surround(Surroundings(classes, self.backbone.raw, self.ggt))
+            score.learn(found.features, labels)
+
+    def on_fit_start(self) -> None:
+        """The set-up is over."""
+        self.forget_features()
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """The callback that fits scores, where there are any."""
+        from brainet_pl.callbacks.scores import ScoreFit
+
+        return [ScoreFit()] if any(score.needs_fit for score in self.scores) else []
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
-        ggt = self.ggt
-        stored = {"ggt": ggt.to_dict()} if ggt is not None else {"in_features": getattr(self, "_in_features", None)}
-        generative = None if self.generative is None else self.generative.to_dict()
-        checkpoint[STORED] = _primitive(stored | {"config": self.cli_config, "generative": generative})
-        # The checkpoint holds the backbone's weights: the file they once came from must not be asked for again.
-        for settings in (checkpoint.get("hyper_parameters"), (checkpoint[STORED]["config"] or {}).get("model")):
-            if settings and "backbone_weights" in settings:
-                settings["backbone_weights"] = None
+        ggt = None if self.ggt is None else self.ggt.to_dict()
+        backbone = None if self.backbone.raw else type(self.backbone.model).__name__
+        stored = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
+        checkpoint[STORED] = primitive(stored)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the head from the checkpoint before its weights are loaded; the checkpoint's own tree wins."""
-        stored = checkpoint.get(STORED)
-        if stored is None:
+        stored = check_stored(checkpoint)
+        if stored["backbone"] is not None and self.backbone.raw:
             raise ValueError(
-                "expected a checkpoint of BRAINet, got one without its structure: load it with its own class"
+                f"expected a backbone of the class {stored['backbone']}, got none: it was given as a module, which a "
+                "checkpoint can't rebuild; give it again, BRAINet.load_from_checkpoint(path, backbone=module)"
             )
-        self.cli_config = self.cli_config or stored.get("config")
-        if "ggt" in stored:
-            ggt = GGT.from_dict(stored["ggt"])
-            if self.ggt is None or self.ggt.fingerprint != ggt.fingerprint:
-                self.set_structure(ggt)
-        elif self.head is None and stored["in_features"] is not None:
-            self.build_head(int(stored["in_features"]))
-        generative = stored.get("generative")  # where there is none, one fitted earlier has no weights to load
-        self.generative = None if generative is None else GenerativeScore.from_dict(generative).to(self.device)
+        ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
+        same = self.head is not None and self._in_features == stored["in_features"]
+        if ggt is not None and (self.ggt is None or self.ggt.fingerprint != ggt.fingerprint):
+            same = False
+        if stored["in_features"] is not None and not same:
+            self._build_head(int(stored["in_features"]), ggt)
+        ours = {type(score).__name__ for score in self.scores}
+        for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
+            if str(score["class_path"]).rpartition(".")[2] not in ours:  # fitted there, so it can be used here
+                self.scores.add(make_part(Score, score, "scores").to(self.device))
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def extract(self, x: Tensor) -> Tensor:
+    def extract(self, x: Tensor | Precomputed) -> Tensor:
         """Inputs (B, …) → features (B, d); features pass as they are where the cache gives them."""
-        if self.features_given and x.dim() == 2:
-            return x
-        return torch.as_tensor(self.backbone(x))
+        return x.features if isinstance(x, Precomputed) else torch.as_tensor(self.backbone(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs → the prediction averaged over passes: class probabilities (B, C), or mean and variance (B, 2)."""
-        outputs, weights, _ = self.passes_of(x)
-        return self.task.final(self.task.predictive(outputs, weights))
+        """Inputs → the calibrated mean over passes: class probabilities (B, C), or mean and variance (B, 2)."""
+        passes = self.passes_of(x)
+        return self.final(passes, self.scores(passes) if self.calibration is not None else {})
 
-    def passes_of(self, x: Tensor) -> Passes:
-        """Inputs → outputs of all passes. The backbone runs once; only the head runs T times."""
+    def passes_of(self, x: Tensor | Precomputed) -> Passes:
+        """Inputs → outputs of all passes and what follows from them. The backbone runs once; only the head T times."""
         features = self.extract(x)
-        weights: Tensor | None = None
-        head = self._require_head()
-        if not isinstance(head, BRAINetHead):
-            outputs = head.passes(features, self.passes)  # type: ignore[operator]
-        elif self.inference == "stochastic":
-            outputs = head.stochastic(features, self.passes).logits
-        elif self.inference == "enumerated":
-            outputs, weights = head.enumerate(features)
-        else:
-            outputs = head.simultaneous(features).unsqueeze(0)
-        return Passes(outputs, weights, features)
+        outputs, weights = self._require_head().passes(features, self.passes)
+        predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
+        return Passes(outputs, weights, features, predicted, scores)
 
-    def _require_head(self) -> nn.Module:
+    def final(self, passes: Passes, scores: Mapping[str, Tensor]) -> Tensor:
+        """What a user gets of the averaged prediction: the same, or calibrated."""
+        return passes.predicted if self.calibration is None else self.calibration(passes.predicted, scores)
+
+    def _require_head(self) -> Head:
         if self.head is None:
-            raise RuntimeError(
-                "expected a learned structure for the BRAINet head, got none: add the callback "
-                "brainet_pl.callbacks.StructureLearning() to the Trainer, call model.set_structure(ggt), or give a "
-                "checkpoint (ckpt_path=...)"
-            )
+            need_tree(None, self.head_settings)
+        assert self.head is not None
         return self.head
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -268,8 +263,9 @@ class BRAINet(pl.LightningModule):
         x, y = self._unpack(batch)
         head = self._require_head()
         loss = self.task.loss(head(self.extract(x)), y)
-        if isinstance(head, BayesHead):
-            loss = loss + head.penalty() / self._train_size()
+        penalty = head.penalty()
+        if penalty is not None:
+            loss = loss + penalty / self._train_size()
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -277,18 +273,16 @@ class BRAINet(pl.LightningModule):
         """Metrics of the averaged prediction."""
         x, y = self._unpack(batch)
         passes = self.passes_of(x)
-        predicted = self.task.predictive(passes.outputs, passes.weights)
-        self._update(self.val_metrics, predicted, y)
-        if not self._calibrates:
-            return
-        if self.scaled_metrics is not None:
-            self._classification.temperature_fit.update(predicted, y)
-        if self.generative is not None and isinstance(self.task, Classification):
-            self.generative.watch(self._scores(passes))
+        self._update(self.val_metrics, passes.predicted, y)
+        if self._settles and (len(self.scores) or self.calibration is not None):
+            scores = self.scores(passes)
+            self.scores.watch(passes, scores)
+            if self.calibration is not None:
+                self.calibration.watch(passes.predicted, y, scores)
 
     @property
-    def _calibrates(self) -> bool:
-        """Only a fit's own validation may set the temperature and the reference of scores.
+    def _settles(self) -> bool:
+        """Only a fit's own validation may settle calibrators and scores.
 
         The sanity check sees a network that has not trained, and `trainer.validate` may be given any data, test data
         included.
@@ -296,68 +290,49 @@ class BRAINet(pl.LightningModule):
         return self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking
 
     def on_validation_epoch_end(self) -> None:
-        """Fit what needs validation data, before a checkpoint is written: the temperature, the reference of scores."""
-        if not self._calibrates:
+        """Settle what watched the validation data, before a checkpoint is written."""
+        if not self._settles:
             return
-        if self.generative is not None:
-            self.generative.settle()
-        if self.scaled_metrics is not None:
-            task = self._classification
-            task.tau.copy_(task.temperature_fit.compute())
-            task.temperature_fit.reset()
-            self.log("val/cal/temperature", task.tau)
+        self.scores.settle()
+        if self.calibration is not None:
+            self.log_dict({f"val/cal/{name}": value for name, value in self.calibration.settle().items()})
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Metrics on the first loader; for callbacks, on all loaders, what the passes gave.
-
-        Returns:
-            `scores` (name → (B,)), `outputs` (T, B, O), `weights` (T,) or None, `target` (B,) or None past the first.
-        """
-        passes = self.passes_of(batch[0])
-        outputs, weights, _ = passes
-        target = None
-        if dataloader_idx == 0:
-            _, target = self._unpack(batch)
-            predicted = self.task.predictive(outputs, weights)
-            self._update(self.test_metrics, predicted, target)
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:
+        """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
+        labelled = dataloader_idx == 0
+        x, target = self._unpack(batch) if labelled else (batch[0], None)
+        passes = self.passes_of(x)
+        scores = self.scores(passes)
+        answers = {}
+        if target is not None:
+            answers = self.task.answers(passes.predicted, target)
+            self._update(self.test_metrics, passes.predicted, target)
             if self.scaled_metrics is not None:
-                self._update(self.scaled_metrics, self.task.final(predicted), target)
-        return {"scores": self._scores(passes), "outputs": outputs, "weights": weights, "target": target}
+                final = self.final(passes, scores)
+                self._update(self.scaled_metrics, final, target)
+                answers |= {"calibrated": self.task.answers(final, target).get("confidence", final[:, -1])}
+        trace = self.task.trace(passes.outputs, passes.weights, target)
+        return SampleBatch(scores, answers, trace, len(passes.outputs))
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""
         passes = self.passes_of(batch[0] if isinstance(batch, list | tuple) else batch)
-        return self.task.predict(passes.outputs, passes.weights) | self._scores(passes)
-
-    def _scores(self, passes: Passes) -> dict[str, Tensor]:
-        """All scores (B,) of one set of passes: the task's and, once it is fitted, the generative ones."""
-        outputs, weights, features = passes
-        scores = self.task.scores(outputs, weights)
-        if self.generative is None:
-            return scores
-        if not isinstance(self.task, Classification):
-            return scores | self.generative.scores(features)
-        probs = self.task.predictive(outputs, weights)
-        return scores | self.generative.scores(features, probs, scores["energy"])
+        scores = self.scores(passes)
+        return self.task.predict(passes, self.final(passes, scores)) | scores
 
     def _update(self, metrics: MetricCollection, predicted: Tensor, target: Tensor) -> None:
         metrics.update(predicted, target)
         self.log_dict(metrics, on_step=False, on_epoch=True, add_dataloader_idx=False)
 
-    @property
-    def _classification(self) -> Classification:
-        assert isinstance(self.task, Classification)
-        return self.task
-
     @staticmethod
-    def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    def _pair(batch: Any) -> tuple[Any, Tensor]:
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             raise ValueError(
                 f"expected batches (inputs, targets), got {type(batch).__name__}: return both from the dataset"
             )
         return batch[0], batch[1]
 
-    def _unpack(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def _unpack(self, batch: Any) -> tuple[Any, Tensor]:
         x, y = self._pair(batch)
         return x, self.task.check(y)
 
@@ -382,57 +357,17 @@ class BRAINet(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
 
 
-class SwappedModel(nn.Module):
-    """A feature extractor with a BRAINet head: logits (B, C) out, like the model it came from."""
-
-    def __init__(self, backbone: FeatureExtractor, head: BRAINetHead) -> None:
-        super().__init__()
-        self.backbone, self.head = backbone, head
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, …) → (B, C)."""
-        return torch.as_tensor(self.head(self.backbone(x)))
-
-    @torch.no_grad()
-    def predict(self, x: Tensor, passes: int = 15) -> Tensor:
-        """(B, …) → probabilities (T, B, C) of T sub-networks; the backbone runs once."""
-        return self.head.stochastic(self.backbone(x), passes).logits.softmax(dim=-1)
-
-
-def swap_head(
-    model: nn.Module,
-    data: GGT | Tensor | Iterable[Any],
-    num_classes: int,
-    *,
-    head_layer: str | None = None,
-    freeze: bool = True,
-    head: dict[str, Any] | None = None,
-    **learn: Any,
-) -> SwappedModel:
-    """Replace the classification layer of a trained model by a BRAINet head, outside Lightning.
-
-    Args:
-        model: any classifier; it is copied, never changed.
-        data: a learned tree, or inputs to learn one from: a tensor, or batches of inputs or of (inputs, …).
-        num_classes: outputs of the new head.
-        head_layer: the layer to remove; None finds it.
-        freeze: keep the backbone as it is.
-        head: settings of `BRAINetHead`; 16,000 parameters if it does not say.
-        **learn: settings of `learn_structure`.
-    """
-    from brainet_pl.features import extract_features
-
-    backbone = FeatureExtractor(remove_head(model, head_layer), frozen=freeze)
-    if isinstance(data, GGT):
-        ggt = data
-    else:
-        batches: Iterable[Any] = data.split(256) if isinstance(data, Tensor) else data  # type: ignore[no-untyped-call]
-        ggt = learn_structure(extract_features(backbone, batches), **learn)
-    settings = head or {}
-    if "num_params" not in settings and "width" not in settings:
-        settings = {"num_params": 16_000, **settings}
-    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
-    return SwappedModel(backbone, BRAINetHead(ggt, num_classes, **settings).to(device))
+def check_stored(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a checkpoint holds to rebuild a head, or an error that says whose checkpoint it is."""
+    stored = checkpoint.get(STORED)
+    if stored is None:
+        raise ValueError("expected a checkpoint of BRAINet, got one without its structure: load it with its own class")
+    if stored.get("format") != FORMAT:
+        raise ValueError(
+            f"expected a checkpoint of format {FORMAT}, got format {stored.get('format', 1)}, written by another version "
+            "of brainet_pl: train the model again, or load it with the version that wrote it"
+        )
+    return stored  # type: ignore[no-any-return]
 
 
 def refuse_sharding(trainer: pl.Trainer) -> None:
@@ -445,10 +380,32 @@ def refuse_sharding(trainer: pl.Trainer) -> None:
         )
 
 
-def _primitive(value: Any) -> Any:
-    """Tuples to lists, all the way down, so that a checkpoint loads with weights_only=True and dumps as JSON."""
-    if isinstance(value, dict):
-        return {k: _primitive(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_primitive(v) for v in value]
-    return value
+def _make_task(task: Any, num_classes: int | None) -> Task:
+    if task is None:
+        if num_classes is None:
+            raise ValueError("expected num_classes for classification, got none: set it, or task='Regression'")
+        return Classification(num_classes)
+    if isinstance(task, str) and task == "Classification" and num_classes is not None:
+        return Classification(num_classes)
+    made = make_part(Task, task, "task")
+    if num_classes is not None and getattr(made, "num_classes", None) != num_classes:
+        raise ValueError(
+            f"expected num_classes or a task that has them, got num_classes={num_classes} and {made.describe()}: leave "
+            "num_classes out"
+        )
+    return made
+
+
+def _make_backbone(backbone: Any) -> Backbone:
+    if isinstance(backbone, Backbone):
+        return backbone
+    if isinstance(backbone, Mapping):
+        return Backbone(**backbone)
+    return Backbone(backbone)
+
+
+def _width(backbone: nn.Module, inputs: Tensor | Precomputed) -> int:
+    """The number of features of these inputs."""
+    if isinstance(inputs, Precomputed):
+        return int(inputs.features.shape[1])
+    return int(extract_features(backbone, [inputs[:2]], progress=False).shape[1])

@@ -42,12 +42,6 @@ def mutual_information(probs: Tensor, weights: Tensor | None = None) -> Tensor:
     return (predictive_entropy(probs, weights) - expected_entropy(probs, weights)).clamp_min(0.0)
 
 
-def output_variance(probs: Tensor, weights: Tensor | None = None) -> Tensor:
-    """(B,) variance over passes, summed over classes."""
-    mean = predictive(probs, weights)
-    return predictive(((probs - mean) ** 2).sum(dim=-1, keepdim=True), weights).squeeze(-1)
-
-
 def total_variance(means: Tensor, variances: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Regression: means and variances (T, B) of T networks → mean, aleatoric and epistemic variance, each (B,).
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Callback
-from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from brainet_pl.features import extract_features
+from brainet_pl.features import extract
 from brainet_pl.module import BRAINet
 
 
@@ -20,19 +17,22 @@ class FeatureCache(Callback):
 
     Only for a frozen backbone and a datamodule; training data comes un-augmented where the datamodule offers
     `structure_dataloader`. Testing and predicting use the inputs as always.
+
+    Args:
+        progress: show progress bars.
     """
 
     def __init__(self, progress: bool = True) -> None:
         self.progress = progress
-        self._originals: dict[str, Any] = {}
+        self._replaced: list[str] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Replace the datamodule's loaders by loaders of features."""
+        """Put loaders of features in front of the datamodule's own."""
         if stage != "fit" or not isinstance(pl_module, BRAINet):
             return
         if not pl_module.backbone.frozen:
             raise RuntimeError(
-                "expected a frozen backbone to cache features of, got one that trains: freeze_backbone=True"
+                "expected a frozen backbone to cache features of, got one that trains: set freeze to True in Backbone"
             )
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         if datamodule is None:
@@ -46,48 +46,30 @@ class FeatureCache(Callback):
                 "single loader from val_dataloader, or train without the cache"
             )
         size = datamodule.train_dataloader().batch_size
-        fixed = getattr(datamodule, "structure_dataloader", datamodule.train_dataloader)()
-        train = self._features(pl_module, trainer, fixed)
+        train = pl_module.training_features(progress=self.progress)
+        held = extract(pl_module.backbone, validation, device=trainer.strategy.root_device, progress=self.progress)
         loaders = {
-            "train_dataloader": _loader(train, size, shuffle=True),
-            "structure_dataloader": _loader(train, size, shuffle=False),
-            "val_dataloader": _loader(self._features(pl_module, trainer, validation), size, shuffle=False),
+            "train_dataloader": train.loader(size, shuffle=True),
+            "structure_dataloader": train.loader(size, shuffle=False),
+            "val_dataloader": held.loader(size, shuffle=False),
         }
+        # Attributes of the object hide the methods of its class, and deleting them brings those back.
+        own = [name for name in loaders if name in vars(datamodule)]
+        if own:
+            raise RuntimeError(
+                f"expected loaders that are methods of the datamodule, got {', '.join(own)} set on the object itself: "
+                "define them in its class, or train without the cache"
+            )
         for name, loader in loaders.items():
-            self._originals[name] = getattr(datamodule, name, None)
             setattr(datamodule, name, loader)
-        pl_module.features_given = True
-
-    def _features(self, module: BRAINet, trainer: pl.Trainer, loader: Any) -> TensorDataset:
-        labels: list[Tensor] = []
-
-        def watched() -> Any:
-            for batch in loader:
-                labels.append(batch[1])
-                yield batch
-
-        device = trainer.strategy.root_device
-        features = extract_features(module.backbone, watched(), device=device, progress=self.progress)
-        return TensorDataset(features, torch.cat(labels))
+            self._replaced.append(name)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """A failed fit must not leave its features behind for the next one."""
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Put the datamodule back."""
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-        for name, original in self._originals.items():
-            delattr(datamodule, name) if original is None else setattr(datamodule, name, original)
-        self._originals = {}
-        if isinstance(pl_module, BRAINet):
-            pl_module.features_given = False
-
-
-def _loader(data: TensorDataset, batch_size: int, shuffle: bool) -> Callable[[], DataLoader[Any]]:
-    """A function that gives a fresh loader of cached features."""
-
-    def load() -> DataLoader[Any]:
-        return DataLoader(data, batch_size=batch_size, shuffle=shuffle, drop_last=shuffle and len(data) > batch_size)
-
-    return load
+        """Give the datamodule its own loaders back."""
+        for name in self._replaced:
+            delattr(trainer.datamodule, name)  # type: ignore[attr-defined]
+        self._replaced = []

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,16 +9,13 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
-from torch import nn
 
-from brainet_pl import __version__
 from brainet_pl.callbacks.logging import log_artifact, log_figure, run_folder
-from brainet_pl.features import extract_features, structure_loader
 from brainet_pl.module import BRAINet, refuse_sharding
-from brainet_pl.structure import GGT, learn_structure
-from brainet_pl.structure.canonical import canonical_order
+from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
-from brainet_pl.structure.learn import ScoreName, TestName
+from brainet_pl.structure.independence import IndependenceTest
+from brainet_pl.structure.learn import check_settings
 
 
 class StructureLearning(Callback):
@@ -32,8 +25,19 @@ class StructureLearning(Callback):
     fingerprint of features and settings, so a repeated run does not learn again; a checkpoint brings its own tree.
 
     Args:
+        s: bootstrap samples, and so branches, at every node of the tree; 1 gives a single structure.
+        max_order: largest condition set; the depth of the tree is at most `max_order + 1`. null sets no limit.
+        test: the independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or as the path of a class of your own.
+        threshold: below it two features count as independent, in nats or as a significance level; null is the test's own.
+        bins: levels of a continuous feature in the discrete tests and scores.
+        score: "bdeu", "bge" or "bic"; null is the one that belongs to the test.
+        ess: equivalent sample size of BDeu, weight of the prior of BGe.
+        seed: of the bootstrap samples.
+        max_rows: learn from a random sample of at most this many training samples; null takes all.
+        max_tests: stop splitting after so many independence tests, with a warning; null sets no limit.
+        max_seconds: stop splitting after so many seconds, with a warning; null sets no limit.
         file: load this `structure.json` instead of learning.
-        cache: folder for learned trees; None is `structures` under the Trainer's root, "" keeps none.
+        cache: folder for learned trees; null is `structures` under the Trainer's root, "" keeps none.
         progress: show progress bars.
     """
 
@@ -41,10 +45,10 @@ class StructureLearning(Callback):
         self,
         s: int = 2,
         max_order: int | None = 1,
-        test: TestName = "gaussian",
+        test: type[IndependenceTest] | str = "gaussian",
         threshold: float | None = None,
         bins: int = 3,
-        score: ScoreName | None = None,
+        score: str | None = None,
         ess: float = 1.0,
         seed: int = 0,
         max_rows: int | None = None,
@@ -67,6 +71,7 @@ class StructureLearning(Callback):
             "max_tests": max_tests,
             "max_seconds": max_seconds,
         }
+        check_settings(**self.settings)
         self.file, self.cache, self.progress = file, cache, progress
         self._facts: dict[str, float] = {}
 
@@ -84,36 +89,7 @@ class StructureLearning(Callback):
 
     def _obtain(self, trainer: pl.Trainer, module: BRAINet) -> GGT:
         start = time.monotonic()
-        if self.file is not None:
-            path = Path(self.file)
-            if not path.is_file():
-                raise FileNotFoundError(
-                    f"expected a learned structure in {path}, found no such file: drop `file` to learn one"
-                )
-            ggt = GGT.from_json(path.read_text())
-        else:
-            loader = structure_loader(trainer, module, self.settings["max_rows"])
-            device = trainer.strategy.root_device
-            rows, progress = self.settings["max_rows"], self.progress
-            backbone = nn.Identity() if module.features_given else module.backbone
-            features = extract_features(
-                backbone,
-                loader,
-                device=device,
-                max_rows=rows,
-                progress=progress,
-            ).numpy()
-            # The digest does not see the order of columns, but a stored tree is numbered by it.
-            order = canonical_order(features)
-            key = json.dumps([__version__, order.digest, order.columns.tolist(), self.settings], sort_keys=True)
-            stored = self._cached(trainer, hashlib.sha256(key.encode()).hexdigest()[:16])
-            if stored is not None and stored.is_file():
-                rank_zero_info(f"structure from {stored}")
-                ggt = GGT.from_json(stored.read_text())
-            else:
-                ggt = learn_structure(features, progress=progress, **self.settings)
-                if stored is not None:
-                    _write(stored, ggt.to_json())
+        ggt = self._learned(trainer, module) if self.file is None else self._given(Path(self.file))
         self._facts = {
             "structure/seconds": time.monotonic() - start,
             "structure/ci_tests": float(ggt.settings.get("tests", 0)),
@@ -121,14 +97,30 @@ class StructureLearning(Callback):
         rank_zero_info(ggt.summary())
         return ggt
 
-    def _cached(self, trainer: pl.Trainer, key: str) -> Path | None:
+    @staticmethod
+    def _given(path: Path) -> GGT:
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"expected a learned structure in {path}, found no such file: drop `file` to learn one"
+            )
+        return GGT.from_json(path.read_text())
+
+    def _learned(self, trainer: pl.Trainer, module: BRAINet) -> GGT:
+        features = module.training_features(self.settings["max_rows"], self.progress).features.numpy()
         if self.cache == "":
-            return None
+            return learn_structure(features, progress=self.progress, **self.settings)
         folder = Path(trainer.default_root_dir) / "structures" if self.cache is None else Path(self.cache)
-        return folder / f"{key}.json"
+        path = folder / f"{cache.cache_key(features, self.settings)}.json"
+        ggt = cache.load(path)
+        if ggt is not None:
+            rank_zero_info(f"structure from {path}")
+            return ggt
+        ggt = learn_structure(features, progress=self.progress, **self.settings)
+        cache.store(path, ggt)
+        return ggt
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Numbers and the drawing to the loggers, the tree beside the checkpoints."""
+        """Log the size of the tree, draw it, and keep the tree beside the checkpoints."""
         if not trainer.is_global_zero or not isinstance(pl_module, BRAINet) or pl_module.ggt is None:
             return
         ggt = pl_module.ggt
@@ -141,21 +133,7 @@ class StructureLearning(Callback):
             logger.log_metrics(facts, step=trainer.global_step)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
-            path = self._beside_checkpoints(trainer)
-            _write(path, ggt.to_json())
-            log_artifact(trainer, "structure", path, {"fingerprint": ggt.fingerprint} | facts)
-
-    @staticmethod
-    def _beside_checkpoints(trainer: pl.Trainer) -> Path:
-        # Not trainer.log_dir: that is a collective, and only rank zero comes here.
-        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer)
-        return Path(folder) / "structure.json"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all: another run may be reading it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(name, path)
+            # Not trainer.log_dir: that is a collective, and only rank zero comes here.
+            beside = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
+            cache.store(beside / "structure.json", ggt)
+            log_artifact(trainer, "structure", beside / "structure.json", {"fingerprint": ggt.fingerprint} | facts)

@@ -13,20 +13,49 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
 
+from brainet_pl import checks
+from brainet_pl.evaluation.curves import (
+    Better,
+    adaptive_calibration_error,
+    calibration_error,
+    calibration_sums,
+    risk_coverage,
+)
 from brainet_pl.losses import gaussian_nll
 
 _LEVELS = tuple(0.05 * i for i in range(1, 20))  # of the central intervals that QuantileCalibrationError looks at
-_BELOW_ONE = 1.0 - 2**-24  # the largest float32 below 1
 
 
-class _SampleMean(Metric):
-    """The mean of a number for each sample; a subclass says which number."""
+class Measure(Metric):
+    """A metric that knows how it is called and read. One of one's own derives from this, and from torchmetrics' rules.
+
+    Attributes:
+        key: under which it is logged, behind the stage: `cls/NLL`. A measure given to a model without a key is logged
+            as `<group of the task>/<class name>`.
+        title: what a report calls it; the end of the key if empty.
+        unit: "share", "nats", "target" for the units of the target, or "".
+        higher_is_better: as torchmetrics has it; None where neither is better.
+    """
 
     full_state_update = False
     higher_is_better = False
+    is_differentiable = False
+    key: str = ""
+    title: str = ""
+    unit: str = ""
+
+    @property
+    def better(self) -> Better:
+        """What is good."""
+        return None if self.higher_is_better is None else "higher" if self.higher_is_better else "lower"
+
+
+class _SampleMean(Measure):
+    """The mean of a number for each sample; a subclass says which number."""
+
     is_differentiable = True
     total: Tensor
     count: Tensor
@@ -51,8 +80,16 @@ class _SampleMean(Metric):
         raise NotImplementedError
 
 
+class Accuracy(MulticlassAccuracy, Measure):
+    """The share of samples whose largest probability is that of their label."""
+
+    key, title, unit = "cls/Acc", "Accuracy", "share"
+
+
 class NegativeLogLikelihood(_SampleMean):
     """-1/N Σ_n log p_n,y(n); a probability of 0 counts as the smallest normal float."""
+
+    key, title, unit = "cls/NLL", "NLL", "nats"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
@@ -62,25 +99,37 @@ class NegativeLogLikelihood(_SampleMean):
 class BrierScore(_SampleMean):
     """1/N Σ_n Σ_c (p_nc - [y(n) = c])², between 0 and 2."""
 
+    key, title = "cls/Brier", "Brier score"
+
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
         return ((preds - torch.nn.functional.one_hot(target, preds.shape[1])) ** 2).sum(dim=1)
 
 
-class CalibrationError(MulticlassCalibrationError):
+class CalibrationError(Measure):
     """Expected calibration error with equal bins; a confidence of exactly 1 belongs to the last bin."""
 
+    key, title, unit = "cal/ECE", "Calibration error", "share"
+    sums: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        empty = calibration_sums(torch.empty(0), torch.empty(0))
+        self.add_state("sums", torch.zeros_like(empty), dist_reduce_fx="sum")
+
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch."""
-        super().update(preds.float().clamp(0.0, _BELOW_ONE), target)
+        """Add a batch: probabilities (B, C) and labels (B,)."""
+        confidence, label = preds.float().max(dim=1)
+        self.sums = self.sums + calibration_sums(confidence, label == target)
+
+    def compute(self) -> Tensor:
+        """The error so far."""
+        return calibration_error(self.sums).float()
 
 
-class _Ranked(Metric):
+class _Ranked(Measure):
     """A number of all confidences (N,) and hits (N,) together; a subclass says which number."""
 
-    full_state_update = False
-    higher_is_better = False
-    is_differentiable = False
     confidence: list[Tensor]
     correct: list[Tensor]
 
@@ -107,17 +156,17 @@ class _Ranked(Metric):
 class AdaptiveCalibrationError(_Ranked):
     """Expected calibration error with bins of equal counts: Σ_b |acc_b - conf_b|·n_b/N over sorted confidences."""
 
-    def __init__(self, n_bins: int = 15, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.n_bins = n_bins
+    key, title, unit = "cal/aECE", "Calibration error, adaptive bins", "share"
 
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         """The error."""
-        return adaptive_calibration_error(confidence, correct, self.n_bins)
+        return adaptive_calibration_error(confidence, correct)
 
 
 class AreaUnderRiskCoverage(_Ranked):
     """AURC: the error rate of the most confident share of samples, averaged over all shares."""
+
+    key, title, unit = "sc/AURC", "Risk–coverage area", "share"
 
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         """The area."""
@@ -127,9 +176,15 @@ class AreaUnderRiskCoverage(_Ranked):
 class RiskAtCoverage(_Ranked):
     """The error rate of the most confident `coverage` of the samples."""
 
+    unit = "share"
+
     def __init__(self, coverage: float = 0.8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if not 0 < coverage <= 1:
+            raise ValueError(f"expected a coverage above 0 and at most 1, got {coverage}")
         self.coverage = coverage
+        percent = f"{100 * coverage:g}"
+        self.key, self.title = f"sc/Risk@{percent}Cov", f"Errors among the {percent} % most certain"
 
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         """The rate."""
@@ -137,37 +192,28 @@ class RiskAtCoverage(_Ranked):
         return risk[max(0, math.ceil(self.coverage * len(risk)) - 1)]
 
 
-def adaptive_calibration_error(confidence: Tensor, correct: Tensor, n_bins: int) -> Tensor:
-    """Confidences and hits (N,) → the error; with fewer samples than bins, each sample is a bin."""
-    order = torch.argsort(confidence, stable=True)
-    gaps = torch.tensor_split((correct - confidence)[order], min(n_bins, len(order)))
-    return torch.stack([gap.sum().abs() for gap in gaps]).sum() / len(order)
+def classification_measures(num_classes: int) -> list[Measure]:
+    """Accuracy, NLL, Brier, ECE, adaptive ECE, AURC and risk at 80 % coverage, fresh."""
+    return [
+        Accuracy(num_classes, average="micro", validate_args=False),
+        NegativeLogLikelihood(),
+        BrierScore(),
+        CalibrationError(),
+        AdaptiveCalibrationError(),
+        AreaUnderRiskCoverage(),
+        RiskAtCoverage(0.8),
+    ]
 
 
-def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> Tensor:
-    """(N,) scores and errors → (N,) error rate when the k + 1 most certain samples are answered.
-
-    Samples of equal uncertainty count as answered in random order: each gets the mean error of its group, so the curve
-    does not depend on the order of the data.
-    """
-    _, group, size = torch.unique(uncertainty, return_inverse=True, return_counts=True)  # in ascending order
-    errors = torch.zeros(len(size), dtype=torch.float64, device=wrong.device).index_add(0, group, wrong.double())
-    expected = (errors / size).repeat_interleave(size).cumsum(0)
-    return torch.as_tensor(expected / torch.arange(1, len(wrong) + 1, device=wrong.device)).float()
-
-
-def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
-    """Accuracy, NLL, Brier, ECE, adaptive ECE and AURC under `<prefix>cls/…`, `<prefix>cal/…`, `<prefix>sc/…`."""
-    metrics: dict[str, Metric] = {
-        "cls/Acc": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
-        "cls/NLL": NegativeLogLikelihood(),
-        "cls/Brier": BrierScore(),
-        "cal/ECE": CalibrationError(num_classes, n_bins=15, norm="l1", validate_args=False),
-        "cal/aECE": AdaptiveCalibrationError(n_bins=15),
-        "sc/AURC": AreaUnderRiskCoverage(),
-        "sc/Risk@80Cov": RiskAtCoverage(0.8),
-    }
-    return MetricCollection(metrics, prefix=prefix, compute_groups=False)  # type: ignore[arg-type]
+def collect(measures: list[Measure], prefix: str, group: str) -> MetricCollection:
+    """Measures under the keys `<prefix><key>`; one without a key is `<prefix><group>/<class name>`."""
+    named: dict[str, Metric] = {}
+    for measure in measures:
+        key = measure.key or f"{group}/{type(measure).__name__}"
+        if key in named:
+            raise ValueError(f"expected metrics of different names, got {key} twice: give one of them another key")
+        named[key] = measure
+    return MetricCollection(named, prefix=prefix, compute_groups=False)  # type: ignore[arg-type]
 
 
 # -- regression -------------------------------------------------------------------------------------------------------
@@ -175,6 +221,8 @@ def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
 
 class SquaredError(_SampleMean):
     """RMSE: √(1/N Σ_n (μ_n - y_n)²)."""
+
+    key, title, unit = "reg/RMSE", "RMSE", "target"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
@@ -188,6 +236,8 @@ class SquaredError(_SampleMean):
 class AbsoluteError(_SampleMean):
     """MAE: 1/N Σ_n |μ_n - y_n|."""
 
+    key, title, unit = "reg/MAE", "MAE", "target"
+
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
         return (preds[:, 0] - target).abs()
@@ -195,6 +245,8 @@ class AbsoluteError(_SampleMean):
 
 class GaussianNLL(_SampleMean):
     """-1/N Σ_n log N(y_n; μ_n, σ_n²), with the total variance of the prediction."""
+
+    key, title, unit = "reg/NLL", "NLL", "nats"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
@@ -206,10 +258,14 @@ class IntervalCoverage(_SampleMean):
 
     higher_is_better = None  # type: ignore[assignment]
     is_differentiable = False
+    unit = "share"
 
     def __init__(self, level: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        checks.share("level", level)
         self.level = level
+        percent = f"{100 * level:g}"
+        self.key, self.title = f"cal/coverage{percent}", f"Targets inside the {percent} % interval"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
@@ -219,17 +275,17 @@ class IntervalCoverage(_SampleMean):
 class Sharpness(_SampleMean):
     """The mean width of the central 95 % interval, 2·1.96·σ_n, in the units of the target."""
 
+    key, title, unit = "cal/sharpness", "Mean width of the 95 % interval", "target"
+
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
         return 2 * math.sqrt(2) * float(torch.special.erfinv(torch.tensor(0.95))) * preds[:, 1].sqrt()
 
 
-class QuantileCalibrationError(Metric):
+class QuantileCalibrationError(Measure):
     """1/19 Σ_p |share of targets inside the central interval of probability p - p|, for p = 0.05, 0.10 … 0.95."""
 
-    full_state_update = False
-    higher_is_better = False
-    is_differentiable = False
+    key, title, unit = "cal/QCE", "Calibration error of intervals", "share"
     inside: Tensor
     count: Tensor
 
@@ -255,16 +311,15 @@ def _central(preds: Tensor, target: Tensor) -> Tensor:
     return torch.as_tensor(torch.special.erf((target - preds[:, 0]).abs() / (2 * preds[:, 1]).sqrt()))
 
 
-def regression_metrics(prefix: str) -> MetricCollection:
-    """RMSE, MAE and NLL under `<prefix>reg/…`; coverage, sharpness and QCE under `<prefix>cal/…`."""
-    metrics: dict[str, Metric] = {
-        "reg/RMSE": SquaredError(),
-        "reg/MAE": AbsoluteError(),
-        "reg/NLL": GaussianNLL(),
-        "cal/coverage50": IntervalCoverage(0.5),
-        "cal/coverage80": IntervalCoverage(0.8),
-        "cal/coverage95": IntervalCoverage(0.95),
-        "cal/sharpness": Sharpness(),
-        "cal/QCE": QuantileCalibrationError(),
-    }
-    return MetricCollection(metrics, prefix=prefix, compute_groups=False)  # type: ignore[arg-type]
+def regression_measures() -> list[Measure]:
+    """RMSE, MAE, NLL, coverage at 50, 80 and 95 %, sharpness and QCE, fresh."""
+    return [
+        SquaredError(),
+        AbsoluteError(),
+        GaussianNLL(),
+        IntervalCoverage(0.5),
+        IntervalCoverage(0.8),
+        IntervalCoverage(0.95),
+        Sharpness(),
+        QuantileCalibrationError(),
+    ]

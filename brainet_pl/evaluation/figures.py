@@ -17,8 +17,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brainet_pl.metrics import risk_coverage
-from brainet_pl.ood import ood_metrics, roc_curve
+from brainet_pl.evaluation.curves import N_BINS, calibration_error, calibration_sums, risk_coverage, roc_curve
+
+Measured = Mapping[str, Mapping[str, float]]  # score → measure → value, as `curves.separation` gives them
 
 Floats = NDArray[np.float64]
 BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe–Ito; its yellow is too pale for lines on white
@@ -103,15 +104,13 @@ class Bins(NamedTuple):
     ece: float
 
 
-def calibration_bins(confidence: Tensor, correct: Tensor, n_bins: int = 15) -> Bins:
+def calibration_bins(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) -> Bins:
     """The numbers of a reliability diagram; a confidence of 1 belongs to the last bin."""
-    p, hit = confidence.double().cpu().numpy(), correct.double().cpu().numpy()
-    # in the precision of the input, as the logged metric bins it
-    place = (confidence.cpu().numpy() * n_bins).astype(int).clip(0, n_bins - 1)
-    count = np.bincount(place, minlength=n_bins).astype(np.float64)
-    sums = [np.bincount(place, weights=v, minlength=n_bins) for v in (p, hit)]
-    means = [np.divide(v, count, out=np.full(n_bins, np.nan), where=count > 0) for v in sums]
-    return Bins(count, means[0], means[1], float(np.abs(sums[0] - sums[1]).sum() / len(p)))
+    sums = calibration_sums(confidence, correct, n_bins)
+    count, confidences, hits = sums.cpu().unbind(dim=1)
+    return Bins(
+        count.numpy(), (confidences / count).numpy(), (hits / count).numpy(), float(calibration_error(sums))
+    )  # 0/0 is NaN: an empty bin
 
 
 def wilson(rate: Floats, count: Floats, z: float = 1.96) -> tuple[Floats, Floats]:
@@ -121,7 +120,7 @@ def wilson(rate: Floats, count: Floats, z: float = 1.96) -> tuple[Floats, Floats
     return np.maximum(0.0, middle - half), np.minimum(1.0, middle + half)
 
 
-def reliability(predictions: Mapping[str, tuple[Tensor, Tensor]], n_bins: int = 15) -> Figure:
+def reliability(predictions: Mapping[str, tuple[Tensor, Tensor]], n_bins: int = N_BINS) -> Figure:
     """Label → (confidences (N,), hits (N,)), e.g. before and after scaling: accuracy against confidence, and counts.
 
     Vertical lines are 95 % intervals of the accuracy of a bin.
@@ -155,7 +154,13 @@ def reliability(predictions: Mapping[str, tuple[Tensor, Tensor]], n_bins: int = 
     return figure
 
 
-def score_histograms(known: Mapping[str, Tensor], unknown: Mapping[str, Tensor], name: str) -> Figure:
+def score_histograms(
+    known: Mapping[str, Tensor],
+    unknown: Mapping[str, Tensor],
+    name: str,
+    measured: Measured,
+    units: Mapping[str, str],
+) -> Figure:
     """Scores (N,) of the test set and (M,) of the set `name`: a panel for each score, in shares of each set.
 
     The axis spans 98 % of the finite values of both sets; what lies beyond is counted in the bins at its ends.
@@ -165,7 +170,6 @@ def score_histograms(known: Mapping[str, Tensor], unknown: Mapping[str, Tensor],
     for ax, (score, inside) in zip(axes, known.items(), strict=False):
         inner, outer = inside.double().cpu().numpy(), unknown[score].double().cpu().numpy()
         edges = _edges(inner, outer)
-        auroc = ood_metrics(inside, unknown[score])["AUROC"]
         for i, (values, label) in enumerate(((inner, "test set"), (outer, readable(name)))):
             counts, _ = np.histogram(values.clip(edges[0], edges[-1]), edges)
             style: dict[str, Any] = (
@@ -176,7 +180,8 @@ def score_histograms(known: Mapping[str, Tensor], unknown: Mapping[str, Tensor],
             ax.stairs(
                 counts / len(values), edges, fill=True, linewidth=1.1, **style, label=f"{label}, n = {len(values):,}"
             )
-        _tidy(ax, f"{readable(score)}{_unit(score)}", title=f"AUROC {auroc:.3f}")
+        unit = f" ({units[score]})" if units.get(score) else ""
+        _tidy(ax, f"{readable(score)}{unit}", title=f"AUROC {measured[score]['AUROC']:.3f}")
         ax.xaxis.set_major_locator(MaxNLocator(4))
         _percent(ax.yaxis, None)  # as many digits as the ticks need
     for ax in axes[0::2]:
@@ -203,13 +208,9 @@ def _edges(*values: Floats, bins: int = 30) -> Floats:
     return np.linspace(low, high, bins + 1)
 
 
-def _unit(score: str) -> str:
-    return " (nats)" if score in ("entropy", "expected_entropy", "mutual_information") else ""
-
-
-def ood_curves(known: Mapping[str, Tensor], unknown: Mapping[str, Tensor], name: str) -> Figure:
+def ood_curves(known: Mapping[str, Tensor], unknown: Mapping[str, Tensor], name: str, measured: Measured) -> Figure:
     """Scores of the test set and of the set `name` → ROC above precision and recall, the best score first."""
-    order = sorted(known, key=lambda score: -ood_metrics(known[score], unknown[score])["AUROC"])
+    order = sorted(known, key=lambda score: -measured[score]["AUROC"])
     figure, (roc, pr) = _panels(2, 1, 6.9 + 0.16 * len(order))
     n_id, n_ood = (len(next(iter(part.values()))) for part in (known, unknown))
     roc.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=(0, (2, 2)))
@@ -218,8 +219,7 @@ def ood_curves(known: Mapping[str, Tensor], unknown: Mapping[str, Tensor], name:
     for score in order:
         style = line(list(known).index(score))
         curve = roc_curve(known[score], unknown[score])
-        numbers = ood_metrics(known[score], unknown[score])
-        label = f"{readable(score)}: {numbers['AUROC']:.3f} / {numbers['AUPR_out']:.3f}"
+        label = f"{readable(score)}: {measured[score]['AUROC']:.3f} / {measured[score]['AUPR_out']:.3f}"
         drawn = {**style._asdict(), "linewidth": 1.5, "markersize": 4, "label": label}
         for ax, x, y in ((roc, curve.fpr, curve.tpr), (pr, curve.tpr[1:], curve.precision[1:])):
             xs, ys = thin(x, y)

@@ -1,4 +1,4 @@
-"""The generative score: how unlikely an input's features are under the Bayesian networks of a learned tree.
+"""The density of features under the Bayesian networks of a learned tree.
 
     -log p(x | c, GGT) = -log Σ_G P(G) Π_i p(x_i | parents_G(x_i), c)
 
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import Metric
 from tqdm.auto import tqdm
 
+from brainet_pl import checks
 from brainet_pl.structure.ggt import GGT, Leaf
 
 Kind = Literal["gaussian", "discrete"]
@@ -38,7 +38,7 @@ def families_of(ggt: GGT) -> list[Family]:
 class GenerativeScore(nn.Module):
     """Log-densities (B, C) of features under a tree's networks, and the scores made of them.
 
-    Its tensors are buffers whose shapes follow from the arguments, so a checkpoint restores it with `from_dict`.
+    Its tensors are buffers whose shapes follow from the arguments, so its weights load into what `from_dict` builds.
 
     Args:
         ggt: the tree.
@@ -52,7 +52,7 @@ class GenerativeScore(nn.Module):
         temperature: of the posterior over sub-networks; "auto" is `GGT.auto_temperature`.
     """
 
-    reference: Tensor
+    _dtype: Tensor
 
     def __init__(
         self,
@@ -67,10 +67,7 @@ class GenerativeScore(nn.Module):
         temperature: float | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
-        if kind not in ("gaussian", "discrete"):
-            raise ValueError(f"expected kind to be 'gaussian' or 'discrete', got {kind!r}")
-        if prior is not None and not prior > 0:
-            raise ValueError(f"expected a prior above 0, got {prior}")
+        check_density(kind, prior, bins, max_parents)
         self.ggt, self.num_classes, self.normalize = ggt, num_classes, normalize
         self._settings: dict[str, Any] = {"kind": kind, "normalize": normalize, "prior": prior, "bins": bins}
         self._settings |= {"max_parents": max_parents, "temperature": temperature}
@@ -86,17 +83,11 @@ class GenerativeScore(nn.Module):
             self.families = DiscreteFamilies(families, ggt.num_variables, num_classes, weight, bins, most)
         gamma = ggt.auto_temperature if temperature == "auto" else float(temperature)
         self.average = TreeAverage(ggt, families, gamma)
-        self.moments = ScoreMoments()
-        self.register_buffer("reference", torch.full((2, 2), math.nan))
+        self.register_buffer("_dtype", torch.empty(0), persistent=False)  # follows `module.double()`
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GenerativeScore:
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves as any module, but keeps 32 bits where the rest is made 16: densities are sums of many terms."""
-
-        def wide(t: Tensor) -> Tensor:
-            moved = fn(t)
-            return t.to(moved.device) if moved.is_floating_point() and moved.element_size() < 4 else moved
-
-        return super()._apply(wide, recurse)  # type: ignore[no-any-return, no-untyped-call]
+        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able primitives that `from_dict` rebuilds an empty score from."""
@@ -108,12 +99,18 @@ class GenerativeScore(nn.Module):
         return cls(GGT.from_dict(data["ggt"]), int(data["num_classes"]), **data["settings"])
 
     @torch.no_grad()
-    def fit(self, features: Tensor, labels: Tensor, progress: bool = True) -> GenerativeScore:
-        """Estimate all parameters from training features (N, d) and labels (N,)."""
+    def fit(self, features: Tensor, labels: Tensor) -> GenerativeScore:
+        """Estimate all parameters from finite training features (N, d) and labels (N,) from 0 to C - 1."""
         self._check(features)
         if not len(features) or len(features) != len(labels):
             raise ValueError(f"expected as many labels as features, got {len(labels)} and {len(features)}")
-        self.families.fit(self._prepare(features), labels.long(), progress)
+        bad = int((~features.isfinite()).any(dim=1).sum())
+        if bad:
+            raise ValueError(
+                f"expected finite features, got {bad} of {len(features)} rows with NaN or infinite values: mend the "
+                "inputs or the backbone"
+            )
+        self.families.fit(self._prepare(features), labels.long())
         return self
 
     @torch.no_grad()
@@ -125,34 +122,19 @@ class GenerativeScore(nn.Module):
             parts = [self.average(self.families(self._prepare(part))) for part in features.split(rows)]  # type: ignore[no-untyped-call]
         return torch.cat(parts) if parts else features.new_zeros(0, self.num_classes)
 
-    def scores(self, features: Tensor, probs: Tensor | None = None, energy: Tensor | None = None) -> dict[str, Tensor]:
-        """Features (B, d), predicted probabilities (B, C) and energies (B,) → scores (B,), higher for the unknown.
+    def scores(self, features: Tensor, probs: Tensor | None = None) -> dict[str, Tensor]:
+        """Features (B, d) and predicted probabilities (B, C) → scores (B,), higher for the unknown.
 
-        `generative` is -max_c log p(x | c), `generative_weighted` is -Σ_c p̄_c·log p(x | c). `combined` adds the first
-        and the energy, each standardised by its mean and deviation on validation data: both are negative logarithms of
-        unnormalised densities, one of the features and one of the classifier, and adding them needs no unknown data.
+        `generative` is -max_c log p(x | c), `generative_weighted` is -Σ_c p̄_c·log p(x | c).
         """
         density = self(features)
         found = {"generative": -density.amax(dim=1)}
         if probs is not None:
             found["generative_weighted"] = -(probs * density).sum(dim=1)
-        if energy is not None and bool(self.reference.isfinite().all()):
-            both = torch.stack([found["generative"], energy.to(density.dtype)], dim=1)
-            found["combined"] = ((both - self.reference[0]) / self.reference[1]).sum(dim=1)
         return found
 
-    def watch(self, scores: dict[str, Tensor]) -> None:
-        """Add a validation batch's scores to the reference of `combined`."""
-        self.moments.update(torch.stack([scores["generative"], scores["energy"]], dim=1))
-
-    def settle(self) -> None:
-        """Take the mean and deviation of the validation epoch as the reference."""
-        if self.moments.update_called:
-            self.reference.copy_(self.moments.compute())
-            self.moments.reset()
-
     def _prepare(self, features: Tensor) -> Tensor:
-        x = features.to(self.reference.dtype)  # also after `module.double()`
+        x = features.to(self._dtype.dtype)
         return F.normalize(x, dim=1) if self.normalize else x
 
     def _check(self, features: Tensor) -> None:
@@ -163,37 +145,45 @@ class GenerativeScore(nn.Module):
             )
 
 
-class ScoreMoments(Metric):
-    """Mean and standard deviation of two scores over a validation epoch, of all processes."""
-
-    full_state_update = False
-    sums: Tensor
-    count: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("sums", torch.zeros(2, 2, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, scores: Tensor) -> None:
-        """Add scores (B, 2)."""
-        scores = scores.double()
-        # Never in place, as in `brainet_pl.metrics`: a fit may follow a validation in inference mode.
-        self.sums = self.sums + torch.stack([scores.sum(dim=0), (scores**2).sum(dim=0)])
-        self.count = self.count + len(scores)
-
-    def compute(self) -> Tensor:
-        """(2, 2): means, then deviations, which are never 0."""
-        mean, square = self.sums / self.count
-        return torch.stack([mean, (square - mean**2).clamp_min(1e-12).sqrt()]).float()
+def check_density(kind: str, prior: float | None, bins: int, max_parents: int | None) -> None:
+    """Refuse settings of a density that mean nothing."""
+    checks.one_of("kind", kind, ("gaussian", "discrete"))
+    checks.whole("bins", bins, 2)
+    if prior is not None:
+        checks.above_zero("prior", prior)
+    if max_parents is not None:
+        checks.whole("max_parents", max_parents, 0)
 
 
-class _Step(NamedTuple):
+def keep_wide(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The same move of a tensor to a device or a type, except into 16 bits."""
+
+    def wide(t: Tensor) -> Tensor:
+        moved = fn(t)
+        return t.to(moved.device) if moved.is_floating_point() and moved.element_size() < 4 else moved
+
+    return wide
+
+
+class _Step(nn.Module):
     """Nodes of one height: which earlier values add up to which branch, and the branches' log probabilities (n, s)."""
 
     child: Tensor
     slot: Tensor
     log_prior: Tensor
+
+    def __init__(self, child: list[int], slot: list[int], log_prior: Any) -> None:
+        super().__init__()
+        self.register_buffer("child", torch.tensor(child), persistent=False)
+        self.register_buffer("slot", torch.tensor(slot), persistent=False)
+        self.register_buffer("log_prior", torch.tensor(log_prior, dtype=torch.float32), persistent=False)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Values of all nodes so far (rows, B, C) → those of this height (n, B, C)."""
+        nodes, most = self.log_prior.shape
+        branches = state.new_zeros(nodes * most, *state.shape[1:]).index_add(0, self.slot, state[self.child])
+        mixed = branches.view(nodes, most, *state.shape[1:]) + self.log_prior[:, :, None, None]
+        return torch.logsumexp(mixed, dim=1)
 
 
 class TreeAverage(nn.Module):
@@ -202,6 +192,9 @@ class TreeAverage(nn.Module):
     f(leaf) = Σ families, f(branch) = Σ f(children), f(node) = log Σ_t P(t)·exp f(branch t), from the leaves up.
     """
 
+    _family: Tensor
+    _leaf: Tensor
+
     def __init__(self, ggt: GGT, families: list[Family], temperature: float) -> None:
         super().__init__()
         place = {family: i for i, family in enumerate(families)}
@@ -209,46 +202,32 @@ class TreeAverage(nn.Module):
         leaves = [i for i, node in enumerate(ggt.nodes) if isinstance(node, Leaf)]
         row = {node: k for k, node in enumerate(leaves)}  # node number → row of the state
         pairs = [(place[family], row[i]) for i in leaves for family in _members(ggt.nodes[i])]
-        self._index("_family", [f for f, _ in pairs])
-        self._index("_leaf", [leaf for _, leaf in pairs])
+        self.register_buffer("_family", torch.tensor([f for f, _ in pairs]), persistent=False)
+        self.register_buffer("_leaf", torch.tensor([leaf for _, leaf in pairs]), persistent=False)
         self.num_leaves = len(leaves)
-        log_probs = ggt.branch_probabilities(temperature)
-        self._steps: list[tuple[int, int]] = []
+        probs = ggt.branch_probabilities(temperature)
+        self.steps = nn.ModuleList()
         for height in range(1, max(ggt.heights) + 1):
             nodes = [i for i, h in enumerate(ggt.heights) if h == height]
-            most = max(len(log_probs[i]) for i in nodes)
+            most = max(len(probs[i]) for i in nodes)
             prior = np.full((len(nodes), most), -np.inf)
             child, slot = [], []
             for k, i in enumerate(nodes):
                 with np.errstate(divide="ignore"):
-                    prior[k, : len(log_probs[i])] = np.log(log_probs[i])
+                    prior[k, : len(probs[i])] = np.log(probs[i])
                 for t, branch in enumerate(ggt.nodes[i].branches):  # type: ignore[union-attr]
                     child += [row[number[id(c)]] for c in branch.children]
                     slot += [k * most + t] * len(branch.children)
             row |= {i: len(row) + k for k, i in enumerate(nodes)}
-            self._index(f"_child_{height}", child)
-            self._index(f"_slot_{height}", slot)
-            self.register_buffer(f"_prior_{height}", torch.tensor(prior, dtype=torch.float32), persistent=False)
-            self._steps.append((len(nodes), most))
+            self.steps.append(_Step(child, slot, prior))
         self.root = row[0]
-
-    def _index(self, name: str, values: list[int]) -> None:
-        self.register_buffer(name, torch.tensor(values, dtype=torch.long), persistent=False)
-
-    def _step(self, height: int) -> _Step:
-        names = (f"_child_{height}", f"_slot_{height}", f"_prior_{height}")
-        return _Step(*(self.get_buffer(name) for name in names))
 
     def forward(self, families: Tensor) -> Tensor:
         """(F, B, C) → (B, C)."""
-        shape = families.shape[1:]
-        found = families.index_select(0, self.get_buffer("_family"))
-        state = families.new_zeros(self.num_leaves, *shape).index_add(0, self.get_buffer("_leaf"), found)
-        for height, (nodes, most) in enumerate(self._steps, start=1):
-            step = self._step(height)
-            branches = families.new_zeros(nodes * most, *shape).index_add(0, step.slot, state[step.child])
-            mixed = branches.view(nodes, most, *shape) + step.log_prior[:, :, None, None]
-            state = torch.cat([state, torch.logsumexp(mixed, dim=1)])
+        found = families.index_select(0, self._family)
+        state = families.new_zeros(self.num_leaves, *families.shape[1:]).index_add(0, self._leaf, found)
+        for step in self.steps:
+            state = torch.cat([state, step(state)])
         return state[self.root]
 
 
@@ -282,7 +261,7 @@ class GaussianFamilies(nn.Module):
         self.register_buffer("intercept", torch.zeros(len(families), 1, num_classes))
         self.register_buffer("log_variance", torch.zeros(len(families), 1, num_classes))
 
-    def fit(self, x: Tensor, labels: Tensor, progress: bool) -> None:
+    def fit(self, x: Tensor, labels: Tensor) -> None:
         """From features (N, d) and labels (N,); classes without a row get the common covariance around the mean."""
         classes = self._classes
         x, count = x.double(), torch.bincount(labels, minlength=classes).double()
@@ -336,8 +315,6 @@ class DiscreteFamilies(nn.Module):
         self, families: list[Family], d: int, num_classes: int, prior: float, bins: int, max_parents: int
     ) -> None:
         super().__init__()
-        if bins < 2 or max_parents < 0:
-            raise ValueError(f"expected at least 2 bins and 0 max_parents, got {bins} and {max_parents}")
         self.prior, self.bins, self._families = prior, bins, families
         self.numbers = len(families) * num_classes
         self.register_buffer("variable", torch.tensor([v for v, _ in families]), persistent=False)
@@ -345,14 +322,12 @@ class DiscreteFamilies(nn.Module):
         self.register_buffer("chosen", torch.full((len(families), max_parents), d))  # column d is code 0
         self.register_buffer("tables", torch.zeros(len(families), bins**max_parents * bins, num_classes))
 
-    def fit(self, x: Tensor, labels: Tensor, progress: bool) -> None:
+    def fit(self, x: Tensor, labels: Tensor) -> None:
         """From features (N, d) and labels (N,)."""
         inner = torch.linspace(0, 1, self.bins + 1, dtype=x.dtype, device=x.device)[1:-1]
         self.edges.copy_(torch.stack([torch.quantile(column, inner) for column in x.t()]))
         codes = self._codes(x)
-        for i, (v, parents) in enumerate(
-            tqdm(self._families, desc="counting", disable=not progress, delay=2, leave=False)
-        ):
+        for i, (v, parents) in enumerate(tqdm(self._families, desc="counting", delay=2, leave=False, disable=None)):
             kept = self._select(codes, labels, v, parents)
             self.chosen[i, : len(kept)] = torch.tensor(kept, dtype=torch.long, device=self.chosen.device)
             table = self._predictive(self._counts(codes, labels, v, kept)).log().permute(1, 2, 0).flatten(0, 1)

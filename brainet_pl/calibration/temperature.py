@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
+
+from brainet_pl.calibration.base import Calibrator
 
 LOWEST, HIGHEST = 0.05, 20.0  # a validation set without an error would ask for τ = 0
 
@@ -24,6 +27,11 @@ def fit_temperature(probs: Tensor, target: Tensor) -> Tensor:
     The likelihood is concave in β = 1/τ, so its slope Σ_n (log p_n,y - E_softmax(β·log p)[log p_n]) has one zero, and
     bisection finds it whatever the data.
     """
+    if not len(probs) or len(probs) != len(target):
+        raise ValueError(
+            f"expected as many labels as predictions and at least one of each, got {len(target)} and {len(probs)}: fit "
+            "the temperature on validation data"
+        )
     logs = probs.double().clamp_min(torch.finfo(torch.float32).tiny).log()
     chosen = logs.gather(1, target[:, None]).squeeze(1)
     low, high = 1.0 / HIGHEST, 1.0 / LOWEST
@@ -54,3 +62,37 @@ class TemperatureFit(Metric):
     def compute(self) -> Tensor:
         """τ."""
         return fit_temperature(dim_zero_cat(self.probs), dim_zero_cat(self.target))
+
+
+class TemperatureScaling(Calibrator):
+    """Temperature scaling (Guo et al. 2017) of the averaged prediction, fitted after every validation of a fit.
+
+    Until it has settled the temperature is 1, which changes nothing. It has no settings.
+    """
+
+    tau: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collected = TemperatureFit()
+        self.register_buffer("tau", torch.ones(()))
+
+    def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+        """Keep probabilities (B, C) and labels (B,)."""
+        self.collected.update(predicted, target)
+
+    def settle(self) -> dict[str, Tensor]:
+        """The temperature of the least negative log-likelihood; without validation data it stays."""
+        if not self.collected.update_called:
+            return {}
+        self.tau.copy_(self.collected.compute())
+        self.collected.reset()
+        return {"temperature": self.tau}
+
+    def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
+        """(B, C) → (B, C)."""
+        return scale(predicted, self.tau)
+
+    def label(self) -> str:
+        """The temperature."""
+        return f"after scaling, τ = {float(self.tau):.3g}"

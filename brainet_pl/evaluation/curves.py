@@ -1,0 +1,127 @@
+"""Calibration, selective prediction and separation as pure functions of arrays: each number is computed here alone.
+
+A score is higher for an input more unlike the training data; out-of-distribution is the positive class throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+N_BINS = 15  # of every calibration error and reliability diagram
+Better = Literal["higher", "lower"] | None
+SEPARATION: Mapping[str, Better] = {  # measure of how well a score tells two sets apart → what is good
+    "AUROC": "higher",
+    "AUPR_out": "higher",
+    "AUPR_in": "higher",
+    "FPR95": "lower",
+    "DetErr": "lower",
+    "n_id": None,
+    "n_ood": None,
+}
+
+
+# -- calibration ------------------------------------------------------------------------------------------------------
+
+
+def calibration_sums(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) -> Tensor:
+    """Confidences and hits (…, N) → (…, n_bins, 3): count, sum of confidences and hits in equal bins, in 64 bits.
+
+    A confidence of 1, or above it by rounding, belongs to the last bin. Sums of two batches simply add.
+    """
+    place = (confidence * n_bins).long().clamp(0, n_bins - 1)
+    rows = torch.stack([torch.ones_like(confidence), confidence.clamp(0.0, 1.0), correct.to(confidence)], dim=-1).double()
+    sums = torch.zeros(*confidence.shape[:-1], n_bins, 3, dtype=torch.float64, device=confidence.device)
+    return sums.scatter_add(-2, place.unsqueeze(-1).expand(*place.shape, 3), rows)
+
+
+def calibration_error(sums: Tensor) -> Tensor:
+    """(…, n_bins, 3) → (…) the expected calibration error Σ_b |Σ confidence - Σ hits| / N.
+
+    >>> calibration_error(calibration_sums(torch.tensor([0.9, 0.9]), torch.tensor([1.0, 0.0]))).item()
+    0.4
+    """
+    gaps = (sums[..., 1] - sums[..., 2]).abs().sum(dim=-1)
+    return gaps / sums[..., 0].sum(dim=-1)
+
+
+def adaptive_calibration_error(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) -> Tensor:
+    """Confidences and hits (N,) → the error; with fewer samples than bins, each sample is a bin."""
+    order = torch.argsort(confidence, stable=True)
+    gaps = torch.tensor_split((correct - confidence)[order], min(n_bins, len(order)))
+    return torch.stack([gap.sum().abs() for gap in gaps]).sum() / len(order)
+
+
+def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> Tensor:
+    """(N,) scores and errors → (N,) error rate when the k + 1 most certain samples are answered.
+
+    Samples of equal uncertainty count as answered in random order: each gets the mean error of its group, so the curve
+    does not depend on the order of the data.
+    """
+    _, group, size = torch.unique(uncertainty, return_inverse=True, return_counts=True)  # in ascending order
+    errors = torch.zeros(len(size), dtype=torch.float64, device=wrong.device).index_add(0, group, wrong.double())
+    expected = (errors / size).repeat_interleave(size).cumsum(0)
+    return torch.as_tensor(expected / torch.arange(1, len(wrong) + 1, device=wrong.device)).float()
+
+
+# -- separation -------------------------------------------------------------------------------------------------------
+
+
+class Curve(NamedTuple):
+    """Rates at every distinct threshold, from the strictest to the laxest; index 0 flags nothing.
+
+    Attributes:
+        fpr: known inputs flagged. tpr: unknown inputs flagged. precision: unknown among the flagged.
+    """
+
+    fpr: Tensor
+    tpr: Tensor
+    precision: Tensor
+
+
+def roc_curve(known: Tensor, unknown: Tensor) -> Curve:
+    """Scores (N,) and (M,) → the curve. Ties are one threshold; infinite scores are as good as any."""
+    for name, scores in (("known", known), ("unknown", unknown)):
+        if not scores.numel():
+            raise ValueError(f"expected scores of {name} inputs, got none: check the loader")
+        if scores.isnan().any():
+            raise ValueError(
+                f"expected scores that can be ordered, got {int(scores.isnan().sum())} NaN of {name} inputs"
+            )
+    scores = torch.cat([known, unknown]).double()
+    positive = torch.cat([torch.zeros_like(known), torch.ones_like(unknown)]).double()
+    order = torch.argsort(scores, descending=True, stable=True)
+    scores, positive = scores[order], positive[order]
+    last = torch.ones_like(scores, dtype=torch.bool)  # of each run of equal scores
+    last[:-1] = scores[1:] != scores[:-1]
+    hits = positive.cumsum(0)[last]
+    flagged = torch.arange(1, len(scores) + 1, dtype=torch.float64, device=scores.device)[last]
+    start = hits.new_zeros(1)
+    tpr, fpr = hits / len(unknown), (flagged - hits) / len(known)
+    return Curve(torch.cat([start, fpr]), torch.cat([start, tpr]), torch.cat([start + 1, hits / flagged]))
+
+
+def separation(known: Tensor, unknown: Tensor) -> dict[str, float]:
+    """Scores of known (N,) and unknown (M,) inputs → the measures of the paper's Table 2, and both counts.
+
+    FPR95 is the share of known inputs flagged when 95 % of the unknown are; DetErr the least mean of misses and false
+    alarms over all thresholds; AUPR-out and AUPR-in take the unknown or the known as positive.
+    """
+    out, inside = roc_curve(known, unknown), roc_curve(-unknown, -known)
+    return {
+        "AUROC": torch.trapezoid(out.tpr, out.fpr).item(),
+        "AUPR_out": _average_precision(out),
+        "AUPR_in": _average_precision(inside),
+        "FPR95": out.fpr[out.tpr >= 0.95].min().item(),
+        "DetErr": (0.5 * (out.fpr + 1.0 - out.tpr)).min().item(),
+        "n_id": float(len(known)),
+        "n_ood": float(len(unknown)),
+    }
+
+
+def _average_precision(curve: Curve) -> float:
+    """Σ (recall step) · precision."""
+    return float((curve.tpr.diff() * curve.precision[1:]).sum())

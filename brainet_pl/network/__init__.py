@@ -1,0 +1,33 @@
+"""Heads: modules from features to outputs, and the settings they are built from.
+
+Settings, as Python, YAML and the command line name them: `Tree`, `TreeEnsemble`, `TreeDropout` on a learned structure;
+`Linear`, `MLP`, `MCDropout`, `Ensemble`, `Bayes` for comparison. `BRAINetHead` and the others are the modules themselves.
+"""
+
+from brainet_pl.network.base import Head, HeadSettings, Outputs
+from brainet_pl.network.bayes import Bayes, BayesHead
+from brainet_pl.network.ensemble import Ensemble, EnsembleHead, TreeDropout, TreeEnsemble, stacked_tree
+from brainet_pl.network.linear import Linear, LinearHead
+from brainet_pl.network.mlp import MLP, MCDropout, MLPHead
+from brainet_pl.network.tree import BRAINetHead, Tree, smallest_budget
+
+__all__ = [
+    "MLP",
+    "BRAINetHead",
+    "Bayes",
+    "BayesHead",
+    "Ensemble",
+    "EnsembleHead",
+    "Head",
+    "HeadSettings",
+    "Linear",
+    "LinearHead",
+    "MCDropout",
+    "MLPHead",
+    "Outputs",
+    "Tree",
+    "TreeDropout",
+    "TreeEnsemble",
+    "smallest_budget",
+    "stacked_tree",
+]

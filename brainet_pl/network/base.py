@@ -1,0 +1,90 @@
+"""What every head is: a module from features to outputs, and the settings that such a module is built from.
+
+A head's shape depends on the data: on the number of features and, for a BRAINet, on the learned tree. So a head comes in
+two parts in one file. `HeadSettings` is what a user writes down (`MCDropout(rate=0.3)`); it is checked at once, needs no
+data, and travels in YAML and checkpoints. `build` turns it into a `Head`, an ordinary module, once the data is known.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from brainet_pl.parts import Part
+from brainet_pl.structure.ggt import GGT
+
+Norm = Literal["batch"] | None
+
+
+class Outputs(NamedTuple):
+    """Outputs (T, B, O) of T passes, and their weights (T,), or None where all count alike."""
+
+    values: Tensor
+    weights: Tensor | None = None
+
+
+class Head(nn.Module, ABC):
+    """A module from features (B, d) to O outputs for each sample, whatever a task makes of them.
+
+    Attributes:
+        ggt: the tree it is wired by, or None.
+    """
+
+    ggt: GGT | None = None
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, d) to outputs (B, O) that a loss takes, or (M, B, O) from M members that are trained apart."""
+
+    @abstractmethod
+    def passes(self, x: Tensor, count: int) -> Outputs:
+        """Features (B, d) to the outputs (T, B, O) of one prediction: T is `count` for a head that draws, else its own."""
+
+    def penalty(self) -> Tensor | None:
+        """A scalar to be added to the loss after division by the number of training samples, or None."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """What a report should say about this head beside its settings: primitives by name."""
+        return {}
+
+    @property
+    def num_params(self) -> int:
+        """How many trainable parameters it has."""
+        return sum(p.numel() for p in self.parameters())
+
+
+class HeadSettings(Part, ABC):
+    """What a user chooses about a head. A class of one's own needs `build` and nothing else.
+
+    Attributes:
+        needs_tree: whether `build` waits for a learned tree.
+    """
+
+    needs_tree: ClassVar[bool] = False
+
+    @abstractmethod
+    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> Head:
+        """The head for `in_features` features and `out_features` outputs, wired by `ggt` where it needs a tree."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.settings() == self.settings()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+def need_tree(ggt: GGT | None, settings: HeadSettings) -> GGT:
+    """The tree, or an error that says how to get one."""
+    if ggt is None:
+        raise RuntimeError(
+            f"expected a learned structure for the head {settings!r}, got none: add the callback "
+            "brainet_pl.callbacks.StructureLearning() to the Trainer, call model.set_structure(ggt), or give a "
+            "checkpoint (ckpt_path=...)"
+        )
+    return ggt

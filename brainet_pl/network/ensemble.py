@@ -1,0 +1,220 @@
+"""Deep ensembles on one structure: M networks of equal wiring and separate weights, computed as one batched network.
+
+The wiring is a tree with one branch a node: the MAP structure of a learned tree (BRAINet inside Deep Ensembles), or
+`stacked_tree`, plain dense layers. A level of all members is one batched matrix product.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from brainet_pl import checks
+from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs, need_tree
+from brainet_pl.network.executor import Executor, LevelTensors
+from brainet_pl.network.plan import build_plan
+from brainet_pl.network.widths import solve_width
+from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node
+from brainet_pl.structure.ggt import Tree as TreeNode
+
+
+def stacked_tree(in_features: int, hidden: int) -> GGT:
+    """Dense layers one upon the other: `hidden` nodes over all d variables, each with one branch and no ancestors."""
+    checks.whole("hidden", hidden, 1)
+    variables = tuple(range(in_features))
+    tree: TreeNode = Leaf(variables, tuple(() for _ in variables), 0.0)
+    for _ in range(hidden):
+        tree = Node(variables, (Branch((), tree),))
+    return GGT(tree, in_features)
+
+
+class EnsembleHead(Head):
+    """M networks that share a wiring and nothing else: features (B, d) → (M, B, O), one row for each member.
+
+    Every layer is dense → batch norm → activation (→ dropout), as in `BRAINetHead`; its members are initialised, train
+    and predict exactly as M such heads would, one after the other.
+
+    Args:
+        ggt: the wiring; of a tree with several branches a node, the MAP sub-network.
+        out_features: O.
+        num_params: budget of all members together.
+        members: M.
+        min_width: neurons that every layer has at the least.
+        activation: one of relu, gelu, silu, tanh, elu.
+        norm: "batch", or None for a bias instead.
+        dropout: of the outputs of layers; with it, `passes` draws masks.
+        momentum: of the running statistics of the norm.
+        eps: added to variances by the norm.
+    """
+
+    def __init__(
+        self,
+        ggt: GGT,
+        out_features: int,
+        num_params: int,
+        members: int = 5,
+        *,
+        min_width: int = 1,
+        activation: str = "relu",
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        checks.whole("members", members, 1)
+        checks.share("dropout", dropout)
+        checks.one_of("norm", norm, ("batch", None))
+        wiring = ggt.only(ggt.map())
+        self.in_features, self.out_features, self.members = ggt.num_variables, out_features, members
+        self.dropout = dropout
+        factor = solve_width(wiring, num_params // members, out_features, min_width, 2 if norm else 1)
+        self.plan = build_plan(wiring, factor, min_width, members=members)
+        settings = {"members": members, "momentum": momentum, "eps": eps}
+        self.layers = Executor(self.plan, activation=activation, norm=norm, **settings)  # type: ignore[arg-type]
+        self.out_weight = nn.Parameter(torch.empty(members, out_features, len(self.plan.root_rows)))
+        self.out_bias = nn.Parameter(torch.empty(members, out_features, 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, each layer of each member as `nn.Linear` would."""
+        self.layers.reset_parameters()
+        bound = 1.0 / math.sqrt(self.out_weight.shape[2])
+        with torch.no_grad():
+            self.out_weight.uniform_(-bound, bound)
+            self.out_bias.uniform_(-bound, bound)
+
+    def extra_repr(self) -> str:
+        """For `print(head)`."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, members={self.members}, "
+            f"num_params={self.num_params:,}, depth={self.plan.ggt.depth}"
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, d), or (M, B, d) with samples of its own for each member → (M, B, O); dropout only while training."""
+        if not self.training:
+            return self._emit(self.layers.run_evaluate(x))
+        return self._emit(self.layers.run_train(x, _only_branch, self.dropout))
+
+    def passes(self, x: Tensor, count: int) -> Outputs:
+        """(B, d) or (M, B, d) → (M, B, O); with dropout (M·T, B, O), T masks for each member in turn."""
+        if not self.dropout:
+            return Outputs(self._emit(self.layers.run_evaluate(x)))
+        outputs = self._emit(self.layers.run_evaluate(torch.cat([x] * count, dim=-2), self.dropout))  # (M, T·B, O)
+        return Outputs(outputs.reshape(self.members * count, x.shape[-2], self.out_features))
+
+    def _emit(self, root: Tensor) -> Tensor:
+        """The root's rows (M, R, B) → outputs (M, B, O)."""
+        return torch.baddbmm(self.out_bias, self.out_weight, root).transpose(1, 2)
+
+
+def _only_branch(level: LevelTensors, branches: Tensor) -> Tensor:
+    return branches[:, 0]
+
+
+class Ensemble(HeadSettings):
+    """A deep ensemble of plain dense networks, trained side by side as one batched network.
+
+    Args:
+        members: how many networks.
+        num_params: budget of all members together.
+        hidden: hidden layers of each member.
+        norm: "batch" for batch norm in every layer, or null for a bias instead.
+        dropout: of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
+    """
+
+    def __init__(
+        self,
+        members: int = 5,
+        num_params: int = 16_000,
+        hidden: int = 2,
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+    ) -> None:
+        for name, value in (("members", members), ("num_params", num_params), ("hidden", hidden)):
+            checks.whole(name, value, 1)
+        checks.one_of("norm", norm, ("batch", None))
+        checks.share("dropout", dropout)
+        self.members, self.num_params, self.hidden, self.norm, self.dropout = members, num_params, hidden, norm, dropout
+
+    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
+        """The head on stacked layers."""
+        wiring = stacked_tree(in_features, self.hidden)
+        settings = {"norm": self.norm, "dropout": self.dropout}
+        return EnsembleHead(wiring, out_features, self.num_params, self.members, **settings)  # type: ignore[arg-type]
+
+
+class _OnMAP(HeadSettings):
+    """What the heads on the best single structure of a learned tree share."""
+
+    needs_tree: ClassVar[bool] = True
+
+    def _build(self, ggt: GGT | None, out_features: int, members: int, dropout: float) -> EnsembleHead:
+        tree, given = need_tree(ggt, self), self.settings()
+        settings = {"min_width": given["min_width"], "norm": given["norm"], "dropout": dropout}
+        head = EnsembleHead(tree, out_features, given["num_params"], members, **settings)
+        head.ggt = head.plan.ggt
+        return head
+
+    def _check(self) -> None:
+        given = self.settings()
+        checks.whole("num_params", given["num_params"], 1)
+        checks.whole("min_width", given["min_width"], 1)
+        checks.one_of("norm", given["norm"], ("batch", None))
+
+
+class TreeEnsemble(_OnMAP):
+    """A deep ensemble whose members are all wired by the best structure of the learned tree.
+
+    Args:
+        members: how many networks.
+        num_params: budget of all members together.
+        min_width: neurons that every layer has at the least.
+        norm: "batch" for batch norm in every layer, or null for a bias instead.
+        dropout: of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
+    """
+
+    def __init__(
+        self,
+        members: int = 5,
+        num_params: int = 16_000,
+        min_width: int = 1,
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+    ) -> None:
+        self.members, self.num_params, self.min_width, self.norm, self.dropout = (
+            members, num_params, min_width, norm, dropout
+        )  # fmt: skip
+        checks.whole("members", members, 1)
+        checks.share("dropout", dropout)
+        self._check()
+
+    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
+        """The ensemble on the tree's best structure."""
+        return self._build(ggt, out_features, self.members, self.dropout)
+
+
+class TreeDropout(_OnMAP):
+    """MC-dropout on a single network that is wired by the best structure of the learned tree.
+
+    Args:
+        rate: share of the outputs of layers that each pass drops.
+        num_params: budget of parameters.
+        min_width: neurons that every layer has at the least.
+        norm: "batch" for batch norm in every layer, or null for a bias instead.
+    """
+
+    def __init__(
+        self, rate: float = 0.1, num_params: int = 16_000, min_width: int = 1, norm: Norm = "batch"
+    ) -> None:
+        self.rate, self.num_params, self.min_width, self.norm = rate, num_params, min_width, norm
+        checks.share("rate", rate)
+        self._check()
+
+    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
+        """The network on the tree's best structure."""
+        return self._build(ggt, out_features, 1, self.rate)

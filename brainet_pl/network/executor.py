@@ -1,0 +1,489 @@
+"""Runs a plan: from features to the outputs of the root, for the tree of a BRAINet and for the members of an ensemble.
+
+    train       every node passes on one of its branches, or its only one; norm by the batch
+    evaluate    every node passes on the mean of its branches under given probabilities; norm by kept statistics
+    draws       many sub-networks at once, each node of each with the branch that it takes; norm by kept statistics
+
+All weights of all layers lie in one flat vector for each member, layer after layer, so that the optimizer sees few
+tensors and the keys of a state dict depend on nothing but the tree. Activations are kept with features first: a part is
+(M, rows, B), part 0 the inputs and part h + 1 the output of level h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from brainet_pl import checks
+from brainet_pl.network.base import Norm
+from brainet_pl.network.plan import Level, Plan
+from brainet_pl.structure.ggt import Node, SubNetwork
+
+T = TypeVar("T")
+Choose = Callable[["LevelTensors", Tensor], Tensor]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "elu": F.elu,
+}
+
+
+class Slice(NamedTuple):
+    """Rows that lie together: `count` rows of part `part`, from row `first` on."""
+
+    part: int
+    first: int
+    count: int
+
+
+class BucketTensors(nn.Module):
+    """Where one bucket of a level reads and writes.
+
+    Attributes:
+        shape: (G, O, I). Either G or the number of members is 1.
+        slice: where its rows lie, if they lie together; else `rows` (G·I,) picks them from the level's gathered parts.
+        neurons: (N, O) its neurons in the vectors over all neurons, for N = G blocks or members; -1 for padding.
+    """
+
+    rows: Tensor
+    neurons: Tensor
+
+    def __init__(self, shape: tuple[int, int, int], neurons: NDArray[np.int64]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.slice: Slice | None = None
+        _index(self, "rows", np.empty(0))
+        _index(self, "neurons", neurons)
+
+
+class LevelTensors(nn.Module):
+    """The index tensors of one level, as buffers that move with the module and stay out of the state dict.
+
+    Attributes:
+        gathered: the parts that buckets without a slice pick their rows from; `zeros` asks for a row of zeros behind.
+        arrange: order of the buckets' outputs that makes them the level's neurons; empty where they are in order.
+        branches: (s·W,) neurons as branches; empty where they are in order.
+        owner: (W,) node of each output row. sizes: (nodes, 1) branches of each node.
+        mix: (s, W, 1) and share: (neurons,) probability of the branch that a neuron belongs to.
+    """
+
+    arrange: Tensor
+    branches: Tensor
+    owner: Tensor
+    sizes: Tensor
+    mix: Tensor
+    share: Tensor
+
+    def __init__(self, h: int, level: Level, plan: Plan, members: int) -> None:
+        super().__init__()
+        self.number, self.level = h, level
+        first = members * level.first_neuron
+        self.own = slice(first, first + members * level.num_neurons)  # of the vectors over neurons, by level, by member
+        self.num_branches, self.width = level.branch_neurons.shape
+        arrange = np.full(level.num_neurons, -1, dtype=np.int64)
+        outputs = 0
+        self.buckets = nn.ModuleList()
+        for bucket in level.buckets:
+            flat = bucket.neurons.ravel()
+            arrange[flat[flat >= 0]] = outputs + np.flatnonzero(flat >= 0)
+            outputs += len(flat)
+            starts = first + level.num_neurons * np.arange(members)
+            absolute = np.where(bucket.neurons >= 0, bucket.neurons + starts[:, None], -1)
+            self.buckets.append(BucketTensors(bucket.shape, absolute))
+        in_place = np.array_equal(arrange, np.arange(outputs))
+        uneven = (level.branch_neurons < 0).any()
+        sizes = [len(node.branches) for i in level.nodes if isinstance(node := plan.ggt.nodes[i], Node)]
+        _index(self, "arrange", np.empty(0) if in_place else arrange)
+        _index(self, "branches", level.branch_neurons.ravel() if uneven else np.empty(0))
+        _index(self, "owner", np.repeat(np.arange(len(level.nodes)), level.node_widths))
+        _index(self, "sizes", np.asarray(sizes)[:, None])
+        self.set_mixture([np.full(n, 1.0 / n) for n in sizes], torch.device("cpu"))
+        self._find_rows(plan)
+
+    def set_mixture(self, probabilities: Sequence[NDArray[np.float64]], device: torch.device) -> None:
+        """Take the branch probabilities (s,) of each of the level's nodes."""
+        level = self.level
+        mix, start = np.zeros(level.branch_neurons.shape), 0
+        for p, width in zip(probabilities, level.node_widths, strict=True):
+            mix[: len(p), start : start + width] = p[:, None]
+            start += width
+        share = np.empty(level.num_neurons)
+        share[level.branch_neurons[level.branch_neurons >= 0]] = mix[level.branch_neurons >= 0]
+        for name, values in (("mix", mix[:, :, None]), ("share", share)):
+            self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32, device=device), persistent=False)
+
+    def _find_rows(self, plan: Plan) -> None:
+        """How the level finds its rows: slices where they lie together, else one gather from the parts it needs."""
+        h, level = self.number, self.level
+        starts = np.array([0, *(below.first_row for below in plan.levels[:h]), level.first_row])
+        parts: set[int] = set()
+        for bucket, tensors in zip(level.buckets, self._buckets(), strict=True):
+            rows = bucket.rows[0]
+            part = int(np.searchsorted(starts, rows[0], side="right")) - 1
+            together = len(bucket.rows) == 1 and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
+            if together and rows[-1] < starts[part + 1 : part + 2].sum():
+                tensors.slice = Slice(part, int(rows[0] - starts[part]), len(rows))
+            else:
+                parts |= set((np.searchsorted(starts, bucket.rows.ravel(), side="right") - 1).tolist())
+        self.zeros = h + 1 in parts  # padding points just behind the last part
+        self.gathered = sorted(parts - {h + 1})
+        place = np.cumsum([0, *(starts[part + 1] - starts[part] for part in self.gathered)])
+        for bucket, tensors in zip(level.buckets, self._buckets(), strict=True):
+            if tensors.slice is None:
+                found = np.searchsorted(starts, bucket.rows, side="right") - 1
+                local = bucket.rows.copy()
+                for at, part in zip(place, [*self.gathered, h + 1], strict=True):
+                    local[found == part] += at - starts[part]
+                _index(tensors, "rows", local.ravel())
+
+    def _buckets(self) -> Iterable[BucketTensors]:
+        return self.buckets  # type: ignore[return-value]
+
+    def by_branch(self, neurons: Tensor) -> Tensor:
+        """(M, neurons, B) → (M, s, W, B); zeros where a node has fewer than s branches."""
+        if len(self.branches):
+            padded = torch.cat([neurons, neurons.new_zeros(len(neurons), 1, neurons.shape[2])], dim=1)
+            neurons = padded.index_select(1, self.branches.remainder(padded.shape[1]))
+        return neurons.view(len(neurons), self.num_branches, self.width, -1)
+
+
+class Executor(nn.Module):
+    """The dense layers of a plan, of `members` networks of equal wiring: dense → norm → activation, level by level.
+
+    Its parameters are not initialised here: whoever owns it calls `reset_parameters`.
+
+    Args:
+        plan: what is computed. One with several members has one branch a node and one bucket a level.
+        members: M, networks of equal wiring and separate weights.
+        activation: one of relu, gelu, silu, tanh, elu.
+        norm: "batch", or None for a bias instead.
+        momentum: of the running statistics of the norm.
+        eps: added to variances by the norm.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    layout: Tensor
+    _position: Tensor
+    _root_rows: Tensor
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        members: int = 1,
+        activation: str = "relu",
+        norm: Norm = "batch",
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        checks.whole("members", members, 1)
+        checks.one_of("activation", activation, ACTIVATIONS)
+        checks.one_of("norm", norm, ("batch", None))
+        self.plan, self.members, self.norm = plan, members, norm
+        self.activation, self.momentum, self.eps = activation, momentum, eps
+        neurons = members * plan.num_neurons
+        self.weight = nn.Parameter(torch.empty(members, plan.num_weights))
+        self.scale = nn.Parameter(torch.empty(neurons)) if norm else None
+        self.bias = nn.Parameter(torch.empty(neurons))
+        self.register_buffer("running_mean", torch.zeros(neurons if norm else 0))
+        self.register_buffer("running_var", torch.ones(neurons if norm else 0))
+        self.register_buffer("layout", torch.tensor(list(bytes.fromhex(plan.layout)), dtype=torch.uint8))
+        self.levels = nn.ModuleList(LevelTensors(h, level, plan, members) for h, level in enumerate(plan.levels))
+        self._place_weights()
+        _index(self, "_root_rows", plan.root_rows)
+        self._cache_key: tuple[int, ...] = ()
+        self._cache: dict[tuple[str, int], Any] = {}
+
+    def _place_weights(self) -> None:
+        """Where each weight of the flat vector stands among all blocks of all levels."""
+        position = np.empty(self.plan.num_weights, dtype=np.int64)
+        offset = 0
+        for level in self.plan.levels:
+            for bucket in level.buckets:
+                position[bucket.weights[:, 1]] = offset + bucket.weights[:, 0]
+                offset += math.prod(bucket.shape)
+        self._in_place, self._assembled = np.array_equal(position, np.arange(offset)), offset
+        _index(self, "_position", position)
+
+    def reset_parameters(self) -> None:
+        """Each layer as `nn.Linear` would be: uniform within 1/√fan_in; norm to the identity."""
+        with torch.no_grad():
+            for level in self.plan.levels:
+                for layer in level.layers:
+                    bound = 1.0 / math.sqrt(layer.fan_in)
+                    self.weight[:, layer.first_weight :][:, : layer.fan_in * layer.width].uniform_(-bound, bound)
+            if self.scale is not None:
+                self.scale.fill_(1.0)
+            self.bias.zero_()
+            self.running_mean.zero_()
+            self.running_var.fill_(1.0)
+
+    def set_mixture(self, probabilities: Sequence[NDArray[np.float64]]) -> None:
+        """Take the branch probabilities (s,) of every node of the tree, by node number, for `evaluate`."""
+        for level in self._levels():
+            level.set_mixture([probabilities[node] for node in level.level.nodes], self.weight.device)
+        self._cache_key = ()
+
+    def _levels(self) -> Iterable[LevelTensors]:
+        return self.levels  # type: ignore[return-value]
+
+    def train(self, mode: bool = True) -> Executor:
+        """Also forgets folded weights: a write through `.data` leaves no other trace."""
+        self._cache_key = ()
+        super().train(mode)
+        return self
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
+        """Refuse weights that lie in another order, or belong to another tree."""
+        theirs = state_dict.get(f"{prefix}layout")
+        if theirs is not None and not torch.equal(theirs.cpu(), self.layout.cpu()):
+            ggt = self.plan.ggt
+            raise ValueError(
+                f"expected weights in the layout {self.plan.layout} of the tree {ggt.fingerprint} over "
+                f"{ggt.num_variables} features, got the layout {bytes(theirs.tolist()).hex()}: build the head from the "
+                "tree and with the settings it was trained with; weights of another version must be trained again"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def run_train(self, x: Tensor, choose: Choose, dropout: float) -> Tensor:
+        """Features (B, d) or (M, B, d) to the root's rows (M, R, B); `choose` turns (M, s, W, B) into (M, W, B).
+
+        All layers are computed, so batch-norm statistics are kept for each of them at every step; layers that no choice
+        reaches get a gradient of exactly zero.
+        """
+        parts = [self._inputs(x)]
+        if self.norm and x.shape[-2] < 2:
+            raise ValueError(
+                "expected at least 2 samples in a training batch for batch norm, got 1: use drop_last=True in the "
+                "training loader, or norm=None"
+            )
+        self._cache_key = ()  # batch norm moves its statistics without a trace in their version counters
+        for level, blocks in zip(self._levels(), self._assemble(), strict=True):
+            y = self._normalise(level, self._multiply(level, parts, [(block, None) for block in blocks]))
+            y = self.activate(choose(level, level.by_branch(y)))
+            parts.append(F.dropout(y, dropout, training=True) if dropout else y)
+        return self._root(parts)
+
+    def run_evaluate(self, x: Tensor, dropout: float = 0.0) -> Tensor:
+        """Features (B, d) or (M, B, d) to the root's rows (M, R, B), by the mean of the branches of every node."""
+        parts = [self._inputs(x)]
+        early = self.activation == "relu"  # p·relu(y) = relu(p·y): the probabilities of branches can go into the weights
+        for level, products in zip(self._levels(), self._folded(mixed=early), strict=True):
+            y = level.by_branch(self.activate(self._multiply(level, parts, products)))
+            y = y if early else y * level.mix.to(y.dtype)
+            y = y.sum(dim=1) if level.num_branches > 1 else y[:, 0]
+            parts.append(F.dropout(y, dropout, training=True) if dropout else y)
+        return self._root(parts)
+
+    def run_draws(
+        self, x: Tensor, subnetworks: list[SubNetwork], dropout: float, generator: torch.Generator | None
+    ) -> Tensor:
+        """Features (B, d) to the root's rows (U, R, B) of U sub-networks, sharing what they share.
+
+        The lowest level reads inputs alone, so its neurons are the same in all passes and are computed once. Above it,
+        each pass computes only the branches it takes. Dropout stands where it stands while training: on the outputs of
+        nodes, one mask a pass for all that read them, and never on inputs.
+        """
+        plan, ggt, device = self.plan, self.plan.ggt, x.device
+        first_row = np.full((len(subnetworks), len(ggt.nodes) + 1), -1, dtype=np.int64)  # of each node's output
+        first_row[:, [i for i in range(len(ggt.nodes)) if i not in plan.level_of]] = 0
+        choice = np.full((len(subnetworks), len(ggt.nodes)), -1, dtype=np.int64)
+        for u, subnetwork in enumerate(subnetworks):
+            for node, branch in ggt.path(subnetwork):
+                choice[u, node] = branch
+        inputs = self._inputs(x)
+        state = torch.cat([inputs.new_zeros(1, len(x)), inputs[0]])  # zeros first: rows are only added behind
+        first_row += 1  # padding reads node -1, row 0
+        for tensors in self._levels():
+            level = tensors.level
+            if tensors.number == 0:
+                neurons = self.activate(self._multiply(tensors, [inputs], self._folded()[0]))[0]
+                starts = np.concatenate([[0], np.cumsum(level.node_widths)])
+                for node, column in zip(level.nodes, starts, strict=False):
+                    taken = np.maximum(choice[:, node], 0)
+                    first_row[:, node] = len(state) + level.branch_neurons[taken, column]
+                    if dropout:  # a mask, and so a copy, for each pass
+                        first_row[:, node] += len(neurons) * np.arange(len(subnetworks))
+                if dropout:
+                    neurons = _drop(neurons.expand(len(subnetworks), -1, -1), dropout, generator).flatten(0, 1)
+                state = torch.cat([state, neurons])
+                continue
+            for bucket, (weight, bias) in zip(level.branch_buckets, self._folded_branches(tensors), strict=True):
+                draw, g = np.nonzero(choice[:, bucket.nodes] == bucket.branches)
+                if not len(draw):
+                    continue
+                rows = first_row[draw[:, None], bucket.sources[g]] + bucket.offsets[g]
+                read = state.index_select(0, torch.as_tensor(rows.ravel(), device=device))
+                read = read.view(len(draw), rows.shape[1], -1)
+                at = torch.as_tensor(g, device=device)
+                y = self.activate(torch.baddbmm(bias[at].to(read.dtype), weight[at], read))
+                first_row[draw, bucket.nodes[g]] = len(state) + np.arange(len(draw)) * y.shape[1]
+                state = torch.cat([state, _drop(y, dropout, generator).flatten(0, 1)])
+        top = first_row[:, :1] + np.arange(len(plan.root_rows))
+        if not plan.levels:
+            top = np.tile(1 + plan.root_rows, (len(subnetworks), 1))
+        return state.index_select(0, torch.as_tensor(top.ravel(), device=device)).view(*top.shape, -1)
+
+    # -- pieces of a pass ---------------------------------------------------------------------------------------------
+
+    def activate(self, y: Tensor) -> Tensor:
+        """The activation, element by element."""
+        return ACTIVATIONS[self.activation](y)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        """(B, d) → (1, d, B), or (M, B, d) → (M, d, B)."""
+        d = self.plan.ggt.num_variables
+        if x.shape[-1] != d or not (x.dim() == 2 or (x.dim() == 3 and len(x) == self.members > 1)):
+            apart = f" or ({self.members}, batch, {d})" if self.members > 1 else ""
+            raise ValueError(
+                f"expected features of shape (batch, {d}){apart}, got {tuple(x.shape)}: this head's tree "
+                f"{self.plan.ggt.fingerprint} was learned from {d} features; learn a structure for these, or give the "
+                "head what it was learned from"
+            )
+        return x.t().unsqueeze(0) if x.dim() == 2 else x.transpose(1, 2)
+
+    def _multiply(
+        self, level: LevelTensors, parts: list[Tensor], products: Sequence[tuple[Tensor, Tensor | None]]
+    ) -> Tensor:
+        """The parts so far → (M, neurons of the level, B) before norm and activation."""
+        batch = parts[0].shape[2]
+        gathered = [parts[i] for i in level.gathered]
+        if level.zeros:
+            gathered.append(parts[0].new_zeros(1, 1, batch))
+        if len(gathered) > 1:
+            gathered = [torch.cat([part.expand(self.members, -1, -1) for part in gathered], dim=1)]
+        outputs = []
+        for bucket, (weight, bias) in zip(level._buckets(), products, strict=True):
+            if bucket.slice is not None:
+                part, first, count = bucket.slice
+                rows = parts[part] if parts[part].shape[1] == count else parts[part].narrow(1, first, count)
+            else:
+                rows = gathered[0].index_select(1, bucket.rows).view(-1, weight.shape[2], batch)
+            outputs.append(_product(weight, rows, bias).reshape(self.members, -1, batch))
+        together = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        return together.index_select(1, level.arrange) if len(level.arrange) else together
+
+    def _normalise(self, level: LevelTensors, y: Tensor) -> Tensor:
+        """(M, neurons, B): batch norm over the last dimension with the statistics of this batch, or the bias alone."""
+        flat, own = y.reshape(1, -1, y.shape[2]), level.own
+        if self.scale is None:
+            return (flat + self.bias[own].unsqueeze(-1)).view_as(y)
+        mean, var = self.running_mean[own], self.running_var[own]
+        flat = F.batch_norm(flat, mean, var, self.scale[own], self.bias[own], True, self.momentum, self.eps)
+        return flat.view_as(y)
+
+    def _root(self, parts: list[Tensor]) -> Tensor:
+        """The root's output: the last part, or features where the whole tree is a leaf."""
+        root = parts[-1] if self.plan.levels else parts[0].index_select(1, self._root_rows)
+        return root.expand(self.members, -1, -1)
+
+    # -- weights as blocks --------------------------------------------------------------------------------------------
+
+    def _assemble(self) -> list[list[Tensor]]:
+        """The flat weights as (N, O, I) blocks, zero where a layer does not look, for each level and bucket."""
+        flat = self.weight
+        if not self._in_place:
+            flat = flat.new_zeros(self.members, self._assembled).index_copy(1, self._position, flat)  # type: ignore[assignment]
+        blocks: list[list[Tensor]] = []
+        start = 0
+        for level in self._levels():
+            blocks.append([])
+            for bucket in level._buckets():
+                size = math.prod(bucket.shape)
+                block = flat.narrow(1, start, size).unflatten(1, bucket.shape)  # (M, G, O, I)
+                blocks[-1].append(block[0] if self.members == 1 else block[:, 0])
+                start += size
+        return blocks
+
+    def _folded(self, mixed: bool = False) -> list[list[tuple[Tensor, Tensor]]]:
+        """Blocks and biases of each level with the norm and, if `mixed`, branch probabilities folded in."""
+
+        def make() -> list[list[tuple[Tensor, Tensor]]]:
+            return [
+                [
+                    self._fold(level, block, bucket.neurons, mixed)
+                    for bucket, block in zip(level._buckets(), blocks, strict=True)
+                ]
+                for level, blocks in zip(self._levels(), self._assemble(), strict=True)
+            ]
+
+        return self._remember(("mixed" if mixed else "folded", 0), make)
+
+    def _folded_branches(self, tensors: LevelTensors) -> list[tuple[Tensor, Tensor]]:
+        """The same for the branch buckets of a level."""
+
+        def make() -> list[tuple[Tensor, Tensor]]:
+            device, weight, folded = self.weight.device, self.weight[0], []
+            for bucket in tensors.level.branch_buckets:
+                position, source = (torch.as_tensor(v, device=device) for v in bucket.weights.T)
+                flat = weight.new_zeros(math.prod(bucket.shape)).index_copy(0, position, weight[source])
+                first = tensors.level.first_neuron
+                neurons = np.where(bucket.neurons >= 0, bucket.neurons + first, -1)
+                folded.append(self._fold(tensors, flat.view(bucket.shape), torch.as_tensor(neurons, device=device)))
+            return folded
+
+        return self._remember(("branches", tensors.number), make)
+
+    def _fold(
+        self, level: LevelTensors, weight: Tensor, neurons: Tensor, mixed: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Weights (N, O, I) and biases (N, O, 1) of `neurons` (N, O); evaluation norm is y ↦ scale·y + shift."""
+        at = neurons.clamp_min(level.own.start)
+        shift = self.bias[at]
+        if self.scale is not None:
+            scale = self.scale[at] * torch.rsqrt(self.running_var[at] + self.eps)
+            shift = shift - self.running_mean[at] * scale
+            weight = weight * scale.unsqueeze(-1)
+        shift = torch.where(neurons >= 0, shift, torch.zeros_like(shift)).unsqueeze(-1)
+        if mixed and level.num_branches > 1:
+            share = level.share.to(weight.dtype)[at - level.own.start].unsqueeze(-1)
+            return weight * share, shift * share
+        return weight, shift
+
+    def _remember(self, key: tuple[str, int], make: Callable[[], T]) -> T:
+        """Keep folded blocks until a parameter changes; never while gradients or a compiler look on."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return make()
+        tensors = [self.weight, self.bias, self.running_mean, self.running_var]
+        tensors += [self.scale] if self.scale is not None else []
+        if any(t.is_inference() for t in tensors):  # they keep no version
+            return make()
+        now = tuple(v for t in tensors for v in (t.data_ptr(), t._version))
+        if now != self._cache_key:
+            self._cache_key, self._cache = now, {}
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]  # type: ignore[no-any-return]
+
+
+def _product(weight: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+    """(N, O, I) · (N, I, B) → (N, O, B), plus biases (N, O, 1); rows (1, I, B) that all blocks share are read once."""
+    if len(rows) == 1:
+        flat = weight.flatten(0, 1)
+        y = torch.mm(flat, rows[0]) if bias is None else torch.addmm(bias.flatten(0, 1).to(rows.dtype), flat, rows[0])
+        return y.view(len(weight), -1, rows.shape[2])
+    return torch.bmm(weight, rows) if bias is None else torch.baddbmm(bias.to(rows.dtype), weight, rows)
+
+
+def _drop(x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
+    if not p:
+        return x
+    keep = torch.rand(x.shape, device=x.device, generator=generator) >= p
+    return x * keep / (1.0 - p)
+
+
+def _index(module: nn.Module, name: str, values: NDArray[Any]) -> None:
+    module.register_buffer(name, torch.as_tensor(values.astype(np.int64)), persistent=False)

@@ -1,0 +1,38 @@
+"""The linear head: one dense layer, what most classifiers end in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from brainet_pl.network.base import Head, HeadSettings, Outputs
+from brainet_pl.structure.ggt import GGT
+
+
+class LinearHead(Head):
+    """One dense layer.
+
+    Args:
+        in_features: d.
+        out_features: O.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.layers = nn.Linear(in_features, out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, d) → (B, O)."""
+        return torch.as_tensor(self.layers(x))
+
+    def passes(self, x: Tensor, count: int) -> Outputs:
+        """(B, d) → (1, B, O): there is only one network."""
+        return Outputs(torch.as_tensor(self(x)).unsqueeze(0))
+
+
+class Linear(HeadSettings):
+    """One dense layer, for comparison. It has no settings."""
+
+    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> LinearHead:
+        """The dense layer."""
+        return LinearHead(in_features, out_features)

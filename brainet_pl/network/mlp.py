@@ -1,0 +1,109 @@
+"""Plain networks to compare with: stacked dense layers, and MC-dropout on them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from brainet_pl import checks
+from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs
+from brainet_pl.structure.ggt import GGT
+
+
+def hidden_width(d: int, out: int, hidden: int, num_params: int, norm: bool = True) -> int:
+    """The width of `hidden` equal layers whose network (dense, batch norm, ReLU; dense) comes nearest a budget."""
+    checks.whole("hidden", hidden, 1)
+
+    def size(w: int) -> int:
+        return d * w + (hidden - 1) * w * w + (1 + norm) * hidden * w + (w + 1) * out
+
+    best = 1
+    while size(best + 1) <= num_params:
+        best += 1
+    return min((best, best + 1), key=lambda w: abs(size(w) - num_params))
+
+
+def mlp_layers(
+    d: int, out: int, hidden: int, width: int, dropout: float = 0.0, norm: Norm = "batch"
+) -> nn.Sequential:
+    """dense → batch norm → ReLU (→ dropout), `hidden` times, then dense: the layers of a BRAINet head, stacked."""
+    parts: list[nn.Module] = []
+    for i in range(hidden):
+        parts.append(nn.Linear(d if i == 0 else width, width, bias=norm is None))
+        parts += [nn.BatchNorm1d(width), nn.ReLU()] if norm else [nn.ReLU()]
+        parts += [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(*parts, nn.Linear(width if hidden else d, out))
+
+
+class MLPHead(Head):
+    """Stacked dense layers with batch norm, or a bias instead; with `dropout`, MC-dropout: `passes` draws masks."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        num_params: int,
+        hidden: int = 2,
+        dropout: float = 0.0,
+        norm: Norm = "batch",
+    ) -> None:
+        super().__init__()
+        width = hidden_width(in_features, out_features, hidden, num_params, norm is not None)
+        self.layers = mlp_layers(in_features, out_features, hidden, width, dropout, norm)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, d) → (B, O)."""
+        return torch.as_tensor(self.layers(x))
+
+    def passes(self, x: Tensor, count: int) -> Outputs:
+        """(B, d) → (1, B, O); with dropout (T, B, O), T masks, all in one large batch; batch norm as in evaluation."""
+        if not self.dropout:
+            return Outputs(torch.as_tensor(self(x)).unsqueeze(0))
+        y = x.repeat(count, 1)
+        for layer in self.layers:
+            y = F.dropout(y, layer.p, training=True) if isinstance(layer, nn.Dropout) else layer(y)
+        return Outputs(y.view(count, len(x), -1))
+
+
+class MLP(HeadSettings):
+    """Stacked dense layers with batch norm and ReLU, one network, for comparison.
+
+    Args:
+        num_params: budget of parameters.
+        hidden: hidden layers.
+        norm: "batch" for batch norm in every layer, or null for a bias instead.
+    """
+
+    def __init__(self, num_params: int = 16_000, hidden: int = 2, norm: Norm = "batch") -> None:
+        checks.whole("num_params", num_params, 1)
+        checks.whole("hidden", hidden, 1)
+        checks.one_of("norm", norm, ("batch", None))
+        self.num_params, self.hidden, self.norm = num_params, hidden, norm
+
+    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
+        """The network."""
+        return MLPHead(in_features, out_features, self.num_params, self.hidden, 0.0, self.norm)
+
+
+class MCDropout(HeadSettings):
+    """MC-dropout (Gal & Ghahramani 2016): stacked dense layers whose passes draw dropout masks.
+
+    Args:
+        rate: share of the outputs of hidden layers that each pass drops.
+        num_params: budget of parameters.
+        hidden: hidden layers.
+        norm: "batch" for batch norm in every layer, or null for a bias instead.
+    """
+
+    def __init__(self, rate: float = 0.1, num_params: int = 16_000, hidden: int = 2, norm: Norm = "batch") -> None:
+        checks.share("rate", rate)
+        checks.whole("num_params", num_params, 1)
+        checks.whole("hidden", hidden, 1)
+        checks.one_of("norm", norm, ("batch", None))
+        self.rate, self.num_params, self.hidden, self.norm = rate, num_params, hidden, norm
+
+    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
+        """The network."""
+        return MLPHead(in_features, out_features, self.num_params, self.hidden, self.rate, self.norm)

@@ -1,0 +1,266 @@
+"""`BRAINetHead`: a tree of structures as one module, and its settings, `Tree`.
+
+    training       one branch at each node, drawn for each batch (the paper) or for each sample
+    simultaneous   one pass; each node averages its branches with their probabilities
+    stochastic     T sub-networks drawn from the posterior; equal draws are computed once
+    enumerated     every sub-network, with its exact posterior weight
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from brainet_pl import checks
+from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs, need_tree
+from brainet_pl.network.executor import ACTIVATIONS, Executor, LevelTensors
+from brainet_pl.network.plan import build_plan
+from brainet_pl.network.widths import count_parameters, solve_width
+from brainet_pl.structure.ggt import GGT, SubNetwork
+
+Sampling = Literal["batch", "sample"]
+Inference = Literal["stochastic", "simultaneous", "enumerated"]
+
+
+class Draws(NamedTuple):
+    """Logits (T, B, C) and the sub-network behind each of the T."""
+
+    logits: Tensor
+    subnetworks: list[SubNetwork]
+
+
+class Enumerated(NamedTuple):
+    """Logits (M, B, C) of all M sub-networks, and their posterior probabilities (M,)."""
+
+    logits: Tensor
+    weights: Tensor
+
+
+class BRAINetHead(Head):
+    """A head for `ggt.num_variables` features and `out_features` outputs.
+
+    Args:
+        ggt: the learned tree.
+        out_features: classes, or numbers to regress.
+        num_params: a budget; the widths of all layers are scaled to meet it within 2 %.
+        width: or the width factor itself: a node over X emits round(width·|X|) neurons. 1 if neither is given.
+        min_width: neurons that every layer has at the least.
+        activation: one of relu, gelu, silu, tanh, elu.
+        norm: "batch", or None for a bias instead.
+        dropout: of the outputs of nodes; with it, `stochastic` also draws dropout masks (BRAINet + MC-dropout).
+        temperature: of the posterior over sub-networks in the simultaneous, stochastic and enumerated modes; "auto" is
+            `GGT.auto_temperature`. It can be changed at any time; training does not depend on it.
+        sampling: while training, draw one sub-network for each batch (the paper) or for each sample.
+        inference: what `passes` does: "stochastic", "simultaneous" or "enumerated". It can be changed at any time.
+        momentum: of the running statistics of the norm.
+        eps: added to variances by the norm.
+    """
+
+    ggt: GGT
+
+    def __init__(
+        self,
+        ggt: GGT,
+        out_features: int,
+        *,
+        num_params: int | None = None,
+        width: float | None = None,
+        min_width: int = 1,
+        activation: str = "relu",
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+        temperature: float | Literal["auto"] = "auto",
+        sampling: Sampling = "sample",
+        inference: Inference = "stochastic",
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        checks.one_of("norm", norm, ("batch", None))
+        checks.one_of("sampling", sampling, get_args(Sampling))
+        checks.share("dropout", dropout)
+        if num_params is not None and width is not None:
+            raise ValueError("expected num_params or width, got both: leave one out")
+        self.ggt, self.in_features, self.out_features = ggt, ggt.num_variables, out_features
+        self.dropout, self.sampling = dropout, sampling
+        if num_params is not None:
+            width = solve_width(ggt, num_params, out_features, min_width, 2 if norm else 1)
+        self.plan = build_plan(ggt, 1.0 if width is None else width, min_width)
+        self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps)
+        self.output = nn.Linear(len(self.plan.root_rows), out_features)
+        self.reset_parameters()
+        self.temperature = temperature
+        self.inference = inference
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, each layer as `nn.Linear` would."""
+        self.layers.reset_parameters()
+        self.output.reset_parameters()
+
+    @property
+    def temperature(self) -> float:
+        """γ of the posterior over sub-networks."""
+        return self._temperature
+
+    @temperature.setter
+    def temperature(self, value: float | Literal["auto"]) -> None:
+        if value != "auto" and not float(value) >= 0:
+            raise ValueError(f"expected a temperature of at least 0 or 'auto', got {value}")
+        self._temperature = self.ggt.auto_temperature if value == "auto" else float(value)
+        self.layers.set_mixture(self.ggt.branch_probabilities(self._temperature))
+
+    @property
+    def inference(self) -> Inference:
+        """What `passes` does."""
+        return self._inference
+
+    @inference.setter
+    def inference(self, value: Inference) -> None:
+        checks.one_of("inference", value, get_args(Inference))
+        self._inference = value
+
+    @property
+    def perplexity(self) -> float:
+        """Effective number of sub-networks at the current temperature; 1 means that the posterior has collapsed."""
+        return self.ggt.perplexity(self.temperature)
+
+    def facts(self) -> dict[str, Any]:
+        """Temperature, perplexity and inference."""
+        return {"temperature": self.temperature, "perplexity": self.perplexity, "inference": self.inference}
+
+    def extra_repr(self) -> str:
+        """For `print(head)`."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, num_params={self.num_params:,}, "
+            f"sub-networks={self.ggt.num_subnetworks:,}, depth={self.ggt.depth}, temperature={self.temperature:.4g}"
+        )
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """(B, d) → (B, C): a random sub-network while training, else the simultaneous pass."""
+        if not self.training:
+            return self.simultaneous(x)
+        return self._emit(self.layers.run_train(x, lambda level, y: self._choose(level, y, generator), self.dropout))[0]
+
+    def passes(self, x: Tensor, count: int) -> Outputs:
+        """(B, d) → (T, B, C) as `inference` says, and the exact weights of enumerated sub-networks."""
+        if self.inference == "stochastic":
+            return Outputs(self.stochastic(x, count).logits)
+        if self.inference == "enumerated":
+            return Outputs(*self.enumerate(x))
+        return Outputs(self.simultaneous(x).unsqueeze(0))
+
+    def simultaneous(self, x: Tensor) -> Tensor:
+        """(B, d) → (B, C): every node passes on the mean of its branches, weighted by their probabilities."""
+        return self._emit(self.layers.run_evaluate(x))[0]
+
+    def stochastic(
+        self,
+        x: Tensor,
+        passes: int = 15,
+        *,
+        temperature: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Draws:
+        """(B, d) → (T, B, C): sub-networks drawn exactly from their posterior.
+
+        `temperature` None is the head's own. The same generator state gives the same draws.
+        """
+        checks.whole("passes", passes, 1)
+        seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else None))
+        drawn = self.ggt.sample(passes, self.temperature if temperature is None else temperature, seed)
+        if self.dropout:
+            return Draws(self._emit(self.layers.run_draws(x, drawn, self.dropout, generator)), drawn)
+        order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(drawn))}
+        logits = self._emit(self.layers.run_draws(x, list(order), 0.0, generator))
+        if len(order) == len(drawn):
+            return Draws(logits, drawn)
+        return Draws(logits[[order[subnetwork] for subnetwork in drawn]], drawn)
+
+    def enumerate(self, x: Tensor, limit: int = 1024, *, temperature: float | None = None) -> Enumerated:
+        """(B, d) → every sub-network's logits and its exact posterior probability; refuses more than `limit`."""
+        if self.ggt.num_subnetworks > limit:
+            raise ValueError(
+                f"expected at most {limit:,} sub-networks to enumerate, got {self.ggt.num_subnetworks:,}: use "
+                "stochastic, simultaneous, or a larger limit"
+            )
+        temperature = self.temperature if temperature is None else temperature
+        everything = list(self.ggt.enumerate(limit))
+        weights = [math.exp(self.ggt.log_prob(subnetwork, temperature)) for subnetwork in everything]
+        parts = [everything[i : i + 64] for i in range(0, len(everything), 64)]
+        logits = torch.cat([self._emit(self.layers.run_draws(x, part, 0.0, None)) for part in parts])
+        return Enumerated(logits, torch.tensor(weights, device=x.device))
+
+    def _choose(self, level: LevelTensors, branches: Tensor, generator: torch.Generator | None) -> Tensor:
+        """(1, s, W, B) → (1, W, B): one branch a node, drawn uniformly for the whole batch or for each sample."""
+        _, s, width, batch = branches.shape
+        if s == 1:
+            return branches[:, 0]
+        samples = batch if self.sampling == "sample" else 1
+        each = torch.rand(len(level.sizes), samples, device=branches.device, generator=generator)
+        choice = (each * level.sizes).long()  # (nodes, samples)
+        if samples == 1:
+            rows = choice[level.owner, 0] * width + torch.arange(width, device=branches.device)
+            return branches.flatten(1, 2).index_select(1, rows)
+        out = branches[:, 0]
+        for t in range(1, s):
+            out = torch.where((choice == t).index_select(0, level.owner), branches[:, t], out)
+        return out
+
+    def _emit(self, root: Tensor) -> Tensor:
+        """The root's rows (U, R, B) → outputs (U, B, C)."""
+        return torch.as_tensor(self.output(root.transpose(1, 2)))
+
+
+class Tree(HeadSettings):
+    """A BRAINet: the whole learned tree as one network whose sub-networks are sampled by their posterior.
+
+    Args:
+        num_params: budget of parameters that the widths of all layers are scaled to.
+        min_width: neurons that every layer has at the least.
+        activation: relu, gelu, silu, tanh or elu, after every layer.
+        norm: "batch" for batch norm in every layer, or null for a bias instead.
+        dropout: of the outputs of nodes; above 0 each stochastic pass also draws a dropout mask.
+        sampling: while training, draw one sub-network for each "batch" (the paper) or for each "sample".
+        temperature: of the posterior over sub-networks; null is a tempered default that does not collapse.
+        inference: "stochastic" draws sub-networks, "simultaneous" averages all in one pass, "enumerated" is the exact mean.
+    """
+
+    needs_tree: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        num_params: int = 16_000,
+        min_width: int = 1,
+        activation: Literal["relu", "gelu", "silu", "tanh", "elu"] = "relu",
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+        sampling: Sampling = "sample",
+        temperature: float | None = None,
+        inference: Inference = "stochastic",
+    ) -> None:
+        checks.whole("num_params", num_params, 1)
+        checks.whole("min_width", min_width, 1)
+        checks.one_of("activation", activation, ACTIVATIONS)
+        checks.one_of("norm", norm, ("batch", None))
+        checks.share("dropout", dropout)
+        checks.one_of("sampling", sampling, get_args(Sampling))
+        checks.one_of("inference", inference, get_args(Inference))
+        if temperature is not None:
+            checks.at_least("temperature", temperature, 0, "0 is the best structure alone, null the tempered default")
+        self.num_params, self.min_width, self.activation, self.norm = num_params, min_width, activation, norm
+        self.dropout, self.sampling, self.temperature, self.inference = dropout, sampling, temperature, inference
+
+    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BRAINetHead:
+        """The head of a tree."""
+        settings = self.settings() | {"temperature": "auto" if self.temperature is None else self.temperature}
+        return BRAINetHead(need_tree(ggt, self), out_features, **settings)
+
+
+def smallest_budget(ggt: GGT, out_features: int, *, min_width: int = 1, norm: Norm = "batch") -> int:
+    """The fewest parameters that a head for this tree can have."""
+    return count_parameters(ggt, 0.0, out_features, min_width, 2 if norm else 1)

@@ -1,0 +1,94 @@
+"""Parts of a model: things that know their own settings and can be named in Python, in YAML and in a checkpoint.
+
+A part is a class whose constructor arguments are all kept as attributes of the same name. From that follow its settings,
+its equality, and the form in which YAML and checkpoints hold it: `{"class_path": "MCDropout", "init_args": {"rate": 0.3}}`.
+A part is looked up among the classes that are loaded; nothing is ever imported because a file names it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+P = TypeVar("P", bound="Part")
+
+
+class Part:
+    """The base of heads, scores, calibrators and tasks."""
+
+    def settings(self) -> dict[str, Any]:
+        """Every constructor argument and its value."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as primitives, in the form that YAML, jsonargparse and `find_part` read."""
+        return {"class_path": part_name(type(self)), "init_args": primitive(self.settings())}
+
+    def describe(self) -> str:
+        """The part as one would write it: `MCDropout(rate=0.3)`, settings at their defaults left out."""
+        defaults = {k: p.default for k, p in inspect.signature(type(self).__init__).parameters.items()}
+        changed = {k: v for k, v in self.settings().items() if v != defaults[k]}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
+
+
+def part_name(cls: type) -> str:
+    """The short name of a class of this package, or the full path of another's."""
+    return cls.__name__ if cls.__module__.split(".")[0] == "brainet_pl" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def part_classes(base: type[P]) -> dict[str, type[P]]:
+    """Name → class of every concrete part of a kind that is loaded, the package's own and any other."""
+
+    def walk(cls: type[P]) -> Iterator[type[P]]:
+        for child in cls.__subclasses__():
+            yield child
+            yield from walk(child)
+
+    return {part_name(cls): cls for cls in walk(base) if not inspect.isabstract(cls) and not cls.__name__.startswith("_")}
+
+
+def make_part(base: type[P], given: Any, argument: str) -> P:
+    """A part from what a user may give: the part itself, its name, or the dictionary of `to_dict`.
+
+    Args:
+        base: the kind of part.
+        given: a part, a name or a dictionary.
+        argument: the argument it was given for, to say so in an error.
+    """
+    if isinstance(given, base):
+        return given
+    name, settings = given, {}
+    if isinstance(given, Mapping) and set(given) <= {"class_path", "init_args"}:
+        name, settings = given.get("class_path"), dict(given.get("init_args") or {})
+    known = part_classes(base)
+    short = {key.rpartition(".")[2]: cls for key, cls in known.items()}
+    cls = known.get(name) or short.get(str(name).rpartition(".")[2]) if isinstance(name, str) else None
+    if cls is None:
+        shown = name if isinstance(name, str) else type(given).__name__
+        raise ValueError(
+            f"expected {argument} to be one of {', '.join(sorted(known))}, got {shown!r}: give one of these or an object "
+            f"of a class derived from {base.__name__}; a class of your own must be imported before a file can name it"
+        )
+    try:
+        inspect.signature(cls).bind(**settings)
+    except TypeError:
+        accepted = [k for k in inspect.signature(cls).parameters]
+        raise ValueError(
+            f"expected settings of {cls.__name__} ({', '.join(accepted) or 'it has none'}), got {', '.join(settings)}: "
+            "leave out what it does not have, and give what it needs"
+        ) from None
+    return cls(**settings)
+
+
+def primitive(value: Any) -> Any:
+    """The same with parts as dictionaries and tuples as lists, all the way down, so that it can be dumped as JSON."""
+    if isinstance(value, Part):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {k: primitive(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [primitive(v) for v in value]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # NumPy's and torch's scalars
+        return value.item()
+    return value

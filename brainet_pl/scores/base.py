@@ -1,0 +1,166 @@
+"""What every score is: a number for each sample that is higher for an input more unlike the training data.
+
+A score may learn from the features of the training data (`fit`), and from the validation data of a fit (`watch` each
+batch, `settle` at the end of the epoch). What it learned are buffers: they travel in every checkpoint by themselves.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from brainet_pl.parts import Part
+from brainet_pl.passes import Passes
+from brainet_pl.scores.density import keep_wide
+from brainet_pl.structure.ggt import GGT
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a score may want to know of the model around it.
+
+    Attributes:
+        num_classes: C; 1 for a regression.
+        raw: whether features are the inputs themselves, with no backbone between.
+        ggt: the tree of the head, or None.
+    """
+
+    num_classes: int
+    raw: bool = False
+    ggt: GGT | None = None
+
+
+class Score(Part, nn.Module, ABC):
+    """One score, or a few that share their work. A class of one's own needs `forward`, and `fit` if it learns.
+
+    Buffers registered in the constructor may have any shape there: they take the shape of what a checkpoint holds.
+
+    Attributes:
+        units: name → unit of each score that `forward` may give; "" for a number without one. Every score is higher for
+            an input more unlike the training data.
+        needs_fit: whether `fit` must run before the score can be used.
+    """
+
+    units: ClassVar[Mapping[str, str]]
+    needs_fit: ClassVar[bool] = True
+    fitted: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("fitted", torch.tensor(not self.needs_fit))
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be used."""
+        return bool(self.fitted)
+
+    def surround(self, surroundings: Surroundings) -> None:
+        """Hear of the model around, before `fit`."""
+
+    def learn(self, features: Tensor, labels: Tensor) -> None:
+        """`fit` after a check of what it is given; afterwards the score is ready.
+
+        Args:
+            features: (N, d) of the training data.
+            labels: (N,) from 0 on; all 0 where there are no classes.
+        """
+        if not len(features) or len(features) != len(labels):
+            raise ValueError(f"expected as many labels as features, got {len(labels)} and {len(features)}")
+        bad = int((~features.isfinite()).any(dim=1).sum())
+        if bad:
+            raise ValueError(
+                f"expected finite features to fit the score {type(self).__name__} to, got {bad} of {len(features)} rows "
+                "with NaN or infinite values: mend the inputs or the backbone"
+            )
+        self.fit(features, labels)
+        self.fitted.fill_(True)
+
+    def fit(self, features: Tensor, labels: Tensor) -> Any:
+        """Learn from training features (N, d) and labels (N,)."""
+
+    def watch(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
+        """See a batch of the validation data of a fit, with all scores (B,) of it."""
+
+    def settle(self) -> None:
+        """Take what `watch` saw of the epoch as the reference from now on."""
+
+    @abstractmethod
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """One set of passes → the scores (B,) by name."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moves as any module, but keeps 32 bits where the rest is made 16: scores are sums of many terms."""
+        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
+        """Take the shapes of what is loaded; a checkpoint without this score leaves it unfitted."""
+        if f"{prefix}fitted" not in state_dict:
+            self.fitted.fill_(not self.needs_fit)
+            return
+        for name, buffer in list(self._buffers.items()):
+            stored = state_dict.get(prefix + name)
+            if buffer is not None and stored is not None and stored.shape != buffer.shape:
+                self._buffers[name] = buffer.new_empty(stored.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class ScoreSet(nn.Module):
+    """All scores of a model that are more than its prediction, by the name of their class.
+
+    Args:
+        scores: no two of which may give a score of the same name.
+        taken: names that the task's own scores have.
+    """
+
+    def __init__(self, scores: Iterable[Score], taken: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._taken = list(taken)
+        self.members = nn.ModuleDict()
+        for score in scores:
+            self.add(score)
+
+    def add(self, score: Score) -> None:
+        """Add one more score."""
+        names = [*self._taken, *(name for member in self for name in member.units)]
+        twice = sorted(set(names) & set(score.units))
+        if twice:
+            raise ValueError(
+                f"expected scores of different names, got {', '.join(twice)} twice: leave out one {type(score).__name__}"
+            )
+        self.members[type(score).__name__] = score
+
+    def __iter__(self) -> Iterator[Score]:
+        return iter(self.members.values())  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def unfitted(self) -> list[Score]:
+        """Scores that wait for training features."""
+        return [score for score in self if not score.ready]
+
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """One set of passes → all scores (B,): the prediction's own, then those of every score that is ready."""
+        found = dict(passes.scores)
+        for score in self:
+            if score.ready:
+                found |= score(passes)
+        return found
+
+    def watch(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
+        """Show a batch of validation data to every score that is ready."""
+        for score in self:
+            if score.ready:
+                score.watch(passes, scores)
+
+    def settle(self) -> None:
+        """End a validation epoch."""
+        for score in self:
+            if score.ready:
+                score.settle()

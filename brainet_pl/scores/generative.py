@@ -1,0 +1,166 @@
+"""The generative score: how unlikely an input's features are under the networks of a learned tree, for any head."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from brainet_pl import checks
+from brainet_pl.parts import primitive
+from brainet_pl.passes import Passes
+from brainet_pl.scores.base import Score, Surroundings
+from brainet_pl.scores.density import GenerativeScore, Kind, check_density
+from brainet_pl.structure import GGT, learn_structure
+
+
+class Generative(Score):
+    """Minus the log-density of the features, averaged exactly over the networks of a tree learned for it.
+
+    `generative` is -max_c log p(x | c), `generative_weighted` is -Σ_c p̄_c·log p(x | c). `combined` adds the first and
+    the energy, each standardised by its mean and deviation on validation data: both are negative logarithms of
+    unnormalised densities, one of the features and one of the classifier, and adding them needs no unknown data. A
+    regression has `generative` alone.
+
+    Args:
+        kind: "gaussian", linear regressions on the parents, or "discrete", tables of quantile codes with BDeu's counts.
+        threshold: of the tree that is learned for the density, in nats; a density wants more edges than a network of
+            dense layers. It is raised to 6/N for N samples, where noise alone would make edges. null takes the tree of
+            the head.
+        s: bootstrap samples at every node of that tree.
+        max_order: largest condition set while that tree is learned.
+        seed: of its bootstrap samples.
+        normalize: bring the features of every sample to length 1 first; null does so behind a backbone only.
+        prior: weight, in rows, of what all classes have in common when a class's own parameters are estimated. null is
+            16 for each variable (gaussian) or 5 (discrete).
+        bins: levels of a feature, for "discrete".
+        max_parents: of a family. null keeps the 64 most correlated ones (gaussian) or the 2 best by score (discrete).
+        progress: show a progress bar while the tree is learned.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {"generative": "nats", "generative_weighted": "nats", "combined": "deviations"}
+    blueprint: Tensor
+    reference: Tensor
+
+    def __init__(
+        self,
+        kind: Kind = "gaussian",
+        threshold: float | None = 0.02,
+        s: int = 2,
+        max_order: int = 1,
+        seed: int = 0,
+        normalize: bool | None = None,
+        prior: float | None = None,
+        bins: int = 8,
+        max_parents: int | None = None,
+        progress: bool = True,
+    ) -> None:
+        super().__init__()
+        check_density(kind, prior, bins, max_parents)
+        checks.whole("s", s, 1)
+        checks.whole("max_order", max_order, 0)
+        if threshold is not None:
+            checks.at_least("threshold", threshold, 0)
+        self.kind, self.threshold, self.s, self.max_order, self.seed = kind, threshold, s, max_order, seed
+        self.normalize, self.prior, self.bins, self.max_parents = normalize, prior, bins, max_parents
+        self.progress = progress
+        self.density: GenerativeScore | None = None
+        self.moments = ScoreMoments()
+        self._around = Surroundings(num_classes=1)
+        self.register_buffer("reference", torch.full((2, 2), math.nan))
+        self.register_buffer("blueprint", torch.empty(0, dtype=torch.uint8))  # what rebuilds the density, as JSON
+
+    def surround(self, surroundings: Surroundings) -> None:
+        """Hear of classes, of the head's tree and of whether features are raw."""
+        self._around = surroundings
+
+    def fit(self, features: Tensor, labels: Tensor) -> Generative:
+        """Learn the tree from training features (N, d), then its parameters for each class of labels (N,)."""
+        normalize = not self._around.raw if self.normalize is None else self.normalize
+        settings = {"kind": self.kind, "prior": self.prior, "bins": self.bins, "max_parents": self.max_parents}
+        classes = max(self._around.num_classes, int(labels.max()) + 1)
+        score = GenerativeScore(self._tree(features), classes, normalize=normalize, **settings)  # type: ignore[arg-type]
+        self.density = score.fit(features, labels).to(self.reference.device)
+        text = json.dumps(primitive(self.density.to_dict()), separators=(",", ":"))
+        self.blueprint = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.reference.device)
+        return self
+
+    def _tree(self, features: Tensor) -> GGT:
+        if self.threshold is not None:
+            # N independent pairs have a mutual information of about 1/(2N) nats; one in two thousand exceeds 6/N.
+            return learn_structure(
+                features,
+                test="gaussian" if self.kind == "gaussian" else "cmi",
+                threshold=max(self.threshold, 6.0 / len(features)),
+                bins=4,
+                s=self.s,
+                max_order=self.max_order,
+                seed=self.seed,
+                progress=self.progress,
+            )
+        if self._around.ggt is None:
+            raise RuntimeError(
+                "expected a learned tree to take for the generative score, got a head without one: give Generative a "
+                "threshold, so that it learns its own"
+            )
+        return self._around.ggt
+
+    def watch(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
+        """Add a validation batch to the reference of `combined`."""
+        if "energy" in scores:
+            self.moments.update(torch.stack([scores["generative"], scores["energy"]], dim=1))
+
+    def settle(self) -> None:
+        """Take mean and deviation of the validation epoch as the reference."""
+        if self.moments.update_called:
+            self.reference.copy_(self.moments.compute())
+            self.moments.reset()
+
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """The scores (B,)."""
+        assert self.density is not None
+        energy = passes.scores.get("energy")
+        found = self.density.scores(passes.features, None if energy is None else passes.predicted)
+        if energy is not None and bool(self.reference.isfinite().all()):
+            both = torch.stack([found["generative"], energy.to(found["generative"].dtype)], dim=1)
+            found["combined"] = ((both - self.reference[0]) / self.reference[1]).sum(dim=1)
+        return found
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Build the density that the weights belong to before they are loaded."""
+        stored = state_dict.get(f"{prefix}blueprint")
+        self.density = None
+        if stored is not None and len(stored):
+            data = json.loads(bytes(stored.tolist()).decode())
+            self.density = GenerativeScore.from_dict(data).to(self.reference.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class ScoreMoments(Metric):
+    """Mean and standard deviation of two scores over a validation epoch, of all processes."""
+
+    full_state_update = False
+    sums: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("sums", torch.zeros(2, 2, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, scores: Tensor) -> None:
+        """Add scores (B, 2)."""
+        scores = scores.double()
+        # Never in place, as in `brainet_pl.metrics`: a fit may follow a validation in inference mode.
+        self.sums = self.sums + torch.stack([scores.sum(dim=0), (scores**2).sum(dim=0)])
+        self.count = self.count + len(scores)
+
+    def compute(self) -> Tensor:
+        """(2, 2): means, then deviations, which are never 0."""
+        mean, square = self.sums / self.count
+        return torch.stack([mean, (square - mean**2).clamp_min(1e-12).sqrt()]).float()

@@ -1,0 +1,63 @@
+"""k nearest neighbours (Sun et al. 2022): how far an input's features are from those of the training data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from brainet_pl import checks
+from brainet_pl.passes import Passes
+from brainet_pl.scores.base import Score
+
+_ROOM = 2**25  # similarities held at a time, so that memory does not grow with the batch
+
+
+class KNN(Score):
+    """The squared distance to the k-th nearest training sample, all features brought to length 1: `knn`, from 0 to 4.
+
+    Args:
+        k: which neighbour; fewer training samples than that count as so many.
+        max_rows: training samples that are kept at the most, a random choice of them; they travel in the checkpoint.
+        seed: of that choice.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {"knn": ""}
+    bank: Tensor
+
+    def __init__(self, k: int = 50, max_rows: int = 50_000, seed: int = 0) -> None:
+        super().__init__()
+        checks.whole("k", k, 1)
+        checks.whole("max_rows", max_rows, 1)
+        self.k, self.max_rows, self.seed = k, max_rows, seed
+        self.register_buffer("bank", torch.empty(0, 0))
+
+    @torch.no_grad()
+    def fit(self, features: Tensor, labels: Tensor) -> KNN:
+        """Keep training features (N, d), at most `max_rows` of them."""
+        if len(features) > self.max_rows:
+            rows = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))[: self.max_rows]
+            features = features[rows.to(features.device)]
+        self.bank = F.normalize(features.to(self.bank.dtype), dim=1).to(self.bank.device)
+        return self
+
+    @torch.no_grad()
+    def distances(self, features: Tensor) -> Tensor:
+        """(B, d) → (B,) squared distance to the k-th neighbour: 2 - 2·(cosine of the angle)."""
+        if features.dim() != 2 or features.shape[1] != self.bank.shape[1]:
+            raise ValueError(
+                f"expected features of shape (batch, {self.bank.shape[1]}) as k-NN was fitted to, got "
+                f"{tuple(features.shape)}"
+            )
+        k, rows = min(self.k, len(self.bank)), max(1, _ROOM // max(1, len(self.bank)))
+        with torch.autocast(features.device.type, enabled=False):
+            unit = F.normalize(features.to(self.bank.dtype), dim=1)
+            parts = [(part @ self.bank.t()).topk(k, dim=1).values[:, -1] for part in unit.split(rows)]  # type: ignore[no-untyped-call]
+        return 2.0 - 2.0 * torch.cat(parts) if parts else features.new_zeros(0)
+
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """`knn` (B,)."""
+        return {"knn": self.distances(passes.features)}

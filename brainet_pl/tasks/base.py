@@ -1,0 +1,77 @@
+"""What a head is trained for. A task turns outputs of T passes into a loss, a prediction, metrics and scores.
+
+Heads and tasks are combined freely: a head gives `task.out_features` numbers for each sample, whatever they mean.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from brainet_pl.evaluation.metrics import Measure
+from brainet_pl.evaluation.passes import PassTrace
+from brainet_pl.parts import Part
+from brainet_pl.passes import Passes
+
+
+class Task(Part, nn.Module, ABC):
+    """The part that differs between kinds of targets; what it learns from data, such as a scale, are buffers.
+
+    Outputs are (B, O) or (M, B, O) while training and (T, B, O) with weights (T,) or None afterwards, O = out_features.
+
+    Attributes:
+        out_features: numbers that a head gives for each sample.
+        group: where its metrics are logged, as in `test/<group>/NLL`.
+        units: name → unit of each score that `scores` gives; a score is always higher for a less certain sample.
+    """
+
+    out_features: int
+    group: ClassVar[str]
+    units: ClassVar[Mapping[str, str]]
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether `prepare` waits for the training targets."""
+        return False
+
+    def prepare(self, targets: Tensor) -> None:
+        """See all training targets (N, …) once, before fitting."""
+
+    @abstractmethod
+    def check(self, target: Tensor) -> Tensor:
+        """Targets of a batch as the loss takes them, or an error that says what is wrong with them."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """A scalar; with outputs (M, B, O), the mean over members."""
+
+    @abstractmethod
+    def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
+        """(T, B, O) → the averaged prediction that `measures` take."""
+
+    @abstractmethod
+    def measures(self) -> list[Measure]:
+        """Fresh metrics of `predictive` and target."""
+
+    @abstractmethod
+    def scores(self, outputs: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """(T, B, O) → measures of uncertainty (B,), each higher for a less certain sample."""
+
+    @abstractmethod
+    def predict(self, passes: Passes, final: Tensor) -> dict[str, Tensor]:
+        """The answer for each sample in the user's terms, from the passes and their calibrated average `final`."""
+
+    @abstractmethod
+    def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """The averaged prediction and the target as columns (B,) of a record; `confidence` and `wrong` where there are."""
+
+    def trace(self, outputs: Tensor, weights: Tensor | None, target: Tensor | None) -> PassTrace | None:
+        """What another pass buys, from outputs (T, B, O); None where the task does not tell."""
+        return None
+
+    def classes(self, target: Tensor) -> tuple[Tensor, int]:
+        """Labels (N,) and their number, for scores that keep something for each class; one class where there are none."""
+        return target.new_zeros(len(target)).long(), 1

@@ -1,0 +1,117 @@
+"""Classification: one of C classes for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from brainet_pl import checks, uncertainty
+from brainet_pl.evaluation.metrics import Measure, classification_measures
+from brainet_pl.evaluation.passes import PassTrace, trace_passes
+from brainet_pl.losses import confidence_loss
+from brainet_pl.passes import Passes
+from brainet_pl.scores.predictive import PREDICTIVE_UNITS, predictive_scores
+from brainet_pl.tasks.base import Task
+
+
+class Classification(Task):
+    """C classes, from C logits; with the "confidence" loss one more output is the logit of a learned confidence.
+
+    Args:
+        num_classes: C.
+        loss: "cross_entropy", or "confidence" (DeVries & Taylor 2018), whose confidence becomes a further score.
+        label_smoothing: share of the label that either loss spreads over all classes.
+        confidence_budget: the mean -log confidence that the price of a hint is steered to.
+    """
+
+    group: ClassVar[str] = "cls"
+    units: ClassVar[Mapping[str, str]] = PREDICTIVE_UNITS | {"confidence": ""}
+    price: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        loss: Literal["cross_entropy", "confidence"] = "cross_entropy",
+        label_smoothing: float = 0.0,
+        confidence_budget: float = 0.3,
+    ) -> None:
+        super().__init__()
+        checks.whole("num_classes", num_classes, 2)
+        checks.one_of("loss of a classification", loss, ("cross_entropy", "confidence"))
+        checks.share("label_smoothing", label_smoothing)
+        checks.above_zero("confidence_budget", confidence_budget)
+        self.num_classes, self.label_smoothing, self.confidence_budget = num_classes, label_smoothing, confidence_budget
+        self.loss_name = loss
+        self.confidence = loss == "confidence"
+        self.out_features = num_classes + self.confidence
+        self.register_buffer("price", torch.tensor(0.1))
+
+    def check(self, target: Tensor) -> Tensor:
+        """Labels (B,) from 0 to C - 1."""
+        y = target.long()
+        if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
+            raise ValueError(
+                f"expected labels from 0 to {self.num_classes - 1}, got {int(y.min())} to {int(y.max())}: set "
+                "num_classes to the number of classes, or renumber the labels"
+            )
+        return y
+
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy, or the learned-confidence loss with its price steered towards the budget."""
+        if outputs.dim() == 3:
+            target = target.repeat(len(outputs))
+            outputs = outputs.flatten(0, 1)
+        if not self.confidence:
+            return F.cross_entropy(outputs, target, label_smoothing=self.label_smoothing)
+        hinted = torch.rand(len(target), device=outputs.device) < 0.5
+        logits, confidence = outputs[:, :-1], outputs[:, -1]
+        task, doubt = confidence_loss(logits, confidence, target, hinted, self.label_smoothing)
+        if self.training:  # a hint gets cheaper while the network is surer than the budget, and dearer otherwise
+            self.price *= torch.where(doubt.detach() < self.confidence_budget, 1 / 1.01, 1 / 0.99)
+        return task + self.price.clone() * doubt
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """(T, B, O) → (T, B, C)."""
+        return outputs[..., : self.num_classes].float().softmax(dim=-1)
+
+    def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
+        """(B, C) mean probabilities, before any scaling."""
+        return uncertainty.predictive(self.probabilities(outputs), weights)
+
+    def measures(self) -> list[Measure]:
+        """Accuracy, NLL, Brier, calibration errors, selective prediction."""
+        return classification_measures(self.num_classes)
+
+    def scores(self, outputs: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """The predictive scores, and `confidence` where one is learned."""
+        logits = outputs[..., : self.num_classes].float()
+        found = predictive_scores(self.probabilities(outputs), logits, weights)
+        if self.confidence:
+            found["confidence"] = 1.0 - uncertainty.predictive(outputs[..., -1].float().sigmoid(), weights)
+        return found
+
+    def predict(self, passes: Passes, final: Tensor) -> dict[str, Tensor]:
+        """`class` (B,) and `probabilities` (B, C)."""
+        return {"class": final.argmax(dim=-1), "probabilities": final}
+
+    def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """The answer, the label, the probability of the answer, and whether it is wrong."""
+        confidence, label = predicted.max(dim=-1)
+        return {"predicted": label, "label": target, "confidence": confidence, "wrong": (label != target).float()}
+
+    def trace(self, outputs: Tensor, weights: Tensor | None, target: Tensor | None) -> PassTrace | None:
+        """Metrics and scores of the mean of the first t passes."""
+        return trace_passes(self.probabilities(outputs), weights, target)
+
+    def classes(self, target: Tensor) -> tuple[Tensor, int]:
+        """The labels themselves."""
+        return self.check(target), self.num_classes
+
+    def settings(self) -> dict[str, Any]:
+        """As of any part; the argument `loss` is kept under another name, because the method has its own."""
+        names = ("num_classes", "label_smoothing", "confidence_budget")
+        return {name: getattr(self, name) for name in names} | {"loss": self.loss_name}

@@ -1,0 +1,113 @@
+"""Regression: one number for each sample, with its uncertainty, in its own units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from brainet_pl import checks, uncertainty
+from brainet_pl.evaluation.metrics import Measure, regression_measures
+from brainet_pl.losses import gaussian_nll
+from brainet_pl.passes import Passes
+from brainet_pl.tasks.base import Task
+
+
+class Regression(Task):
+    """A number, from two outputs: mean and raw variance of a Gaussian, in units of the standardised target.
+
+    The variance is softplus(raw) + `min_variance`. Mean m and scale s of the training targets are learned once, by
+    `prepare`, and are buffers: predictions, metrics and scores are in the units of the target, from a checkpoint alone.
+
+    Args:
+        min_variance: added to every variance, as a share of the variance of the training targets.
+    """
+
+    group: ClassVar[str] = "reg"
+    units: ClassVar[Mapping[str, str]] = {"std": "units of the target", "epistemic_std": "units of the target"}
+    center: Tensor
+    scale: Tensor
+    prepared: Tensor
+
+    def __init__(self, min_variance: float = 1e-6) -> None:
+        super().__init__()
+        checks.above_zero("min_variance", min_variance)
+        self.out_features, self.min_variance = 2, min_variance
+        self.register_buffer("center", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("prepared", torch.zeros((), dtype=torch.bool))
+
+    @property
+    def needs_targets(self) -> bool:
+        """True until the scale is known, from training targets or from a checkpoint."""
+        return not bool(self.prepared)
+
+    def prepare(self, targets: Tensor) -> None:
+        """Learn m and s; targets that are all the same keep a scale of 1."""
+        y = self.check(targets).double()
+        spread = y.std(correction=0)
+        self.center.copy_(y.mean())
+        self.scale.copy_(spread if spread > 1e-12 * (1 + y.abs().max()) else torch.ones_like(spread))
+        self.prepared.fill_(True)
+
+    def check(self, target: Tensor) -> Tensor:
+        """(B,) or (B, 1) finite numbers → (B,)."""
+        y = target.squeeze(1) if target.dim() == 2 and target.shape[1] == 1 else target
+        if y.dim() != 1:
+            raise ValueError(
+                f"expected one number as target of each sample, (B,) or (B, 1), got {tuple(target.shape)}: fit a model "
+                "for each column"
+            )
+        y = y if y.is_floating_point() else y.float()
+        bad = int((~y.isfinite()).sum())
+        if bad:
+            raise ValueError(
+                f"expected finite targets, got {bad} NaN or infinite of {len(y)}: drop these rows or mend them"
+            )
+        return y
+
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Gaussian negative log-likelihood of the standardised target; (M, B, 2) is the mean over members."""
+        mean, variance = self._moments(outputs)
+        return gaussian_nll(mean, variance, (target - self.center) / self.scale).mean()
+
+    def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """(…, 2) → mean and variance (…), standardised; in 32 bits at the least."""
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        return outputs[..., 0], F.softplus(outputs[..., 1]) + self.min_variance
+
+    def _parts(self, outputs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(T, B, 2) → mean, aleatoric and epistemic variance (B,), in the units of the target and their square."""
+        mean, aleatoric, epistemic = uncertainty.total_variance(*self._moments(outputs), weights)
+        return self.center + self.scale * mean, self.scale**2 * aleatoric, self.scale**2 * epistemic
+
+    def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
+        """(B, 2) mean and variance of the mixture of all passes: Var[y] = E_t[σ_t²] + Var_t[μ_t]."""
+        mean, aleatoric, epistemic = self._parts(outputs, weights)
+        return torch.stack([mean, aleatoric + epistemic], dim=1)
+
+    def measures(self) -> list[Measure]:
+        """RMSE, MAE, NLL, coverage and sharpness of intervals."""
+        return regression_measures()
+
+    def scores(self, outputs: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """Standard deviations: `std` of everything, `epistemic_std` of what the passes disagree about."""
+        _, aleatoric, epistemic = self._parts(outputs, weights)
+        return {"std": (aleatoric + epistemic).sqrt(), "epistemic_std": epistemic.sqrt()}
+
+    def predict(self, passes: Passes, final: Tensor) -> dict[str, Tensor]:
+        """Mean, and total, epistemic and aleatoric standard deviation (B,), in the units of the target."""
+        _, aleatoric, epistemic = self._parts(passes.outputs, passes.weights)
+        return {
+            "mean": final[:, 0],
+            "std": final[:, 1].sqrt(),
+            "epistemic_std": epistemic.sqrt(),
+            "aleatoric_std": aleatoric.sqrt(),
+        }
+
+    def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """The predicted mean and the target."""
+        return {"predicted": predicted[:, 0], "target": target}

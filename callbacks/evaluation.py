@@ -1,0 +1,285 @@
+"""Everything that a test leaves: metrics of unknown sets, scores of samples, figures, tables and the record itself."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from brainet_pl import checks
+from brainet_pl.callbacks.logging import define_summaries, file_name, log_figure, log_table, run_folder
+from brainet_pl.callbacks.sets import test_sets
+from brainet_pl.evaluation import summary
+from brainet_pl.evaluation.curves import SEPARATION
+from brainet_pl.evaluation.figures import readable
+from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, everyones, group_means
+from brainet_pl.features import Precomputed
+from brainet_pl.module import BRAINet
+
+LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
+MOST_UNCERTAIN = "test/most_uncertain"
+
+
+class Sample(NamedTuple):
+    """A doubtful test sample: its rank in doubt, number, table cells, and picture (H, W) or (H, W, 3) or None."""
+
+    doubt: float
+    number: int
+    cells: dict[str, Any]
+    picture: Any
+
+
+class Evaluation(Callback):
+    """Fills the record of a test, batch by batch, and tells everybody about it when the test is over.
+
+    - metrics `ood/<set>/<score>/<measure>` of every unknown set, and the means `near_mean` and `far_mean` of sets of a
+      kind;
+    - `scores.csv`: every sample's scores;
+    - figures `test/reliability`, `test/risk_coverage`, `test/passes`, `ood/<set>/histograms`, `ood/<set>/curves` and
+      `structure/tree`, and tables `test/most_uncertain` and `ood/table`, to every logger and as files;
+    - `record.json`, from which `brainet report` makes its page.
+
+    The known test set is the first loader; all others are unknown sets, by the names of the dictionary that
+    `test_dataloader` returns. What a task or a head does not have (calibration of a regression, passes of a single
+    network) is left out. A set without a sample ends the test with an error: it can't be skipped unnoticed.
+
+    Args:
+        figures: draw figures and write tables; false leaves metrics, the score file and the record.
+        score_file: write every sample's scores to this CSV file in the run's folder; "" writes none.
+        most_uncertain: rows of the table of doubtful samples; 0 makes none.
+        score: the score that ranks them and stands in the headline; null is the entropy, or the first there is.
+        image_shape: of inputs that are flattened images: [channels, height, width] or [height, width].
+    """
+
+    def __init__(
+        self,
+        figures: bool = True,
+        score_file: str = "scores.csv",
+        most_uncertain: int = 16,
+        score: str | None = None,
+        image_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        checks.whole("most_uncertain", most_uncertain, 0)
+        if image_shape is not None and len(image_shape) not in (2, 3):
+            raise ValueError(f"expected image_shape to be (C, H, W) or (H, W), got {tuple(image_shape)}")
+        if Path(score_file).name != score_file:
+            raise ValueError(f"expected score_file to be a name without folders, got {score_file!r}")
+        self.figures, self.score_file, self.most_uncertain, self.score = figures, score_file, most_uncertain, score
+        self.image_shape = None if image_shape is None else tuple(image_shape)
+        self.record: TestRecord | None = None
+        self._names: list[str] = []
+        self._seen: list[int] = []
+        self._doubtful: list[Sample] = []
+        self._found: dict[str, Measured] = {}
+
+    # -- collecting ---------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Say which value of a metric sums up a run."""
+        best = {}
+        for part in (getattr(pl_module, "val_metrics", {}), getattr(pl_module, "test_metrics", {})):
+            for name, metric in part.items():
+                if metric.higher_is_better is not None:
+                    best[name] = "max" if metric.higher_is_better else "min"
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            define_summaries(trainer, best)
+
+    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin a record; a wrong name is told before the work, not after it."""
+        sets = test_sets(trainer)
+        self._names, self._seen, self._doubtful, self._found = list(sets), [0] * len(sets), [], {}
+        units = pl_module.task.units | _units(pl_module) if isinstance(pl_module, BRAINet) else {}
+        self.record = TestRecord(sets, units)
+
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep a few numbers a sample."""
+        if not isinstance(outputs, SampleBatch) or not outputs.scores or self.record is None:
+            return
+        n = len(next(iter(outputs.scores.values())))
+        # Sample i of process r is the (i · processes + r)-th of its set: so DistributedSampler deals them.
+        numbers = (self._seen[dataloader_idx] + torch.arange(n)) * trainer.world_size + trainer.global_rank
+        self._seen[dataloader_idx] += n
+        self.record.add(self._names[dataloader_idx], numbers, outputs)
+        if dataloader_idx == 0 and self.figures and self.most_uncertain:
+            inputs = batch[0] if isinstance(batch, list | tuple) else batch
+            self._keep_doubtful(outputs, numbers, inputs.features if isinstance(inputs, Precomputed) else inputs)
+
+    def _keep_doubtful(self, batch: SampleBatch, numbers: Tensor, inputs: Any) -> None:
+        """Merge a batch into the k most uncertain samples so far."""
+        name = self.score if self.score in batch.scores else "entropy" if "entropy" in batch.scores else None
+        doubt = batch.scores[name or next(iter(batch.scores))].detach().float().cpu().nan_to_num(nan=math.inf)
+        cells = {k: v for k, v in batch.answers.items() if k not in ("wrong", "calibrated")} | batch.scores
+        for i in doubt.topk(min(self.most_uncertain, len(doubt))).indices.tolist():
+            row = {name: values[i].item() for name, values in cells.items()}
+            self._doubtful.append(Sample(float(doubt[i]), int(numbers[i]), row, inputs[i]))
+        # Only now, for the few that stay: pictures are made once.
+        self._doubtful = [
+            s._replace(picture=thumbnail(s.picture, self.image_shape)) if isinstance(s.picture, Tensor) else s
+            for s in _most_doubtful(self._doubtful, self.most_uncertain)
+        ]
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Bring the parts of all processes together, compare each set with the test set by every score, and log."""
+        if self.record is None:
+            return
+        record = self.record.gather()
+        doubtful = [sample for part in everyones(self._doubtful) for sample in part]
+        self._doubtful = _most_doubtful(doubtful, self.most_uncertain)
+        empty = [part.name for part in record.sets.values() if not len(part)]
+        if len(empty) == len(record.sets):
+            self.record = None
+            rank_zero_warn(
+                "nothing was recorded: expected test_step to return a brainet_pl.evaluation.record.SampleBatch, got "
+                "something else; only a BRAINet, or a module whose test_step does so, can be evaluated"
+            )
+            return
+        if empty:
+            raise RuntimeError(
+                f"expected samples of every set ({', '.join(record.sets)}), got none of {', '.join(empty)}: check its "
+                "loader, or leave the set out of test_dataloader"
+            )
+        for part in record.sets.values():
+            bad = sorted(set(part.scores) - set(part.rankable()))
+            if bad:
+                rank_zero_warn(f"not compared and not in the figures, because of NaN in {part.name}: {', '.join(bad)}")
+        found = record.separations()
+        self._found = found | group_means(found, list(record.unknown))
+        for name, scores in self._found.items():
+            for score, measures in scores.items():
+                for measure, value in measures.items():
+                    key = f"ood/{name}/{score}/{measure}"
+                    pl_module.log(key, float(value), rank_zero_only=True, add_dataloader_idx=False)
+        if trainer.is_global_zero:
+            best = {m: "max" if better == "higher" else "min" for m, better in SEPARATION.items() if better}
+            keys = [f"ood/{name}/{score}/" for name, scores in self._found.items() for score in scores]
+            define_summaries(trainer, {key + m: which for key in keys for m, which in best.items()})
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write and draw; after `on_test_epoch_end`, so that the metrics of all callbacks are there."""
+        record, self.record = self.record, None
+        if not trainer.is_global_zero or record is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        folder = run_folder(trainer)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.score_file:
+            write_scores(folder / self.score_file, record)
+        brainet = pl_module if isinstance(pl_module, BRAINet) else None
+        ggt = None if brainet is None else brainet.ggt
+        if ggt is not None:
+            (folder / "structure.json").write_text(ggt.to_json())
+        model = _facts(pl_module)
+        rows = summary.separation_rows(self._found)
+        score = summary.headline(record, self.score)
+        drawn, tables, files = {}, {}, {}
+        if self.figures:
+            label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
+            drawn = summary.pictures(record, self._found, label, ggt, model.get("temperature"))
+            tables = self._tables(score, rows)
+        for name, picture in drawn.items():
+            log_figure(trainer, name, picture.figure)
+            files[name] = f"{file_name(name)}.png"
+        for name, table in tables.items():
+            files |= log_table(trainer, name, table.columns, table.rows)
+        metrics = [getattr(pl_module, name, None) for name in ("test_metrics", "scaled_metrics")]
+        content = summary.to_json(
+            record,
+            model=model,
+            score=score,
+            metrics=summary.metric_entries(metrics, trainer.callback_metrics),
+            rows=rows,
+            drawn=drawn,
+            tables={name: table for name, table in tables.items() if name == MOST_UNCERTAIN},
+            files=files,
+        )
+        (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
+        rank_zero_info(f"figures and tables: {folder}; for a page of them: brainet report {folder}")
+
+    def _tables(self, score: str | None, rows: list[dict[str, Any]]) -> dict[str, summary.TableData]:
+        made = {}
+        if self._doubtful:
+            cells = list(self._doubtful[0].cells)
+            pictures = any(sample.picture is not None for sample in self._doubtful)
+            made[MOST_UNCERTAIN] = summary.TableData(
+                f"The {len(self._doubtful)} test samples of the highest {readable(str(score))}, the most uncertain first",
+                ["sample", *(["picture"] if pictures else []), *cells],
+                [
+                    [s.number, *([s.picture] if pictures else []), *(s.cells[name] for name in cells)]
+                    for s in self._doubtful
+                ],
+            )
+        if rows:
+            made["ood/table"] = summary.separation_table(rows)
+        return made
+
+
+def write_scores(path: Path, record: TestRecord) -> None:
+    """One row a sample: its set, its number in the set, its scores."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["set", "sample", *record.known.scores])
+        for part in record.sets.values():
+            columns = [part.scores[name].tolist() for name in record.known.scores if name in part.scores]
+            writer.writerows([part.name, *row] for row in zip(part.numbers.tolist(), *columns, strict=True))
+
+
+def thumbnail(x: Tensor, shape: tuple[int, ...] | None = None) -> Any:
+    """An input (C, H, W), or a vector with the shape of its image → uint8 (H, W) or (H, W, 3); else None.
+
+    Inputs are normalised in ways unknown here, so each picture is stretched from its own least to its largest value.
+    """
+    x = x.detach().float().cpu()
+    if shape is not None and x.dim() == 1:
+        if x.numel() != math.prod(shape):
+            raise ValueError(f"expected inputs of {math.prod(shape)} numbers for image_shape {shape}, got {x.numel()}")
+        x = x.view(shape)
+    x = x.unsqueeze(0) if x.dim() == 2 else x
+    if x.dim() != 3 or len(x) not in (1, 3):
+        return None
+    x = x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = x.min(), x.max()
+    pixels = ((x - low) / (high - low).clamp_min(1e-12) * 255.0).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    factor = max(1, -(-LEAST_SIDE // min(pixels.shape[:2])))
+    pixels = np.repeat(np.repeat(pixels, factor, axis=0), factor, axis=1)
+    return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+
+
+def _most_doubtful(samples: list[Sample], k: int) -> list[Sample]:
+    return sorted(samples, key=lambda sample: (-sample.doubt, sample.number))[:k]
+
+
+def _units(module: BRAINet) -> dict[str, str]:
+    return {name: unit for score in module.scores for name, unit in score.units.items()}
+
+
+def _facts(module: pl.LightningModule) -> dict[str, Any]:
+    """What the report says about the model in one line."""
+    facts: dict[str, Any] = {
+        "head": type(module).__name__,
+        "task": None,
+        "head_parameters": None,
+        "parameters": sum(p.numel() for p in module.parameters()),
+        "temperature": None,
+    }
+    if isinstance(module, BRAINet) and module.head is not None:
+        facts |= {"head": type(module.head_settings).__name__, "task": type(module.task).__name__}
+        facts |= {"head_parameters": module.head.num_params} | module.head.facts()
+    return facts

@@ -1,0 +1,54 @@
+"""The names of the sets of a test, from the loaders that a Trainer was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_info
+
+from brainet_pl.evaluation.record import Role
+
+KNOWN = "test"
+
+
+def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
+    """Name → role of every test loader, in their order; the first is the known test set.
+
+    Loaders are named by the dictionary that `test_dataloader` returned or `trainer.test(dataloaders=…)` was given. A
+    loader without a name gets one. The datamodule's attribute `near` names the unknown sets that resemble the training
+    data.
+    """
+    loaders: Any = trainer.test_dataloaders
+    if isinstance(loaders, Mapping):
+        names = [str(name) for name in loaders]
+        if KNOWN in names[1:]:
+            raise ValueError(
+                f"expected the known test set {KNOWN!r} as the first of the test loaders, got {', '.join(names)}: put "
+                "it first"
+            )
+    else:
+        count = len(loaders) if isinstance(loaders, list | tuple) else 1
+        names = [KNOWN, *(f"loader_{i}" for i in range(1, count))]
+        if count > 1:
+            rank_zero_info(
+                f"test loaders without names are called {', '.join(names)}: the first is the known set, the others are "
+                "taken as unknown; return a dictionary of loaders from test_dataloader to name them"
+            )
+    near = tuple(getattr(getattr(trainer, "datamodule", None), "near", ()))
+    check_near(names[1:], near)
+    return {name: "known" if i == 0 else "near" if name in near else "far" for i, name in enumerate(names)}
+
+
+test_sets.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest thinks of the name
+
+
+def check_near(names: list[str], near: tuple[str, ...]) -> None:
+    """Every name in `near` must be one of the unknown sets, unless none of them is evaluated."""
+    unknown = sorted(set(near) - set(names))
+    if unknown and names:
+        raise ValueError(
+            f"expected near to name unknown sets ({', '.join(names)}), got {', '.join(unknown)}: correct near, or add "
+            "the set"
+        )
