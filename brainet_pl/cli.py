@@ -18,8 +18,9 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import WandbLogger
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import configs, report
+from brainet_pl import configs
 from brainet_pl.callbacks import PredictionFile, StructureLearning
+from brainet_pl.evaluation import report
 from brainet_pl.module import STORED, BRAINet
 
 DESCRIPTION = (

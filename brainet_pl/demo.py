@@ -8,7 +8,7 @@ from pathlib import Path
 
 from brainet_pl.callbacks import log_figure
 from brainet_pl.cli import lightning
-from brainet_pl.report import write_report
+from brainet_pl.evaluation.report import write_report
 from brainet_pl.structure.draw import draw_network
 
 
