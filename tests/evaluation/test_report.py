@@ -204,6 +204,8 @@ def test_sections_come_in_order_with_their_figures(run):
     assert "Unknown inputs are the positive class." in section(text, "unknown")
     assert 'class="wide"' in section(text, "structure")
     assert 'class="wide"' not in section(text, "test")
+    assert "<details open>" in section(text, "structure")
+    assert "<details>" in section(text, "configuration")
 
 
 def cards(text):
@@ -229,11 +231,16 @@ def test_names_units_and_directions_are_those_of_the_record(tmp_path):
         metric("test/reg/RMSE", 2.5, "Root of the mean square", "target", "lower"),
         metric("test/reg/NLL", None, "NLL", "nats", "lower"),
     ]
-    record["headline_score"] = None
+    record["separation"].append(row("test", "entropy", 0.5))  # a known set is no headline, whatever it is called
+    record["separation_measures"][0]["better"] = None
+    record["sets"].pop()
     assert cards(page_with(tmp_path, record)) == {
         "Hits": ("0.5000", ""),
         "Root of the mean square": ("2.5000", "in units of the target, lower is better"),
+        "Unknown: held out": ("93.10 %", "AUROC by entropy"),
     }
+    record["headline_score"] = None
+    assert len(cards(page_with(tmp_path, record))) == 2
 
 
 def test_the_best_of_each_set_is_bold(run):
