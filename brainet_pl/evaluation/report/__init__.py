@@ -1,0 +1,66 @@
+"""`brainet report RUN_DIR`: one self-contained HTML page of a run, from the files in its folder.
+
+`read` turns the folder into typed values, `view` decides what is shown and in which words, and the template
+`page.html.j2` says how it is marked up. The page has no scripts and asks for nothing from a network, which its content
+security policy also forbids. Pictures are data URIs. Everything that comes from a file is escaped by the template.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from brainet_pl.evaluation.report.read import Run, read_run
+from brainet_pl.evaluation.report.view import page_of
+
+__all__ = ["main", "read_run", "render", "write_report"]
+
+HERE = Path(__file__).parent
+
+
+def render(run: Run) -> str:
+    """The HTML text of a run's page."""
+    templates = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,  # always: the usual choice by file name would miss `.j2`
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = (HERE / "style.css").read_text(encoding="utf-8")
+    return templates.get_template("page.html.j2").render(page=page_of(run), style=style)
+
+
+def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the page of a run.
+
+    Args:
+        folder: The folder of the run, with `record.json`, `metrics.csv` or `config.yaml` in it.
+        out: The file to write; None is `report.html` in the run's folder. Missing parent folders are made.
+
+    Returns:
+        The file that was written.
+    """
+    run = read_run(folder)
+    path = run.folder / "report.html" if out is None else Path(out)
+    if path.is_dir():
+        raise IsADirectoryError(f"expected a file to write to, got the folder {path}: give --out FILE")
+    page = render(run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8", errors="replace")  # JSON can hold half a character, UTF-8 cannot
+    return path
+
+
+def main(args: Sequence[str]) -> None:
+    """`brainet report RUN_DIR [--out FILE]`."""
+    parser = argparse.ArgumentParser("brainet report", description="Write one self-contained HTML page of a run.")
+    parser.add_argument("run_dir", help="the folder of a run: the one with metrics.csv or record.json")
+    parser.add_argument("--out", help="the file to write; report.html in the run's folder if not given")
+    words = parser.parse_args(args)
+    try:
+        print(f"report: {write_report(words.run_dir, words.out)}")
+    except (OSError, ValueError) as error:
+        parser.error(str(error))

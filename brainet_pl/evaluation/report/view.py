@@ -1,0 +1,402 @@
+"""Decide what the page of a run shows, in which order and in which words; the template only marks it up.
+
+Every function here takes typed values and returns plain text, never HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure as Drawing
+
+from brainet_pl.evaluation.report.read import CellValue, Listed, Measure, Metric, Record, Run, Thumbnail, inside
+from brainet_pl.figures import readable, training_curves
+from brainet_pl.structure import GGT
+
+# Which numbers are headlines, in this order. Names, units and directions are those of the record; the ones here stand
+# in for a run that was only fitted, which has no record.
+CARDS = (
+    Metric("cls/Acc", None, "Accuracy", "share", "higher"),
+    Metric("reg/RMSE", None, "RMSE", "target", "lower"),
+    Metric("reg/NLL", None, "NLL", "nats", "lower"),
+    Metric("cls/NLL", None, "NLL", "nats", "lower"),
+    Metric("cal/ECE", None, "Calibration error (ECE)", "share", "lower"),
+    Metric("sc/AURC", None, "Risk–coverage area (AURC)", "share", "lower"),
+)
+ECE, SCALED_ECE = "test/cal/ECE", "test/scaled/cal/ECE"  # before and after temperature scaling
+UNIT_NOTES = {"share": "", "nats": "nats", "": "", "target": "in units of the target"}
+ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
+CURVES = ("train/loss", "val/cls/NLL", "val/cls/Acc", "val/cal/ECE", "val/reg/RMSE", "val/reg/NLL")
+CAPTIONS: dict[str, dict[str, str]] = {  # by the group of a figure, then by the last part of its name
+    "test": {
+        "reliability": "Is the confidence right? On the dotted line it is; below it the model is too sure. Vertical "
+        "lines are 95 % intervals; the bars count samples.",
+        "risk_coverage": "What refusing to answer buys: the error rate when only the most certain share is answered.",
+        "passes": "What another pass buys: metrics of the mean of the first passes, in the order they were drawn.",
+    },
+    "ood": {
+        "histograms": "Each score on the test set (filled) and on the unknown set (hatched). Values beyond an axis are "
+        "in its end bins.",
+        "curves": "Unknown inputs are the positive class. Dotted: a score that knows nothing.",
+    },
+    "structure": {
+        "tree": "The learned tree: each row splits sets of features by tests of the next order.",
+        "network": "One sub-network: inputs at the bottom, each dense layer above what it reads.",
+    },
+    "others": {},
+}
+UNLISTED = {  # figures drawn outside a test, which no record lists: file → name, group
+    "structure_tree.png": ("structure/tree", "structure"),
+    "structure_network.png": ("structure/network", "structure"),
+}
+DOUBTFUL = "test/most_uncertain"
+NONE = "–"
+
+
+class Card(NamedTuple):
+    """A headline: a name, its number, and what to know about it."""
+
+    name: str
+    value: str
+    note: str
+
+
+class Picture(NamedTuple):
+    """A PNG as a data URI, its size in pixels, and what it shows."""
+
+    source: str
+    width: int
+    height: int
+    alt: str
+
+
+class Figure(NamedTuple):
+    """A picture with a caption; a wide one is too fine for a phone's width and is moved there under the finger."""
+
+    picture: Picture
+    caption: str
+    wide: bool
+
+
+class Figures(NamedTuple):
+    """Figures in columns."""
+
+    figures: list[Figure]
+    kind: str = "figures"
+
+
+class Cell(NamedTuple):
+    """A cell of a table: a text or a picture; the best of its kind, or a wrong answer."""
+
+    text: str
+    picture: Picture | None = None
+    best: bool = False
+    wrong: bool = False
+
+
+class Table(NamedTuple):
+    """Rows of cells; the first `texts` columns are left-aligned, the first heads its row."""
+
+    caption: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    texts: int = 1
+    kind: str = "table"
+
+
+class Text(NamedTuple):
+    """A text to fold away."""
+
+    title: str
+    text: str
+    unfolded: bool
+    kind: str = "text"
+
+
+Block = Figures | Table | Text
+
+
+class Section(NamedTuple):
+    """A part of the page under a heading; without blocks it is left out."""
+
+    key: str
+    title: str
+    blocks: list[Block]
+
+
+class Page(NamedTuple):
+    """Everything that the template shows."""
+
+    title: str
+    subtitle: str
+    cards: list[Card]
+    sections: list[Section]
+
+
+def page_of(run: Run) -> Page:
+    """A run → its page."""
+    record, figures = run.record, figures_of(run)
+    doubtful = [table for table in record.tables if table.name == DOUBTFUL] if record else []
+    tables = [table for table in record.tables if table.name != DOUBTFUL] if record else []
+    temperature = record.model.temperature if record else None
+    sections = [
+        Section("test", "Calibration and certainty", _grid(figures["test"])),
+        Section("unknown", "Inputs unlike the training data", [*_separation(record), *_grid(figures["ood"])]),
+        Section("doubtful", "Most uncertain samples", _tables(run.folder, doubtful)),
+        Section("structure", "Structure", [*_grid(figures["structure"]), *_structure(run.ggt, temperature)]),
+        Section("training", "Training", _training(run)),
+        Section("others", "Other figures", _grid(figures["others"])),
+        Section("tables", "Other tables", _tables(run.folder, tables)),
+        Section("metrics", "All metrics", _all_metrics(run)),
+        Section("configuration", "Configuration", [Text("config.yaml", run.config, False)] if run.config else []),
+    ]
+    return Page(
+        title=" / ".join(run.folder.resolve().parts[-2:]),
+        subtitle=subtitle(record),
+        cards=[*_metric_cards(run), *_separation_cards(record)],
+        sections=[section for section in sections if section.blocks],
+    )
+
+
+# -- numbers and pictures -------------------------------------------------------------------------------------------
+
+
+def number(value: float | None) -> str:
+    """Four decimals, or four digits of very small and large values; counts with thousands separators."""
+    if value is None:
+        return NONE
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+    return f"{int(value):,}" if abs(value) < 1e15 else f"{value:.4g}"
+
+
+def share(value: float) -> str:
+    """A share of 1 as a percentage."""
+    return f"{100 * value:.2f} %"
+
+
+def picture(data: bytes, alt: str) -> Picture:
+    """The bytes of a PNG → a picture that needs no file."""
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
+        raise ValueError(f"expected a PNG for {alt!r}, got another format: make the figures again")
+    width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
+    return Picture("data:image/png;base64," + base64.b64encode(data).decode("ascii"), width, height, alt)
+
+
+def _drawn(figure: Drawing, alt: str) -> Picture:
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=150)
+    return picture(data.getvalue(), alt)
+
+
+# -- the head of the page -------------------------------------------------------------------------------------------
+
+
+def subtitle(record: Record | None) -> str:
+    """One line about the model, the sets and the time of the test."""
+    if record is None:
+        return "not tested yet, there is no record.json: numbers are the last ones in metrics.csv"
+    model = record.model
+    parts = [f"{model.head} head, {model.task}"]
+    if model.head_parameters:
+        parts.append(f"{model.head_parameters:,} parameters in the head")
+    if model.passes and model.passes > 1:
+        parts.append(f"{model.passes:,} passes")
+    for part in record.sets:
+        name = "test set" if part.name == "test" else readable(part.name)
+        parts.append(f"{name}: n\u00a0=\u00a0{part.samples:,}")
+    if record.created:
+        parts.append(f"tested {record.created.replace('T', ' ').replace('+00:00', ' UTC')}")
+    return "\u00a0· ".join(parts)  # a line never begins with the dot
+
+
+def metrics_of(run: Run) -> dict[str, Metric]:
+    """Every number by its key: as the record has it, or where that has none the last one in the history."""
+    about = {f"{stage}/{card.key}": card for stage in ("val", "test") for card in CARDS}
+    found = {}
+    for key, (_, values) in run.history.items():
+        known = about.get(key, Metric(key, None, key, "", None))
+        found[key] = known._replace(key=key, value=values[-1])
+    return found | {metric.key: metric for metric in (run.record.metrics if run.record else [])}
+
+
+def _metric_cards(run: Run) -> list[Card]:
+    found = metrics_of(run)
+    stage = "test" if any(key.startswith("test/") for key in found) else "val"
+    cards = []
+    for key in (f"{stage}/{card.key}" for card in CARDS):
+        if key in found:
+            scaled = found.get(SCALED_ECE) if key == ECE else None
+            cards.append(metric_card(found[key], scaled.value if scaled else None))
+    return [card for card in cards if card]
+
+
+def metric_card(metric: Metric, scaled: float | None = None) -> Card | None:
+    """The card of a number, with the same number after scaling; None if it has no value."""
+    if metric.value is None:
+        return None
+    show = share if metric.unit == "share" else number
+    direction = f"{metric.better} is better" if metric.better else ""
+    note = ", ".join(filter(None, (UNIT_NOTES[metric.unit], direction)))
+    after = f"{show(scaled)} after scaling" if scaled is not None else ""
+    return Card(metric.title, show(metric.value), "; ".join(filter(None, (note, after))))
+
+
+def _separation_cards(record: Record | None) -> list[Card]:
+    """The AUROC of each unknown set by the score that stands for the model."""
+    if record is None:
+        return []
+    better = {measure.name: measure.better for measure in record.measures}
+    found = {row.set: row.values.get("AUROC") for row in record.separation if row.score == record.headline_score}
+    note = f"AUROC by {readable(record.headline_score or '')}"
+    note += f", {better['AUROC']} is better" if better.get("AUROC") else ""
+    values = [(part.name, found.get(part.name)) for part in record.sets if part.role != "known"]
+    return [Card(f"Unknown: {readable(name)}", share(value), note) for name, value in values if value is not None]
+
+
+# -- the sections ---------------------------------------------------------------------------------------------------
+
+
+def figures_of(run: Run) -> dict[str, list[Figure]]:
+    """The figures of each group, in the order of the record; those in the folder that it does not list come last."""
+    folder = run.folder / "figures"
+    listed = [(part.file, part.name, part.alt, part.group) for part in run.record.figures] if run.record else []
+    seen = {file for file, *_ in listed}
+    for path in sorted(folder.glob("*.png")):
+        if path.name not in seen:
+            name, group = UNLISTED.get(path.name, (path.stem, "others"))
+            listed.append((path.name, name, "", group))
+    groups: dict[str, list[Figure]] = {"test": [], "ood": [], "structure": [], "others": []}
+    for file, name, alt, group in listed:
+        found = inside(folder, file)
+        if found:
+            shown = readable(name.replace("/", " "))
+            caption = CAPTIONS[group].get(name.rpartition("/")[2], shown)
+            image = picture(found.read_bytes(), alt or f"Figure: {shown}")
+            groups[group].append(Figure(image, caption, wide=group == "structure"))
+    return groups
+
+
+def _grid(figures: list[Figure]) -> list[Block]:
+    return [Figures(figures)] if figures else []
+
+
+def best_values(record: Record) -> dict[tuple[str, str], float]:
+    """(set, measure) → the best value of any score; counts have no best, and what is not a number never is one."""
+    best: dict[tuple[str, str], float] = {}
+    for measure in record.measures:
+        if measure.better:
+            pick = min if measure.better == "lower" else max
+            for row in record.separation:
+                value, key = row.values[measure.name], (row.set, measure.name)
+                if value is not None and not math.isnan(value):
+                    best[key] = pick(best.get(key, value), value)
+    return best
+
+
+def _separation(record: Record | None) -> list[Block]:
+    if record is None or not record.separation:
+        return []
+    best = best_values(record)
+
+    def cell(set_name: str, measure: Measure, value: float | None) -> Cell:
+        if value is None or measure.better is None:
+            return Cell("" if value is None else number(value))
+        return Cell(f"{value:.3f}", best=value == best.get((set_name, measure.name)))
+
+    columns = ["set", "score", *(measure.name + ARROWS[measure.better] for measure in record.measures)]
+    rows = [
+        [
+            Cell(readable(row.set)),
+            Cell(readable(row.score)),
+            *(cell(row.set, measure, row.values[measure.name]) for measure in record.measures),
+        ]
+        for row in record.separation
+    ]
+    caption = (
+        "How well each score tells each set from the test set; unknown inputs are the positive class. "
+        "Bold: the best of a set"
+    )
+    return [Table(caption, _readable(columns), rows, texts=2)]
+
+
+def _readable(names: Iterable[str]) -> list[str]:
+    return [readable(name) for name in names]
+
+
+def _tables(folder: Path, tables: Sequence[Listed]) -> list[Block]:
+    """Tables as the test wrote them; where both are there, a prediction unlike its label is marked."""
+    shown: list[Block] = []
+    for table in tables:
+        if table.rows:
+            answered = {"predicted", "label"} <= set(table.columns)
+            caption = f"{table.caption}. ✗ marks a wrong prediction." if answered else f"{table.caption}."
+            rows = [_row(folder / "tables", table.columns, row) for row in table.rows]
+            shown.append(Table(caption, _readable(table.columns), rows))
+    return shown
+
+
+def _row(folder: Path, columns: list[str], row: list[CellValue]) -> list[Cell]:
+    named = dict(zip(columns, row, strict=True))
+    wrong = named.get("label") not in (None, named.get("predicted"))
+    alt = f"input of sample {_plain(named['sample'])}" if "sample" in named else "input of this row"
+    cells = []
+    for column, value in zip(columns, row, strict=True):
+        if isinstance(value, Thumbnail):
+            path = inside(folder, value.file)
+            cells.append(Cell("", picture=picture(path.read_bytes(), alt) if path else None))
+        else:
+            cells.append(Cell(_plain(value), wrong=wrong and column == "predicted"))
+    return cells
+
+
+def _plain(value: CellValue) -> str:
+    """A cell in words; numbers in the common format."""
+    if value is None or isinstance(value, Thumbnail):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else number(value)
+
+
+def _structure(ggt: GGT | None, temperature: float | None) -> list[Block]:
+    if ggt is None:
+        return []
+    facts = {
+        "variables": number(ggt.num_variables),
+        "training rows": number(ggt.num_rows),
+        "sub-networks": _count(ggt.num_subnetworks),
+        "unique structures": _count(ggt.num_unique_structures),
+        "depth": str(ggt.depth),
+        "temperature": f"{ggt.auto_temperature if temperature is None else temperature:.4g}",
+        "perplexity of the posterior": f"{ggt.perplexity(temperature):.4g}",
+        "fingerprint": ggt.fingerprint,
+    }
+    table = Table("The learned structure", ["property", "value"], [[Cell(k), Cell(v)] for k, v in facts.items()])
+    return [table, Text("The top of the tree", ggt.summary(temperature), True)]
+
+
+def _count(count: int) -> str:
+    return f"{count:,}" if count < 10**7 else f"about 10^{len(str(count)) - 1}"
+
+
+def _training(run: Run) -> list[Block]:
+    series = {name: run.history[name] for name in CURVES if len(run.history.get(name, ([], []))[1]) > 1}
+    if not series:
+        return []
+    ends = ", ".join(f"{name} from {y[0]:.4g} to {y[-1]:.4g}" for name, (_, y) in series.items())
+    return [Figures([Figure(_drawn(training_curves(series), f"Training curves: {ends}"), "While fitting.", False)])]
+
+
+def _all_metrics(run: Run) -> list[Block]:
+    """The last value of every metric; those of the test as the record has them."""
+    found = metrics_of(run)
+    if run.record and run.record.separation:  # the loggers have these under a key each; the page has a table of them
+        found = {key: metric for key, metric in found.items() if not key.startswith("ood/")}
+    rows = [[Cell(key), Cell(number(found[key].value))] for key in sorted(found)]
+    return [Table("The last value of every metric", ["metric", "value"], rows)] if rows else []

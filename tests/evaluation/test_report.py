@@ -1,0 +1,669 @@
+"""The page of a run: what it says, and how a real headless browser shows it."""
+
+import base64
+import copy
+import html.parser
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from brainet_pl.cli import main
+from brainet_pl.evaluation.report import HERE, read_run, render, write_report
+from brainet_pl.structure import learn_structure
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+FIGURES = {
+    "test/reliability": "test",
+    "test/risk_coverage": "test",
+    "test/passes": "test",
+    "ood/held_out/histograms": "ood",
+    "ood/held_out/curves": "ood",
+    "structure/tree": "structure",
+}
+MEASURES = ("AUROC", "AUPR_out", "AUPR_in", "FPR95", "DetErr", "n_id", "n_ood")
+CHOICES = {"role", "unit", "better", "group"}  # keys of the record whose texts are words of its format
+EVIL = "<script>alert(1)</script>\"'&"
+
+
+def row(name, score, *values):
+    return {"set": name, "score": score, **dict(zip(MEASURES, values, strict=False))}
+
+
+def metric(key, value, title, unit, better):
+    return {"key": key, "value": value, "title": title, "unit": unit, "better": better}
+
+
+def a_record():
+    """What a test of a small classifier leaves, written by hand."""
+    samples = [(17, 3, 5, 0.41, 1.25), (4, 2, 2, 0.44, 1.125), (1234, 7, 1, 0.5, 1.0), (8, 1, 1, 0.52, 0.875)]
+    better = {"FPR95": "lower", "DetErr": "lower", "n_id": None, "n_ood": None}
+    return {
+        "format": 2,
+        "created": "2026-01-01T00:00:00+00:00",
+        "model": {
+            "head": "Tree", "task": "Classification", "inference": "stochastic", "head_parameters": 8000,
+            "parameters": 9000, "passes": 15, "temperature": 123.4,
+        },
+        "headline_score": "entropy",
+        "sets": [
+            {"name": "test", "samples": 1433, "role": "known"},
+            {"name": "held_out", "samples": 354, "role": "near"},
+            {"name": "svhn", "samples": 100, "role": "far"},
+        ],
+        "metrics": [
+            metric("test/cls/Acc", 0.98127, "Accuracy", "share", "higher"),
+            metric("test/cls/NLL", 0.0567, "NLL", "nats", "lower"),
+            metric("test/cls/Brier", None, "Brier score", "", "lower"),
+            metric("test/cal/ECE", 0.1281, "Calibration error", "share", "lower"),
+            metric("test/scaled/cal/ECE", 0.0237, "Calibration error", "share", "lower"),
+            metric("test/sc/AURC", 0.0021, "Risk–coverage area", "share", "lower"),
+        ],
+        "separation": [
+            row("held_out", "entropy", 0.931, 0.811, 0.821, 0.301, 0.141, 1433, 354),
+            row("held_out", "energy", 0.911, 0.841, 0.801, 0.251, 0.151, 1433, 354),
+            row("held_out", "max_softmax", 0.921, 0.801, 0.831, 0.401, 0.131, 1433, 354),
+            row("svhn", "entropy", 0.711, 0.611, 0.621, 0.701, 0.341, 1433, 100),
+            row("svhn", "energy", 0.741, None, 0.641, 0.651, 0.321, 1433, 100),
+            row("near_mean", "entropy", 0.931, 0.811, 0.821, 0.301, 0.141),
+        ],
+        "separation_measures": [{"name": name, "better": better.get(name, "higher")} for name in MEASURES],
+        "figures": [
+            {"name": name, "file": name.replace("/", "_") + ".png", "alt": f"What {name} shows", "group": group}
+            for name, group in FIGURES.items()
+        ],
+        "tables": [
+            {
+                "name": "test/most_uncertain",
+                "caption": "The 4 test samples of the highest entropy, the most uncertain first",
+                "columns": ["sample", "picture", "predicted", "label", "probability", "entropy"],
+                "rows": [
+                    [number, {"picture": f"test_most_uncertain/{i}_1.png"}, *rest]
+                    for i, (number, *rest) in enumerate(samples)
+                ],
+            }
+        ],
+    }  # fmt: skip
+
+
+def png(path, size=(3.0, 2.0), seed=0):
+    """A small picture, unlike those of other seeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=size)
+    figure.subplots().imshow(np.random.default_rng(seed).random((8, 8)))
+    figure.savefig(path, dpi=60)
+
+
+def write_fit(folder):
+    """Write what `brainet fit` leaves."""
+    folder.mkdir(parents=True, exist_ok=True)
+    header = "epoch,step,train/loss,val/cls/Acc,val/cls/NLL,val/cal/ECE"
+    rows = ((f"{2 / (i + 1)},,," if i % 2 else f",0.{50 + i},1.{50 - i},0.0{9 - i}") for i in range(8))
+    lines = [f"{i},{10 * i},{cells}" for i, cells in enumerate(rows)]
+    (folder / "metrics.csv").write_text("\n".join([header, *lines]) + "\n")
+    (folder / "config.yaml").write_text("seed_everything: 0\nmodel:\n  head: tree\n")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    x = np.c_[x, x @ rng.normal(size=(3, 3)) + 0.3 * rng.normal(size=(200, 3))]
+    (folder / "structure.json").write_text(learn_structure(x, threshold=0.05).to_json())
+
+
+def write_test(folder, record):
+    """Write what `brainet test` leaves, with these findings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, figure in enumerate(record["figures"]):
+        png(folder / "figures" / figure["file"], seed=i)
+    for i in range(4):
+        png(folder / "tables" / "test_most_uncertain" / f"{i}_1.png", (1, 1), seed=100 + i)
+    (folder / "record.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run that was fitted and tested; nobody writes into it but its report."""
+    folder = tmp_path_factory.mktemp("digits") / "version_0"
+    write_fit(folder)
+    return write_test(folder, a_record())
+
+
+def page_with(folder, record):
+    """The page of a run with only this record.json, without pictures."""
+    (folder / "record.json").write_text(json.dumps(record))
+    return render(read_run(folder))
+
+
+def section(text, key):
+    return re.search(rf'<section id="{key}".*?</section>', text, re.S).group()
+
+
+class Page(html.parser.HTMLParser):
+    """Tags with attributes, and whether every tag that was opened is closed."""
+
+    EMPTY = ("meta", "link", "img", "br")
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open = [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def all(self, name):
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def test_the_page_holds_every_figure_and_number(run, capsys):
+    main(["report", str(run)])
+    path = run / "report.html"
+    assert str(path) in capsys.readouterr().out
+    text = path.read_text()
+    page, stored = Page(text), a_record()
+    sources = [image["src"] for image in page.all("img")]
+    for figure in stored["figures"]:
+        data = (run / "figures" / figure["file"]).read_bytes()
+        assert "data:image/png;base64," + base64.b64encode(data).decode() in sources
+        assert any(image["alt"] == figure["alt"] for image in page.all("img"))
+    assert len(sources) == len(FIGURES) + 4 + 1  # figures, thumbnails, training curves
+    for shown in ("Tree head, Classification", "8,000 parameters in the head", "15 passes", "2026-01-01 00:00:00 UTC"):
+        assert shown in text
+    assert "test set: n\u00a0=\u00a01,433" in text
+    assert "held out: n\u00a0=\u00a0354" in text
+    assert read_run(run).ggt.fingerprint in text
+    assert "123.4" in section(text, "structure")
+    assert "head: tree" in section(text, "configuration")
+    for entry in stored["metrics"]:
+        assert entry["key"] in section(text, "metrics")
+    assert "0.9813</td>" in section(text, "metrics")
+    assert "train/loss" in section(text, "metrics")
+
+
+def test_sections_come_in_order_with_their_figures(run):
+    text = render(read_run(run))
+    keys = [tag["id"] for tag in Page(text).all("section")]
+    assert keys == ["test", "unknown", "doubtful", "structure", "training", "metrics", "configuration"]
+    for name, group in FIGURES.items():
+        assert f'alt="What {name} shows"' in section(text, {"ood": "unknown"}.get(group, group))
+    assert section(text, "test").count("<figcaption>") == 3
+    assert "Is the confidence right?" in section(text, "test")
+    assert "Unknown inputs are the positive class." in section(text, "unknown")
+    assert 'class="wide"' in section(text, "structure")
+    assert 'class="wide"' not in section(text, "test")
+    assert "<details open>" in section(text, "structure")
+    assert "<details>" in section(text, "configuration")
+
+
+def cards(text):
+    found = re.findall(r"<dt>(.*?)</dt><dd><b>(.*?)</b><small>(.*?)</small>", text)
+    return {name: (value, note) for name, value, note in found}
+
+
+def test_headlines_are_those_of_the_record(run):
+    assert cards(render(read_run(run))) == {
+        "Accuracy": ("98.13 %", "higher is better"),
+        "NLL": ("0.0567", "nats, lower is better"),
+        "Calibration error": ("12.81 %", "lower is better; 2.37 % after scaling"),
+        "Risk–coverage area": ("0.21 %", "lower is better"),
+        "Unknown: held out": ("93.10 %", "AUROC by entropy, higher is better"),
+        "Unknown: svhn": ("71.10 %", "AUROC by entropy, higher is better"),
+    }
+
+
+def test_names_units_and_directions_are_those_of_the_record(tmp_path):
+    record = a_record()
+    record["metrics"] = [
+        metric("test/cls/Acc", 0.5, "Hits", "", None),
+        metric("test/reg/RMSE", 2.5, "Root of the mean square", "target", "lower"),
+        metric("test/reg/NLL", None, "NLL", "nats", "lower"),
+    ]
+    record["separation"].append(row("test", "entropy", 0.5))  # a known set is no headline, whatever it is called
+    record["separation_measures"][0]["better"] = None
+    record["sets"].pop()
+    assert cards(page_with(tmp_path, record)) == {
+        "Hits": ("0.5000", ""),
+        "Root of the mean square": ("2.5000", "in units of the target, lower is better"),
+        "Unknown: held out": ("93.10 %", "AUROC by entropy"),
+    }
+    record["headline_score"] = None
+    assert len(cards(page_with(tmp_path, record))) == 2
+
+
+def test_the_best_of_each_set_is_bold(run):
+    shown = section(render(read_run(run)), "unknown")
+    rows = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", line, re.S) for line in re.findall(r"<tr>(.*?)</tr>", shown, re.S)]
+    heads = ["set", "score", "AUROC ↑", "AUPR out ↑", "AUPR in ↑", "FPR95 ↓", "DetErr ↓", "n id", "n ood"]
+    assert rows[0] == heads
+    bold = [
+        (*cells[:2], *(heads[j].split(" ↓")[0].split(" ↑")[0] for j in range(2, 9) if "<strong>" in cells[j]))
+        for cells in rows[1:]
+    ]
+    assert bold == [
+        ("held out", "entropy", "AUROC"),
+        ("held out", "energy", "AUPR out", "FPR95"),  # the lowest false positive rate, 0.251
+        ("held out", "max softmax", "AUPR in", "DetErr"),
+        ("svhn", "entropy", "AUPR out"),
+        ("svhn", "energy", "AUROC", "AUPR in", "FPR95", "DetErr"),
+        ("near mean", "entropy", "AUROC", "AUPR out", "AUPR in", "FPR95", "DetErr"),
+    ]
+    assert rows[2][5] == "<strong>0.251</strong>"
+    assert rows[2][7:] == ["1,433", "354"]
+    assert rows[6][7:] == ["", ""]  # the mean over sets counts no samples
+
+
+def test_what_is_not_a_number_is_never_the_best(tmp_path):
+    record = a_record()
+    record["separation"] = [row("svhn", name, 0.5, 0.5, 0.5, value) for name, value in [("a", math.nan), ("b", 0.3)]]
+    assert re.findall(r"<strong>(0.3.*?|nan)<", page_with(tmp_path, record)) == ["0.300"]
+    record["separation"].reverse()
+    assert re.findall(r"<strong>(0.3.*?|nan)<", page_with(tmp_path, record)) == ["0.300"]
+
+
+def test_doubtful_samples_and_their_wrong_predictions(run):
+    shown = section(render(read_run(run)), "doubtful")
+    assert re.findall(r'<span class="wrong">(.*?)</span>', shown) == ["3 ✗", "7 ✗"]
+    assert "✗ marks a wrong prediction." in shown
+    assert re.findall(r'<th scope="row">(.*?)</th>', shown) == ["17", "4", "1,234", "8"]
+    assert 'alt="input of sample 17"' in shown
+
+
+def test_a_regression_has_no_wrong_predictions(tmp_path):
+    record = a_record()
+    record["model"] |= {"task": "Regression", "passes": 3, "temperature": None}
+    table = {"name": "test/most_uncertain", "caption": "Doubtful", "columns": ["sample", "predicted", "target"]}
+    record["tables"] = [table | {"rows": [[3, 0.5, 0.75], [4, None, True]]}]
+    text = page_with(tmp_path, record)
+    assert "3 passes" in text
+    assert "wrong" not in section(text, "doubtful")
+    assert "0.7500" in section(text, "doubtful")
+
+
+def test_other_tables_are_shown_too(tmp_path):
+    record = a_record()
+    record["tables"] = [{"name": "test/classes", "caption": "By class", "columns": ["class"], "rows": [["cat"]]}]
+    text = page_with(tmp_path, record)
+    assert "By class." in section(text, "tables")
+    assert "cat" in section(text, "tables")
+    assert "Most uncertain" not in text
+
+
+def test_the_record_comes_before_the_history(run, tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,test/cls/Acc,val/cls/Acc,ood/svhn/entropy/AUROC\n0,0.25,0.75,0.5\n")
+    shown = section(page_with(tmp_path, a_record()), "metrics")
+    assert "0.2500" not in shown
+    assert "0.9813" in shown
+    assert "0.7500" in shown
+    assert "ood/" not in shown  # they have a table of their own
+    assert re.search(r"test/cls/Brier</th>\s*<td>–</td>", shown)
+
+
+def test_pictures_outside_the_folder_are_not_shown(tmp_path):
+    png(tmp_path / "secret.png")
+    record = a_record()
+    for outside in ("../../secret.png", str(tmp_path / "secret.png"), "zero\0byte.png", "x" * 5000, "link.png", "."):
+        record["figures"] = [{"name": "test/reliability", "file": outside, "alt": "outside", "group": "test"}]
+        record["tables"][0]["rows"] = [[1, {"picture": outside}, 1, 1, 0.5, 0.5]]
+        folder = write_test(tmp_path / "run", record | {"figures": []})
+        for place in ("figures", "tables"):
+            (folder / place).mkdir(exist_ok=True)
+            if not (folder / place / "link.png").exists():
+                (folder / place / "link.png").symlink_to(tmp_path / "secret.png")
+        assert not Page(page_with(folder, record)).all("img"), outside
+
+
+def test_the_page_is_accessible_and_asks_for_nothing(run):
+    text = render(read_run(run))
+    page = Page(text)
+    assert page.all("html")[0]["lang"] == "en"
+    assert all(image["alt"].strip() for image in page.all("img"))
+    assert all(image["src"].startswith("data:image/png;base64,") for image in page.all("img"))
+    assert len(page.all("caption")) == len(page.all("table")) >= 4
+    assert all(cell.get("scope") in ("row", "col") for cell in page.all("th"))
+    assert {link["href"][1:] for link in page.all("a")} <= {tag.get("id") for _, tag in page.tags}
+    assert not page.all("script")
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", text)
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def contrast(a, b):
+    """WCAG's contrast ratio of two colours #rrggbb."""
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_has_contrast_in_both_modes(run):
+    modes = [
+        dict(re.findall(r"--(\w+): (#\w{6})", block))
+        for block in re.findall(r":root \{(.*?)\}", render(read_run(run)), re.S)
+    ]
+    assert len(modes) == 2
+    for colours in modes:
+        for ink in ("ink", "soft", "accent", "bad"):
+            for ground in ("page", "panel", "shade"):
+                assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+
+
+def hostile(value, key=""):
+    """The same record with a script in every text that is not a word of its format; files stay files."""
+    if isinstance(value, dict):
+        return {name: hostile(part, name) for name, part in value.items()}
+    if isinstance(value, list):
+        return [hostile(part, key) for part in value]
+    return f"{EVIL}{value}" if isinstance(value, str) and key not in CHOICES | {"file", "picture"} else value
+
+
+def test_everything_from_files_is_escaped(run, tmp_path):
+    record = hostile(a_record())
+    for part in record["separation"]:  # the measures are keys there
+        part |= {EVIL + name: part[name] for name in MEASURES if name in part}
+    for part in record["metrics"]:
+        part["key"] = part["key"].removeprefix(EVIL)  # the keys choose the cards
+    record["metrics"].append(metric(EVIL, 1.0, EVIL, "", None))
+    cells = ["<b>", {"picture": "<i>"}, "<u>", "<s>", "<b>", "<b>"]
+    record["tables"].append(a_record()["tables"][0] | {"caption": EVIL, "rows": [cells]})
+    record["figures"].append({"name": EVIL, "file": "<b>\"'&.png", "alt": EVIL, "group": "ood"})
+    folder = tmp_path / f"<em>{EVIL.replace('/', '')}"
+    write_test(folder, record)
+    shutil.copytree(run, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("record.json", "report.html"))
+    png(folder / "figures" / "<b>other.png")
+    (folder / "config.yaml").write_text(f"name: {EVIL}\n")
+    quoted = EVIL.replace('"', '""')
+    (folder / "metrics.csv").write_text(f'step,train/loss,"{quoted}"\n0,1.5,1\n1,2.5,1\n')
+    text = render(read_run(folder))
+
+    def kinds(page):
+        return {(tag, name) for tag, attributes in page.tags for name in ["", *attributes]}
+
+    assert kinds(Page(text)) <= kinds(Page(render(read_run(run))))
+    assert text.count("&lt;script&gt;") > 50
+    assert not re.search(r"<(script|b|i|u|s|em)>(?!\d)", text)
+    assert section(text, "others").count("<figure>") == 1
+
+
+def test_half_a_character_does_not_stop_the_page(tmp_path):
+    record = a_record()
+    record["model"]["head"] = "\ud800"
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    assert "? head" in write_report(tmp_path).read_text()
+
+
+def test_a_run_that_was_only_fitted_has_a_page_too(tmp_path):
+    write_fit(tmp_path)
+    png(tmp_path / "figures" / "structure_tree.png")
+    png(tmp_path / "figures" / "my_own.png")
+    text = write_report(tmp_path, tmp_path / "deep" / "page.html").read_text()
+    assert "not tested" in text
+    assert "Training</h2>" in text
+    assert cards(text) == {
+        "Accuracy": ("56.00 %", "higher is better"),
+        "NLL": ("1.4400", "nats, lower is better"),
+        "Calibration error (ECE)": ("3.00 %", "lower is better"),
+    }
+    assert "The learned tree" in section(text, "structure")
+    assert 'alt="Figure: my own"' in section(text, "others")
+
+
+def test_folders_that_are_no_runs(run, tmp_path, capsys):
+    with pytest.raises(FileNotFoundError, match="found none at"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="run `brainet fit`"):
+        read_run(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"did you mean .*version_0\?"):
+        read_run(run.parent)
+    with pytest.raises(IsADirectoryError, match="--out FILE"):
+        write_report(run, tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(tmp_path / "nowhere")])
+    assert end.value.code == 2
+    assert "expected the folder of a run" in capsys.readouterr().err
+    (tmp_path / "dashboard.json").write_text("{}")
+    (tmp_path / "metrics.csv").write_text("step,val/cls/Acc\n0,0.5\n")
+    with pytest.raises(ValueError, match=r"made by version 0\.1; test the model again"):
+        read_run(tmp_path)
+
+
+def test_other_files_of_a_run_that_cannot_be_read(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,val/cls/Acc\n0,half\n")
+    with pytest.raises(ValueError, match=r"expected a number in the column 'val/cls/Acc' of .*, got 'half': fit"):
+        read_run(tmp_path)
+    (tmp_path / "metrics.csv").write_text("step,val/cls/Acc\n0,0.5\n")
+    for content in ("{oops", "[]", "{}", '{"root": 3}'):
+        (tmp_path / "structure.json").write_text(content)
+        with pytest.raises(ValueError, match=r"expected a learned structure in .*: fit the model again"):
+            read_run(tmp_path)
+    (tmp_path / "structure.json").unlink()
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "a.png").write_bytes(b"GIF89a")
+    with pytest.raises(ValueError, match="expected a PNG for 'Figure: a', got another format"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{oops", "expected JSON in"),
+        ("\udcff", "expected JSON in"),
+        ("[" * 200_000, "expected JSON in"),
+        ("[1]", "expected an object in .*, got list"),
+        ("{}", "expected format 2 in .*, got none"),
+        ('{"format": 1}', "expected format 2 in .*, got 1"),
+        ('{"format": "2"}', 'expected format 2 in .*, got "2"'),
+        ('{"format": true}', "expected format 2 in .*, got true"),
+        ('{"format": 2}', "expected the key separation_measures, got only format, in"),
+    ],
+)
+def test_records_that_are_none(tmp_path, capsys, text, message):
+    (tmp_path / "record.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=message + r".*: test the model again") as error:
+        read_run(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(tmp_path)])
+    assert end.value.code == 2
+    shown = capsys.readouterr().err
+    assert str(error.value) in shown
+    assert "Traceback" not in shown
+
+
+def places(value, way=()):
+    """The way to each value in a document."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield (*way, key)
+        yield from places(part, (*way, key))
+
+
+def changed(record, way, change):
+    """A copy of the record, with the value at the end of the way replaced or, by None, deleted."""
+    record = copy.deepcopy(record)
+    *before, last = way
+    part = record
+    for key in before:
+        part = part[key]
+    if change is None:
+        del part[last]
+    else:
+        part[last] = change[0]
+    return record
+
+
+OPTIONAL = {("model", "inference")}  # further facts of the model may be anything
+
+
+def test_every_value_of_a_record_is_checked(tmp_path):
+    record = a_record()
+    for part in ("sets", "metrics", "separation", "figures"):  # one of each will do
+        record[part] = record[part][:1]
+    record["tables"][0]["rows"] = record["tables"][0]["rows"][:1]
+    page_with(tmp_path, record)
+    for way in [way for way in places(record) if way not in OPTIONAL]:
+        measured = way[0] == "separation" and way[-1] in MEASURES
+        if isinstance(way[-1], str) and not measured:
+            with pytest.raises(ValueError, match=rf"expected .*\b{way[-1]}\b.*, got .*: test the model again"):
+                page_with(tmp_path, changed(record, way, None))
+        for wrong in ([[]], {"a": 1}, 10**400):
+            with pytest.raises(ValueError, match=r"expected .*, got .*: test the model again"):
+                page_with(tmp_path, changed(record, way, [wrong]))
+
+
+@pytest.mark.parametrize(
+    ("way", "value", "message"),
+    [
+        (("sets", 1, "role"), "unknown", r'one of "known", "near", "far" as sets\[1\].role, got "unknown"'),
+        (("sets", 1, "samples"), -1, r"a count as sets\[1\].samples, got -1"),
+        (("sets", 1, "samples"), True, r"a count as sets\[1\].samples, got true"),
+        (("metrics", 0, "value"), "0.98", r'a number or null as metrics\[0\].value, got "0.98"'),
+        (("metrics", 0, "value"), True, r"a number or null as metrics\[0\].value, got true"),
+        (("metrics", 0, "better"), "up", r'one of "higher", "lower", null as metrics\[0\].better, got "up"'),
+        (("separation", 0, "AUROC"), "0.9", r'a number or null as separation\[0\].AUROC, got "0.9"'),
+        (("tables", 0, "rows", 1), [1, 2], r"6 cells as tables\[0\].rows\[1\], got \[1, 2\]"),
+        (("headline_score",), 3, "a text as headline_score, got 3"),
+        (("model", "temperature"), "auto", 'a number or null as model.temperature, got "auto"'),
+    ],
+)
+def test_errors_say_where(tmp_path, way, value, message):
+    with pytest.raises(ValueError, match=f"expected {message}, in .*record.json: test the model again"):
+        page_with(tmp_path, changed(a_record(), way, [value]))
+
+
+def test_template_and_style_are_shipped():
+    tomllib = pytest.importorskip("tomllib", reason="in the standard library since Python 3.11")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    listed = project["tool"]["setuptools"]["package-data"]["brainet_pl.evaluation.report"]
+    assert set(listed) == {path.name for path in HERE.iterdir() if path.is_file() and path.suffix != ".py"}
+
+
+# Puts the pipes where the browser looks for them, first out of the way of each other, and becomes the browser.
+TRAMPOLINE = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+os.dup2(ends[0], 3), os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+class Browser:
+    """A headless chromium over its debugging pipe: JSON messages that end in a zero byte, on descriptors 3 and 4."""
+
+    def __init__(self, profile):
+        flags = (
+            "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+            f"--disable-component-update --disable-sync --user-data-dir={profile} --remote-debugging-pipe about:blank"
+        )
+        to_read, self.write = os.pipe()
+        self.read, to_write = os.pipe()
+        command = [sys.executable, "-c", TRAMPOLINE, str(to_read), str(to_write), BROWSER, *flags.split()]
+        self.process = subprocess.Popen(command, pass_fds=(to_read, to_write), stderr=subprocess.DEVNULL)
+        os.close(to_read)
+        os.close(to_write)
+        self.number, self.rest, self.events, self.session = 0, b"", [], None
+        targets = self.call("Target.getTargets")["targetInfos"]
+        target = next(t["targetId"] for t in targets if t["type"] == "page")
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Log", "Runtime"):
+            self.call(f"{domain}.enable")
+
+    def message(self):
+        while b"\0" not in self.rest:
+            part = os.read(self.read, 1 << 20)
+            assert part, "the browser ended"
+            self.rest += part
+        text, self.rest = self.rest.split(b"\0", 1)
+        return json.loads(text)
+
+    def call(self, method, **params):
+        self.number += 1
+        sent = {"id": self.number, "method": method, "params": params}
+        os.write(self.write, json.dumps(sent | ({"sessionId": self.session} if self.session else {})).encode() + b"\0")
+        while True:
+            message = self.message()
+            if message.get("id") == self.number:
+                assert "error" not in message, message
+                return message["result"]
+            self.events.append(message)
+
+    def show(self, path, width, dark=False):
+        """Load a page at a width; the URLs it asked for, and what the browser complained about."""
+        self.events = []
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.call("Emulation.setEmulatedMedia", features=scheme)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=width < 500
+        )
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+            self.events.append(self.message())
+        urls = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        return urls, [e["params"]["entry"]["text"] for e in self.events if e["method"] == "Log.entryAdded"]
+
+    def ask(self, expression):
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"]["value"]
+
+    def screenshot(self, path):
+        data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+        Path(path).write_bytes(base64.b64decode(data))
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(timeout=20)
+        os.close(self.read)
+        os.close(self.write)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if BROWSER is None:
+        pytest.skip("no browser found: install chromium to see the report in one")
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_real_browser(run, browser, tmp_path, width, dark):
+    page = write_report(run, tmp_path / "page.html")
+    urls, complaints = browser.show(page, width, dark)
+    assert [url for url in urls if not url.startswith("data:")] == [page.resolve().as_uri()]
+    assert not complaints
+    assert browser.ask("innerWidth") == width
+    page_width = browser.ask("document.documentElement.clientWidth")  # a desktop's scroll bar takes some
+    assert browser.ask("document.documentElement.scrollWidth") == page_width  # nothing to scroll sideways
+    every = "Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth > 0, () => false)))"
+    decoded = browser.ask(every)
+    assert len(decoded) == len(FIGURES) + 5
+    assert all(decoded)
+    figures = browser.ask(
+        "[...document.querySelectorAll('figure:not(.wide) img')].map(i => i.getBoundingClientRect().width)"
+    )
+    assert all(0.75 * min(width, 500) < w <= width for w in figures)
+    text = "[...document.querySelectorAll('p,td,th,small,a,pre')]"
+    small = browser.ask(f"Math.min(...{text}.map(e => parseFloat(getComputedStyle(e).fontSize)))")
+    assert small >= 12
+    ground = browser.ask("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 150) == dark
+    assert ("invert" in browser.ask("getComputedStyle(document.querySelector('figure img')).filter")) == dark
+    browser.screenshot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 50_000
