@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
 from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl.losses import gaussian_nll
@@ -173,24 +174,27 @@ def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
 # -- regression -------------------------------------------------------------------------------------------------------
 
 
-class SquaredError(_SampleMean):
+class SquaredError(MeanSquaredError):
     """RMSE: √(1/N Σ_n (μ_n - y_n)²)."""
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,)."""
-        return (preds[:, 0] - target) ** 2
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(squared=False, **kwargs)
 
-    def compute(self) -> Tensor:
-        """The root of the mean so far."""
-        return super().compute().sqrt()
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
+        # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
+        self.sum_squared_error, self.total = self.sum_squared_error.clone(), self.total.clone()
+        super().update(preds[:, 0], target)
 
 
-class AbsoluteError(_SampleMean):
+class AbsoluteError(MeanAbsoluteError):
     """MAE: 1/N Σ_n |μ_n - y_n|."""
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,)."""
-        return (preds[:, 0] - target).abs()
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
+        # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
+        self.sum_abs_error, self.total = self.sum_abs_error.clone(), self.total.clone()
+        super().update(preds[:, 0], target)
 
 
 class GaussianNLL(_SampleMean):
