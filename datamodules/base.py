@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -11,15 +11,25 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
-Samples = Dataset[tuple[Tensor, Any]]
+TEST = "test"  # the key of the known test set among the test loaders
+SampleSet = Dataset[tuple[Tensor, Any]]
 
 
-class Images(Dataset[tuple[Tensor, Any]]):
-    """Arrays in memory: inputs (N, …) and labels or numbers (N,), prepared sample by sample."""
+class Samples(Dataset[tuple[Tensor, Any]]):
+    """Inputs (N, …) and labels or numbers (N,) in memory, prepared sample by sample.
+
+    Args:
+        x: The inputs, of any shape (N, …).
+        y: One integer label or one floating-point number for each input, (N,).
+        prepare: A function of one input, called whenever a sample is taken; None takes inputs as they are.
+    """
 
     def __init__(self, x: Tensor, y: Tensor, prepare: Callable[[Tensor], Tensor] | None = None) -> None:
         if len(x) != len(y):
-            raise ValueError(f"expected as many labels as inputs, got {len(y)} labels for {len(x)} inputs")
+            raise ValueError(
+                f"expected as many targets as inputs, got {len(y)} targets for {len(x)} inputs: check that both have "
+                "one entry for each sample"
+            )
         self.x, self.y, self.prepare = x, y, prepare
 
     def __len__(self) -> int:
@@ -28,6 +38,51 @@ class Images(Dataset[tuple[Tensor, Any]]):
     def __getitem__(self, i: int) -> tuple[Tensor, Any]:
         x, y = self.x[i], self.y[i]
         return (x if self.prepare is None else self.prepare(x)), (y if y.is_floating_point() else int(y))
+
+
+def check_choice(setting: str, value: object, known: Iterable[str]) -> None:
+    """Refuse a value that is none of the known ones, and list them."""
+    choices = list(known)
+    if value not in choices:
+        raise ValueError(f"expected {setting} to be one of {', '.join(choices)}, got {value!r}: choose one of the list")
+
+
+def check_share(setting: str, value: float) -> None:
+    """Refuse a share that would leave one of its two parts empty."""
+    if not 0 < value < 1:
+        raise ValueError(f"expected a {setting} between 0 and 1, got {value}: give the share to hold out, such as 0.1")
+
+
+def check_set_names(names: Iterable[str]) -> None:
+    """Refuse names of out-of-distribution sets that would overwrite the results of another set.
+
+    Results are kept by the name of their set, in files too, where a "/" becomes a "_".
+    """
+    files: dict[str, str] = {}
+    for name in names:
+        if name == TEST:
+            raise ValueError(
+                f"expected names of out-of-distribution sets other than {TEST!r}, which is the known test set, got "
+                f"{name!r}: rename that set"
+            )
+        file = name.replace("/", "_")
+        if file in files:
+            raise ValueError(
+                f"expected out-of-distribution sets whose files have different names, got {files[file]!r} and "
+                f"{name!r}, both written as {file!r}: rename one of them"
+            )
+        files[file] = name
+
+
+def check_near(names: Iterable[str], near: Iterable[str]) -> None:
+    """Refuse a name in `near` that is none of the out-of-distribution sets."""
+    known = list(names)
+    unknown = sorted(set(near) - set(known))
+    if unknown:
+        raise ValueError(
+            f"expected near to name out-of-distribution sets ({', '.join(known) or 'there are none'}), got "
+            f"{', '.join(unknown)}: correct near, or add the set"
+        )
 
 
 def image_transform(
@@ -47,18 +102,38 @@ def image_transform(
 class SplitData(pl.LightningDataModule):
     """Train, validation and test sets, and any number of out-of-distribution sets by name.
 
-    A subclass fills the attributes below in `setup`.
+    A subclass fills the attributes below in `setup`. A `LightningDataModule` that does not derive from this class works
+    as well; so that its unknown sets are evaluated, it offers
+
+    - `test_dataloader()`, which returns a dictionary of loaders by name, `{"test": known, "far": unknown, …}`. The key
+      "test", or without such a key the first, is the known test set; every other loader is an out-of-distribution set.
+    - `near`, an optional attribute: the names of those sets that resemble the training data. All others are far.
+    - `structure_dataloader()`, optional: training samples without augmentation and in a fixed order, for learning the
+      structure. Without it the training loader is read.
+
+    Every loader gives batches (inputs, targets); targets of out-of-distribution sets are not used.
+
+    Args:
+        batch_size: The number of samples in a batch, at least 2 because batch norm can't train on one.
+        num_workers: The number of processes that load batches; 0 loads them in the main process.
+        val_fraction: The share of training samples that is held out for validation, between 0 and 1.
+        seed: The seed of the validation split; the test set does not depend on it.
+        near: The names of those out-of-distribution sets that resemble the training data; the others are far.
 
     Attributes:
-        train_set, structure_set: the training samples with and without augmentation, in the same order.
-        val_set, test_set: always without. ood_sets: name → samples unlike the training data.
-        near: names of the out-of-distribution sets that resemble the training data; the others are far.
+        train_set: The training samples, with augmentation where there is any.
+        structure_set: The same samples in the same order, without augmentation.
+        val_set: The validation samples, without augmentation.
+        test_set: The known test samples, without augmentation.
+        ood_sets: The samples unlike the training data, by name. No set may be called "test", and no two names may be
+            equal once "/" is replaced by "_".
+        near: The names of the out-of-distribution sets that resemble the training data.
     """
 
-    train_set: Samples
-    structure_set: Samples
-    val_set: Samples
-    test_set: Samples
+    train_set: SampleSet
+    structure_set: SampleSet
+    val_set: SampleSet
+    test_set: SampleSet
 
     def __init__(
         self,
@@ -69,24 +144,38 @@ class SplitData(pl.LightningDataModule):
         near: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        if not 0 < val_fraction < 1:
-            raise ValueError(f"expected a val_fraction between 0 and 1, got {val_fraction}")
+        check_share("val_fraction", val_fraction)
         if batch_size < 2:
-            raise ValueError(f"expected a batch_size of at least 2 (batch norm), got {batch_size}")
+            raise ValueError(
+                f"expected a batch_size of at least 2 (batch norm), got {batch_size}: raise it to 2 or more"
+            )
         self.batch_size, self.num_workers = batch_size, num_workers
         self.val_fraction, self.seed = val_fraction, seed
-        self.ood_sets: Mapping[str, Samples] = {}
+        self.ood_sets = {}
         self.near = tuple(near)
+
+    @property
+    def ood_sets(self) -> Mapping[str, SampleSet]:
+        """Samples unlike the training data, by name."""
+        return self._ood_sets
+
+    @ood_sets.setter
+    def ood_sets(self, sets: Mapping[str, SampleSet]) -> None:
+        check_set_names(sets)  # here, so that a subclass can't forget it and a long fit can't end with this error
+        self._ood_sets = sets
 
     def split(self, n: int) -> tuple[list[int], list[int]]:
         """Indices for training and validation, the same for every run with this seed."""
         order = torch.randperm(n, generator=torch.Generator().manual_seed(self.seed)).tolist()
         held = max(1, round(self.val_fraction * n))
         if held >= n:
-            raise ValueError(f"expected enough training samples to hold out {held} for validation, got {n}")
+            raise ValueError(
+                f"expected enough training samples to hold out {held} for validation, got {n}: give more samples, or "
+                "lower val_fraction"
+            )
         return sorted(order[held:]), sorted(order[:held])
 
-    def take(self, plain: Samples, augmented: Samples, n: int) -> None:
+    def take(self, plain: SampleSet, augmented: SampleSet, n: int) -> None:
         """Fill the training and validation sets from n samples."""
         train, val = self.split(n)
         self.train_set, self.structure_set = Subset(augmented, train), Subset(plain, train)
@@ -107,9 +196,9 @@ class SplitData(pl.LightningDataModule):
         """Held-out training samples."""
         return self._loader(self.val_set)
 
-    def test_dataloader(self) -> list[DataLoader[Any]]:
-        """Test samples, then each out-of-distribution set in the order of `ood_sets`."""
-        return [self._loader(self.test_set), *self.ood_dataloaders().values()]
+    def test_dataloader(self) -> dict[str, DataLoader[Any]]:
+        """Loaders by name: "test" for the known test samples, then each out-of-distribution set, as in `ood_sets`."""
+        return {TEST: self._loader(self.test_set), **self.ood_dataloaders()}
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Test samples."""
@@ -119,7 +208,7 @@ class SplitData(pl.LightningDataModule):
         """Out-of-distribution samples by name."""
         return {name: self._loader(samples) for name, samples in self.ood_sets.items()}
 
-    def _loader(self, samples: Samples, **settings: Any) -> DataLoader[Any]:
+    def _loader(self, samples: SampleSet, **settings: Any) -> DataLoader[Any]:
         return DataLoader(
             samples,
             batch_size=self.batch_size,

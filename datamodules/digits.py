@@ -7,17 +7,21 @@ from collections.abc import Sequence
 import torch
 from sklearn.datasets import load_digits
 
-from brainet_pl.datamodules.base import Images, SplitData
+from brainet_pl.datamodules.base import Samples, SplitData, check_share
 
 
 class Digits(SplitData):
     """1,797 digits as 64 pixels between 0 and 1; some classes held out as the unknown.
 
     Args:
-        held_out: digits that are never trained on; they are the out-of-distribution set `held_out`. The others are
-            renumbered from 0.
-        test_fraction: of the known digits.
-        images: give (1, 8, 8) images instead of 64 pixels.
+        held_out: The digits that are never trained on; they are the out-of-distribution set `held_out`. The others are
+            renumbered from 0. Empty holds none out.
+        test_fraction: The share of the known digits that is the test set, between 0 and 1.
+        images: Whether samples are (1, 8, 8) images instead of 64 pixels.
+        batch_size: The number of samples in a batch, at least 2 because batch norm can't train on one.
+        num_workers: The number of processes that load batches; 0 loads them in the main process.
+        val_fraction: The share of training digits that is held out for validation, between 0 and 1.
+        seed: The seed of the validation split; the test digits do not depend on it.
     """
 
     def __init__(
@@ -30,7 +34,13 @@ class Digits(SplitData):
         val_fraction: float = 0.15,
         seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed, near=("held_out",))
+        super().__init__(batch_size, num_workers, val_fraction, seed, near=("held_out",) if held_out else ())
+        if not set(held_out) <= set(range(10)) or len(set(held_out)) > 8:
+            raise ValueError(
+                f"expected held_out to be digits from 0 to 9 that leave two or more to learn, got {tuple(held_out)}: "
+                "correct the list"
+            )
+        check_share("test_fraction", test_fraction)
         self.held_out, self.test_fraction, self.images = tuple(held_out), test_fraction, images
 
     @property
@@ -52,8 +62,8 @@ class Digits(SplitData):
         order = torch.randperm(len(inside), generator=torch.Generator().manual_seed(1))
         cut = round(self.test_fraction * len(inside))
         test, rest = order[:cut], order[cut:]
-        self.test_set = Images(inside[test], target[test])
-        train = Images(inside[rest], target[rest])
+        self.test_set = Samples(inside[test], target[test])
+        train = Samples(inside[rest], target[rest])
         self.take(train, train, len(train))
         if unknown.any():
-            self.ood_sets = {"held_out": Images(inputs[unknown], labels[unknown])}
+            self.ood_sets = {"held_out": Samples(inputs[unknown], labels[unknown])}

@@ -2,174 +2,60 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from brainet_pl.datamodules.base import Images, SplitData
+from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_share
+from brainet_pl.datamodules.columns import Columns, Encoder, encode, fit_encoders, is_missing, numbers, read_csv
 
-Floats = NDArray[np.float64]
-Columns = dict[str, list[str]]
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # in lower case
-
-
-def read_csv(path: str | Path, delimiter: str = ",") -> Columns:
-    """Name → values as text, without blanks around them; the first line names the columns."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"expected a CSV file at {path}, found none: check the path")
-    with Path(path).open(newline="", encoding="utf-8-sig") as file:
-        lines = [line for line in csv.reader(file, delimiter=delimiter) if line]
-    if len(lines) < 2:
-        raise ValueError(f"expected a line of names and then rows in {path}, got {len(lines)} lines")
-    names = [name.strip() for name in lines[0]]
-    if len(set(names)) < len(names):
-        raise ValueError(f"expected columns of different names in {path}, got {', '.join(names)}")
-    for number, line in enumerate(lines[1:], start=2):
-        if len(line) != len(names):
-            raise ValueError(
-                f"expected {len(names)} values in row {number} of {path}, got {len(line)}: check the delimiter "
-                f"({delimiter!r}) and the quotes"
-            )
-    return {name: [line[j].strip() for line in lines[1:]] for j, name in enumerate(names)}
+FAR = 1e6  # training standard deviations; a network that never saw such a value can only extrapolate
 
 
-def is_missing(value: str) -> bool:
-    """Whether a text stands for no value."""
-    return value.lower() in MISSING
+class Rows(NamedTuple):
+    """Some rows of a file: its columns as text, its path, and the place of each row, where the names are row 1."""
 
+    columns: Columns
+    file: str
+    places: list[int]
 
-def is_text(value: str) -> bool:
-    """Whether it is neither a number (infinite ones included) nor missing."""
-    try:
-        float(value)
-    except ValueError:
-        return not is_missing(value)
-    return False
-
-
-@dataclass(frozen=True)
-class Numeric:
-    """Standardised by the training rows; a missing value is their mean, and marked where training rows miss some.
-
-    Attributes:
-        mean, std: of the training rows that have a value. marked: whether an indicator follows the value.
-    """
-
-    name: str
-    mean: float
-    std: float
-    marked: bool
-
-    @property
-    def features(self) -> list[str]:
-        """Names of the columns it gives."""
-        return [self.name, f"{self.name} missing"] if self.marked else [self.name]
-
-    def encode(self, values: Sequence[str]) -> Floats:
-        """(N, 1) or, marked, (N, 2)."""
-        x = _numbers(self.name, values)
-        missing = np.isnan(x)
-        scaled = np.where(missing, 0.0, (x - self.mean) / self.std)
-        return np.stack([scaled, missing], axis=1) if self.marked else scaled[:, None]
-
-
-@dataclass(frozen=True)
-class Categorical:
-    """One column of zeros and ones for each category of the training rows; a category never seen is all zeros."""
-
-    name: str
-    categories: tuple[str, ...]
-
-    @property
-    def features(self) -> list[str]:
-        """Names of the columns it gives."""
-        return [f"{self.name}={category}" for category in self.categories]
-
-    def encode(self, values: Sequence[str]) -> Floats:
-        """(N, number of categories)."""
-        return np.array([[float(_category(v) == c) for c in self.categories] for v in values])
-
-
-Encoder = Numeric | Categorical
-
-
-def fit_encoders(
-    columns: Columns,
-    *,
-    categorical: Sequence[str] = (),
-    missing: Literal["impute", "refuse"] = "impute",
-    max_categories: int = 50,
-) -> list[Encoder]:
-    """How to turn each column into numbers, learned from training rows alone; a constant column is left out.
-
-    A column is categorical if it is named so, or holds anything but numbers and missing values.
-    """
-    encoders: list[Encoder] = []
-    for name, values in columns.items():
-        gaps = sum(map(is_missing, values))
-        if gaps and missing == "refuse":
-            raise ValueError(
-                f"expected no missing values, got {gaps} of {len(values)} in column {name!r}: fill them, drop the "
-                "column, or set missing='impute'"
-            )
-        if len({_category(v) for v in values}) == 1:  # however a missing value is written
-            continue
-        if name in categorical or any(map(is_text, values)):
-            found = sorted({_category(v) for v in values})
-            if len(found) > max_categories:
-                raise ValueError(
-                    f"expected at most {max_categories} categories, got {len(found)} in column {name!r}: drop it if it "
-                    "is a name or a date, or raise max_categories"
-                )
-            encoders.append(Categorical(name, tuple(found)))
-        else:
-            x = _numbers(name, values)
-            std = float(np.nanstd(x))
-            encoders.append(Numeric(name, float(np.nanmean(x)), std if std > 0 else 1.0, gaps > 0))
-    if not encoders:
-        raise ValueError("expected columns that vary to learn from, got none: check `target`, `drop` and the file")
-    return encoders
-
-
-def _numbers(name: str, values: Sequence[str]) -> Floats:
-    """(N,) numbers, NaN where missing."""
-    x = np.array([math.nan if is_missing(v) else math.inf if is_text(v) else float(v) for v in values])
-    if np.isinf(x).any():
-        row = int(np.argmax(np.isinf(x)))
-        raise ValueError(
-            f"expected finite numbers in column {name!r}, got {values[row]!r}: mend the value, or name the column as "
-            "categorical"
-        )
-    return x
-
-
-def _category(value: str) -> str:
-    return "missing" if is_missing(value) else value
+    def take(self, chosen: Sequence[int]) -> Rows:
+        """The chosen rows, counted from 0."""
+        columns = {name: [values[i] for i in chosen] for name, values in self.columns.items()}
+        return Rows(columns, self.file, [self.places[i] for i in chosen])
 
 
 class Table(SplitData):
     """A CSV file with a line of names. Inputs are encoded by training rows alone; a number as target keeps its units.
 
     Missing numbers become the training mean and, where training rows miss some, get an indicator column beside them;
-    a missing category is a category. Rows without a target are refused.
+    a missing category is a category. Rows without a target are refused. Columns of dates, and of numbers with thousands
+    separators or decimal commas, are refused too unless `drop` or `categorical` names them.
 
     Args:
-        file: training rows and, without `test`, test rows.
-        target: the column to predict. task: "regression", or "classification" with one class for each value.
-        test: a file with test rows; None holds out `test_fraction` of `file`, the same for every `seed`.
-        predict: a file with rows to predict, which may have no target; None predicts the test rows.
-        drop: columns to leave out. categorical: numeric columns to be taken as categories.
-        missing: "impute", or "refuse" to stop at the first column with a gap.
-        max_categories: of one column.
-        delimiter: between values.
+        file: The CSV file with training rows and, without `test`, test rows.
+        target: The name of the column to predict.
+        task: What is predicted: "regression" a number, "classification" one class for each value of the target.
+        test: The CSV file with test rows; None holds out `test_fraction` of `file`, the same for every `seed`.
+        test_fraction: The share of `file` that is the test set, between 0 and 1; unused with `test`.
+        predict: The CSV file with rows to predict, which may have no target; None predicts the test rows.
+        drop: The names of columns to leave out.
+        categorical: The names of columns to be taken as categories, even if they hold numbers or dates.
+        missing: What a gap means: "impute" fills it, "refuse" stops at the first column with one.
+        max_categories: The largest number of categories of one column.
+        delimiter: The character between values, such as "," or ";" or a tab.
+        encoding: The encoding of all files; "utf-8" reads files with and without a byte-order mark.
+        batch_size: The number of samples in a batch, at least 2 because batch norm can't train on one.
+        num_workers: The number of processes that load batches; 0 loads them in the main process.
+        val_fraction: The share of training rows that is held out for validation, between 0 and 1.
+        seed: The seed of the validation split; the test rows do not depend on it.
+
+    Attributes:
+        encoders: How each column that varies becomes numbers, once the files are read.
+        classes: The classes in the order of their numbers, once the files are read; empty for a regression.
     """
 
     def __init__(
@@ -185,21 +71,26 @@ class Table(SplitData):
         missing: Literal["impute", "refuse"] = "impute",
         max_categories: int = 50,
         delimiter: str = ",",
+        encoding: str = "utf-8",
         batch_size: int = 32,
         num_workers: int = 0,
         val_fraction: float = 0.1,
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed)
-        if not 0 < test_fraction < 1:
-            raise ValueError(f"expected a test_fraction between 0 and 1, got {test_fraction}")
-        for name, value, known in (
-            ("task", task, ("regression", "classification")),
-            ("missing", missing, ("impute", "refuse")),
-        ):
-            if value not in known:
-                raise ValueError(f"expected {name} to be one of {', '.join(known)}, got {value!r}")
-        self.file, self.target, self.task, self.delimiter = file, target, task, delimiter
+        check_share("test_fraction", test_fraction)
+        check_choice("task", task, ("regression", "classification"))
+        check_choice("missing", missing, ("impute", "refuse"))
+        check_format(delimiter, encoding)
+        for setting, names in (("drop", drop), ("categorical", categorical)):
+            if isinstance(names, str):  # else its letters would be the names
+                raise ValueError(f"expected {setting} to be a list of columns, got {names!r}: write [{names!r}]")
+        if max_categories < 1:
+            raise ValueError(
+                f"expected max_categories to be at least 1, got {max_categories}: raise it, or drop columns"
+            )
+        self.file, self.target, self.task = file, target, task
+        self.delimiter, self.encoding = delimiter, encoding
         self.test_file, self.predict_file, self.test_fraction = test, predict, test_fraction
         self.drop, self.categorical = tuple(drop), tuple(categorical)
         self.missing, self.max_categories = missing, max_categories
@@ -218,72 +109,111 @@ class Table(SplitData):
 
     def setup(self, stage: str) -> None:
         """Read the files, learn the encoding from the training rows, encode everything."""
-        columns = read_csv(self.file, self.delimiter)
-        unknown = {self.target, *self.drop, *self.categorical} - set(columns)
-        if unknown:
-            raise ValueError(
-                f"expected columns of {self.file} ({', '.join(columns)}), got {', '.join(sorted(unknown))}"
-            )
-        count = len(columns[self.target])
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
-        held = 0 if self.test_file else max(1, round(self.test_fraction * count))
-        rest, test = sorted(order[held:]), sorted(order[:held])
-        train, val = ([rest[i] for i in part] for part in self.split(len(rest)))
-        inputs = {k: v for k, v in columns.items() if k != self.target and k not in self.drop}
+        everything = self._read(self.file)
+        self._check_names(everything.columns)
+        train, val, test = (everything.take(part) for part in self._parts(len(everything.places)))
+        inputs = {k: v for k, v in train.columns.items() if k != self.target and k not in self.drop}
         self.encoders = fit_encoders(
-            _take(inputs, train),
-            categorical=self.categorical,
-            missing=self.missing,
-            max_categories=self.max_categories,
+            inputs, categorical=self.categorical, missing=self.missing, max_categories=self.max_categories
         )
-        self.classes = sorted(set(columns[self.target])) if self.task == "classification" else []
-        self.train_set = self.structure_set = self._samples(_take(columns, train))
-        self.val_set = self._samples(_take(columns, val))
-        self.test_set = self._samples(
-            read_csv(self.test_file, self.delimiter) if self.test_file else _take(columns, test)
-        )
-        self.predict_set = self.test_set
+        self.classes = sorted(set(everything.columns[self.target])) if self.task == "classification" else []
+        parts = {"val": val, "test": self._read(self.test_file) if self.test_file else test}
         if self.predict_file:
-            self.predict_set = self._samples(read_csv(self.predict_file, self.delimiter), labelled=False)
+            parts["predict"] = self._read(self.predict_file)
+        samples = {name: self._samples(rows, labelled=name != "predict") for name, rows in parts.items()}
+        self.train_set = self.structure_set = self._samples(train)
+        self.val_set, self.test_set = samples["val"], samples["test"]
+        self.predict_set = samples.get("predict", self.test_set)
+        warn_of_far_values([cell for name in parts for cell in self._far(samples[name].x, parts[name])])
 
     def predict_dataloader(self) -> torch.utils.data.DataLoader[object]:
         """Rows of `predict`, or test rows."""
         return self._loader(self.predict_set)
 
-    def _samples(self, columns: Columns, labelled: bool = True) -> Images:
+    def _read(self, file: str) -> Rows:
+        columns = read_csv(file, self.delimiter, self.encoding)
+        count = len(next(iter(columns.values())))
+        return Rows(columns, file, list(range(2, count + 2)))
+
+    def _check_names(self, columns: Columns) -> None:
+        unknown = {self.target, *self.drop, *self.categorical} - set(columns)
+        if unknown:
+            raise ValueError(
+                f"expected columns of {self.file} ({', '.join(columns)}), got {', '.join(sorted(unknown))}: correct "
+                "target, drop or categorical"
+            )
+
+    def _parts(self, count: int) -> tuple[list[int], list[int], list[int]]:
+        """Rows of `file` for training, validation and test; the last do not depend on the seed."""
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
+        held = 0 if self.test_file else max(1, round(self.test_fraction * count))
+        rest, test = sorted(order[held:]), sorted(order[:held])
+        train, val = ([rest[i] for i in part] for part in self.split(len(rest)))
+        return train, val, test
+
+    def _samples(self, rows: Rows, labelled: bool = True) -> Samples:
         """Encoded rows (N, d) and targets (N,)."""
         absent = {encoder.name for encoder in self.encoders} | ({self.target} if labelled else set())
-        absent -= set(columns)
+        absent -= set(rows.columns)
         if absent:
             raise ValueError(
-                f"expected the columns of {self.file} in every file, got none of {', '.join(sorted(absent))}"
+                f"expected the columns of {self.file} in every file, got none of {', '.join(sorted(absent))} in "
+                f"{rows.file}: add them, or drop them"
             )
         if self.missing == "refuse":
             for encoder in self.encoders:
-                gaps = sum(map(is_missing, columns[encoder.name]))
+                gaps = sum(map(is_missing, rows.columns[encoder.name]))
                 if gaps:
                     raise ValueError(
-                        f"expected no missing values, got {gaps} in column {encoder.name!r}: fill them, or set "
-                        "missing='impute'"
+                        f"expected no missing values, got {gaps} in column {encoder.name!r} of {rows.file}: fill them, "
+                        "or set missing='impute'"
                     )
-        x = np.concatenate([encoder.encode(columns[encoder.name]) for encoder in self.encoders], axis=1)
-        y = self._targets(columns[self.target]) if labelled else torch.zeros(len(x))
-        return Images(torch.tensor(x, dtype=torch.float32), y)
+        x = torch.tensor(encode(self.encoders, rows.columns), dtype=torch.float32)
+        return Samples(x, self._targets(rows.columns[self.target]) if labelled else torch.zeros(len(x)))
 
     def _targets(self, values: list[str]) -> Tensor:
-        gaps = [i for i, value in enumerate(values) if is_missing(value)]
+        gaps = sum(map(is_missing, values))
         if gaps:
             raise ValueError(
-                f"expected a target in every row, got {len(gaps)} of {len(values)} rows without {self.target!r}: drop "
+                f"expected a target in every row, got {gaps} of {len(values)} rows without {self.target!r}: drop "
                 "these rows; rows to predict belong in a file of their own (predict=...)"
             )
         if self.task == "regression":
-            return torch.tensor(_numbers(self.target, values), dtype=torch.float32)
+            return torch.tensor(numbers(self.target, values, "set task='classification'"), dtype=torch.float32)
         new = sorted(set(values) - set(self.classes))
         if new:
-            raise ValueError(f"expected classes {', '.join(self.classes)} in {self.target!r}, got {', '.join(new)} too")
+            raise ValueError(
+                f"expected classes {', '.join(self.classes)} in {self.target!r}, got {', '.join(new)} too: drop rows "
+                f"of classes that {self.file} does not have"
+            )
         return torch.tensor([self.classes.index(value) for value in values])
 
+    def _far(self, x: Tensor, rows: Rows) -> list[str]:
+        """The cells whose encoded value lies farther than `FAR` from the training mean, in words."""
+        names = self.feature_names
+        return [
+            f"{rows.columns[names[j]][i]} in column {names[j]!r}, row {rows.places[i]} of {rows.file}"
+            for i, j in (x.abs() > FAR).nonzero().tolist()
+        ]
 
-def _take(columns: Columns, rows: Sequence[int]) -> Columns:
-    return {name: [values[i] for i in rows] for name, values in columns.items()}
+
+def check_format(delimiter: str, encoding: str) -> None:
+    """Refuse a delimiter or an encoding that no file can have."""
+    if len(delimiter) != 1:
+        raise ValueError(f"expected delimiter to be one character, got {delimiter!r}: write ',', ';' or a tab")
+    try:
+        "a".encode(encoding)
+    except LookupError as error:
+        raise ValueError(
+            f"expected encoding to be one that Python knows, got {encoding!r}: write 'utf-8' or 'latin-1'"
+        ) from error
+
+
+def warn_of_far_values(cells: Sequence[str]) -> None:
+    """One warning for all cells: a single one of them may decide an average over all rows."""
+    if cells:
+        more = f" and {len(cells) - 3} more" if len(cells) > 3 else ""
+        rank_zero_warn(
+            f"expected values within {FAR:,.0f} training standard deviations of the training mean, got "
+            f"{'; '.join(cells[:3])}{more}: mend the values or drop the rows, for predictions there mean nothing"
+        )

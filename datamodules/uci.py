@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from brainet_pl.datamodules.base import Images, SplitData
+from brainet_pl.datamodules.base import Samples, SplitData, check_choice
 
 Floats = NDArray[np.float64]
 UCIName = Literal["boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht"]
@@ -38,8 +38,7 @@ class Split(NamedTuple):
 
 def read_split(root: str | Path, name: str, split: int) -> Split:
     """One published split of a set, from `root/<folder>/{data,index_*}.txt`."""
-    if name not in FOLDERS:
-        raise ValueError(f"expected one of {', '.join(FOLDERS)}, got {name!r}")
+    check_choice("name", name, FOLDERS)
     folder = Path(root) / FOLDERS[name]
     if not (folder / "data.txt").is_file():
         raise FileNotFoundError(
@@ -47,7 +46,7 @@ def read_split(root: str | Path, name: str, split: int) -> Split:
         )
     count = len(list(folder.glob("index_train_*.txt")))
     if not 0 <= split < count:
-        raise ValueError(f"expected a split of {name} from 0 to {count - 1}, got {split}")
+        raise ValueError(f"expected a split of {name} from 0 to {count - 1}, got {split}: choose one of them")
     data = np.loadtxt(folder / "data.txt", ndmin=2)
     inputs, target = _indices(folder / "index_features.txt"), _indices(folder / "index_target.txt")
     train, test = (_indices(folder / f"index_{part}_{split}.txt") for part in ("train", "test"))
@@ -70,9 +69,13 @@ class UCI(SplitData):
     """A UCI regression set; inputs are standardised by the training rows, the target keeps its units.
 
     Args:
-        name: boston, concrete, energy, kin8nm, naval, power, protein, wine or yacht.
-        root: folder with the sets, each a folder with `data.txt` and the published indices.
-        split: 0 to 19; of protein, 0 to 4.
+        name: The data set: boston, concrete, energy, kin8nm, naval, power, protein, wine or yacht.
+        root: The folder with the sets, each a folder with `data.txt` and the published indices.
+        split: The number of the published split, 0 to 19; of protein, 0 to 4.
+        batch_size: The number of samples in a batch, at least 2 because batch norm can't train on one.
+        num_workers: The number of processes that load batches; 0 loads them in the main process.
+        val_fraction: The share of training rows that is held out for validation, between 0 and 1.
+        seed: The seed of the validation split; the test rows do not depend on it.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class UCI(SplitData):
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed)
+        check_choice("name", name, FOLDERS)
         self.dataset, self.root, self.split_number = name, root, split
 
     def setup(self, stage: str) -> None:
@@ -94,6 +98,6 @@ class UCI(SplitData):
         train, val = self.split(len(rows.x_train))
         inputs, x_val, x_test = standardise(rows.x_train[train], rows.x_train[val], rows.x_test)
         targets = torch.tensor(rows.y_train, dtype=torch.float32)
-        self.train_set = self.structure_set = Images(inputs, targets[train])
-        self.val_set = Images(x_val, targets[val])
-        self.test_set = Images(x_test, torch.tensor(rows.y_test, dtype=torch.float32))
+        self.train_set = self.structure_set = Samples(inputs, targets[train])
+        self.val_set = Samples(x_val, targets[val])
+        self.test_set = Samples(x_test, torch.tensor(rows.y_test, dtype=torch.float32))

@@ -10,7 +10,7 @@ import torch
 import torchvision.datasets as tv
 from torch import Tensor
 
-from brainet_pl.datamodules.base import Images, SplitData, image_transform
+from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_near, check_set_names, image_transform
 
 VisionName = Literal["mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "svhn"]
 
@@ -39,13 +39,17 @@ class TorchvisionData(SplitData):
     """One of torchvision's data sets, from a folder as torchvision lays it out.
 
     Args:
-        name: mnist, fashion_mnist, kmnist, cifar10, cifar100 or svhn.
-        root: the folder; existing files are used as they are.
-        download: fetch what is missing.
-        augment: random crops and flips; None does what is usual for the set.
-        ood: names of further sets in the same folder, as out-of-distribution data.
-        near: those names of `ood` that resemble the training data; the others are far.
-        limit: use only so many samples of each split.
+        name: The data set: mnist, fashion_mnist, kmnist, cifar10, cifar100 or svhn.
+        root: The folder with the files, as torchvision lays them out; existing files are used as they are.
+        download: Whether to fetch what is missing.
+        augment: Whether training images are cropped and flipped at random; None does what is usual for the set.
+        ood: The names of further sets in the same folder, as out-of-distribution data.
+        limit: The number of samples to use of each split, from its beginning; None uses all.
+        batch_size: The number of samples in a batch, at least 2 because batch norm can't train on one.
+        num_workers: The number of processes that load batches; 0 loads them in the main process.
+        val_fraction: The share of training images that is held out for validation, between 0 and 1.
+        seed: The seed of the validation split; the test images do not depend on it.
+        near: Those names of `ood` that resemble the training data; the others are far.
     """
 
     def __init__(
@@ -63,9 +67,11 @@ class TorchvisionData(SplitData):
         near: Sequence[str] = (),
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed, near)
-        for choice in (name, *ood):
-            if choice not in TABLE:
-                raise ValueError(f"expected one of {', '.join(TABLE)}, got {choice!r}")
+        check_choice("name", name, TABLE)
+        for other in ood:
+            check_choice("ood", other, TABLE)
+        check_set_names(ood)
+        check_near(ood, near)
         self.dataset, self.root, self.download, self.limit, self.ood = str(name), root, download, limit, tuple(ood)
         self.augment = TABLE[name].augment if augment is None else augment
 
@@ -82,9 +88,9 @@ class TorchvisionData(SplitData):
         plain = image_transform(entry.mean, entry.std)
         crop = image_transform(entry.mean, entry.std, entry.size) if self.augment else plain
         x, y = self._arrays(self.dataset, train=True)
-        self.take(Images(x, y, plain), Images(x, y, crop), len(x))
-        self.test_set = Images(*self._arrays(self.dataset, train=False), plain)
-        self.ood_sets = {name: Images(*self._arrays(name, train=False), plain) for name in self.ood}
+        self.take(Samples(x, y, plain), Samples(x, y, crop), len(x))
+        self.test_set = Samples(*self._arrays(self.dataset, train=False), plain)
+        self.ood_sets = {name: Samples(*self._arrays(name, train=False), plain) for name in self.ood}
 
     def _open(self, name: str, train: bool, download: bool = False) -> Any:
         split: dict[str, Any] = {"split": "train" if train else "test"} if name == "svhn" else {"train": train}

@@ -1,5 +1,8 @@
-"""The layout promised to users: top-level folders, one namespace."""
+"""What is promised to users: top-level folders in one namespace, and dependencies that are declared."""
 
+import ast
+import re
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -8,6 +11,39 @@ import pytest
 import brainet_pl
 
 ROOT = Path(__file__).parents[1]
+DISTRIBUTION = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # where it is not called like what is imported
+OPTIONAL = {"timm"}  # asked for by the name of a backbone, with an error that says how to install it
+UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
+
+
+def imported(folders, everywhere=True):
+    """Distributions that the folders import, in functions too or else on import only."""
+    names = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree) if everywhere else tree.body:
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.split(".")[0])
+    names -= {"brainet_pl", *sys.stdlib_module_names}
+    return {DISTRIBUTION.get(name, name.replace("_", "-")) for name in names}
+
+
+def distributions(requirements):
+    return {re.match(r"[\w.-]+", requirement).group().lower() for requirement in requirements}
+
+
+def test_what_is_imported_is_declared_and_the_other_way_round():
+    tomllib = pytest.importorskip("tomllib", reason="in the standard library since Python 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = distributions(project["dependencies"])
+    package = ("brainet_pl", "callbacks", "datamodules")
+    assert imported(package) - OPTIONAL == declared - UNSEEN
+    assert not imported(package, everywhere=False) & OPTIONAL
+    behind_a_skip = distributions(project["optional-dependencies"]["benchmarks"]) | {"pandas"}
+    known = declared | distributions(project["optional-dependencies"]["dev"]) | behind_a_skip
+    assert imported(["tests"]) <= known
 
 
 def test_listed_packages_are_the_folders_on_disk():

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
 from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl import checks
@@ -219,28 +220,31 @@ def collect(measures: list[Measure], prefix: str, group: str) -> MetricCollectio
 # -- regression -------------------------------------------------------------------------------------------------------
 
 
-class SquaredError(_SampleMean):
+class SquaredError(MeanSquaredError, Measure):
     """RMSE: √(1/N Σ_n (μ_n - y_n)²)."""
 
     key, title, unit = "reg/RMSE", "RMSE", "target"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,)."""
-        return (preds[:, 0] - target) ** 2
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(squared=False, **kwargs)
 
-    def compute(self) -> Tensor:
-        """The root of the mean so far."""
-        return super().compute().sqrt()
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
+        # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
+        self.sum_squared_error, self.total = self.sum_squared_error.clone(), self.total.clone()
+        super().update(preds[:, 0], target)
 
 
-class AbsoluteError(_SampleMean):
+class AbsoluteError(MeanAbsoluteError, Measure):
     """MAE: 1/N Σ_n |μ_n - y_n|."""
 
     key, title, unit = "reg/MAE", "MAE", "target"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,)."""
-        return (preds[:, 0] - target).abs()
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
+        # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
+        self.sum_abs_error, self.total = self.sum_abs_error.clone(), self.total.clone()
+        super().update(preds[:, 0], target)
 
 
 class GaussianNLL(_SampleMean):

@@ -1,9 +1,20 @@
+"""Datamodules: splits, loaders by name, targets, and settings that are documented and checked at once."""
+
+import inspect
+
+import docstring_parser
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 import torchvision
 
-from brainet_pl.datamodules import Arrays, Digits, TorchvisionData
+import brainet_pl.datamodules
+from brainet_pl.datamodules import UCI, Arrays, Digits, SplitData, Table, TorchvisionData
+from brainet_pl.datamodules.arrays import as_targets
+from brainet_pl.datamodules.base import Samples
+
+MODULES = [getattr(brainet_pl.datamodules, name) for name in brainet_pl.datamodules.__all__]
 
 
 def test_digits_hold_classes_out_and_never_mix_splits():
@@ -44,13 +55,114 @@ def save(path, n, shape, seed=0, classes=3):
     return str(path)
 
 
+class TwoUnknown(SplitData):
+    """Numbers in memory, and unknown sets of any names."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+
+    def setup(self, stage):
+        known = Samples(torch.randn(20, 3), torch.zeros(20))
+        self.take(known, known, 20)
+        self.test_set = known
+        self.ood_sets = {name: Samples(torch.randn(4 + i, 3), torch.zeros(4 + i)) for i, name in enumerate(self.names)}
+
+
+def test_test_loaders_go_by_name():
+    data = TwoUnknown("far", "a/b")
+    data.setup("test")
+    loaders = data.test_dataloader()
+    assert {name: len(loader.dataset) for name, loader in loaders.items()} == {"test": 20, "far": 4, "a/b": 5}
+    assert next(iter(loaders)) == "test"
+
+
+class Seen(pl.LightningModule):
+    """Remembers which loader gave how many samples."""
+
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        seen = self.trainer.test_dataloaders
+        self.found = getattr(self, "found", {}) | {list(seen)[dataloader_idx]: len(batch[0])}
+
+
+def test_lightning_takes_loaders_by_name(tmp_path):
+    model = Seen()
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=str(tmp_path),
+    )  # fmt: skip
+    trainer.test(model, datamodule=TwoUnknown("far", "near"), verbose=False)
+    assert model.found == {"test": 20, "far": 4, "near": 5}
+
+
+def test_names_that_would_overwrite_each_other_are_refused(tmp_path):
+    for names, message in (
+        (["test"], "expected names of out-of-distribution sets other than 'test'.*, got 'test': rename"),
+        (["a/b", "a_b"], "expected .* files have different names, got 'a/b' and 'a_b', both written as 'a_b': rename"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TwoUnknown(*names).setup("fit")
+        with pytest.raises(ValueError, match=message):
+            Arrays("a.npz", "b.npz", ood=dict.fromkeys(names, "c.npz"))
+    with pytest.raises(ValueError, match="got 'svhn' and 'svhn'"):
+        TorchvisionData("cifar10", ood=("svhn", "svhn"))
+
+
+def test_digits_without_unknown_ones_name_no_near_set():
+    assert Digits(held_out=()).near == ()
+    assert Digits().near == ("held_out",)
+
+
+def test_numbers_as_targets_stay_numbers(tmp_path):
+    rng = np.random.default_rng(0)
+    y = rng.uniform(0, 1, 30)
+    path = str(tmp_path / "regression.npz")
+    np.savez(path, x=rng.normal(size=(30, 4)), y=y)
+    data = Arrays(path, path, val=path)
+    data.setup("fit")
+    _, target = next(iter(data.test_dataloader()["test"]))
+    assert target.dtype is torch.float32
+    np.testing.assert_allclose(target, y, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint8, np.uint32, np.int64, bool])
+def test_integers_as_targets_are_labels(dtype):
+    values = np.array([0, 1, 1, 0], dtype=dtype)
+    for y in (values, values[:, None]):
+        assert as_targets(y, "file").dtype is torch.long
+        assert as_targets(y, "file").tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble, ">f8"])
+def test_every_float_becomes_float32(dtype):
+    y = as_targets(np.array([0.5, -2.25], dtype=dtype), "file")
+    assert y.dtype is torch.float32
+    assert y.tolist() == [0.5, -2.25]
+
+
+def test_other_targets_are_refused(tmp_path):
+    def refuse(y, message):
+        np.savez(tmp_path / "bad.npz", x=np.zeros((3, 2)), y=y)
+        with pytest.raises(ValueError, match=message):
+            Arrays(str(tmp_path / "bad.npz"), str(tmp_path / "bad.npz")).setup("fit")
+
+    refuse(np.array(["cat", "dog", "cat"]), "got values of type <U3: number the classes from 0")
+    refuse(np.zeros(3, dtype=complex), "got values of type complex128")
+    refuse(np.zeros(3, dtype="datetime64[D]"), "got values of type datetime64")
+    refuse(np.zeros((3, 2)), r"expected one target for each sample .*, got \(3, 2\): keep one column")
+    refuse(np.zeros((3, 1, 1)), "expected one target for each sample")
+    refuse(np.array(1.0), "expected one target for each sample")
+    refuse(np.array([{}, {}, {}]), "got Python objects: store arrays of numbers")
+    refuse(np.zeros(4), "expected as many targets as inputs, got 4 targets for 3 inputs: check")
+
+
 def test_arrays_of_images_and_of_features(tmp_path):
     files = {"train": save(tmp_path / "a.npz", 40, (8, 8, 3)), "test": save(tmp_path / "b.npz", 20, (8, 8, 3))}
     data = Arrays(
         **files, ood={"far": save(tmp_path / "c.npz", 5, (8, 8, 3))}, mean=(0.5,) * 3, std=(0.25,) * 3, augment=True
     )
     data.setup("fit")
-    x, y = next(iter(data.test_dataloader()[0]))
+    x, y = next(iter(data.test_dataloader()["test"]))
     assert x.shape == (20, 3, 8, 8)
     raw = np.load(files["test"])["x"]
     np.testing.assert_allclose(x[0].permute(1, 2, 0), (raw[0] / 255 - 0.5) / 0.25, atol=1e-5)
@@ -119,10 +231,61 @@ def test_torchvision_sets_are_one_table(monkeypatch):
 def test_missing_files_and_bad_names_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"expected mnist in .*set download"):
         TorchvisionData("mnist", root=str(tmp_path)).setup("fit")
-    with pytest.raises(ValueError, match="expected one of mnist"):
-        TorchvisionData("imagenet")
     with pytest.raises(ValueError, match="val_fraction"):
         Digits(val_fraction=0.0)
     with pytest.raises(ValueError, match="batch_size of at least 2"):
         Digits(batch_size=1)
     assert torchvision.__version__
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_setting_is_described(module):
+    """The command line prints these descriptions; one that shares a line with another is lost."""
+    found = {p.arg_name: p.description for p in docstring_parser.parse(module.__doc__).params if p.args[0] == "param"}
+    for name in inspect.signature(module).parameters:
+        assert len((found.get(name) or "").split()) >= 3, f"{module.__name__}: {name} is without a description"
+
+
+REQUIRED = {
+    UCI: {"name": "yacht"},
+    Arrays: {"train": "a.npz", "test": "b.npz"},
+    Digits: {},
+    SplitData: {},
+    Table: {"file": "a.csv", "target": "y"},
+    TorchvisionData: {"name": "mnist"},
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(("setting", "value"), [("val_fraction", 0.0), ("val_fraction", 1.0), ("batch_size", 1)])
+def test_shared_settings_are_checked_at_once(module, setting, value):
+    module(**REQUIRED[module])
+    with pytest.raises(ValueError, match=f"expected a {setting} .*, got {value}: "):
+        module(**REQUIRED[module], **{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("module", "setting", "value", "message"),
+    [
+        (UCI, "name", "yatch", "expected name to be one of boston, .*, got 'yatch': choose"),
+        (TorchvisionData, "name", "imagenet", "expected name to be one of mnist, .*, got 'imagenet': choose"),
+        (TorchvisionData, "ood", ("svnh",), "expected ood to be one of mnist, .*, got 'svnh': choose"),
+        (TorchvisionData, "near", ("svhn",), r"expected near to name .*\(there are none\), got svhn: correct near"),
+        (Arrays, "near", ("far",), r"expected near to name .*\(there are none\), got far: correct near"),
+        (Arrays, "mean", (0.5,), "expected both mean and std, or neither, got mean=.*: give the other"),
+        (Digits, "held_out", (10,), r"expected held_out to be digits from 0 to 9 .*, got \(10,\): correct"),
+        (Digits, "held_out", range(9), "leave two or more to learn"),
+        (Digits, "test_fraction", 1.5, "expected a test_fraction between 0 and 1, got 1.5"),
+        (Table, "task", "ranking", "expected task to be one of regression, classification, got 'ranking': choose"),
+        (Table, "missing", "drop", "expected missing to be one of impute, refuse, got 'drop': choose"),
+        (Table, "test_fraction", 0.0, "expected a test_fraction between 0 and 1, got 0.0"),
+        (Table, "encoding", "utf8000", "expected encoding to be .*, got 'utf8000': "),
+        (Table, "delimiter", "comma", "expected delimiter to be one character, got 'comma': "),
+        (Table, "max_categories", 0, "expected max_categories to be at least 1, got 0: "),
+        (Table, "drop", "id", r"expected drop to be a list of columns, got 'id': write \['id'\]"),
+        (Table, "categorical", "id", r"expected categorical to be a list of columns, got 'id': write \['id'\]"),
+    ],
+)
+def test_a_misspelt_choice_is_refused_at_once(module, setting, value, message):
+    with pytest.raises(ValueError, match=message):
+        module(**(REQUIRED[module] | {setting: value}))

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 
-from brainet_pl.metrics import AreaUnderRiskCoverage, RiskAtCoverage, classification_metrics, risk_coverage
+from brainet_pl.metrics import (
+    AbsoluteError,
+    AreaUnderRiskCoverage,
+    RiskAtCoverage,
+    SquaredError,
+    classification_metrics,
+    risk_coverage,
+)
 
 
 def expected_calibration_error(p, y, bins=15):
@@ -98,3 +105,33 @@ def test_selective_metrics_on_a_case_by_hand():
         metric.update(preds, target)
     assert area.compute() == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4)
     assert risk.compute() == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, -1e6, 1e8])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_errors_of_the_mean_against_their_definition(offset, kind):
+    generator = torch.Generator().manual_seed(0)
+    mean = (offset + 30 * torch.randn(200, generator=generator)).to(kind)
+    target = (offset + 30 * torch.randn(200, generator=generator)).to(kind)
+    preds = torch.stack([mean, torch.rand(200, generator=generator).to(kind)], dim=1)
+    gap = (mean - target).double()
+    for metric, expected in ((SquaredError(), (gap**2).mean().sqrt()), (AbsoluteError(), gap.abs().mean())):
+        for a, b in zip(preds.split(64), target.split(64), strict=True):
+            metric.update(a, b)
+        assert metric.compute().item() == pytest.approx(expected.item(), rel=1e-6)
+        metric.reset()
+        metric.update(preds[:1], target[:1])
+        assert metric.compute().item() == pytest.approx(gap[0].abs().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [SquaredError, AbsoluteError])
+def test_a_metric_of_inference_mode_can_be_updated_outside(make):
+    """As it happens where a fit follows a validation."""
+    metric, preds, target = make(), torch.tensor([[1.0, 1.0], [2.0, 1.0]]), torch.tensor([2.0, 3.0])
+    with torch.inference_mode():
+        metric.update(preds, target)
+        metric.reset()
+    metric.update(preds, target)
+    metric.update(preds, target)
+    assert metric.compute() == 1
+    assert metric(preds, target + 1) == 2

@@ -11,7 +11,7 @@ from scipy import stats
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl.callbacks import FeatureCache, OODEvaluation, StructureLearning
-from brainet_pl.datamodules.base import Images, SplitData
+from brainet_pl.datamodules.base import Samples, SplitData
 from brainet_pl.metrics import regression_metrics
 from brainet_pl.module import BRAINet
 from brainet_pl.tasks import Regression
@@ -30,10 +30,10 @@ class Line(SplitData):
         x[:, 3] += x[:, 0]
         y = self.offset + 50 * (x[:, 0] + x[:, 1] - x[:, 2]) + 10 * rng.normal(size=400)
         inputs, targets = torch.tensor(x).float(), torch.tensor(y).float()
-        train = Images(inputs[:300], targets[:300])
+        train = Samples(inputs[:300], targets[:300])
         self.take(train, train, 300)
-        self.test_set = Images(inputs[300:], targets[300:])
-        self.ood_sets = {"far": Images(10 + 3 * inputs[300:], targets[300:])}
+        self.test_set = Samples(inputs[300:], targets[300:])
+        self.ood_sets = {"far": Samples(10 + 3 * inputs[300:], targets[300:])}
 
 
 def trainer(folder, *callbacks, epochs=1, **settings):

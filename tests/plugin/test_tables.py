@@ -1,11 +1,17 @@
 """CSV files and the layout of the UCI sets, on files made here."""
 
+import codecs
+import csv
+import warnings
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from brainet_pl.datamodules import UCI, Table
-from brainet_pl.datamodules.table import Categorical, Numeric, fit_encoders, read_csv
+from brainet_pl.datamodules.columns import encode, fit_encoders, is_missing, is_text, read_csv, recognise
 
 
 def tensors(samples):
@@ -53,12 +59,82 @@ def test_a_table_is_encoded_by_its_training_rows(csv_file):
 
 def test_encoders_against_arithmetic():
     columns = {"n": ["1", "", "3", "5"], "c": ["b", "a", "?", "b"], "k": ["1", "2", "1", "2"]}
-    numeric, category, named = fit_encoders(columns, categorical=["k"])
-    assert numeric == Numeric("n", 3.0, np.std([1, 3, 5]), True)
-    assert category == Categorical("c", ("a", "b", "missing"))
-    assert named.categories == ("1", "2")
+    numeric, categorical, named = fit_encoders(columns, categorical=["k"])
+    assert numeric.features == ("n", "n missing")
+    assert categorical.features == ("c=a", "c=b", "c=missing")
+    assert named.features == ("k=1", "k=2")
     np.testing.assert_allclose(numeric.encode(["3", "nan", "5"]), [[0, 0], [0, 1], [2 / np.std([1, 3, 5]), 0]])
-    np.testing.assert_array_equal(category.encode(["b", "", "new"]), [[0, 1, 0], [0, 0, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(categorical.encode(["b", "", "new"]), [[0, 1, 0], [0, 0, 1], [0, 0, 0]])
+
+
+def slow_encoding(train, other, categorical):
+    """Names and values by loops and the definitions of mean and variance: (names, rows of `other`)."""
+    names, parts = [], []
+    for name, values in train.items():
+        kinds = sorted({"missing" if is_missing(v) else v for v in values})
+        if len(kinds) == 1:
+            continue
+        if name in categorical or any(map(is_text, values)):
+            names += [f"{name}={kind}" for kind in kinds]
+            parts += [[float(("missing" if is_missing(v) else v) == kind) for v in other[name]] for kind in kinds]
+            continue
+        known = [float(v) for v in values if not is_missing(v)]
+        mean = sum(known) / len(known)
+        std = (sum((x - mean) ** 2 for x in known) / len(known)) ** 0.5
+        std = 1.0 if max(known) == min(known) else std
+        names.append(name)
+        parts.append([0.0 if is_missing(v) else (float(v) - mean) / std for v in other[name]])
+        if len(known) < len(values):
+            names.append(f"{name} missing")
+            parts.append([float(is_missing(v)) for v in other[name]])
+    return names, np.array(parts).T
+
+
+GAPS = st.sampled_from(["", "?", "NA", "NaN", "null"])
+NUMBERS = st.integers(-10_000, 10_000).map(lambda i: f"{i / 8}")
+CATEGORIES = st.sampled_from(["red", "blue", "Grey", "missing", "7", "é", "a=b"])
+
+
+@st.composite
+def tables(draw):
+    """Training rows, other rows of the same columns, and which columns are named as categorical."""
+    train, other, named = {}, {}, []
+    n, m = draw(st.integers(1, 8)), draw(st.integers(1, 5))
+    for j in range(draw(st.integers(1, 4))):
+        name = draw(st.sampled_from(["x", "a__b", "x missing", "c=d"])) + str(j)
+        cell = draw(st.sampled_from([NUMBERS, NUMBERS | GAPS, CATEGORIES, CATEGORIES | GAPS, GAPS]))
+        train[name] = draw(st.lists(cell, min_size=n, max_size=n))
+        chosen = draw(st.booleans())
+        named += [name] if chosen else []
+        new = CATEGORIES | GAPS | NUMBERS if chosen or any(map(is_text, train[name])) else NUMBERS | GAPS
+        other[name] = draw(st.lists(new, min_size=m, max_size=m))
+    return train, other, named
+
+
+@settings(max_examples=300, deadline=None)
+@given(tables())
+def test_encoders_equal_their_slow_twin(table):
+    train, other, named = table
+    for rows in (train, other):
+        names, expected = slow_encoding(train, rows, named)
+        if not names:
+            with pytest.raises(ValueError, match="expected columns that vary"):
+                fit_encoders(train, categorical=named)
+            return
+        encoders = fit_encoders(train, categorical=named)
+        assert [feature for encoder in encoders for feature in encoder.features] == names
+        np.testing.assert_allclose(encode(encoders, rows), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_one_number_beside_gaps_is_a_zero():
+    """Its mean is off by a rounding error; the deviation of that size must not be blown up to 1."""
+    (encoder,) = fit_encoders({"x": ["0.1", "", "0.1", "0.1"]})
+    np.testing.assert_allclose(encoder.encode(["0.1", ""]), [[0, 0], [0, 1]], atol=1e-12)
+
+
+def test_gaps_in_new_rows_alone_get_no_indicator():
+    (encoder,) = fit_encoders({"x": ["1", "3"]})
+    np.testing.assert_array_equal(encoder.encode(["", "3"]), [[0], [1]])
 
 
 def test_the_test_rows_do_not_depend_on_the_seed(csv_file):
@@ -174,15 +250,154 @@ def test_uci_sets_keep_their_published_splits(uci):
 
 def test_wrong_uci_names_and_splits_are_named(uci):
     root, _ = uci
-    for settings, error, message in (
-        ({"name": "iris"}, ValueError, "expected one of boston, concrete"),
+    for wrong, error, message in (
+        ({"name": "iris"}, ValueError, "expected name to be one of boston, concrete"),
         ({"name": "yacht", "split": 2}, ValueError, "expected a split of yacht from 0 to 1, got 2"),
         ({"name": "wine"}, FileNotFoundError, "root must hold the folders of the UCI sets"),
     ):
         with pytest.raises(error, match=message):
-            UCI(root=str(root), **settings).setup("fit")
+            UCI(root=str(root), **wrong).setup("fit")
 
 
 def test_a_column_of_nothing_but_gaps_is_left_out():
     encoders = fit_encoders({"empty": ["", "NA", "?"], "size": ["1", "2", "3"]})
     assert [encoder.name for encoder in encoders] == ["size"]
+
+
+# -- how files are written --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "encoding"),
+    [("utf-8", "utf-8"), ("utf-8-sig", "utf-8"), ("utf-8-sig", "UTF8"), ("latin-1", "latin-1"), ("utf-16", "utf-16")],
+)
+def test_encodings(tmp_path, written, encoding):
+    path = tmp_path / "a.csv"
+    path.write_text("größe,y\n1,é\n", encoding=written)
+    assert read_csv(path, encoding=encoding) == {"größe": ["1"], "y": ["é"]}
+
+
+def test_another_encoding_is_named(tmp_path):
+    path = tmp_path / "a.csv"
+    for text, written, advice in (("größe,y\n1,2\n", "latin-1", "latin-1"), ("größe,y\n1,2\n", "utf-16", "utf-16")):
+        path.write_text(text, encoding=written)
+        with pytest.raises(ValueError, match=f"encoded as utf-8, got the byte 0x.. at .*: set encoding='{advice}'"):
+            read_csv(path)
+    path.write_bytes("größe,price\n".encode("latin-1") + b"".join(b"%d,%d\n" % (i, i) for i in range(20)))
+    with pytest.raises(ValueError, match="set encoding='latin-1'"):
+        Table(str(path), "price").setup("fit")
+    data = Table(str(path), "price", encoding="latin-1")
+    data.setup("fit")
+    assert data.feature_names == ["größe"]
+    assert path.read_bytes()[:3] != codecs.BOM_UTF8
+
+
+@pytest.mark.parametrize(("used", "name"), [(";", "semicolon"), ("\t", "tab"), ("|", "bar"), (",", "comma")])
+def test_another_delimiter_is_named(tmp_path, used, name):
+    path = tmp_path / "a.csv"
+    path.write_text(f"a{used}b{used}c\n1.5{used}2{used}3\n")
+    given = ";" if used == "," else ","
+    with pytest.raises(ValueError, match=r"expected columns separated by .*: set delimiter=.* \(" + name) as error:
+        read_csv(path, delimiter=given)
+    assert f"delimiter={used!r}" in str(error.value)
+    assert list(read_csv(path, delimiter=used)) == ["a", "b", "c"]
+
+
+def test_decimal_commas_do_not_hide_the_delimiter(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a;b\n1,5;2\n")
+    with pytest.raises(ValueError, match="set delimiter=';'"):
+        read_csv(path)
+
+
+def test_a_single_column_may_have_a_strange_name(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("size|m2\n1\n2\n")
+    assert read_csv(path) == {"size|m2": ["1", "2"]}
+
+
+def test_quotes_without_an_end_are_told(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('a,b\n1,"' + "x" * 200_000)
+    with pytest.raises(ValueError, match="got what is no CSV"):
+        read_csv(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        (["2024-01-31", "2024-02-01"], "dates"),
+        (["2024-01-31T10:00", "2024-01-31 10:00:59.5+02:00"], "dates"),
+        (["31/12/2024", "1/2/24"], "dates"),
+        (["31.12.2024"], "dates"),
+        (["12/31/2024 1:05 PM"], "dates"),
+        (["1,234", "12,345,678.9"], "numbers"),
+        (["-1,5", "1.234,5"], "numbers"),
+        (["1 234", "1'234", "1\u00a0234", "1\u202f234"], "numbers"),
+        (["1.234.567"], "numbers"),
+        (["red", "1,234"], None),
+        (["10-20", "20-30"], None),
+        (["3.11.7"], None),
+        (["1 room", "2 rooms"], None),
+        ([], None),
+    ],
+)
+def test_notations_are_recognised(values, name):
+    notation = recognise(values)
+    assert (notation and notation.name.split()[0]) == name
+
+
+def written(folder, name, values):
+    path = folder / "written.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([[name, "n", "price"], *([v, i, i] for i, v in enumerate(values))])
+    return str(path)
+
+
+def test_columns_of_dates_and_of_separated_numbers_are_not_taken_as_categories(tmp_path):
+    dates = written(tmp_path, "sold", [f"2024-01-{1 + i % 28:02}" for i in range(60)])
+    message = "column 'sold', got dates such as '2024-.*': turn them into numbers.*drop the column, or name it in categ"
+    with pytest.raises(ValueError, match=message):
+        Table(dates, "price").setup("fit")
+    Table(dates, "price", drop=["sold"]).setup("fit")
+    named = Table(dates, "price", categorical=["sold"])
+    named.setup("fit")
+    assert "sold=2024-01-02" in named.feature_names
+    amounts = written(tmp_path, "rent", [f"{900 + i:,}" for i in range(200)])  # some without a separator
+    message = "column 'rent', got numbers with thousands separators .* such as '1,.*': write thousands without"
+    with pytest.raises(ValueError, match=message):
+        Table(amounts, "price").setup("fit")
+    with pytest.raises(ValueError, match=r"'rent', got '1,...' \(numbers with .*\): write .*, or set task='classif"):
+        Table(amounts, "rent").setup("fit")
+
+
+# -- values that no training row is near to ---------------------------------------------------------------------------
+
+
+def test_a_value_far_from_all_training_rows_is_told_once(tmp_path):
+    train = written(tmp_path, "size", range(40))
+    test, new = tmp_path / "test.csv", tmp_path / "new.csv"
+    test.write_text("size,n,price\n1,1,2\n1e30,2,2\n")
+    data = Table(train, "price", test=str(test))
+    message = r"within 1,000,000 training standard deviations .*, got 1e30 in column 'size', row 3 of .*test.csv: mend"
+    with pytest.warns(UserWarning, match=message) as caught:
+        data.setup("test")
+    assert len([w for w in caught if "standard deviations" in str(w.message)]) == 1
+    new.write_text("n,size\n" + "-1e9,1e9\n" * 4)
+    data = Table(train, "price", test=str(test), predict=str(new))
+    with pytest.warns(UserWarning, match=r"1e30 .*; 1e9 in column 'size', row 2 of .*; -1e9 .*'n'.* and 6 more: mend"):
+        data.setup("predict")
+
+
+def test_the_row_is_that_of_the_file(tmp_path):
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1)).tolist()
+    values = [str(i) for i in range(40)]
+    values[order[0]] = "-4e12"  # the first row that is held out
+    with pytest.warns(UserWarning, match=f"got -4e12 in column 'size', row {order[0] + 2} of"):
+        Table(written(tmp_path, "size", values), "price").setup("fit")
+
+
+def test_ordinary_tables_give_no_warning(csv_file):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Table(csv_file, "price", drop=["id"]).setup("fit")
