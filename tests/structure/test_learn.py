@@ -10,8 +10,9 @@ from hypothesis.extra import numpy as hnp
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm as module_tqdm
 
-from brainet_pl.structure import GGT, Leaf, learn_structure, rai
-from brainet_pl.structure.learn import DEFAULT_THRESHOLD
+from brainet_pl.structure import GGT, Leaf, PreparedData, find_score, find_test, learn_structure, rai
+
+TESTS = ["cmi", "g2", "gaussian", "fisher_z"]
 
 
 def learn(x, **settings):
@@ -30,7 +31,7 @@ def relabel(node, names):
     )
 
 
-@pytest.mark.parametrize("test", list(DEFAULT_THRESHOLD))
+@pytest.mark.parametrize("test", TESTS)
 def test_order_of_columns_and_rows_does_not_matter(features, test):
     expected = relabel(learn(features, test=test, max_order=2).root, range(10))
     rng = np.random.default_rng(0)
@@ -65,7 +66,7 @@ def test_number_of_threads_does_not_matter(features, test):
     ),
     s=st.integers(1, 3),
     max_order=st.integers(0, 3),
-    test=st.sampled_from(list(DEFAULT_THRESHOLD)),
+    test=st.sampled_from(TESTS),
     threshold=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
 )
 def test_every_subnetwork_uses_each_input_exactly_once(x, s, max_order, test, threshold):
@@ -87,11 +88,9 @@ def test_every_subnetwork_uses_each_input_exactly_once(x, s, max_order, test, th
 )
 def test_leaf_scores_add_up_to_the_score_of_the_dag(features, test, score):
     """A sub-network's score is the decomposable score of its Bayesian network, computed here from scratch."""
-    from brainet_pl.structure.learn import _Data
-
     ggt = learn(features, test=test, score=score, threshold=0.03)
-    data = _Data.prepare(features, bins=3, max_rows=None)
-    local = data.score(score, 1.0, test)
+    data = PreparedData.prepare(features, bins=3)
+    local = find_score(score, find_test(test).kind).on(data, 1.0)
     place = np.argsort(data.columns)
     for subnetwork in ggt.sample_uniform(3):
         dag = ggt.dag(subnetwork)
@@ -168,7 +167,7 @@ def test_odd_tables_are_handled():
     x = rng.normal(size=(50, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for test in DEFAULT_THRESHOLD:
+        for test in TESTS:
             assert isinstance(learn(x[:, :1], test=test).root, Leaf)  # one column
             learn(np.c_[x, np.ones(50)], test=test)  # a constant column
             learn(np.c_[x, x], test=test)  # copies
@@ -190,8 +189,8 @@ def test_odd_tables_are_handled():
         (np.zeros((5, 2)), {"bins": 1}, "bins of at least 2"),
         (np.zeros((5, 2)), {"ess": 0.0}, "ess of at least"),
         (np.zeros((5, 2)), {"max_rows": 1}, "max_rows of at least 2"),
-        (np.zeros((5, 2)), {"test": "magic"}, "one of cmi, g2, gaussian, fisher_z"),
-        (np.zeros((5, 2)), {"score": "aic"}, "one of bdeu, bic, bge"),
+        (np.zeros((5, 2)), {"test": "magic"}, "one of cmi, fisher_z, g2, gaussian"),
+        (np.zeros((5, 2)), {"score": "aic"}, "one of bdeu, bge, bic for a discrete test, got 'aic'"),
         (np.zeros((5, 2)), {"threshold": -1.0}, "threshold of at least 0"),
         (np.zeros((5, 2)), {"test": "g2", "threshold": 2.0}, "significance level"),
         (np.zeros((5, 2)), {"max_order": -1}, "max_order of at least 0"),
