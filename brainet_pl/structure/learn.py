@@ -163,8 +163,8 @@ def rai(
             gives the recursion's own graph.
 
     Example:
-        Two coins and whether they differ: any two are independent, but not given the third. An oracle of a known graph
-        finds the arrows that such a v-structure fixes.
+        Two causes are independent until their effect is known, and that fixes both arrows. An oracle that reads a known
+        graph finds them:
 
         >>> import numpy as np
         >>> from brainet_pl.structure import DSeparation
@@ -172,7 +172,7 @@ def rai(
         >>> rai(3, test=DSeparation(dag)).directed.astype(int).tolist()
         [[0, 0, 1], [0, 0, 1], [0, 0, 0]]
 
-        From data, the same by a significance test:
+        A significance test on data finds the same:
 
         >>> rng = np.random.default_rng(0)
         >>> a, b, noise = rng.integers(0, 2, size=(3, 1000))

@@ -153,11 +153,13 @@ class Score(ABC):
         name: what `learn_structure(score=…)` calls it. Two scores may share a name if they go with different tests.
         kind: which prepared data it reads: "discrete" the codes `data.table`, "gaussian" the normal scores.
         goes_with: the kinds of tests it may be combined with; its own kind alone if a subclass says nothing.
+        version: goes into the key of cached trees; raise it when the values of a score of your own change.
     """
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
     goes_with: ClassVar[tuple[Kind, ...]]
+    version: ClassVar[int] = 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -139,8 +139,8 @@ def find_test(test: str | type[IndependenceTest]) -> type[IndependenceTest]:
         found = test
     else:
         raise ValueError(
-            f"expected test to be one of {', '.join(known_tests())} or a subclass of IndependenceTest, got {shown(test)}: "
-            "choose one of these, or define a subclass with this name (and import its module) first"
+            f"expected test to be one of {', '.join(known_tests())} or a subclass of IndependenceTest, "
+            f"got {shown(test)}: choose one of these, or define a subclass with this name (and import its module) first"
         )
     if inspect.isabstract(found) or not hasattr(found, "name"):
         missing = sorted(found.__abstractmethods__) or ["name"]
