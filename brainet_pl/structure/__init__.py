@@ -1,8 +1,26 @@
 """Learning the wiring: from features to a scored tree of Bayesian-network structures."""
 
+from brainet_pl.structure.data import PreparedData
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, SubNetwork
-from brainet_pl.structure.independence import DSeparation
+from brainet_pl.structure.independence import DSeparation, IndependenceTest, find_test
 from brainet_pl.structure.learn import learn_structure, rai
 from brainet_pl.structure.pdag import PDAG, cpdag
+from brainet_pl.structure.score import Score, find_score
 
-__all__ = ["GGT", "PDAG", "Branch", "DSeparation", "Leaf", "Node", "SubNetwork", "cpdag", "learn_structure", "rai"]
+__all__ = [
+    "GGT",
+    "PDAG",
+    "Branch",
+    "DSeparation",
+    "IndependenceTest",
+    "Leaf",
+    "Node",
+    "PreparedData",
+    "Score",
+    "SubNetwork",
+    "cpdag",
+    "find_score",
+    "find_test",
+    "learn_structure",
+    "rai",
+]

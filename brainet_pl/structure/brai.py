@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from brainet_pl.structure.autonomy import Budget, increase_separation, is_leaf
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
-from brainet_pl.structure.independence import IndependenceTest
+from brainet_pl.structure.independence import Margins
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
-from brainet_pl.structure.rai import Budget, increase_separation, is_leaf
 from brainet_pl.structure.score import FamilyScore
 
 Path = tuple[int, ...]
@@ -31,7 +31,7 @@ class BRAI:
 
     s: int
     max_order: int
-    test_on: Callable[[Path], IndependenceTest]
+    test_on: Callable[[Path], Margins]
     score: FamilyScore
     budget: Budget
     on_leaf: Callable[[], None] = lambda: None

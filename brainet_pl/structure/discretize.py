@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from brainet_pl.structure import checks
+
+MAX_BINS = 256  # codes are bytes: more levels would wrap around, and no test could fill their tables
 MAX_LEVELS = 16  # integer columns with more distinct values (pixels, counts) are binned like continuous ones
 
 
@@ -23,7 +26,17 @@ def discretize(values: NDArray[np.generic], bins: int) -> Codes:
 
     Integer and boolean columns with at most 16 distinct values are taken as they are; gaps between their codes are
     closed. A constant column gets arity 1.
+
+    Example:
+        Nine different values fall into three bins; categories keep their levels.
+
+        >>> import numpy as np
+        >>> discretize(np.arange(9.0)[:, None], bins=3).codes[:, 0].tolist()
+        [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        >>> discretize(np.array([[5], [5], [7], [9]]), bins=2).arities.tolist()
+        [3]
     """
+    bins = check_bins(bins)
     integer = values.dtype.kind in "iub"
     codes = np.empty(values.shape, dtype=np.uint8, order="F")
     arities = np.empty(values.shape[1], dtype=np.int64)
@@ -31,6 +44,13 @@ def discretize(values: NDArray[np.generic], bins: int) -> Codes:
         column = np.ascontiguousarray(values[:, j])
         codes[:, j], arities[j] = _code_column(column, bins, integer)
     return Codes(codes, arities)
+
+
+def check_bins(bins: int) -> int:
+    """The number of levels of a continuous column as an `int` from 2 to 256; one level would hide every dependence."""
+    return checks.whole(
+        "bins", bins, 2, MAX_BINS, hint="it is the number of levels of a continuous column; 2 to 8 is usual"
+    )
 
 
 def _code_column(column: NDArray[np.generic], bins: int, integer: bool) -> tuple[NDArray[np.uint8], int]:

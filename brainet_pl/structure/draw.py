@@ -1,4 +1,4 @@
-"""Pictures and text of a tree of structures, with matplotlib alone."""
+"""Pictures of a tree of structures, with matplotlib alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+
+from brainet_pl.structure.text import short
 
 if TYPE_CHECKING:
     from brainet_pl.structure.ggt import GGT, SubNetwork, Tree
@@ -81,8 +83,8 @@ def draw_ggt(ggt: GGT, temperature: float | None = None, ax: Axes | None = None)
     ax.set_xticks([])
     ax.set_ylabel("split by tests of")
     ax.set_title(
-        f"{ggt.num_variables} variables, {_short(ggt.num_subnetworks)} sub-networks, "
-        f"{_short(ggt.num_unique_structures)} unique structures (temperature {temperature:.3g})",
+        f"{ggt.num_variables} variables, {short(ggt.num_subnetworks)} sub-networks, "
+        f"{short(ggt.num_unique_structures)} unique structures (temperature {temperature:.3g})",
         fontsize=10,
     )
     scale = ScalarMappable(Normalize(0, 1), colours)
@@ -145,40 +147,3 @@ def draw_network(
     share = np.exp(ggt.log_prob(subnetwork))
     ax.set_title(f"one sub-network of {len(inputs)} inputs, posterior probability {share:.3g}", fontsize=10)
     return figure
-
-
-def text_summary(ggt: GGT, temperature: float | None = None, width: int = 80, lines: int = 16) -> str:
-    """The sizes in one line, then the top of the tree, one line a branch."""
-    temperature = ggt.auto_temperature if temperature is None else temperature
-    probabilities = ggt.branch_probabilities(temperature)
-    number = {id(node): i for i, node in enumerate(ggt.nodes)}
-    text = [
-        f"GGT of {ggt.num_variables} variables from {ggt.num_rows:,} rows, fingerprint {ggt.fingerprint}",
-        f"{_short(ggt.num_subnetworks)} sub-networks, {_short(ggt.num_unique_structures)} unique structures, "
-        f"depth {ggt.depth}, {ggt.num_leaves} leaves",
-        f"temperature {temperature:.4g}: perplexity {ggt.perplexity(temperature):.4g}",
-    ]
-    tree: list[str] = []
-
-    def describe(node: Tree, indent: int) -> None:
-        for t, branch in enumerate(getattr(node, "branches", ())):
-            sizes = [len(a.variables) for a in branch.ancestors]
-            ancestors = ", ".join(map(str, sizes)) if sizes else "none"
-            p = probabilities[number[id(node)]][t]
-            tree.append(
-                f"{'  ' * indent}{p:6.1%}  ancestors {ancestors} | descendant {len(branch.descendant.variables)}"
-            )
-            for child in branch.children:
-                if hasattr(child, "branches"):
-                    tree.append(f"{'  ' * indent}        {len(child.variables)} variables:")
-                    describe(child, indent + 1)
-
-    describe(ggt.root, 0)
-    text += tree[:lines]
-    if len(tree) > lines:
-        text.append(f"… {len(tree) - lines} more lines")
-    return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in text)
-
-
-def _short(count: int) -> str:
-    return f"{count:,}" if count < 10**7 else f"about 10^{len(str(count)) - 1}"

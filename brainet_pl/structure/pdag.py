@@ -67,7 +67,18 @@ def complete_graph(d: int) -> Bools:
 
 
 def cpdag(dag: Bools) -> PDAG:
-    """The equivalence class of a DAG: its skeleton, its v-structures, and what Meek's rules make of them."""
+    """The equivalence class of a DAG (d, d): its skeleton, its v-structures, and what Meek's rules make of them.
+
+    Example:
+        In 0 → 1 → 2 every arrow could be turned; in 0 → 1 ← 2 none.
+
+        >>> chain = np.array([[0, 1, 0], [0, 0, 1], [0, 0, 0]], dtype=bool)
+        >>> cpdag(chain).adjacency.astype(int).tolist()
+        [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+        >>> collider = np.array([[0, 1, 0], [0, 0, 0], [0, 1, 0]], dtype=bool)
+        >>> cpdag(collider).adjacency.astype(int).tolist()
+        [[0, 1, 0], [0, 0, 0], [0, 1, 0]]
+    """
     skeleton = dag | dag.T
     # x → z is compelled at once if some other parent y of z is not adjacent to x.
     unmarried = (_count(~skeleton & complete_graph(len(dag)), dag) > 0) & dag

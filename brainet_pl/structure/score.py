@@ -1,22 +1,29 @@
 """Decomposable Bayesian scores log p(x | parents), always on the full data (line 3 of Algorithm 1).
 
 A score is a function of one family; `FamilyScore` remembers what it has computed, because the leaves of a tree repeat
-most families.
+most families. A subclass of `Score` gives such a function a name, and says which data it reads and with which tests it
+goes; it is found by `find_score` from the moment its class is defined.
 """
 
 from __future__ import annotations
 
+import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from brainet_pl.structure.statistics import CodeTable
+from brainet_pl.structure.data import Kind, PreparedData
+from brainet_pl.structure.registry import register
+from brainet_pl.structure.statistics import CodeTable, correlation
 
 Floats = NDArray[np.float64]
 LocalScore = Callable[[int, tuple[int, ...]], float]
 
+_named: dict[tuple[str, Kind], type[Score]] = {}
 _MAX_CODE = 1 << 40  # joint codes are renumbered before they can overflow 64 bits
 _TINY_LOG = -600.0  # below exp(-600) the rising factorial takes its limit form
 
@@ -137,3 +144,113 @@ def _log_det(matrix: Floats, variables: tuple[int, ...]) -> float:
     sign, value = np.linalg.slogdet(matrix[np.ix_(variables, variables)])
     smallest = len(variables) * np.log(1e-12)
     return float(max(value, smallest)) if sign > 0 else smallest
+
+
+class Score(ABC):
+    """The base of all scores.
+
+    Attributes:
+        name: what `learn_structure(score=…)` calls it. Two scores may share a name if they go with different tests.
+        kind: which prepared data it reads: "discrete" the codes `data.table`, "gaussian" the normal scores.
+        goes_with: the kinds of tests it may be combined with; its own kind alone if a subclass says nothing.
+        version: goes into the key of cached trees; raise it when the values of a score of your own change.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    goes_with: ClassVar[tuple[Kind, ...]]
+    version: ClassVar[int] = 1
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            return
+        kinds = get_args(Kind)
+        if getattr(cls, "kind", None) not in kinds:
+            raise TypeError(
+                f"expected the score {cls.__qualname__} to declare kind as one of {', '.join(kinds)}, "
+                f"got {getattr(cls, 'kind', None)!r}: set it in the body of the class"
+            )
+        if "goes_with" not in cls.__dict__:
+            cls.goes_with = (cls.kind,)
+        for kind in cls.goes_with:
+            register(_named, (cls.name, kind), cls)
+
+    @classmethod
+    @abstractmethod
+    def on(cls, data: PreparedData, ess: float) -> LocalScore:
+        """The score of a family on all rows of `data`; `ess` is the weight of the prior, where there is one."""
+        raise NotImplementedError(f"expected {cls.__qualname__} to define `on`, got the one of the abstract base")
+
+
+class BDeu(Score):
+    """`bdeu` of the codes; continuous columns are binned, so it goes with every test."""
+
+    name = "bdeu"
+    kind = "discrete"
+    goes_with = ("discrete", "gaussian")
+
+    @classmethod
+    def on(cls, data: PreparedData, ess: float) -> LocalScore:
+        """The score with equivalent sample size `ess`."""
+        return bdeu(data.table, ess)
+
+
+class BGe(Score):
+    """`bge` of the normal scores; every column has them, so it goes with every test."""
+
+    name = "bge"
+    kind = "gaussian"
+    goes_with = ("discrete", "gaussian")
+
+    @classmethod
+    def on(cls, data: PreparedData, ess: float) -> LocalScore:
+        """The score with a prior of weight `ess`."""
+        return bge(correlation(data.scores), data.n, ess)
+
+
+class DiscreteBIC(Score):
+    """`discrete_bic` of the codes, the form of "bic" for discrete tests."""
+
+    name = "bic"
+    kind = "discrete"
+
+    @classmethod
+    def on(cls, data: PreparedData, ess: float) -> LocalScore:
+        """The score; it has no prior, so `ess` does not matter."""
+        return discrete_bic(data.table)
+
+
+class GaussianBIC(Score):
+    """`gaussian_bic` of the normal scores, the form of "bic" for Gaussian tests."""
+
+    name = "bic"
+    kind = "gaussian"
+
+    @classmethod
+    def on(cls, data: PreparedData, ess: float) -> LocalScore:
+        """The score; it has no prior, so `ess` does not matter."""
+        return gaussian_bic(correlation(data.scores), data.n)
+
+
+def known_scores(kind: Kind) -> list[str]:
+    """The names of all scores that go with a test of this kind, sorted."""
+    return sorted(name for name, goes_with in _named if goes_with == kind)
+
+
+def find_score(score: str | type[Score], kind: Kind) -> type[Score]:
+    """The score of a name for a test of this `kind`; a class is checked and handed back.
+
+    Example:
+        >>> find_score("bic", "gaussian").__name__
+        'GaussianBIC'
+    """
+    found = _named.get((score, kind)) if isinstance(score, str) else score
+    if not (inspect.isclass(found) and issubclass(found, Score) and kind in getattr(found, "goes_with", ())):
+        raise ValueError(
+            f"expected score to be one of {', '.join(known_scores(kind))} for a {kind} test, got {score!r}: "
+            "choose one of these, None for the one that belongs to the test, or another test"
+        )
+    if inspect.isabstract(found):
+        raise TypeError(f"expected a complete score, got {found.__qualname__} without `on`: define it in the class")
+    return found

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -71,3 +72,15 @@ def test_normal_scores_match_scipy_ranks():
     expected = (expected - expected.mean(0)) / expected.std(0)
     np.testing.assert_allclose(normal_scores(x), expected, atol=1e-5)
     assert not normal_scores(np.ones((4, 1))).any()
+
+
+@pytest.mark.parametrize("bins", [-5, 0, 1, 257, 1000, 2.5])
+def test_a_number_of_levels_that_codes_can_not_hold_is_refused(bins):
+    with pytest.raises(ValueError, match=r"expected bins .*, got .*: it is the number of levels"):
+        discretize(np.arange(3000.0)[:, None], bins)
+
+
+def test_256_levels_fit():
+    codes, arities = discretize(np.arange(3000.0)[:, None], 256)
+    assert arities.tolist() == [256]
+    assert len(np.unique(codes)) == 256

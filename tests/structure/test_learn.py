@@ -1,6 +1,9 @@
+import importlib.util
+import inspect
 import time
 import warnings
 
+import docstring_parser
 import numpy as np
 import pytest
 import torch
@@ -10,8 +13,10 @@ from hypothesis.extra import numpy as hnp
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm as module_tqdm
 
-from brainet_pl.structure import GGT, Leaf, learn_structure, rai
-from brainet_pl.structure.learn import DEFAULT_THRESHOLD
+import brainet_pl
+from brainet_pl.structure import GGT, Leaf, PreparedData, find_score, find_test, learn_structure, rai
+
+TESTS = ["cmi", "g2", "gaussian", "fisher_z"]
 
 
 def learn(x, **settings):
@@ -30,7 +35,7 @@ def relabel(node, names):
     )
 
 
-@pytest.mark.parametrize("test", list(DEFAULT_THRESHOLD))
+@pytest.mark.parametrize("test", TESTS)
 def test_order_of_columns_and_rows_does_not_matter(features, test):
     expected = relabel(learn(features, test=test, max_order=2).root, range(10))
     rng = np.random.default_rng(0)
@@ -65,7 +70,7 @@ def test_number_of_threads_does_not_matter(features, test):
     ),
     s=st.integers(1, 3),
     max_order=st.integers(0, 3),
-    test=st.sampled_from(list(DEFAULT_THRESHOLD)),
+    test=st.sampled_from(TESTS),
     threshold=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
 )
 def test_every_subnetwork_uses_each_input_exactly_once(x, s, max_order, test, threshold):
@@ -87,11 +92,9 @@ def test_every_subnetwork_uses_each_input_exactly_once(x, s, max_order, test, th
 )
 def test_leaf_scores_add_up_to_the_score_of_the_dag(features, test, score):
     """A sub-network's score is the decomposable score of its Bayesian network, computed here from scratch."""
-    from brainet_pl.structure.learn import _Data
-
     ggt = learn(features, test=test, score=score, threshold=0.03)
-    data = _Data.prepare(features, bins=3, max_rows=None)
-    local = data.score(score, 1.0, test)
+    data = PreparedData.prepare(features, bins=3)
+    local = find_score(score, find_test(test).kind).on(data, 1.0)
     place = np.argsort(data.columns)
     for subnetwork in ggt.sample_uniform(3):
         dag = ggt.dag(subnetwork)
@@ -168,7 +171,7 @@ def test_odd_tables_are_handled():
     x = rng.normal(size=(50, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for test in DEFAULT_THRESHOLD:
+        for test in TESTS:
             assert isinstance(learn(x[:, :1], test=test).root, Leaf)  # one column
             learn(np.c_[x, np.ones(50)], test=test)  # a constant column
             learn(np.c_[x, x], test=test)  # copies
@@ -190,8 +193,8 @@ def test_odd_tables_are_handled():
         (np.zeros((5, 2)), {"bins": 1}, "bins of at least 2"),
         (np.zeros((5, 2)), {"ess": 0.0}, "ess of at least"),
         (np.zeros((5, 2)), {"max_rows": 1}, "max_rows of at least 2"),
-        (np.zeros((5, 2)), {"test": "magic"}, "one of cmi, g2, gaussian, fisher_z"),
-        (np.zeros((5, 2)), {"score": "aic"}, "one of bdeu, bic, bge"),
+        (np.zeros((5, 2)), {"test": "magic"}, "one of cmi, fisher_z, g2, gaussian"),
+        (np.zeros((5, 2)), {"score": "aic"}, "one of bdeu, bge, bic for a discrete test, got 'aic'"),
         (np.zeros((5, 2)), {"threshold": -1.0}, "threshold of at least 0"),
         (np.zeros((5, 2)), {"test": "g2", "threshold": 2.0}, "significance level"),
         (np.zeros((5, 2)), {"max_order": -1}, "max_order of at least 0"),
@@ -200,6 +203,95 @@ def test_odd_tables_are_handled():
 def test_bad_input_is_named(x, settings, message):
     with pytest.raises(ValueError, match=message):
         learn(x, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bins": 0}, "bins of at least 2 and at most 256, got 0: "),
+        ({"bins": 1}, "bins of at least 2 and at most 256, got 1: "),
+        ({"bins": -5}, "bins of at least 2 and at most 256, got -5: "),
+        ({"bins": 257}, "bins of at least 2 and at most 256, got 257: "),
+        ({"bins": 300}, "at most 256, got 300: "),
+        ({"bins": "3"}, "bins to be a whole number, got '3': "),
+        ({"bins": True}, "bins to be a whole number, got True: "),
+        ({"max_rows": -4990}, "max_rows of at least 2, got -4990: "),
+        ({"max_rows": 1}, "max_rows of at least 2, got 1: "),
+        ({"max_rows": 2.5}, "max_rows to be a whole number, got 2.5: "),
+        ({"max_order": -1}, "max_order of at least 0, got -1: "),
+        ({"max_order": 0.5}, "max_order to be a whole number, got 0.5: "),
+        ({"max_tests": -1}, "max_tests of at least 0, got -1: "),
+        ({"max_tests": np.inf}, "max_tests to be a whole number, got inf: None sets no limit"),
+        ({"max_seconds": -1.0}, "max_seconds of at least 0, got -1.0: "),
+        ({"max_seconds": np.nan}, "max_seconds to be a finite number, got nan: "),
+        ({"threshold": "low"}, "expected a threshold .*, got 'low': "),
+        ({"threshold": np.inf}, "expected a threshold .*, got inf: "),
+    ],
+)
+def test_wrong_values_are_refused_by_both(features, settings, message):
+    for call in (learn, rai):
+        with pytest.raises(ValueError, match=message):
+            call(features, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"s": 1.5}, "s to be a whole number, got 1.5: "),
+        ({"s": "2"}, "s to be a whole number, got '2': "),
+        ({"seed": -1}, "seed of at least 0, got -1: "),
+        ({"seed": None}, "seed to be a whole number, got None: "),
+        ({"ess": np.nan}, "ess to be a finite number, got nan: "),
+        ({"ess": "one"}, "ess to be a finite number, got 'one': "),
+        ({"score": ""}, "one of bdeu, bge, bic for a discrete test, got '': "),
+        ({"score": 3}, "for a discrete test, got 3: "),
+    ],
+)
+def test_wrong_values_of_the_tree_are_refused(features, settings, message):
+    with pytest.raises(ValueError, match=message):
+        learn(features, **settings)
+
+
+def test_flags_are_flags(features):
+    with pytest.raises(ValueError, match="progress to be True or False, got 'no'"):
+        learn_structure(features, progress="no")
+    with pytest.raises(ValueError, match="second_pass to be True or False, got 0"):
+        rai(features, second_pass=0)
+
+
+def test_256_bins_keep_their_codes():
+    x = np.random.default_rng(0).normal(size=(600, 2))
+    x[:, 1] = x[:, 0] ** 3
+    assert PreparedData.prepare(x, bins=256).table.arities.tolist() == [256, 256]
+    assert rai(x, test="cmi", bins=256).skeleton[0, 1]
+
+
+def test_numbers_of_numpy_are_numbers(features):
+    plain = {"s": 2, "max_order": 1, "bins": 3, "seed": 1, "max_rows": 200, "max_tests": 10_000}
+    real = {"threshold": 0.25, "ess": 2.0, "max_seconds": 1000.0}
+    expected = learn(features, **plain, **real)
+    for whole, number in ((np.int64, np.float64), (np.int32, np.float32), (np.uint8, np.float16)):
+        settings = {name: whole(value) for name, value in plain.items() if value < 256}
+        settings |= {name: number(value) for name, value in real.items()}
+        ggt = learn(features, **{**plain, **settings})
+        assert ggt.to_json() == expected.to_json()
+        assert GGT.from_json(ggt.to_json()).settings == expected.settings
+        assert {type(value) for value in ggt.settings.values()} <= {int, float, str, bool}
+    assert rai(features, bins=np.int64(3), max_order=np.int32(2), max_rows=np.uint8(200)) == rai(
+        features, max_order=2, max_rows=200
+    )
+
+
+@pytest.mark.parametrize("call", [learn_structure, rai])
+def test_every_argument_has_its_own_help(call):
+    parsed = docstring_parser.parse(call.__doc__)  # as the command line reads it
+    assert [p.arg_name for p in parsed.params] == list(inspect.signature(call).parameters)
+    assert all(len(p.description) > 15 for p in parsed.params)
+
+
+def test_the_function_rai_hides_no_module():
+    assert importlib.util.find_spec("brainet_pl.structure.rai") is None
+    assert brainet_pl.rai is rai
 
 
 def test_progress_bar_counts_tests_and_leaves(features, capsys, monkeypatch):

@@ -5,8 +5,20 @@ import pytest
 from scipy.special import gammaln
 from scipy.stats import t as student_t
 
+from brainet_pl.structure import PreparedData, Score, find_score, learn_structure
+from brainet_pl.structure import score as module
 from brainet_pl.structure.discretize import Codes
-from brainet_pl.structure.score import FamilyScore, bdeu, bge, discrete_bic, gaussian_bic
+from brainet_pl.structure.score import (
+    BDeu,
+    BGe,
+    DiscreteBIC,
+    FamilyScore,
+    GaussianBIC,
+    bdeu,
+    bge,
+    discrete_bic,
+    gaussian_bic,
+)
 from brainet_pl.structure.statistics import CodeTable, correlation
 
 
@@ -112,3 +124,69 @@ def test_families_are_scored_once():
     score = FamilyScore(lambda x, parents: calls.append(x) or 1.0)
     assert score(0, (1,)) == score(0, (1,)) == 1.0
     assert calls == [0]
+
+
+@pytest.fixture
+def forget(monkeypatch):
+    """What a test defines, no other test should find."""
+    monkeypatch.setattr(module, "_named", dict(module._named))
+
+
+def test_a_name_and_the_kind_of_the_test_choose_the_score():
+    chosen = {
+        (name, kind): find_score(name, kind) for name in ("bdeu", "bge", "bic") for kind in ("discrete", "gaussian")
+    }
+    assert chosen == {
+        ("bdeu", "discrete"): BDeu,
+        ("bdeu", "gaussian"): BDeu,
+        ("bge", "discrete"): BGe,
+        ("bge", "gaussian"): BGe,
+        ("bic", "discrete"): DiscreteBIC,
+        ("bic", "gaussian"): GaussianBIC,
+    }
+
+
+def test_each_score_computes_its_own_function(features):
+    data = PreparedData.prepare(features, bins=3)
+    c = correlation(data.scores)
+    expected = {BDeu: bdeu(data.table, 2.0), BGe: bge(c, data.n, 2.0)}
+    expected |= {DiscreteBIC: discrete_bic(data.table), GaussianBIC: gaussian_bic(c, data.n)}
+    for cls, local in expected.items():
+        assert cls.on(data, 2.0)(0, (1, 3)) == local(0, (1, 3))
+    assert len({cls.on(data, 2.0)(0, (1, 3)) for cls in expected}) == 4
+
+
+def test_a_score_that_does_not_go_with_the_test_is_refused(features, forget):
+    class OnlyGaussian(Score):
+        name = "only_gaussian"
+        kind = "gaussian"
+
+        @classmethod
+        def on(cls, data, ess):
+            return lambda x, parents: -float(len(parents))
+
+    message = "one of bdeu, bge, bic for a discrete test, got .*[oO]nly_?[gG]aussian.*: choose one of these"
+    for score in ("only_gaussian", OnlyGaussian):
+        with pytest.raises(ValueError, match=message):
+            learn_structure(features, test="cmi", score=score, progress=False)
+        ggt = learn_structure(features, test="gaussian", score=score, progress=False)
+        assert ggt.settings["score"] == "only_gaussian"
+        assert ggt.score(ggt.map()) == -ggt.dag(ggt.map()).sum()
+
+
+@pytest.mark.parametrize("unknown", ["aic", "", "BDeu", None, 3, dict, Score])
+def test_an_unknown_score_is_refused(unknown):
+    for kind in ("discrete", "gaussian"):
+        with pytest.raises(ValueError, match=f"one of bdeu, bge, bic for a {kind} test, got .*: choose one"):
+            find_score(unknown, kind)
+
+
+def test_an_incomplete_score_is_refused(forget):
+    incomplete = type("Incomplete", (Score,), {"name": "incomplete", "kind": "discrete"})
+    for score in ("incomplete", incomplete):
+        with pytest.raises(TypeError, match="complete score, got Incomplete without `on`"):
+            find_score(score, "discrete")
+    with pytest.raises(TypeError, match="declare kind as one of discrete, gaussian, got 'binary'"):
+        type("Wrong", (Score,), {"name": "wrong", "kind": "binary"})
+    with pytest.raises(ValueError, match=r"free for Other, got \('bic', 'discrete'\), which belongs to .*DiscreteBIC"):
+        type("Other", (Score,), {"name": "bic", "kind": "discrete"})

@@ -14,7 +14,7 @@ from itertools import chain, combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.independence import IndependenceTest
+from brainet_pl.structure.independence import Margins
 from brainet_pl.structure.pdag import (
     Bools,
     Ints,
@@ -63,7 +63,7 @@ def is_leaf(A: Bools, X: Ints, X_ex: Ints, n: int) -> bool:
 
 
 def increase_separation(
-    A: Bools, X: Ints, X_ex: Ints, n: int, test: IndependenceTest, budget: Budget
+    A: Bools, X: Ints, X_ex: Ints, n: int, test: Margins, budget: Budget
 ) -> tuple[Bools, Separations]:
     """Line 8: remove edges by tests of order n, first between X_ex and X, then within X, and orient what is left.
 
@@ -97,7 +97,7 @@ def _orient_within(A: Bools, scope: Ints, inside: Bools, removed: Separations) -
 
 
 def _thin(
-    A: Bools, X: Ints, others: Ints, scope: Ints, n: int, test: IndependenceTest, budget: Budget
+    A: Bools, X: Ints, others: Ints, scope: Ints, n: int, test: Margins, budget: Budget
 ) -> tuple[Bools, Separations]:
     """Test every edge X–others against every condition set of size n, then remove all that some set separates.
 
@@ -137,7 +137,7 @@ class Evidence:
         """Nothing is known yet."""
         return cls(np.full((d, d), np.inf), np.full((d, d), -1), [])
 
-    def collect(self, pairs: Bools, potential: Bools, n: int, test: IndependenceTest, budget: Budget) -> None:
+    def collect(self, pairs: Bools, potential: Bools, n: int, test: Margins, budget: Budget) -> None:
         """Test `pairs` (d, d) given every set of n of the `potential` parents (d, d) of either end.
 
         A condition set shared by many pairs is tested as a block; those with few are gathered into long lists.
@@ -168,7 +168,7 @@ class Evidence:
                     pending, waiting = [], 0
         self._flush(pending, test)
 
-    def _flush(self, pending: list[tuple[int, Ints, Ints]], test: IndependenceTest) -> None:
+    def _flush(self, pending: list[tuple[int, Ints, Ints]], test: Margins) -> None:
         if pending:
             x = np.concatenate([xs for _, xs, _ in pending])
             y = np.concatenate([ys for _, _, ys in pending])
@@ -220,7 +220,7 @@ def _conditions(edges: Bools, potential: Bools, n: int, budget: Budget) -> Itera
 
 
 def recursive_autonomy(
-    A: Bools, X: Ints, X_ex: Ints, n: int, max_order: int, test: IndependenceTest, budget: Budget
+    A: Bools, X: Ints, X_ex: Ints, n: int, max_order: int, test: Margins, budget: Budget
 ) -> tuple[Bools, Separations]:
     """Plain RAI: Algorithm 1 with one pass instead of s, and the whole graph as its result."""
     if n > max_order or is_leaf(A, X, X_ex, n) or budget.spent:
@@ -234,7 +234,7 @@ def recursive_autonomy(
     return merged, join_separations([found, *(more for _, more in results)])
 
 
-def repair(A: Bools, max_order: int, test: IndependenceTest, budget: Budget) -> Bools:
+def repair(A: Bools, max_order: int, test: Margins, budget: Budget) -> Bools:
     """Second thoughts about a finished graph: test the few edges left against all neighbours, and orient anew.
 
     A weak dependence that an early test misses makes a false v-structure, which hides a separating set from later

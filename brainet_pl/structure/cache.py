@@ -1,0 +1,92 @@
+"""Learned trees on disk: a key that names features and settings, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import uuid
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from brainet_pl.structure.canonical import canonical_order
+from brainet_pl.structure.data import as_table
+from brainet_pl.structure.ggt import GGT
+from brainet_pl.structure.independence import find_test
+from brainet_pl.structure.learn import learn_structure
+from brainet_pl.structure.score import find_score
+
+ALGORITHM = 1  # raise it whenever the same features and settings give another tree: old files are then not found
+
+_PARAMETERS = inspect.signature(learn_structure).parameters.values()
+_DEFAULTS = {p.name: p.default for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY and p.name != "progress"}
+
+
+def cache_key(features: Any, settings: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits that name the tree of `features` (N, d) learned with `settings`.
+
+    Args:
+        features: array or tensor as `learn_structure` takes it. The order of its rows does not matter to a tree and not
+            to the key; the order of columns does, because a stored tree is numbered by it.
+        settings: arguments of `learn_structure`; what is left out has its default there, and `progress` is ignored.
+    """
+    unknown = set(settings) - set(_DEFAULTS) - {"progress"}
+    if unknown:
+        raise ValueError(
+            f"expected settings among {', '.join(_DEFAULTS)}, got {', '.join(sorted(unknown))}: "
+            "give the arguments of learn_structure"
+        )
+    complete = {name: settings.get(name, default) for name, default in _DEFAULTS.items()}
+    test = find_test(complete.pop("test"))
+    score = complete.pop("score")
+    scoring = find_score(test.default_score if score is None else score, test.kind)
+    values = as_table(features)
+    order = canonical_order(values)
+    content = {
+        "algorithm": ALGORITHM,
+        "data": order.digest,
+        "columns": order.columns.tolist(),
+        # The digest sees numbers only, but whole numbers are categories if they are stored as integers.
+        "categories": values.dtype.kind in "iub",
+        "test": [test.__module__, test.__qualname__, test.version],
+        "score": [scoring.__module__, scoring.__qualname__, scoring.version],
+        "settings": {k: v.item() if isinstance(v, np.generic) else v for k, v in complete.items()},
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
+
+
+def load(path: str | os.PathLike[str]) -> GGT | None:
+    """The tree in a file, or None if there is no such file.
+
+    A file that is no whole tree, because it was cut short or is something else, is set aside as `….bad` with a warning,
+    and None says that there is nothing to use.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return None
+    try:
+        return GGT.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also what is not text
+        aside = path.with_name(f"{path.name}.bad")
+        with contextlib.suppress(OSError):  # another run was faster, or the folder can only be read
+            os.replace(path, aside)
+        warnings.warn(f"set {path} aside as {aside.name} and go on without it: {error}", stacklevel=2)
+        return None
+
+
+def store(path: str | os.PathLike[str], ggt: GGT) -> None:
+    """Write a tree whole or not at all: another run may be reading the file. Missing folders are made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_text(ggt.to_json(), encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,55 @@
+"""Checks of settings: they refuse at the call, and give back plain Python numbers whatever came."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+
+def whole(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
+    """A whole number between `least` and `most` as an `int`; 3.0 and NumPy's integers count as whole, True does not."""
+    if not _is_number(value) or value != value or math.isinf(value) or value != int(value):
+        raise ValueError(f"expected {name} to be a whole number, got {shown(value)}: {hint}")
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"at least {least} and at most {most}"
+        raise ValueError(f"expected {name} of {bounds}, got {value}: {hint}")
+    return int(value)
+
+
+def whole_or_none(name: str, value: Any, least: int, hint: str) -> int | None:
+    """A whole number of at least `least`, or None."""
+    return None if value is None else whole(name, value, least, hint=hint)
+
+
+def number(name: str, value: Any, least: float, hint: str) -> float:
+    """A finite number of at least `least` as a `float`."""
+    if not _is_number(value) or not math.isfinite(value):
+        raise ValueError(f"expected {name} to be a finite number, got {shown(value)}: {hint}")
+    if value < least:
+        raise ValueError(f"expected {name} of at least {least}, got {value}: {hint}")
+    return float(value)
+
+
+def number_or_none(name: str, value: Any, least: float, hint: str) -> float | None:
+    """A finite number of at least `least`, or None."""
+    return None if value is None else number(name, value, least, hint)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False; a string such as "no" would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"expected {name} to be True or False, got {shown(value)}: give one of the two")
+    return bool(value)
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: its type alone where it would fill the screen."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)

@@ -1,0 +1,91 @@
+"""A table of features as the tests and scores read it: checked, in canonical order, as codes and as normal scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brainet_pl.structure.canonical import CanonicalOrder, canonical_order
+from brainet_pl.structure.discretize import discretize, normal_scores
+from brainet_pl.structure.statistics import CodeTable
+
+Kind = Literal["discrete", "gaussian"]  # of a test or score: whether it reads `table` or `scores`
+Weights = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedData:
+    """A checked table in canonical order, and what the tests and scores need of it, made when first asked for.
+
+    Attributes:
+        values: (n, d) the table with rows and columns in canonical order.
+        columns: (d,) the user's number of each column.
+        digest: a hash of the whole table that does not see the order of rows and columns.
+        bins: the number of levels that `table` gives a continuous column.
+    """
+
+    values: NDArray[Any]
+    columns: NDArray[np.intp]
+    digest: str
+    bins: int
+
+    @classmethod
+    def prepare(cls, features: Any, bins: int, max_rows: int | None = None) -> PreparedData:
+        """Check and sort `features` (N, d), an array or tensor, and keep a random sample of `max_rows` rows."""
+        values = as_table(features)
+        order: CanonicalOrder = canonical_order(values)
+        rows = order.rows
+        if max_rows is not None:
+            rows = rows[:max_rows]  # sorted by hash: the first rows are a random sample
+        return cls(values[rows][:, order.columns], order.columns, order.digest, bins)
+
+    @property
+    def n(self) -> int:
+        """The number of rows that are learned from."""
+        return len(self.values)
+
+    @property
+    def d(self) -> int:
+        """The number of variables."""
+        return int(self.values.shape[1])
+
+    @cached_property
+    def table(self) -> CodeTable:
+        """The codes (n, d) that discrete tests and scores read."""
+        return CodeTable(discretize(self.values, self.bins))
+
+    @cached_property
+    def scores(self) -> NDArray[np.float32]:
+        """(n, d) the normal scores that Gaussian tests and scores read."""
+        return normal_scores(self.values)
+
+
+def as_table(features: Any) -> NDArray[Any]:
+    """`features` as a numeric array (N, d) without gaps; refuses what no structure can be learned from."""
+    if hasattr(features, "detach"):
+        features = features.detach().cpu().numpy()
+    values = np.asarray(features)
+    if values.ndim != 2 or not values.shape[0] or not values.shape[1]:
+        raise ValueError(
+            f"expected features of shape (rows, columns) with at least one of each, got {values.shape}: "
+            "flatten images to one row each, and check that the data is not empty"
+        )
+    if values.dtype.kind not in "fiub":
+        raise ValueError(f"expected numbers, got dtype {values.dtype}: encode categories as integers first")
+    if values.dtype.kind == "f":
+        bad = ~np.isfinite(values)
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            raise ValueError(
+                f"expected finite features, got {int(bad.sum()):,} NaN or infinite values, the first in row {row}, "
+                f"column {column}: impute or drop them"
+            )
+        if values.dtype != np.float32:
+            values = values.astype(np.float64)
+    if len(values) < 2:
+        raise ValueError("expected at least 2 rows, got 1: dependence can't be seen in one row")
+    return values

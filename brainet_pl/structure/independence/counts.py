@@ -1,0 +1,88 @@
+"""Information and degrees of freedom from contingency counts, shared by the discrete tests."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brainet_pl.structure.independence.base import Floats, Ints
+from brainet_pl.structure.statistics import CountSample, JointCounts
+
+MOST_CELLS = 1 << 21  # of the dense tables in memory at a time
+
+
+class CountTest(Protocol):
+    """A test that reads a sample of counts, in blocks or, for few pairs, from dense tables."""
+
+    sample: CountSample
+
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+        """(L, R) margins of left × right given `condition`."""
+        ...
+
+    def small_list(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) margins from dense tables."""
+        ...
+
+
+def in_small_lists(test: CountTest, x: Ints, y: Ints, conditions: Ints) -> Floats:
+    """(T,) margins, as many tests at a time as dense tables allow; one by one where a single table is too large."""
+    cells = test.sample.most_levels(x, y, conditions) ** (conditions.shape[1] + 2)
+    if cells > MOST_CELLS:
+        tests = zip(x, y, conditions.tolist(), strict=True)
+        return np.array([test.block(tuple(z), np.array([a]), np.array([b]))[0, 0] for a, b, z in tests])
+    step = MOST_CELLS // cells
+    parts = [slice(i, i + step) for i in range(0, len(x), step)]
+    return np.concatenate([test.small_list(x[part], y[part], conditions[part]) for part in parts])
+
+
+def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:
+    """(T,) N times the conditional mutual information of each table of `counts` (T, q, r, r)."""
+    joint = n_log_n.take(counts).sum(axis=(1, 2, 3))
+    rows, columns = counts.sum(axis=3), counts.sum(axis=2)
+    margins = n_log_n.take(rows).sum(axis=(1, 2)) + n_log_n.take(columns).sum(axis=(1, 2))
+    return np.asarray(np.maximum(joint - margins + n_log_n.take(rows.sum(axis=2)).sum(axis=1), 0.0))
+
+
+def information(joint: JointCounts, n_log_n: Floats) -> Floats:
+    """(L, R) N times the conditional mutual information of each pair, from its joint counts.
+
+    With f(n) = n·log n: Σf(n_abc) - Σf(n_ac) - Σf(n_bc) + Σf(n_c) over levels a, b and configurations c. Counts of the
+    level left out of a block are what the others leave of the block's sum.
+    """
+    counts, left, right = joint
+    simple = counts.shape[1] - 1 == len(left) and counts.shape[2] - 1 == len(right)  # all binary: a block is a column
+
+    def f(n: NDArray[Any]) -> Floats:
+        return n_log_n.take(n.astype(np.int64))
+
+    def over(n: NDArray[Any], blocks: Ints, axis: int) -> NDArray[Any]:
+        return n if simple else np.add.reduceat(n, blocks, axis=axis)
+
+    n_c = counts[:, :1, :1]
+    n_a, n_b, n_ab = counts[:, 1:, :1], counts[:, :1, 1:], counts[:, 1:, 1:]
+    n_ab_right = over(n_ab, right, 2)
+    n_a0 = n_a - n_ab_right
+    n_0b = n_b - over(n_ab, left, 1)
+    n_0, n_0_right = n_c - over(n_a, left, 1), n_c - over(n_b, right, 2)
+    n_00 = n_0_right - over(n_a0, left, 1)
+
+    joint_sum = over(over(f(n_ab).sum(axis=0), left, 0), right, 1)
+    joint_sum = joint_sum + over(f(n_a0).sum(axis=0), left, 0) + over(f(n_0b).sum(axis=0), right, 1)
+    joint_sum += f(n_00).sum(axis=0)
+    left_sum = over(f(n_a).sum(axis=0), left, 0) + f(n_0).sum(axis=0)
+    right_sum = over(f(n_b).sum(axis=0), right, 1) + f(n_0_right).sum(axis=0)
+    return np.asarray(np.maximum(joint_sum - left_sum - right_sum + f(n_c).sum(), 0.0))
+
+
+def degrees_of_freedom(joint: JointCounts) -> Floats:
+    """(L, R) Σ_c (levels of left seen in c - 1)·(levels of right seen in c - 1)."""
+    counts, left, right = joint
+    n_a, n_b, n_c = counts[:, 1:, 0], counts[:, 0, 1:], counts[:, 0, :1]
+    free_left = np.add.reduceat(n_a > 0, left, axis=1, dtype=np.float64)
+    free_left += n_c > np.add.reduceat(n_a, left, axis=1)
+    free_right = np.add.reduceat(n_b > 0, right, axis=1, dtype=np.float64)
+    free_right += n_c > np.add.reduceat(n_b, right, axis=1)
+    return np.asarray(np.maximum(free_left - 1, 0).T @ np.maximum(free_right - 1, 0))

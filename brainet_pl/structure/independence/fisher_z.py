@@ -1,0 +1,43 @@
+"""Fisher's z test of normal scores at a significance level."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import ndtr
+
+from brainet_pl.structure.data import PreparedData, Weights
+from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
+from brainet_pl.structure.independence.partial import partial_correlation, partial_correlation_of_pairs
+from brainet_pl.structure.statistics import correlation
+
+
+class FisherZ(IndependenceTest):
+    """Fisher's z test of a vanishing partial correlation at significance level `threshold`, for `n` rows."""
+
+    name = "fisher_z"
+    kind = "gaussian"
+    unit = "significance level"
+    default_threshold = 0.05
+    default_score = "bge"
+
+    def __init__(self, correlation: Floats, threshold: float, n: int) -> None:
+        self.correlation, self.threshold, self.n = correlation, threshold, n
+
+    @classmethod
+    def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> FisherZ:
+        """The test on the normal scores of `data`, rows counted as often as `weights` (N,) says."""
+        return cls(correlation(data.scores, weights), threshold, data.n)
+
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+        """(L, R) significance level less the p-value."""
+        return self._margin(partial_correlation(self.correlation, condition, left, right), len(condition))
+
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) significance level less the p-value."""
+        rho = partial_correlation_of_pairs(self.correlation, x, y, conditions)
+        return self._margin(rho, conditions.shape[1])
+
+    def _margin(self, rho: Floats, order: int) -> Floats:
+        with np.errstate(divide="ignore"):
+            z = np.abs(np.arctanh(rho)) * np.sqrt(max(self.n - order - 3, 1))
+        return np.asarray(self.threshold - 2.0 * ndtr(-z))

@@ -1,0 +1,57 @@
+"""The likelihood-ratio test of codes at a significance level."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import gammaincc
+
+from brainet_pl.structure.data import PreparedData, Weights
+from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
+from brainet_pl.structure.independence.counts import (
+    degrees_of_freedom,
+    in_small_lists,
+    information,
+    table_information,
+)
+from brainet_pl.structure.statistics import CountSample
+
+
+class GSquare(IndependenceTest):
+    """The likelihood-ratio test: independent when G² = 2·N·CMI is unsurprising at significance level `threshold`.
+
+    Degrees of freedom count only levels that occur in each configuration of the condition set.
+    """
+
+    name = "g2"
+    kind = "discrete"
+    unit = "significance level"
+    default_threshold = 0.05
+    default_score = "bdeu"
+
+    def __init__(self, sample: CountSample, threshold: float) -> None:
+        self.sample, self.threshold = sample, threshold
+
+    @classmethod
+    def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> GSquare:
+        """The test on the codes of `data`, rows counted as often as `weights` (N,) says."""
+        return cls(CountSample(data.table, weights), threshold)
+
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+        """(L, R) significance level less the p-value."""
+        joint = self.sample.joint(condition, left, right)
+        return self._margin(information(joint, self.sample.n_log_n), degrees_of_freedom(joint))
+
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) significance level less the p-value."""
+        return in_small_lists(self, x, y, conditions)
+
+    def small_list(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) margins from dense tables."""
+        counts = self.sample.pair_tables(x, y, conditions)
+        seen_x, seen_y = (counts.any(axis=3).sum(axis=2), counts.any(axis=2).sum(axis=2))  # (T, q)
+        freedom = (np.maximum(seen_x - 1, 0) * np.maximum(seen_y - 1, 0)).sum(axis=1)
+        return self._margin(table_information(counts, self.sample.n_log_n), freedom.astype(np.float64))
+
+    def _margin(self, half_g: Floats, freedom: Floats) -> Floats:
+        p = np.where(freedom > 0, gammaincc(np.maximum(freedom, 1) / 2.0, half_g), 1.0)
+        return np.asarray(self.threshold - p)

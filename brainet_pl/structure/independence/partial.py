@@ -1,0 +1,43 @@
+"""Partial correlations from a correlation matrix alone, in blocks and in lists."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from brainet_pl.structure.independence.base import Floats, Ints
+
+
+def partial_correlation(correlation: Floats, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+    """(L, R) correlation of what a linear fit on `condition` leaves of left and right.
+
+    A variable that the condition set explains wholly has nothing left to correlate: 0.
+    """
+    rho = correlation[np.ix_(left, right)]
+    if condition:
+        z = np.asarray(condition)
+        inner = correlation[np.ix_(z, z)]
+        to_left, to_right = correlation[np.ix_(z, left)], correlation[np.ix_(z, right)]
+        # Least squares, because copied columns make the inner matrix singular.
+        weights = to_right if len(z) == 1 else np.linalg.lstsq(inner, to_right, rcond=1e-10)[0]
+        left_weights = to_left if len(z) == 1 else np.linalg.lstsq(inner, to_left, rcond=1e-10)[0]
+        rest_left = 1.0 - (to_left * left_weights).sum(axis=0)
+        rest_right = 1.0 - (to_right * weights).sum(axis=0)
+        scale_left = np.where(rest_left > 1e-6, 1.0 / np.sqrt(np.maximum(rest_left, 1e-6)), 0.0)
+        scale_right = np.where(rest_right > 1e-6, 1.0 / np.sqrt(np.maximum(rest_right, 1e-6)), 0.0)
+        rho = (rho - to_left.T @ weights) * scale_left[:, None] * scale_right
+    return np.clip(rho, -1.0, 1.0)
+
+
+def partial_correlation_of_pairs(correlation: Floats, x: Ints, y: Ints, conditions: Ints) -> Floats:
+    """(T,) partial correlations of pairs, each given its own condition set (T, n)."""
+    ends = np.stack([x, y], axis=1)
+    covariance = correlation[ends[:, :, None], ends[:, None, :]]  # (T, 2, 2)
+    if conditions.shape[1]:
+        inner = correlation[conditions[:, :, None], conditions[:, None, :]]
+        outer = correlation[conditions[:, :, None], ends[:, None, :]]
+        # A generalised inverse, because copied columns make the inner matrix singular.
+        weights = np.linalg.pinv(inner, rcond=1e-10, hermitian=True) @ outer
+        covariance = covariance - outer.transpose(0, 2, 1) @ weights
+    rest = np.diagonal(covariance, axis1=1, axis2=2)
+    scale = np.where(rest > 1e-6, 1.0 / np.sqrt(np.maximum(rest, 1e-6)), 0.0)
+    return np.clip(covariance[:, 0, 1] * scale[:, 0] * scale[:, 1], -1.0, 1.0)

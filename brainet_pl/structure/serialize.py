@@ -1,0 +1,150 @@
+"""A tree as JSON-able primitives, and back with every promise of the format checked.
+
+A file may be cut short, edited by hand, or not be a tree at all; a wrong tree must be refused here, because the head
+that is built from it would compute something else without an error.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from brainet_pl.structure.checks import shown, whole
+from brainet_pl.structure.tree import Branch, Leaf, Node, NumberedTree, Tree
+
+FORMAT = 1  # of the JSON form
+_ADVICE = "it is not what to_json writes; learn the structure again"
+
+
+class Content(NamedTuple):
+    """What a stored tree holds."""
+
+    root: Tree
+    num_variables: int
+    num_rows: int
+    settings: dict[str, Any]
+
+
+def write_nodes(tree: NumberedTree) -> list[dict[str, Any]]:
+    """Nodes in a flat list; a branch is the list of its children's numbers, the descendant last."""
+    entries: list[dict[str, Any]] = []
+    for node, branches in zip(tree.nodes, tree.branches, strict=True):
+        if isinstance(node, Leaf):
+            entries.append({"variables": node.variables, "parents": node.parents, "score": node.score})
+        else:
+            entries.append({"variables": node.variables, "branches": [list(branch) for branch in branches]})
+    return entries
+
+
+def read_content(data: Any) -> Content:
+    """The tree of a dictionary in the form of `GGT.to_dict`."""
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        raise ValueError(f"expected a GGT in JSON format {FORMAT}, got {found}: learn the structure again")
+    for key in ("num_variables", "num_rows", "settings", "nodes"):
+        if key not in data:
+            _refuse(f"the key {key!r}", f"only {', '.join(map(str, data))}", "the tree")
+    d = whole("num_variables of the tree", data["num_variables"], 1, hint=_ADVICE)
+    n = whole("num_rows of the tree", data["num_rows"], 1, hint=_ADVICE)
+    if not isinstance(data["settings"], Mapping):
+        _refuse("settings to be a dictionary", shown(data["settings"]), "the tree")
+    return Content(_read_nodes(data["nodes"], d), d, n, dict(data["settings"]))
+
+
+def _read_nodes(entries: Any, d: int) -> Tree:
+    """Build from the last entry to the first, so that children come before their node."""
+    if not _is_list(entries) or not entries:
+        _refuse("a list of at least one node", shown(entries), "the tree")
+    built: list[Tree | None] = [None] * len(entries)
+    for i in range(len(built) - 1, -1, -1):
+        entry = entries[i]
+        where = f"node {i} of the tree"
+        if not isinstance(entry, Mapping):
+            _refuse("a dictionary", shown(entry), where)
+        variables = _read_variables(_get(entry, "variables", where), d, where)
+        if not variables:
+            _refuse("at least one variable", "none", where)
+        if "branches" in entry:
+            built[i] = Node(variables, _read_branches(entry["branches"], i, built, variables))
+        else:
+            built[i] = _read_leaf(entry, variables, d, where)
+    root = built[0]
+    assert root is not None
+    if set(root.variables) != set(range(d)):
+        _refuse(f"all variables from 0 to {d - 1}", f"{len(root.variables)} of them", "node 0 of the tree")
+    unused = [i for i, node in enumerate(built) if i and node is not None]
+    if unused:
+        _refuse("every node but the first to be a child", "no node that it belongs to", f"node {unused[0]} of the tree")
+    return root
+
+
+def _read_branches(entries: Any, i: int, built: list[Tree | None], variables: tuple[int, ...]) -> tuple[Branch, ...]:
+    """The branches of node `i`; children are taken out of `built`, so that none is used twice."""
+    where = f"node {i} of the tree"
+    if not _is_list(entries) or not entries:
+        _refuse("at least one branch", shown(entries), where)
+    branches = []
+    for branch in entries:
+        if not _is_list(branch) or not branch:
+            _refuse("a branch to be a list of at least one child", shown(branch), where)
+        children: list[Tree] = []
+        for c in branch:
+            if not _is_whole(c) or not i < c < len(built):
+                _refuse(f"children with numbers from {i + 1} to {len(built) - 1}", shown(c), where)
+            child, built[c] = built[c], None
+            if child is None:
+                _refuse("every child to belong to one branch", f"child {c} twice", where)
+            children.append(child)
+        together = [v for child in children for v in child.variables]
+        if len(together) != len(variables) or set(together) != set(variables):
+            _refuse(
+                f"the children of a branch to share out its variables {shown(list(variables))}",
+                shown(together),
+                where,
+            )
+        branches.append(Branch(tuple(children[:-1]), children[-1]))
+    return tuple(branches)
+
+
+def _read_leaf(entry: Mapping[str, Any], variables: tuple[int, ...], d: int, where: str) -> Leaf:
+    parents = _get(entry, "parents", where)
+    if not _is_list(parents) or len(parents) != len(variables):
+        _refuse(f"a list of parents for each of its {len(variables)} variables", shown(parents), where)
+    families = tuple(_read_variables(found, d, where) for found in parents)
+    for x, family in zip(variables, families, strict=True):
+        if x in family:
+            _refuse("no variable to be its own parent", f"variable {x} among the parents of {x}", where)
+    score = _get(entry, "score", where)
+    if not isinstance(score, numbers.Real) or isinstance(score, bool) or not math.isfinite(score):
+        _refuse("a finite score", shown(score), where)
+    return Leaf(variables, families, float(score))
+
+
+def _read_variables(found: Any, d: int, where: str) -> tuple[int, ...]:
+    if not _is_list(found) or not all(_is_whole(v) and 0 <= v < d for v in found):
+        _refuse(f"variables with numbers from 0 to {d - 1}", shown(found), where)
+    repeated = [v for v, times in Counter(found).items() if times > 1]
+    if repeated:
+        _refuse("every variable once", f"variable {repeated[0]} twice", where)
+    return tuple(int(v) for v in found)
+
+
+def _get(entry: Mapping[str, Any], key: str, where: str) -> Any:
+    if key not in entry:
+        _refuse(f"the key {key!r}", f"only {', '.join(map(str, entry)) or 'an empty dictionary'}", where)
+    return entry[key]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _refuse(expected: str, got: str, where: str) -> NoReturn:
+    raise ValueError(f"expected {expected} in {where}, got {got}: {_ADVICE}")

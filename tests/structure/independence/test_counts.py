@@ -1,0 +1,56 @@
+"""The discrete tests, "cmi" and "g2", against a slow, obvious twin."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+from brainet_pl.structure.discretize import Codes
+from brainet_pl.structure.independence import ConditionalMutualInformation, GSquare
+from brainet_pl.structure.statistics import CodeTable, CountSample, bootstrap_weights
+
+
+def counted(codes, weights, x, y, condition):
+    """{(z…): {(a, b): count}} row by row."""
+    tables = {}
+    for row, w in zip(codes, weights, strict=True):
+        cell = tables.setdefault(tuple(row[list(condition)]), {})
+        key = (row[x], row[y])
+        cell[key] = cell.get(key, 0) + w
+    return {z: t for z, t in tables.items() if sum(t.values())}
+
+
+def information_and_freedom(codes, weights, x, y, condition):
+    total, freedom, n = 0.0, 0, sum(weights)
+    for table in counted(codes, weights, x, y, condition).values():
+        a_sum, b_sum, size = {}, {}, sum(table.values())
+        for (a, b), c in table.items():
+            a_sum[a] = a_sum.get(a, 0) + c
+            b_sum[b] = b_sum.get(b, 0) + c
+        total += sum(c / n * np.log(c * size / (a_sum[a] * b_sum[b])) for (a, b), c in table.items() if c)
+        freedom += (sum(v > 0 for v in a_sum.values()) - 1) * (sum(v > 0 for v in b_sum.values()) - 1)
+    return total, freedom
+
+
+@pytest.mark.parametrize("arities", [[2, 2, 2, 2, 2], [2, 3, 4, 1, 3]])
+@pytest.mark.parametrize("condition", [(), (2,), (2, 3), (4, 2, 3)])
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_counts_give_the_textbook_information(arities, condition, bootstrap):
+    rng = np.random.default_rng(len(condition))
+    codes = np.stack([rng.integers(0, r, size=60) for r in arities], axis=1).astype(np.uint8)
+    codes[:, 1] = np.where(rng.random(60) < 0.6, codes[:, 0] % arities[1], codes[:, 1])
+    weights = bootstrap_weights(60, 0, (1,)) if bootstrap else np.ones(60, dtype=int)
+    sample = CountSample(CodeTable(Codes(codes, np.array(arities))), weights if bootstrap else None)
+    cmi, g2 = ConditionalMutualInformation(sample, 0.0), GSquare(sample, 0.05)
+    free = np.array([v for v in range(5) if v not in condition])
+    for test, name in ((cmi, "cmi"), (g2, "g2")):
+        block = test.block(condition, free, free)
+        for (i, x), (j, y) in product(enumerate(free), repeat=2):
+            if x == y:
+                continue
+            mi, freedom = information_and_freedom(codes, weights, x, y, condition)
+            expected = mi if name == "cmi" else 0.05 - (chi2.sf(2 * 60 * mi, freedom) if freedom else 1.0)
+            assert block[i, j] == pytest.approx(expected, abs=1e-9)
+            pair = test.pairs(np.array([x]), np.array([y]), np.array([condition], dtype=int).reshape(1, -1))
+            assert pair[0] == pytest.approx(expected, abs=1e-9)

@@ -1,0 +1,141 @@
+"""Trees on disk: keys that see what matters, files that are whole, and the number that must follow the algorithm."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from brainet_pl.structure import GGT, Branch, Leaf, Node, cache, learn_structure
+from brainet_pl.structure.cache import ALGORITHM, cache_key, load, store
+from brainet_pl.structure.independence import PartialCorrelation
+
+# The trees of `integer_table` and the ALGORITHM they belong to. When a change of the learner makes this test fail, the
+# trees that users have cached are not those that it would learn now: raise ALGORITHM, and update both here.
+KNOWN_ALGORITHM = 1
+KNOWN_TREES = {
+    "cmi": "09278c78d21c1e9d",
+    "g2": "4812c021f44d3961",
+    "gaussian": "d71653bffd543b47",
+    "fisher_z": "403bbb3cd5af0b0f",
+}
+
+
+def integer_table():
+    """(600, 7) small integers: each column repeats an earlier one most of the time, so no test is a close call."""
+    rng = np.random.default_rng(20)
+    x = rng.integers(0, 4, size=(600, 7))
+    for j, (cause, share) in enumerate([(0, 0), (0, 0.8), (0, 0), (1, 0.8), (2, 0.8), (2, 0.75), (5, 0.8)]):
+        repeats = rng.random(600) < share
+        x[repeats, j] = x[repeats, cause]
+    return x
+
+
+def without_scores(node):
+    """The tree with all scores 0: floats may differ in their last digit between machines."""
+    if isinstance(node, Leaf):
+        return Leaf(node.variables, node.parents, 0.0)
+    branches = (Branch(tuple(map(without_scores, b.ancestors)), without_scores(b.descendant)) for b in node.branches)
+    return Node(node.variables, tuple(branches))
+
+
+def test_learned_trees_belong_to_the_number_of_the_algorithm():
+    learned = {}
+    for test in ("cmi", "g2", "gaussian", "fisher_z"):
+        ggt = learn_structure(integer_table(), test=test, max_order=2, progress=False)
+        learned[test] = GGT(without_scores(ggt.root), ggt.num_variables, ggt.num_rows).fingerprint
+    assert (ALGORITHM, learned) == (KNOWN_ALGORITHM, KNOWN_TREES), (
+        "learned trees or brainet_pl.structure.cache.ALGORITHM have changed: if the trees differ from KNOWN_TREES, "
+        f"raise ALGORITHM (now {ALGORITHM}) so that cached trees are learned again, then set KNOWN_ALGORITHM to it and "
+        f"KNOWN_TREES to {learned}"
+    )
+
+
+def test_the_table_of_known_trees_has_no_close_calls():
+    """A threshold a little higher or lower gives the same trees, so rounding on another machine can't change them."""
+    for test, default in (("cmi", 0.02), ("g2", 0.05), ("gaussian", 0.05), ("fisher_z", 0.05)):
+        trees = {
+            without_scores(learn_structure(integer_table(), test=test, threshold=t, max_order=2, progress=False).root)
+            for t in (default * 0.999, default, default * 1.001)
+        }
+        assert len(trees) == 1
+
+
+def test_the_key_sees_data_and_settings(features, monkeypatch):
+    key = cache_key(features, {})
+    assert len(key) == 16
+    assert int(key, 16) >= 0
+    rng = np.random.default_rng(0)
+    assert cache_key(features[rng.permutation(len(features))], {}) == key
+    assert cache_key(torch.tensor(features), {"s": np.int64(2), "progress": False, "test": "cmi"}) == key
+    assert cache_key(features, {"score": "bdeu", "threshold": None}) == key  # as the defaults are
+    changed = features.copy()
+    changed[3, 2] += 1e-9
+    others = [
+        cache_key(changed, {}),
+        cache_key(features[:, ::-1], {}),
+        cache_key(features, {"s": 3}),
+        cache_key(features, {"seed": 1}),
+        cache_key(features, {"threshold": 0.02}),
+        cache_key(features, {"test": "g2"}),
+        cache_key(features, {"score": "bic"}),
+        cache_key(features, {"max_rows": 50}),
+    ]
+    monkeypatch.setattr(cache, "ALGORITHM", ALGORITHM + 1)
+    others.append(cache_key(features, {}))
+    assert len({key, *others}) == len(others) + 1
+
+
+def test_the_key_tells_categories_from_numbers():
+    x = np.random.default_rng(0).integers(0, 5, size=(50, 3))
+    assert cache_key(x, {}) != cache_key(x.astype(float), {})
+
+
+def test_the_key_tells_a_test_from_one_derived_of_it(features):
+    derived = type("Derived", (PartialCorrelation,), {})
+    changed = type("Derived", (PartialCorrelation,), {"version": 2})
+    keys = {cache_key(features, {"test": test}) for test in ("gaussian", PartialCorrelation, derived, changed)}
+    assert len(keys) == 3
+
+
+def test_a_setting_that_is_none_is_refused(features):
+    with pytest.raises(ValueError, match=r"expected settings among s, .*, got bootstrap: give the arguments of"):
+        cache_key(features, {"bootstrap": 3})
+    with pytest.raises(ValueError, match="one of cmi, fisher_z, g2, gaussian"):
+        cache_key(features, {"test": "magic"})
+
+
+def test_what_is_stored_is_loaded(small_ggt, tmp_path):
+    path = tmp_path / "new" / "folder" / "tree.json"
+    assert load(path) is None
+    store(path, small_ggt)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(path) == small_ggt
+        assert load(str(path)).fingerprint == small_ggt.fingerprint
+    store(path, small_ggt.only(small_ggt.map()))
+    assert load(path).num_subnetworks == 1
+    assert [p.name for p in path.parent.iterdir()] == ["tree.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"format": 1}', "[1, 2]", "cut", b"\xff\xfe\x00", b"\x80PK"])
+def test_a_file_that_is_no_tree_is_set_aside(small_ggt, tmp_path, content):
+    path = tmp_path / "tree.json"
+    text = small_ggt.to_json()[:-20] if content == "cut" else content
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.warns(UserWarning, match=r"set .*tree.json aside as tree.json.bad and go on without it: "):
+        assert load(path) is None
+    assert [p.name for p in tmp_path.iterdir()] == ["tree.json.bad"]
+    assert load(path) is None  # without a second warning
+    store(path, small_ggt)
+    assert load(path) == small_ggt
+
+
+def test_a_write_that_fails_leaves_the_old_file(small_ggt, tmp_path, monkeypatch):
+    path = tmp_path / "tree.json"
+    store(path, small_ggt)
+    monkeypatch.setattr(cache.os, "replace", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        store(path, small_ggt.only(small_ggt.map()))
+    assert [p.name for p in tmp_path.iterdir()] == ["tree.json"]
+    assert load(path) == small_ggt
