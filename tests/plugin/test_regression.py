@@ -270,3 +270,11 @@ def test_bad_targets_are_refused(tmp_path):
         model = BRAINet(task="regression", head="mlp", num_params=300)
         with pytest.raises(ValueError, match=message):
             trainer(tmp_path).fit(model, DataLoader(TensorDataset(x, target), batch_size=16))
+
+
+def test_a_fit_may_follow_a_validation(tmp_path):
+    """Validation alone runs in inference mode, whose tensors may not be changed in place by a later fit."""
+    model = BRAINet(task="regression", num_params=2000)
+    trainer(tmp_path, structure()).fit(model, datamodule=Line())
+    trainer(tmp_path).validate(model, datamodule=Line(), verbose=False)
+    trainer(tmp_path, structure()).fit(model, datamodule=Line())
