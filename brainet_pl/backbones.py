@@ -217,7 +217,6 @@ class Backbone:
         return FeatureExtractor(model, frozen=self.freeze or model is None)
 
 
-
 def make_backbone(
     backbone: nn.Module | str | None, weights: str | None = None, options: Mapping[str, Any] | None = None
 ) -> nn.Module | None:
@@ -235,7 +234,10 @@ def make_backbone(
         from torchvision.models import get_model
 
         named = weights if weights and not Path(weights).is_file() else None
-        model, weights = get_model(backbone.removeprefix("torchvision/"), weights=named, **more), None if named else weights
+        model, weights = (
+            get_model(backbone.removeprefix("torchvision/"), weights=named, **more),
+            None if named else weights,
+        )
     elif backbone.startswith("timm/"):
         try:
             import timm

@@ -34,8 +34,7 @@ CONFIG = "brainet_config"  # the checkpoint's entry with the settings of the com
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml into the run's folder, the whole resolved configuration to W&B once, and what
-    `brainet test --ckpt_path FILE` needs of it into every checkpoint."""
+    """Writes the configuration: to the run's folder, to W&B once, and into every checkpoint, for `brainet test`."""
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Rank zero only, called by the base class."""
@@ -43,7 +42,9 @@ class SaveConfig(SaveConfigCallback):
             if isinstance(logger, WandbLogger):
                 logger.experiment.config.update({"cli": self.config.as_dict()}, allow_val_change=True)
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Keep the settings of model, data, structure and Trainer as primitives."""
         dumped = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         config = {name: dumped.get(name) for name in ("model", "data", "structure", "trainer")}

@@ -96,6 +96,7 @@ def _fixed(loader: Any, max_rows: int | None) -> Iterable[Any]:
         shuffle=False,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
+        generator=torch.Generator().manual_seed(0),  # its own: looking at the data must not move the training's draws
     )
 
 

@@ -102,7 +102,7 @@ class BRAINet(pl.LightningModule):
         self._keep_settings(chosen)
 
     def _collect(self, prefix: str, extra: list[Measure]) -> MetricCollection:
-        return collect([*self.task.measures(), *(m.clone() for m in extra)], prefix, self.task.group)
+        return collect([*self.task.measures(), *copy.deepcopy(extra)], prefix, self.task.group)
 
     def _keep_settings(self, backbone: Backbone) -> None:
         """Everything that makes this model again, as primitives, for loggers and checkpoints.
@@ -200,7 +200,8 @@ class BRAINet(pl.LightningModule):
         """The callback that fits scores, where there are any."""
         from brainet_pl.callbacks.scores import ScoreFit
 
-        return [ScoreFit()] if any(score.needs_fit for score in self.scores) else []
+        there = any(isinstance(callback, ScoreFit) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        return [] if there or not any(score.needs_fit for score in self.scores) else [ScoreFit()]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
@@ -297,7 +298,7 @@ class BRAINet(pl.LightningModule):
         if self.calibration is not None:
             self.log_dict({f"val/cal/{name}": value for name, value in self.calibration.settle().items()})
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:  # type: ignore[override]
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
         labelled = dataloader_idx == 0
         x, target = self._unpack(batch) if labelled else (batch[0], None)
@@ -318,7 +319,8 @@ class BRAINet(pl.LightningModule):
         """The prediction and every measure of uncertainty, from one set of passes."""
         passes = self.passes_of(batch[0] if isinstance(batch, list | tuple) else batch)
         scores = self.scores(passes)
-        return self.task.predict(passes, self.final(passes, scores)) | scores
+        answer = self.task.predict(passes, self.final(passes, scores))
+        return answer | dict(scores)
 
     def _update(self, metrics: MetricCollection, predicted: Tensor, target: Tensor) -> None:
         metrics.update(predicted, target)
@@ -364,8 +366,8 @@ def check_stored(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError("expected a checkpoint of BRAINet, got one without its structure: load it with its own class")
     if stored.get("format") != FORMAT:
         raise ValueError(
-            f"expected a checkpoint of format {FORMAT}, got format {stored.get('format', 1)}, written by another version "
-            "of brainet_pl: train the model again, or load it with the version that wrote it"
+            f"expected a checkpoint of format {FORMAT}, got format {stored.get('format', 1)}, written by another "
+            "version of brainet_pl: train the model again, or load it with the version that wrote it"
         )
     return stored  # type: ignore[no-any-return]
 

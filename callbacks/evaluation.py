@@ -97,7 +97,7 @@ class Evaluation(Callback):
         """Begin a record; a wrong name is told before the work, not after it."""
         sets = test_sets(trainer)
         self._names, self._seen, self._doubtful, self._found = list(sets), [0] * len(sets), [], {}
-        units = pl_module.task.units | _units(pl_module) if isinstance(pl_module, BRAINet) else {}
+        units = _units(pl_module) if isinstance(pl_module, BRAINet) else {}
         self.record = TestRecord(sets, units)
 
     def on_test_batch_end(
@@ -198,7 +198,7 @@ class Evaluation(Callback):
             log_figure(trainer, name, picture.figure)
             files[name] = f"{file_name(name)}.png"
         for name, table in tables.items():
-            files |= log_table(trainer, name, table.columns, table.rows)
+            files |= log_table(trainer, name, table.columns, table.rows) or {}
         metrics = [getattr(pl_module, name, None) for name in ("test_metrics", "scaled_metrics")]
         content = summary.to_json(
             record,
@@ -218,8 +218,9 @@ class Evaluation(Callback):
         if self._doubtful:
             cells = list(self._doubtful[0].cells)
             pictures = any(sample.picture is not None for sample in self._doubtful)
+            by, n = readable(str(score)), len(self._doubtful)
             made[MOST_UNCERTAIN] = summary.TableData(
-                f"The {len(self._doubtful)} test samples of the highest {readable(str(score))}, the most uncertain first",
+                f"The {n} test samples of the highest {by}, the most uncertain first",
                 ["sample", *(["picture"] if pictures else []), *cells],
                 [
                     [s.number, *([s.picture] if pictures else []), *(s.cells[name] for name in cells)]
@@ -267,7 +268,7 @@ def _most_doubtful(samples: list[Sample], k: int) -> list[Sample]:
 
 
 def _units(module: BRAINet) -> dict[str, str]:
-    return {name: unit for score in module.scores for name, unit in score.units.items()}
+    return dict(module.task.units) | {name: unit for score in module.scores for name, unit in score.units.items()}
 
 
 def _facts(module: pl.LightningModule) -> dict[str, Any]:

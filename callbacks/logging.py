@@ -45,9 +45,7 @@ def log_figure(trainer: pl.Trainer, name: str, figure: Figure) -> None:
 
 
 @rank_zero_only
-def log_table(
-    trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
-) -> dict[str, str]:
+def log_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, str]:
     """Send a table to every logger and save it as `tables/<name>.csv` in the run's folder.
 
     A cell is text, a number, None, or a picture: uint8 (H, W) or (H, W, 3). Pictures are saved as PNG in
@@ -83,8 +81,8 @@ def log_table(
                     experiment.add_images(f"{name}/{column}", grid, trainer.global_step, dataformats="NHWC")
         elif not isinstance(logger, CSVLogger):
             rank_zero_warn(f"{type(logger).__name__} takes no tables here: {name} is in {path}")
-    pictures = ((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if isinstance(cell, np.ndarray))
-    return {f"{name}/{i}/{j}": str(plain[i][j]) for i, j in pictures}
+    shown = ((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if isinstance(cell, np.ndarray))
+    return {f"{name}/{i}/{j}": str(plain[i][j]) for i, j in shown}
 
 
 @rank_zero_only

@@ -27,8 +27,8 @@ class StructureLearning(Callback):
     Args:
         s: bootstrap samples, and so branches, at every node of the tree; 1 gives a single structure.
         max_order: largest condition set; the depth of the tree is at most `max_order + 1`. null sets no limit.
-        test: the independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or as the path of a class of your own.
-        threshold: below it two features count as independent, in nats or as a significance level; null is the test's own.
+        test: the independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or by the path of a class.
+        threshold: below it two features count as independent, in nats or as a significance level; null: the test's own.
         bins: levels of a continuous feature in the discrete tests and scores.
         score: "bdeu", "bge" or "bic"; null is the one that belongs to the test.
         ess: equivalent sample size of BDeu, weight of the prior of BGe.

@@ -33,7 +33,9 @@ def calibration_sums(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) 
     A confidence of 1, or above it by rounding, belongs to the last bin. Sums of two batches simply add.
     """
     place = (confidence * n_bins).long().clamp(0, n_bins - 1)
-    rows = torch.stack([torch.ones_like(confidence), confidence.clamp(0.0, 1.0), correct.to(confidence)], dim=-1).double()
+    rows = torch.stack(
+        [torch.ones_like(confidence), confidence.clamp(0.0, 1.0), correct.to(confidence)], dim=-1
+    ).double()
     sums = torch.zeros(*confidence.shape[:-1], n_bins, 3, dtype=torch.float64, device=confidence.device)
     return sums.scatter_add(-2, place.unsqueeze(-1).expand(*place.shape, 3), rows)
 

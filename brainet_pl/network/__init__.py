@@ -1,7 +1,7 @@
 """Heads: modules from features to outputs, and the settings they are built from.
 
 Settings, as Python, YAML and the command line name them: `Tree`, `TreeEnsemble`, `TreeDropout` on a learned structure;
-`Linear`, `MLP`, `MCDropout`, `Ensemble`, `Bayes` for comparison. `BRAINetHead` and the others are the modules themselves.
+`Linear`, `MLP`, `MCDropout`, `Ensemble`, `Bayes` for comparison. `BRAINetHead` and the others are the modules.
 """
 
 from brainet_pl.network.base import Head, HeadSettings, Outputs

@@ -1,8 +1,9 @@
 """What every head is: a module from features to outputs, and the settings that such a module is built from.
 
-A head's shape depends on the data: on the number of features and, for a BRAINet, on the learned tree. So a head comes in
-two parts in one file. `HeadSettings` is what a user writes down (`MCDropout(rate=0.3)`); it is checked at once, needs no
-data, and travels in YAML and checkpoints. `build` turns it into a `Head`, an ordinary module, once the data is known.
+A head's shape depends on the data: on the number of features and, for a BRAINet, on the learned tree. So a head comes
+in two parts in one file. `HeadSettings` is what a user writes down (`MCDropout(rate=0.3)`); it is checked at once,
+needs no data, and travels in YAML and checkpoints. `build` makes a `Head` of it, an ordinary module, once the data is
+known.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def passes(self, x: Tensor, count: int) -> Outputs:
-        """Features (B, d) to the outputs (T, B, O) of one prediction: T is `count` for a head that draws, else its own."""
+        """Features (B, d) to the outputs (T, B, O) of one prediction; T is `count` for a head that draws."""
 
     def penalty(self) -> Tensor | None:
         """A scalar to be added to the loss after division by the number of training samples, or None."""
@@ -70,7 +71,7 @@ class HeadSettings(Part, ABC):
         """The head for `in_features` features and `out_features` outputs, wired by `ggt` where it needs a tree."""
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.settings() == self.settings()  # type: ignore[attr-defined]
+        return type(other) is type(self) and other.settings() == self.settings()
 
     def __hash__(self) -> int:
         return hash(repr(self))

@@ -208,9 +208,7 @@ class TreeDropout(_OnMAP):
         norm: "batch" for batch norm in every layer, or null for a bias instead.
     """
 
-    def __init__(
-        self, rate: float = 0.1, num_params: int = 16_000, min_width: int = 1, norm: Norm = "batch"
-    ) -> None:
+    def __init__(self, rate: float = 0.1, num_params: int = 16_000, min_width: int = 1, norm: Norm = "batch") -> None:
         self.rate, self.num_params, self.min_width, self.norm = rate, num_params, min_width, norm
         checks.share("rate", rate)
         self._check()

@@ -38,11 +38,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Slice(NamedTuple):
-    """Rows that lie together: `count` rows of part `part`, from row `first` on."""
+    """Rows that lie together: so many `rows` of part `part`, from row `first` on."""
 
     part: int
     first: int
-    count: int
+    rows: int
 
 
 class BucketTensors(nn.Module):
@@ -280,7 +280,7 @@ class Executor(nn.Module):
     def run_evaluate(self, x: Tensor, dropout: float = 0.0) -> Tensor:
         """Features (B, d) or (M, B, d) to the root's rows (M, R, B), by the mean of the branches of every node."""
         parts = [self._inputs(x)]
-        early = self.activation == "relu"  # p·relu(y) = relu(p·y): the probabilities of branches can go into the weights
+        early = self.activation == "relu"  # p·relu(y) = relu(p·y): the shares can go into the weights
         for level, products in zip(self._levels(), self._folded(mixed=early), strict=True):
             y = level.by_branch(self.activate(self._multiply(level, parts, products)))
             y = y if early else y * level.mix.to(y.dtype)
@@ -403,7 +403,7 @@ class Executor(nn.Module):
             blocks.append([])
             for bucket in level._buckets():
                 size = math.prod(bucket.shape)
-                block = flat.narrow(1, start, size).unflatten(1, bucket.shape)  # (M, G, O, I)
+                block = flat.narrow(1, start, size).view(self.members, *bucket.shape)  # (M, G, O, I)
                 blocks[-1].append(block[0] if self.members == 1 else block[:, 0])
                 start += size
         return blocks
@@ -437,9 +437,7 @@ class Executor(nn.Module):
 
         return self._remember(("branches", tensors.number), make)
 
-    def _fold(
-        self, level: LevelTensors, weight: Tensor, neurons: Tensor, mixed: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def _fold(self, level: LevelTensors, weight: Tensor, neurons: Tensor, mixed: bool = False) -> tuple[Tensor, Tensor]:
         """Weights (N, O, I) and biases (N, O, 1) of `neurons` (N, O); evaluation norm is y ↦ scale·y + shift."""
         at = neurons.clamp_min(level.own.start)
         shift = self.bias[at]

@@ -24,9 +24,7 @@ def hidden_width(d: int, out: int, hidden: int, num_params: int, norm: bool = Tr
     return min((best, best + 1), key=lambda w: abs(size(w) - num_params))
 
 
-def mlp_layers(
-    d: int, out: int, hidden: int, width: int, dropout: float = 0.0, norm: Norm = "batch"
-) -> nn.Sequential:
+def mlp_layers(d: int, out: int, hidden: int, width: int, dropout: float = 0.0, norm: Norm = "batch") -> nn.Sequential:
     """dense → batch norm → ReLU (→ dropout), `hidden` times, then dense: the layers of a BRAINet head, stacked."""
     parts: list[nn.Module] = []
     for i in range(hidden):

@@ -1,9 +1,9 @@
 """`BRAINetHead`: a tree of structures as one module, and its settings, `Tree`.
 
-    training       one branch at each node, drawn for each batch (the paper) or for each sample
-    simultaneous   one pass; each node averages its branches with their probabilities
-    stochastic     T sub-networks drawn from the posterior; equal draws are computed once
-    enumerated     every sub-network, with its exact posterior weight
+training       one branch at each node, drawn for each batch (the paper) or for each sample
+simultaneous   one pass; each node averages its branches with their probabilities
+stochastic     T sub-networks drawn from the posterior; equal draws are computed once
+enumerated     every sub-network, with its exact posterior weight
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Tree(HeadSettings):
         dropout: of the outputs of nodes; above 0 each stochastic pass also draws a dropout mask.
         sampling: while training, draw one sub-network for each "batch" (the paper) or for each "sample".
         temperature: of the posterior over sub-networks; null is a tempered default that does not collapse.
-        inference: "stochastic" draws sub-networks, "simultaneous" averages all in one pass, "enumerated" is the exact mean.
+        inference: "stochastic" draws sub-networks, "simultaneous" averages in one pass, "enumerated" is the exact mean.
     """
 
     needs_tree: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """Scores: numbers that are higher for an input more unlike the training data, for any head.
 
-`Generative` (the densities of a learned tree), `KNN` and `Mahalanobis` read features; the scores of the prediction itself
-(`max_softmax`, `entropy`, `mutual_information` …) come with every task and need no setting.
+`Generative` (the densities of a learned tree), `KNN` and `Mahalanobis` read features; the scores of the prediction
+itself (`max_softmax`, `entropy`, `mutual_information` …) come with every task and need no setting.
 """
 
 from brainet_pl.scores.base import Score, ScoreSet, Surroundings

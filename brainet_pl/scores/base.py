@@ -74,8 +74,8 @@ class Score(Part, nn.Module, ABC):
         bad = int((~features.isfinite()).any(dim=1).sum())
         if bad:
             raise ValueError(
-                f"expected finite features to fit the score {type(self).__name__} to, got {bad} of {len(features)} rows "
-                "with NaN or infinite values: mend the inputs or the backbone"
+                f"expected finite features to fit the score {type(self).__name__} to, got {bad} of {len(features)} "
+                "rows with NaN or infinite values: mend the inputs or the backbone"
             )
         self.fit(features, labels)
         self.fitted.fill_(True)
@@ -130,7 +130,8 @@ class ScoreSet(nn.Module):
         twice = sorted(set(names) & set(score.units))
         if twice:
             raise ValueError(
-                f"expected scores of different names, got {', '.join(twice)} twice: leave out one {type(score).__name__}"
+                f"expected scores of different names, got {', '.join(twice)} twice: leave one "
+                f"{type(score).__name__} out"
             )
         self.members[type(score).__name__] = score
 

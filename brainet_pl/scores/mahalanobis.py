@@ -45,7 +45,7 @@ class Mahalanobis(Score):
         x, labels = self._prepare(features).double(), labels.long()
         onehot = F.one_hot(labels, self._classes or -1).double()
         count = onehot.sum(dim=0)
-        means = (onehot.t() @ x / count.clamp_min(1)[:, None])
+        means = onehot.t() @ x / count.clamp_min(1)[:, None]
         residual, whole = x - means[labels], x - x.mean(dim=0)
         self.means = means[count > 0].to(self.means)
         self.precision = torch.linalg.pinv(residual.t() @ residual / len(x), hermitian=True).to(self.precision)

@@ -265,3 +265,30 @@ def _check_object(test: Any) -> Margins:
 def _check_variables(features: Any) -> int:
     hint = "a test object has its own data, so give the number of variables in place of the features"
     return checks.whole("features", features, 1, hint=hint)
+
+
+def check_settings(
+    *,
+    s: int,
+    max_order: int | None,
+    test: str | type[IndependenceTest],
+    threshold: float | None,
+    bins: int,
+    score: str | type[Score] | None,
+    ess: float,
+    seed: int,
+    max_rows: int | None,
+    max_tests: int | None,
+    max_seconds: float | None,
+) -> None:
+    """Refuse settings of `learn_structure` that it would refuse, without data."""
+    chosen = find_test(test)
+    find_score(chosen.default_score if score is None else score, chosen.kind)
+    checks.whole("s", s, 1, hint="it is the number of bootstrap samples of a node; 1 gives a single structure")
+    _check_order(max_order)
+    chosen.check_threshold(threshold)
+    check_bins(bins)
+    _check_rows(max_rows)
+    checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior; 1 is common")
+    checks.whole("seed", seed, 0, hint="any number from 0 on will do")
+    _check_budget(max_tests, max_seconds)

@@ -66,12 +66,12 @@ class Task(Part, nn.Module, ABC):
 
     @abstractmethod
     def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The averaged prediction and the target as columns (B,) of a record; `confidence` and `wrong` where there are."""
+        """The averaged prediction and the target as columns (B,) of a record."""
 
     def trace(self, outputs: Tensor, weights: Tensor | None, target: Tensor | None) -> PassTrace | None:
         """What another pass buys, from outputs (T, B, O); None where the task does not tell."""
         return None
 
     def classes(self, target: Tensor) -> tuple[Tensor, int]:
-        """Labels (N,) and their number, for scores that keep something for each class; one class where there are none."""
+        """Labels (N,) and their number, for scores that keep something for each class; one class if there are none."""
         return target.new_zeros(len(target)).long(), 1

@@ -29,7 +29,7 @@ class Classification(Task):
     """
 
     group: ClassVar[str] = "cls"
-    units: ClassVar[Mapping[str, str]] = PREDICTIVE_UNITS | {"confidence": ""}
+    units: ClassVar[Mapping[str, str]] = {**PREDICTIVE_UNITS, "confidence": ""}
     price: Tensor
 
     def __init__(

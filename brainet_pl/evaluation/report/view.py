@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure as Drawing
 
-from brainet_pl.evaluation.report.read import CellValue, Listed, Measure, Metric, Record, Run, Thumbnail, inside
 from brainet_pl.evaluation.figures import readable, training_curves
+from brainet_pl.evaluation.report.read import CellValue, Listed, Measure, Metric, Record, Run, Thumbnail, inside
 from brainet_pl.structure import GGT
 
 # Which numbers are headlines, in this order. Names, units and directions are those of the record; the ones here stand
