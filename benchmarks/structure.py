@@ -37,8 +37,8 @@ SIZES = [500, 5000, 20000]
 def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[Any, float]:
     """The first result and the median seconds of a call.
 
-    Not by `torch.utils.benchmark`: beside this package an empty call of its timer took 1e-4 s, so that it timed calls of
-    up to a second in blocks of ten (21 calls for one number).
+    Not by `torch.utils.benchmark`: beside this package an empty call of its timer took 1e-4 s, so that it timed calls
+    of up to a second in blocks of ten (21 calls for one number).
     """
     results, seconds = [], []
     for _ in range(repeats):
