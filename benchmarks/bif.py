@@ -1,17 +1,12 @@
-"""Bayesian networks in BIF files: reading and forward sampling."""
+"""Bayesian networks in BIF files: read by pgmpy, and forward sampling that a seed repeats."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-_VARIABLE = re.compile(r"variable\s+(\S+)\s*\{\s*type\s+discrete\s*\[\s*\d+\s*\]\s*\{([^}]*)\}")
-_TABLE = re.compile(r"probability\s*\(\s*([^)|]+?)\s*(?:\|\s*([^)]*?))?\s*\)\s*\{(.*?)\n\}", re.S)
-_ROW = re.compile(r"\(([^)]*)\)\s*([^;]+);")
 
 
 @dataclass(frozen=True)
@@ -39,21 +34,18 @@ class Network:
 
 def read_bif(path: Path) -> Network:
     """The network of a BIF file."""
-    text = path.read_text()
-    levels = {m[1]: [level.strip() for level in m[2].split(",")] for m in _VARIABLE.finditer(text)}
-    names = list(levels)
+    # pyAgrum is lighter, but its reader stops at the level `Asy/Patch` of CHILD.
+    from pgmpy.readwrite import BIFReader
+
+    reader = BIFReader(str(path))
+    names = list(reader.variable_names)
     dag = np.zeros((len(names), len(names)), dtype=bool)
-    tables: list[tuple[list[int], NDArray[np.float64]]] = [([], np.empty(0))] * len(names)
-    for m in _TABLE.finditer(text):
-        x, parents = m[1], [p.strip() for p in m[2].split(",")] if m[2] else []
-        table = np.zeros([len(levels[p]) for p in parents] + [len(levels[x])])
-        if parents:
-            for row in _ROW.finditer(m[3]):
-                key = tuple(levels[p].index(v.strip()) for p, v in zip(parents, row[1].split(","), strict=True))
-                table[key] = [float(v) for v in row[2].split(",")]
-        else:
-            table[:] = [float(v) for v in re.findall(r"table\s+([^;]+);", m[3])[0].split(",")]
-        numbers = [names.index(p) for p in parents]
-        dag[numbers, names.index(x)] = True
-        tables[names.index(x)] = numbers, table / table.sum(axis=-1, keepdims=True)
+    tables = []
+    for x, name in enumerate(names):
+        parents = [names.index(parent) for parent in reader.variable_parents[name]]
+        dag[parents, x] = True
+        levels = [len(reader.variable_states[names[v]]) for v in (x, *parents)]
+        # One column for each configuration of the parents, the last parent changing fastest.
+        table = np.moveaxis(np.asarray(reader.variable_cpds[name], dtype=np.float64).reshape(levels), 0, -1)
+        tables.append((parents, table / table.sum(axis=-1, keepdims=True)))  # files round their numbers
     return Network(names, dag, tables)

@@ -19,6 +19,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,25 @@ import numpy as np
 from bif import read_bif
 from numpy.typing import NDArray
 
-from brainet_pl.structure import PDAG, cpdag, learn_structure, rai
+from brainet_pl.structure import PDAG, cpdag, find_test, learn_structure, rai
 
 OUT = Path(__file__).parents[1] / "docs" / "results"
 NETWORKS = ["asia", "child", "insurance", "alarm", "win95pts"]
 SIZES = [500, 5000, 20000]
 
 
-def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """The result and the seconds."""
-    start = time.perf_counter()
-    result = call()
-    return result, time.perf_counter() - start
+def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[Any, float]:
+    """The first result and the median seconds of a call.
+
+    Not by `torch.utils.benchmark`: beside this package an empty call of its timer took 1e-4 s, so that it timed calls
+    of up to a second in blocks of ten (21 calls for one number).
+    """
+    results, seconds = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        results.append(call())
+        seconds.append(time.perf_counter() - start)
+    return results[0], statistics.median(seconds)
 
 
 def table(header: list[str], rows: list[list[Any]]) -> None:
@@ -152,29 +160,21 @@ class LoopTest:
 
 def speed(data: Path, repeats: int) -> None:
     """ALARM with 5,000 rows: the whole tree, and plain RAI against the loop and against PC."""
-    from brainet_pl.structure.learn import DEFAULT_THRESHOLD
-
     x = read_bif(data / "networks" / "alarm.bif").sample(5000, 0)
     rows, result = [], {}
     for test, s in (("cmi", 2), ("cmi", 3), ("g2", 2), ("g2", 3)):
-        runs = [
-            timed(lambda s=s, test=test: learn_structure(x, s=s, test=test, max_order=None, progress=False))
-            for _ in range(repeats)
-        ]
-        ggt, seconds = runs[0][0], statistics.median(t for _, t in runs)
+        learn = partial(learn_structure, x, s=s, test=test, max_order=None, progress=False)
+        ggt, seconds = timed(learn, repeats)
         rows.append([f"tree, {test}, s = {s}", seconds, ggt.settings["tests"], ggt.num_subnetworks])
         result[f"tree {test} s={s}"] = {"seconds": seconds, "tests": ggt.settings["tests"]}
     table(["ALARM, 5,000 rows", "seconds", "CI tests", "sub-networks"], rows)
 
-    threshold = DEFAULT_THRESHOLD["cmi"]
+    threshold = find_test("cmi").default_threshold
     settings: dict[str, Any] = {"max_order": 2, "second_pass": False}
-    fast = statistics.median(
-        timed(lambda: rai(x, test="cmi", threshold=threshold, **settings))[1] for _ in range(repeats)
-    )
-    ours, _ = timed(lambda: rai(x, test="cmi", threshold=threshold, **settings))
+    ours, fast = timed(lambda: rai(x, test="cmi", threshold=threshold, **settings), repeats)
     loop, slow = timed(lambda: rai(x.shape[1], test=LoopTest(x, threshold), **settings))
     assert ours == loop, "the loop must find the same graph"
-    ours_g2 = statistics.median(timed(lambda: rai(x, test="g2"))[1] for _ in range(repeats))
+    _, ours_g2 = timed(lambda: rai(x, test="g2"), repeats)
     _, pc = timed(lambda: causal_learn_pc(x))
     rows = [
         ["plain RAI, cmi: loop over rows", slow, f"{slow / fast:.0f} × ours ({fast:.3f} s)"],
@@ -272,8 +272,8 @@ def growth() -> None:
                 c = {**base, name: value}
                 x = relu_features(c["N"], c["d"])
                 settings = {"s": c["s"], "max_order": c["max_order"], "test": test, "threshold": 0.05}
-                runs = [timed(lambda x=x, kw=settings: learn_structure(x, progress=False, **kw))[1] for _ in range(3)]
-                seconds.append(statistics.median(runs))
+                learn = partial(learn_structure, x, progress=False, **settings)
+                seconds.append(timed(learn, 3)[1])
             result[f"{name}, {test}"] = dict(zip(map(str, values), seconds, strict=True))
             ax.plot(values, seconds, style, label=test)
             print(name, test, [round(v, 3) for v in seconds], flush=True)
