@@ -21,11 +21,11 @@ def at_least(name: str, value: float, least: float, hint: str = "") -> None:
         raise ValueError(f"expected {name} of at least {least}, got {value}" + (f": {hint}" if hint else ""))
 
 
-def whole(name: str, value: Any, least: int) -> None:
+def whole(name: str, value: Any, least: int, hint: str = "") -> None:
     """Refuse anything but a whole number of at least `least`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
-    at_least(name, int(value), least)
+    at_least(name, int(value), least, hint)
 
 
 def share(name: str, value: float) -> None:

@@ -22,26 +22,26 @@ from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.features import Extracted, Precomputed, extract, extract_features, first_batch, structure_loader
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import need_tree
-from brainet_pl.parts import make_part, primitive
+from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
 from brainet_pl.scores import Score, ScoreSet, Surroundings
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
 
-if TYPE_CHECKING:
-    BackboneLike = Backbone | nn.Module | str | Mapping[str, Any] | None
-    HeadLike = HeadSettings | str | Mapping[str, Any] | None
-    TaskLike = Task | str | Mapping[str, Any] | None
-    CalibratorLike = Calibrator | str | Mapping[str, Any] | None
-    ScoresLike = Sequence[Score | str | Mapping[str, Any]] | None
-    MeasuresLike = Sequence[Measure] | None
-else:  # what the command line offers: without it, help would list every module there is
+if not TYPE_CHECKING:  # what the command line offers: with modules in it, help would list every one there is
     BackboneLike = Backbone | str | None
     HeadLike = HeadSettings | None
     TaskLike = Task | None
     CalibratorLike = Calibrator | None
     ScoresLike = list[Score] | None
     MeasuresLike = list[Measure] | None
+else:
+    BackboneLike = Backbone | nn.Module | str | Mapping[str, Any] | None
+    HeadLike = HeadSettings | str | Mapping[str, Any] | None
+    TaskLike = Task | str | Mapping[str, Any] | None
+    CalibratorLike = Calibrator | str | Mapping[str, Any] | None
+    ScoresLike = Sequence[Score | str | Mapping[str, Any]] | None
+    MeasuresLike = Sequence[Measure] | None
 
 STORED = "brainet"  # the checkpoint's entry with everything that rebuilds the head
 FORMAT = 2  # of that entry
@@ -223,6 +223,12 @@ class BRAINet(pl.LightningModule):
         if not weights_only:
             raise ValueError(
                 "expected weights_only=True, got False: a checkpoint of BRAINet holds no code, and runs none"
+            )
+        unknown = sorted(set(kwargs) - {argument.name for argument in arguments(cls)})
+        if unknown:  # Lightning would drop them without a word
+            raise ValueError(
+                f"expected arguments of BRAINet, got {', '.join(unknown)}: settings of a part are changed on the part, "
+                "such as model.head.inference, or by giving the part"
             )
         load = super().load_from_checkpoint
         return load(checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs)

@@ -4,10 +4,9 @@ import torch
 import torchvision
 from torch import nn
 
+from brainet_pl import swap_head
 from brainet_pl.backbones import CIFAR, FeatureExtractor, find_head, load_weights, make_backbone, remove_head
-from brainet_pl.baselines import BayesHead, LinearHead, MLPHead
-from brainet_pl.ensemble import EnsembleHead, stacked_tree
-from brainet_pl.module import swap_head
+from brainet_pl.network import BayesHead, EnsembleHead, LinearHead, MLPHead, Tree, stacked_tree
 
 
 @pytest.mark.parametrize(
@@ -115,19 +114,19 @@ def test_other_heads_meet_the_budget_and_give_passes(budget):
         assert size == pytest.approx(budget, rel=0.15), name
         head.eval()
         with torch.no_grad():
-            logits = head.passes(x, 5)
+            logits = head.passes(x, 5).values
         assert logits.shape == ({"mlp": 1, "ensemble": 3}.get(name, 5), 6, 4)
         if name in ("mc_dropout", "bayes"):
             assert not torch.allclose(logits[0], logits[1])
-    assert LinearHead(20, 4).passes(x, 5).shape == (1, 6, 4)
+    assert LinearHead(20, 4).passes(x, 5).values.shape == (1, 6, 4)
     ensemble = heads["ensemble"]
     with torch.no_grad():
-        torch.testing.assert_close(ensemble(x), ensemble.passes(x, 1))
+        torch.testing.assert_close(ensemble(x), ensemble.passes(x, 1).values)
     assert heads["bayes"].penalty() > 0
 
 
 def test_a_hidden_layer_is_needed():
-    with pytest.raises(ValueError, match="at least 1 hidden layer"):
+    with pytest.raises(ValueError, match="hidden of at least 1, got 0: without a hidden layer, use the head Linear"):
         MLPHead(20, 4, 5000, hidden=0)
 
 
@@ -136,7 +135,7 @@ def test_swap_head_outside_lightning():
     model = torchvision.models.resnet18(num_classes=7)
     images = torch.rand(60, 3, 32, 32)
     swapped = swap_head(
-        model, images, num_classes=3, head={"num_params": 60_000}, threshold=0.3, test="gaussian", progress=False
+        model, images, num_classes=3, head=Tree(num_params=60_000), threshold=0.3, test="gaussian", progress=False
     )
     assert isinstance(model.fc, nn.Linear)
     assert swapped.train()(images[:4]).shape == (4, 3)
@@ -146,3 +145,5 @@ def test_swap_head_outside_lightning():
     np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-5)
     again = swap_head(model, swapped.head.ggt, num_classes=3)
     assert again.head.ggt is swapped.head.ggt
+    other = swap_head(model, images, num_classes=3, head="MLP")  # any head, and no structure where none is needed
+    assert other.eval().predict(images[:4]).shape == (1, 4, 3)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from brainet_pl.calibration import TemperatureFit, fit_temperature, scale
+from brainet_pl.calibration.temperature import TemperatureFit, fit_temperature, scale
 from brainet_pl.losses import confidence_loss
 
 

@@ -346,15 +346,15 @@ def test_bad_input_says_what_to_do(tmp_path, quiet_trainer):
         quiet_trainer(tmp_path, structure(threshold=0.0)).fit(BRAINet(2, head=Tree(num_params=2000)), single)
     with pytest.raises(ValueError, match="passes of at least 1"):
         BRAINet(2, passes=0)
-    with pytest.raises(ValueError, match="expected head to be one of Bayes, Ensemble, Linear, MCDropout.*got 'tree'"):
+    with pytest.raises(ValueError, match=r"expected head to be one of Bayes, Ensemble, Linear, MCDropout.*got 'tree'"):
         BRAINet(8, head="tree")
     with pytest.raises(ValueError, match="expected num_classes for classification"):
         BRAINet()
     with pytest.raises(ValueError, match="got num_classes=3 and Classification"):
         BRAINet(3, task=Classification(4))
-    with pytest.raises(ValueError, match="expected the task Classification for TemperatureScaling, got Regression"):
+    with pytest.raises(ValueError, match=r"expected the task Classification for TemperatureScaling, got Regression"):
         BRAINet(task="Regression", calibration="TemperatureScaling")
-    with pytest.raises(ValueError, match="expected settings of Linear .it has none., got members, min_width"):
+    with pytest.raises(ValueError, match=r"expected settings of Linear .it has none., got members, min_width"):
         BRAINet(3, head={"class_path": "Linear", "init_args": {"members": 9, "min_width": 99}})
 
 

@@ -10,11 +10,13 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from scipy import stats
 from torch.utils.data import DataLoader, TensorDataset
 
-from brainet_pl.callbacks import FeatureCache, OODEvaluation, StructureLearning
+from brainet_pl.callbacks import Evaluation, FeatureCache, StructureLearning
 from brainet_pl.datamodules.base import Samples, SplitData
-from brainet_pl.metrics import regression_metrics
+from brainet_pl.evaluation.metrics import collect, regression_measures
 from brainet_pl.module import BRAINet
-from brainet_pl.tasks import Regression
+from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.passes import Passes
+from brainet_pl.tasks import Classification, Regression
 
 
 class Line(SplitData):
@@ -36,31 +38,17 @@ class Line(SplitData):
         self.ood_sets = {"far": Samples(10 + 3 * inputs[300:], targets[300:])}
 
 
-def trainer(folder, *callbacks, epochs=1, **settings):
-    return pl.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        default_root_dir=str(folder),
-        logger=False,
-        callbacks=list(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
-        **settings,
-    )
-
-
 def structure():
     return StructureLearning(threshold=0.05, progress=False)
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory):
+def fitted(tmp_path_factory, quiet_trainer):
     folder = tmp_path_factory.mktemp("regression")
     pl.seed_everything(0, verbose=False)
-    model = BRAINet(task="regression", num_params=600, lr=0.01, norm=None)
+    model = BRAINet(task="Regression", head=Tree(num_params=600, norm=None), lr=0.01)
     checkpoint = ModelCheckpoint(folder, save_last=True)
-    trainer(folder, structure(), checkpoint, epochs=25).fit(model, datamodule=Line())
+    quiet_trainer(folder, structure(), checkpoint, epochs=25).fit(model, datamodule=Line())
     return model.eval(), checkpoint.last_model_path, folder
 
 
@@ -94,7 +82,9 @@ def test_predictions_are_moments_of_the_mixture_in_units_of_the_target(weights):
     mean = p @ mu
     second = p @ (var + mu**2)  # E[y²] of the mixture
     w = None if weights is None else torch.tensor(weights)
-    found = task.predict(torch.tensor(outputs), w)
+    each = torch.tensor(outputs)
+    passes = Passes(each, w, torch.empty(4, 0), task.predictive(each, w))
+    found = task.predict(passes, passes.predicted)
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(found["std"], np.sqrt(second - mean**2), rtol=1e-3)
     np.testing.assert_allclose(found["aleatoric_std"], np.sqrt(p @ var), rtol=1e-5)
@@ -109,7 +99,7 @@ def test_metrics_equal_scipy_in_batches():
     mu, sigma = rng.normal(size=500) * 3, rng.uniform(0.5, 2, 500)
     y = mu + 1.3 * sigma * rng.standard_t(5, 500)
     preds, target = torch.tensor(np.stack([mu, sigma**2], 1)).float(), torch.tensor(y).float()
-    metrics = regression_metrics("test/")
+    metrics = collect(regression_measures(), "test/", "reg")
     for rows in torch.arange(500).split(70):
         metrics.update(preds[rows], target[rows])
     found = {k: v.item() for k, v in metrics.compute().items()}
@@ -148,14 +138,16 @@ def test_extreme_outputs_stay_finite():
 # -- fitting ----------------------------------------------------------------------------------------------------------
 
 
-def test_predictions_metrics_and_intervals_are_in_units_of_the_target(fitted):
+def test_predictions_metrics_and_intervals_are_in_units_of_the_target(fitted, quiet_trainer):
     model, _, folder = fitted
-    results = {k: v for part in trainer(folder).test(model, datamodule=Line(), verbose=False) for k, v in part.items()}
+    results = {
+        k: v for part in quiet_trainer(folder).test(model, datamodule=Line(), verbose=False) for k, v in part.items()
+    }
     assert set(results) >= {f"test/reg/{m}" for m in ("RMSE", "MAE", "NLL")}
     assert 8 < results["test/reg/RMSE"] < 20  # noise has 10, the target 87
     assert results["test/reg/NLL"] < math.log(40 * math.sqrt(2 * math.pi * math.e))
     assert results["test/cal/coverage95"] > 0.8
-    predicted = trainer(folder).predict(model, datamodule=Line())
+    predicted = quiet_trainer(folder).predict(model, datamodule=Line())
     assert set(predicted[0]) == {"mean", "std", "epistemic_std", "aleatoric_std"}
     mean = torch.cat([batch["mean"] for batch in predicted])
     data = Line()
@@ -167,99 +159,98 @@ def test_predictions_metrics_and_intervals_are_in_units_of_the_target(fitted):
 
 def test_a_checkpoint_knows_the_units(fitted):
     model, path, _ = fitted
-    again = BRAINet.load_from_checkpoint(path, weights_only=True, inference="simultaneous").eval()
-    model.inference, x = "simultaneous", torch.randn(6, 5)
+    again = BRAINet.load_from_checkpoint(path, weights_only=True).eval()
+    again.head.inference = model.head.inference = "simultaneous"
+    x = torch.randn(6, 5)
     try:
         with torch.no_grad():
             torch.testing.assert_close(again(x), model(x))
     finally:
-        model.inference = "stochastic"
+        model.head.inference = "stochastic"
     assert again.task.scale == model.task.scale > 50
     assert not again.task.needs_targets
 
 
-def test_a_resumed_fit_keeps_the_scale_of_its_weights(fitted):
+def test_a_resumed_fit_keeps_the_scale_of_its_weights(fitted, quiet_trainer):
     model, path, folder = fitted
     loaded = BRAINet.load_from_checkpoint(path, weights_only=True)
-    trainer(folder, epochs=1).fit(loaded, datamodule=Line(offset=0.0))
-    resumed = BRAINet(task="regression", num_params=600, lr=0.01, norm=None)
-    trainer(folder, epochs=26).fit(resumed, datamodule=Line(offset=0.0), ckpt_path=path)
+    quiet_trainer(folder, epochs=1).fit(loaded, datamodule=Line(offset=0.0))
+    resumed = BRAINet(task="Regression", head=Tree(num_params=600, norm=None), lr=0.01)
+    quiet_trainer(folder, epochs=26).fit(resumed, datamodule=Line(offset=0.0), ckpt_path=path)
     assert loaded.task.center == resumed.task.center == model.task.center > 900
 
 
-def test_far_inputs_are_less_certain(fitted):
+def test_far_inputs_are_less_certain(fitted, quiet_trainer):
     model, _, folder = fitted
-    parts = trainer(folder, OODEvaluation("")).test(model, datamodule=Line(), verbose=False)
+    parts = quiet_trainer(folder, Evaluation(figures=False)).test(model, datamodule=Line(), verbose=False)
     results = {k: v for part in parts for k, v in part.items()}
     assert results["ood/far/epistemic_std/AUROC"] > 0.9
     assert "ood/far/std/FPR95" in results
 
 
-HEADS = ["brainet", "brainet_ensemble", "brainet_dropout", "linear", "mlp", "mc_dropout", "ensemble", "bayes"]
+SIZE = {"num_params": 1500}
+HEADS = {  # settings → passes
+    Tree(**SIZE): 4,
+    TreeEnsemble(members=3, **SIZE): 3,
+    TreeDropout(**SIZE): 4,
+    Linear(): 1,
+    MLP(**SIZE): 1,
+    MCDropout(**SIZE): 4,
+    Ensemble(members=3, **SIZE): 3,
+    Bayes(**SIZE): 4,
+}
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_every_head_fits_and_reloads(head, tmp_path):
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
+def test_every_head_fits_and_reloads(head, tmp_path, quiet_trainer):
     pl.seed_everything(0, verbose=False)
-    model = BRAINet(task="regression", head=head, num_params=1500, members=3, lr=0.02, passes=4)
+    model = BRAINet(task="Regression", head=head, lr=0.02, passes=4)
     checkpoint = ModelCheckpoint(tmp_path, save_last=True)
-    fit = trainer(tmp_path, structure(), checkpoint, epochs=8)
+    fit = quiet_trainer(tmp_path, structure(), checkpoint, epochs=8)
     fit.fit(model, datamodule=Line())
     results = {k: v for part in fit.test(model, datamodule=Line(), verbose=False) for k, v in part.items()}
     assert results["test/reg/RMSE"] < 60  # the target's own deviation is 87
     again = BRAINet.load_from_checkpoint(checkpoint.last_model_path, weights_only=True).eval()
     assert type(again.head) is type(model.head)
     assert again.ggt == model.ggt
-    assert (again.ggt is not None) == head.startswith("brainet")
+    assert (again.ggt is not None) == head.needs_tree
     x = torch.randn(4, 5)
     with torch.no_grad():
         passes = again.passes_of(x).outputs
-    expected = {"linear": 1, "mlp": 1, "ensemble": 3, "brainet_ensemble": 3}.get(head, 4)
-    assert passes.shape == (expected, 4, 2)
-    if head == "ensemble" or head == "brainet_ensemble":
+    assert passes.shape == (HEADS[head], 4, 2)
+    if HEADS[head] == 3:
         with torch.no_grad():
             torch.testing.assert_close(again(x), model.eval()(x))
 
 
-def test_cached_features_and_plain_loaders(tmp_path):
-    model = BRAINet(task="regression", num_params=600)
-    trainer(tmp_path, FeatureCache(progress=False), structure(), epochs=1).fit(model, datamodule=Line())
+def test_cached_features_and_plain_loaders(tmp_path, quiet_trainer):
+    model = BRAINet(task="Regression", head=Tree(num_params=600))
+    quiet_trainer(tmp_path, FeatureCache(progress=False), structure(), epochs=1).fit(model, datamodule=Line())
     assert model.task.center > 900
     x, y = torch.randn(64, 4), torch.arange(64.0)[:, None]  # a column is as good as a vector
     loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
-    plain = BRAINet(task="regression", head="ensemble", num_params=600)
-    trainer(tmp_path).fit(plain, loader, DataLoader(TensorDataset(x, y), batch_size=16))
+    plain = BRAINet(task="Regression", head=Ensemble(num_params=600))
+    quiet_trainer(tmp_path).fit(plain, loader, DataLoader(TensorDataset(x, y), batch_size=16))
     assert plain.task.center == 31.5
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"num_classes": 3}, "num_classes=3"),
-        ({"loss": "cross_entropy"}, "loss='cross_entropy'"),
-        ({"loss": "confidence"}, "loss='confidence'"),
-        ({"temperature_scaling": True}, "temperature_scaling=True"),
-        ({"label_smoothing": 0.1}, "label_smoothing=0.1"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(settings, named):
-    with pytest.raises(ValueError, match=f"expected no settings of classification for regression, got {named}"):
-        BRAINet(task="regression", **settings)
-
-
-def test_other_wrong_settings_are_named():
-    with pytest.raises(ValueError, match="expected loss to be 'cross_entropy' or 'confidence', got 'gaussian'"):
-        BRAINet(3, loss="gaussian")
-    with pytest.raises(ValueError, match="min_variance above 0"):
+def test_settings_that_mean_nothing_are_refused():
+    with pytest.raises(ValueError, match=r"got num_classes=3 and Regression\(\)"):
+        BRAINet(3, task="Regression")
+    with pytest.raises(ValueError, match=r"expected settings of Regression .min_variance., got label_smoothing"):
+        BRAINet(task={"class_path": "Regression", "init_args": {"label_smoothing": 0.1}})
+    with pytest.raises(
+        ValueError, match="expected loss of a classification to be one of 'cross_entropy', 'confidence'"
+    ):
+        Classification(3, loss="gaussian")
+    with pytest.raises(ValueError, match="expected min_variance to be a finite number above 0"):
         Regression(min_variance=0.0)
-    with pytest.raises(ValueError, match="expected num_classes for classification"):
-        BRAINet()
 
 
-def test_bad_targets_are_refused(tmp_path):
+def test_bad_targets_are_refused(tmp_path, quiet_trainer):
     x = torch.randn(64, 4)
     y = torch.randn(64)
     y[[3, 5]] = torch.tensor([math.nan, math.inf])
@@ -267,14 +258,14 @@ def test_bad_targets_are_refused(tmp_path):
         (y, "expected finite targets, got 2 NaN or infinite of 64"),
         (torch.randn(64, 2), r"expected one number as target of each sample, \(B,\) or \(B, 1\), got \(64, 2\)"),
     ):
-        model = BRAINet(task="regression", head="mlp", num_params=300)
+        model = BRAINet(task="Regression", head=MLP(num_params=300))
         with pytest.raises(ValueError, match=message):
-            trainer(tmp_path).fit(model, DataLoader(TensorDataset(x, target), batch_size=16))
+            quiet_trainer(tmp_path).fit(model, DataLoader(TensorDataset(x, target), batch_size=16))
 
 
-def test_a_fit_may_follow_a_validation(tmp_path):
+def test_a_fit_may_follow_a_validation(tmp_path, quiet_trainer):
     """Validation alone runs in inference mode, whose tensors may not be changed in place by a later fit."""
-    model = BRAINet(task="regression", num_params=2000)
-    trainer(tmp_path, structure()).fit(model, datamodule=Line())
-    trainer(tmp_path).validate(model, datamodule=Line(), verbose=False)
-    trainer(tmp_path, structure()).fit(model, datamodule=Line())
+    model = BRAINet(task="Regression", head=Tree(num_params=2000))
+    quiet_trainer(tmp_path, structure()).fit(model, datamodule=Line())
+    quiet_trainer(tmp_path).validate(model, datamodule=Line(), verbose=False)
+    quiet_trainer(tmp_path, structure()).fit(model, datamodule=Line())
