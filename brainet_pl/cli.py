@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 import yaml
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import WandbLogger
@@ -21,7 +20,7 @@ import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
 from brainet_pl import configs
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.evaluation import report
-from brainet_pl.module import BRAINet, check_stored
+from brainet_pl.module import BRAINet, read_checkpoint
 
 DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
@@ -86,8 +85,7 @@ def config_path(name: str) -> Path:
 
 def stored_config(checkpoint: str | Path) -> dict[str, Any]:
     """The settings that a checkpoint carries; of one saved in Python, the model's alone."""
-    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    check_stored(content)
+    content = read_checkpoint(checkpoint)
     config: dict[str, Any] = content.get(CONFIG) or {"model": dict(content.get("hyper_parameters", {}))}
     return config
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
@@ -203,6 +204,29 @@ class BRAINet(pl.LightningModule):
         there = any(isinstance(callback, ScoreFit) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
         return [] if there or not any(score.needs_fit for score in self.scores) else [ScoreFit()]
 
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: Any, map_location: Any = None, hparams_file: Any = None, strict: bool | None = None,
+        weights_only: bool = True, **kwargs: Any,
+    ) -> BRAINet:  # fmt: skip
+        """The model of a checkpoint file, its structure included; tensors and primitives alone are read from the file.
+
+        Args:
+            checkpoint_path: a file; a URL is refused.
+            map_location: as in `torch.load`.
+            hparams_file: as in Lightning.
+            strict: whether all weights must be there.
+            weights_only: False would run whatever code a pickle holds, so it is refused.
+            **kwargs: arguments of `BRAINet` to use instead of the stored ones.
+        """
+        read_checkpoint(checkpoint_path)  # a file of another version is told before its settings are tried
+        if not weights_only:
+            raise ValueError(
+                "expected weights_only=True, got False: a checkpoint of BRAINet holds no code, and runs none"
+            )
+        load = super().load_from_checkpoint
+        return load(checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
         ggt = None if self.ggt is None else self.ggt.to_dict()
@@ -357,6 +381,17 @@ class BRAINet(pl.LightningModule):
         if self._lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
+
+
+def read_checkpoint(path: Any) -> dict[str, Any]:
+    """The content of a checkpoint file of BRAINet: tensors and primitives, never code."""
+    if "://" in str(path):
+        raise ValueError(f"expected a file, got the address {path}: download it first, then give the file")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"expected a checkpoint at {path}, found no such file: check the path")
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    check_stored(content)
+    return content
 
 
 def check_stored(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:

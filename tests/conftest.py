@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +25,23 @@ def features():
     causes = rng.normal(size=(400, 4))
     mixing = rng.normal(size=(4, 10)) * (rng.random((4, 10)) < 0.5)
     return np.maximum(causes @ mixing + 0.4 * rng.normal(size=(400, 10)), 0)
+
+
+@pytest.fixture(scope="session")
+def quiet_trainer():
+    """A function (folder, *callbacks, epochs=1, **settings) -> a Trainer on the CPU that prints and writes little."""
+
+    def make(folder, *callbacks, epochs=1, **settings):
+        defaults = {
+            "max_epochs": epochs,
+            "accelerator": "cpu",
+            "default_root_dir": str(folder),
+            "logger": False,
+            "callbacks": list(callbacks),
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        }
+        return pl.Trainer(**defaults | settings)
+
+    return make

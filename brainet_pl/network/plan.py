@@ -115,7 +115,7 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1)
     levels: list[Level] = []
     first_row, first_neuron, first_weight = ggt.num_variables, 0, 0
     for height in range(1, max(ggt.heights) + 1):
-        nodes = [i for i, h in enumerate(ggt.heights) if h == height]
+        nodes = nodes_at(ggt, height)
         widths = [width(_inner(ggt.nodes[i])) for i in nodes]
         offsets = np.concatenate([[0], np.cumsum(widths)])
         most = max(len(_inner(ggt.nodes[i]).branches) for i in nodes)
@@ -152,6 +152,11 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1)
         first_row += int(offsets[-1])
         first_neuron += neuron
     return Plan(ggt, tuple(levels), first_weight, first_neuron, rows[0], tuple(rows), factor)
+
+
+def nodes_at(ggt: GGT, height: int) -> list[int]:
+    """Numbers of the nodes of one height. Their order is the order of weights, so it belongs to the layout."""
+    return [i for i, h in enumerate(ggt.heights) if h == height]
 
 
 def _branch_layers(

@@ -1,5 +1,6 @@
 """The generative score against loops over every sub-network, class and family."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from brainet_pl.generative import GenerativeScore, ScoreMoments
+from brainet_pl.passes import Passes
+from brainet_pl.scores import Generative, GenerativeScore, Surroundings
+from brainet_pl.scores.generative import ScoreMoments
 from brainet_pl.structure import learn_structure
 from brainet_pl.structure.ggt import GGT, Leaf
 
@@ -102,13 +105,13 @@ def test_few_parents_and_one_covariance_for_all(data, ggt, monkeypatch):
     )
     likelihoods = [s(x).gather(1, y[:, None]).mean().item() for s in (none, few, all_parents)]
     assert likelihoods == sorted(likelihoods)
-    monkeypatch.setattr("brainet_pl.generative._TIED", 10)
+    monkeypatch.setattr("brainet_pl.scores.density._TIED", 10)
     tied = GenerativeScore(ggt, CLASSES, normalize=False).fit(x, y)
     monkeypatch.undo()
     same = GenerativeScore(ggt, CLASSES, normalize=False, prior=1e12).fit(x, y)
     assert tied.families.slopes.shape[2] == 1
     torch.testing.assert_close(tied(x), same(x), atol=1e-3, rtol=1e-3)
-    monkeypatch.setattr("brainet_pl.generative._ROOM", 10)  # sample by sample
+    monkeypatch.setattr("brainet_pl.scores.density._ROOM", 10)  # sample by sample
     torch.testing.assert_close(same(x[:9]), same(x)[:9], atol=1e-4, rtol=1e-4)
 
 
@@ -136,22 +139,32 @@ def test_unlike_features_score_high_and_a_copy_is_exact(data, ggt, kind):
     torch.testing.assert_close(score(x[:5]), score(5 * x[:5]))  # normalised
 
 
-def test_scores_by_hand_and_the_reference_of_the_combination(data, ggt):
+def passes_of(x, probs, energy):
+    """One set of passes that predicted `probs`."""
+    return Passes(probs.log().unsqueeze(0), None, x, probs, {"energy": energy})
+
+
+def test_scores_by_hand_and_the_reference_of_the_combination(data):
     x, y = data
-    score = GenerativeScore(ggt, CLASSES).fit(x, y)
+    score = Generative(normalize=False, progress=False)
+    score.surround(Surroundings(CLASSES))
+    score.learn(x, y)
     probs, energy = torch.rand(len(x), CLASSES).softmax(1), torch.randn(len(x))
-    found = score.scores(x, probs, energy)
+    found = score(passes_of(x, probs, energy))
     assert set(found) == {"generative", "generative_weighted"}  # nothing to compare with yet
-    density = score(x)
+    density = score.density(x)
     torch.testing.assert_close(found["generative"], -density.max(1).values)
     torch.testing.assert_close(found["generative_weighted"], -(probs * density).sum(1))
     for part in range(0, 600, 200):
         rows = slice(part, part + 200)
-        score.watch({"generative": found["generative"][rows], "energy": energy[rows]})
+        score.watch(None, {"generative": found["generative"][rows], "energy": energy[rows]})
     score.settle()
-    combined = score.scores(x, probs, energy)["combined"]
+    combined = score(passes_of(x, probs, energy))["combined"]
     expected = sum((v - v.mean()) / v.std(correction=0) for v in (found["generative"], energy))
     torch.testing.assert_close(combined, expected, atol=1e-3, rtol=1e-3)
+    again = Generative(normalize=False)
+    again.load_state_dict(score.state_dict())
+    torch.testing.assert_close(again(passes_of(x, probs, energy))["combined"], combined)
 
 
 def test_edge_cases(data, ggt):
@@ -176,17 +189,19 @@ def test_edge_cases(data, ggt):
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "discrete"])
-def test_densities_keep_their_precision(data, ggt, kind):
+def test_densities_keep_their_precision(data, kind):
     x, y = data
-    score = GenerativeScore(ggt, CLASSES, kind=kind).fit(x, y)
-    probs, energy = torch.full((20, CLASSES), 1 / CLASSES), torch.rand(20)
-    score.watch({"generative": torch.rand(20), "energy": energy})
+    score = Generative(kind=kind, progress=False)
+    score.surround(Surroundings(CLASSES))
+    score.learn(x, y)
+    passes = passes_of(x[:20], torch.full((20, CLASSES), 1 / CLASSES), torch.rand(20))
+    score.watch(None, {"generative": torch.rand(20), "energy": passes.scores["energy"]})
     score.settle()
-    expected = score.scores(x[:20], probs, energy)
+    expected = score(passes)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = score.scores(x[:20], probs, energy)
-    halved = score.bfloat16().scores(x[:20], probs, energy)
-    doubled = score.double().scores(x[:20].double(), probs.double(), energy)
+        mixed = score(passes)
+    halved = score.bfloat16()(passes)
+    doubled = score.double()(dataclasses.replace(passes, features=x[:20].double()))
     for name, values in expected.items():
         torch.testing.assert_close(mixed[name], values)
         torch.testing.assert_close(halved[name], values)

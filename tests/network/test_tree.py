@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from brainet_pl.head import BRAINetHead, smallest_budget
+from brainet_pl.network import BRAINetHead, Tree, smallest_budget
+from brainet_pl.network import plan as planning
 from brainet_pl.structure import GGT, Branch, Leaf, Node, learn_structure
 
 
@@ -26,16 +27,16 @@ class NaiveHead(nn.Module):
             for level in head.plan.levels:
                 for layer in level.layers:
                     linear = nn.Linear(layer.fan_in, layer.width, bias=False)
-                    weights = head.weight[layer.first_weight :][: layer.fan_in * layer.width]
+                    weights = head.layers.weight[0, layer.first_weight :][: layer.fan_in * layer.width]
                     linear.weight.copy_(weights.view(layer.width, layer.fan_in))
-                    norm = nn.BatchNorm1d(layer.width, eps=head.eps, momentum=head.momentum)
+                    norm = nn.BatchNorm1d(layer.width, eps=head.layers.eps, momentum=head.layers.momentum)
                     own = slice(
                         level.first_neuron + layer.first_neuron, level.first_neuron + layer.first_neuron + layer.width
                     )
-                    norm.weight.copy_(head.scale[own])
-                    norm.bias.copy_(head.bias[own])
-                    norm.running_mean.copy_(head.running_mean[own])
-                    norm.running_var.copy_(head.running_var[own])
+                    norm.weight.copy_(head.layers.scale[own])
+                    norm.bias.copy_(head.layers.bias[own])
+                    norm.running_mean.copy_(head.layers.running_mean[own])
+                    norm.running_var.copy_(head.layers.running_var[own])
                     self.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"] = nn.Sequential(
                         linear, norm, nn.ReLU()
                     )
@@ -88,11 +89,11 @@ def randomise(head):
     """Parameters and statistics that no layer shares with another."""
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        if head.scale is not None:
-            head.scale.copy_(torch.rand(head.scale.shape, generator=g) + 0.5)
-            head.running_mean.copy_(torch.randn(head.running_mean.shape, generator=g))
-            head.running_var.copy_(torch.rand(head.running_var.shape, generator=g) + 0.5)
-        head.bias.copy_(torch.randn(head.bias.shape, generator=g))
+        if head.layers.scale is not None:
+            head.layers.scale.copy_(torch.rand(head.layers.scale.shape, generator=g) + 0.5)
+            head.layers.running_mean.copy_(torch.randn(head.layers.running_mean.shape, generator=g))
+            head.layers.running_var.copy_(torch.rand(head.layers.running_var.shape, generator=g) + 0.5)
+        head.layers.bias.copy_(torch.randn(head.layers.bias.shape, generator=g))
     return head
 
 
@@ -108,9 +109,23 @@ def gradients(model):
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
+def flat_of(head):
+    """The head's own gradients of weights, scales and biases."""
+    return head.layers.weight.grad[0], head.layers.scale.grad, head.layers.bias.grad
+
+
+def alone(head, x, subnetwork):
+    """The outputs (B, C) of one sub-network."""
+    return head._emit(head.layers.run_draws(x, [subnetwork], 0.0, None))[0]
+
+
 def flat_gradient(naive, head):
     """The naive tree's gradients in the head's flat order."""
-    weight, scale, bias = torch.zeros_like(head.weight), torch.zeros_like(head.scale), torch.zeros_like(head.bias)
+    weight, scale, bias = (
+        torch.zeros_like(head.layers.weight[0]),
+        torch.zeros_like(head.layers.scale),
+        torch.zeros_like(head.layers.bias),
+    )
     for level in head.plan.levels:
         for layer in level.layers:
             linear, norm, _ = naive.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"]
@@ -135,9 +150,7 @@ def test_every_mode_equals_the_naive_tree(tree, factor):
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     a.square().sum().backward()
     b.square().sum().backward()
-    for got, expected in zip(
-        (head.weight.grad, head.scale.grad, head.bias.grad), flat_gradient(naive, head), strict=True
-    ):
+    for got, expected in zip(flat_of(head), flat_gradient(naive, head), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
     if ggt.num_subnetworks <= 64:
@@ -156,14 +169,12 @@ def test_gradients_of_every_subnetwork_equal_the_naive_tree(seed):
     for subnetwork in head.ggt.sample_uniform(6, rng=seed):
         naive = NaiveHead(head).eval()
         head.zero_grad()
-        out = head._run(x, [subnetwork], None)[0]
+        out = alone(head, x, subnetwork)
         expected = naive.subnetwork(x, subnetwork)
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
         out.logsumexp(1).sum().backward()
         expected.logsumexp(1).sum().backward()
-        for got, want in zip(
-            (head.weight.grad, head.scale.grad, head.bias.grad), flat_gradient(naive, head), strict=True
-        ):
+        for got, want in zip(flat_of(head), flat_gradient(naive, head), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
 
 
@@ -192,7 +203,7 @@ def test_training_pass_equals_the_naive_tree(sampling):
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     out.logsumexp(1).sum().backward()
     expected.logsumexp(1).sum().backward()
-    for got, want in zip((head.weight.grad, head.scale.grad, head.bias.grad), flat_gradient(naive, head), strict=True):
+    for got, want in zip(flat_of(head), flat_gradient(naive, head), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
     if sampling == "batch":
         path, stack = set(), [0]  # branches that the drawn sub-network takes, from the root down
@@ -206,7 +217,7 @@ def test_training_pass_equals_the_naive_tree(sampling):
         off = 0
         for level in head.plan.levels:
             for layer in level.layers:
-                grad = head.weight.grad[layer.first_weight :][: layer.fan_in * layer.width]
+                grad = head.layers.weight.grad[0, layer.first_weight :][: layer.fan_in * layer.width]
                 if (layer.node, layer.branch) in path:
                     assert grad.any()
                 else:
@@ -217,8 +228,10 @@ def test_training_pass_equals_the_naive_tree(sampling):
         own = slice(level.first_neuron, level.first_neuron + level.num_neurons)
         layer = level.layers[0]
         norm = naive.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"][1]
-        torch.testing.assert_close(head.running_mean[own][: layer.width], norm.running_mean, rtol=1e-3, atol=1e-5)
-        torch.testing.assert_close(head.running_var[own][: layer.width], norm.running_var, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            head.layers.running_mean[own][: layer.width], norm.running_mean, rtol=1e-3, atol=1e-5
+        )
+        torch.testing.assert_close(head.layers.running_var[own][: layer.width], norm.running_var, rtol=1e-3, atol=1e-5)
 
 
 def test_with_one_branch_all_modes_agree():
@@ -256,8 +269,8 @@ def test_draws_repeat_with_a_generator_and_name_their_subnetwork():
         c = head.stochastic(x, 8, generator=torch.Generator().manual_seed(2))
         assert a.subnetworks == b.subnetworks != c.subnetworks
         torch.testing.assert_close(a.logits, b.logits)
-        alone = head._run(x, [a.subnetworks[3]], None)[0]
-    torch.testing.assert_close(a.logits[3], alone, rtol=1e-5, atol=1e-6)
+        own = alone(head, x, a.subnetworks[3])
+    torch.testing.assert_close(a.logits[3], own, rtol=1e-5, atol=1e-6)
 
 
 def test_temperature_changes_a_trained_head():
@@ -280,7 +293,7 @@ def test_folded_weights_follow_the_parameters():
     x = torch.randn(5, 12)
     with torch.no_grad():
         before, drawn = head(x), head.stochastic(x, 2, generator=torch.Generator().manual_seed(0)).logits
-        head.weight.mul_(2.0)
+        head.layers.weight.mul_(2.0)
         assert not torch.allclose(head(x), before)
         assert not torch.allclose(head.stochastic(x, 2, generator=torch.Generator().manual_seed(0)).logits, drawn)
     head.train()(torch.randn(9, 12))  # statistics move
@@ -299,7 +312,7 @@ def test_copies_pickles_and_writes_through_data(tmp_path):
                 again.stochastic(x, 4, generator=torch.Generator().manual_seed(0)).logits, expected
             )
         before = head(x)
-        head.weight.data.mul_(2.0)  # leaves no trace in the version counter
+        head.layers.weight.data.mul_(2.0)  # leaves no trace in the version counter
         head.eval()
         assert not torch.allclose(head(x), before)
 
@@ -320,7 +333,7 @@ def test_without_norm_and_with_other_activations():
     for activation in ("gelu", "silu", "tanh", "elu"):
         head = BRAINetHead(fixed_ggt(), 3, norm=None, activation=activation)
         head.train()(torch.randn(1, 12)).sum().backward()
-        assert torch.isfinite(head.weight.grad).all()
+        assert torch.isfinite(head.layers.weight.grad).all()
         x = torch.randn(4, 12)
         with torch.no_grad():
             head.eval().temperature = 0.0
@@ -352,11 +365,21 @@ def test_state_dict_round_trip_and_foreign_weights(tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(again(x), head(x))
     other = BRAINetHead(fixed_ggt(seed=5), 3, num_params=3000)
-    with pytest.raises(
-        ValueError,
-        match=rf"expected weights for the tree {other.ggt.fingerprint}.*got those of the tree {ggt.fingerprint}",
-    ):
+    theirs = rf"layout {other.plan.layout} of the tree {other.ggt.fingerprint}.*got the layout {head.plan.layout}"
+    with pytest.raises(ValueError, match=theirs):
         other.load_state_dict(stored["state"])
+
+
+def test_weights_in_another_order_are_refused(monkeypatch):
+    """With nodes in another order all shapes agree, and the outputs would be others without a word."""
+    ggt = fixed_ggt()
+    stored = BRAINetHead(ggt, 3, width=1.0).state_dict()
+    at = planning.nodes_at
+    monkeypatch.setattr(planning, "nodes_at", lambda tree, height: at(tree, height)[::-1])
+    other = BRAINetHead(ggt, 3, width=1.0)
+    assert {k: v.shape for k, v in other.state_dict().items()} == {k: v.shape for k, v in stored.items()}
+    with pytest.raises(ValueError, match="expected weights in the layout"):
+        other.load_state_dict(stored)
 
 
 def test_a_single_leaf_is_a_linear_head():
@@ -380,16 +403,18 @@ def test_a_sampled_network_is_smaller_than_the_whole():
         (lambda h: h(torch.randn(4, 5)), r"shape \(batch, 12\), got \(4, 5\).*learn a structure"),
         (lambda h: h(torch.randn(4, 12, 2)), "expected features of shape"),
         (lambda h: h.train()(torch.randn(1, 12)), "at least 2 samples.*drop_last"),
-        (lambda h: h.stochastic(torch.randn(4, 12), 0), "at least 1 pass"),
+        (lambda h: h.stochastic(torch.randn(4, 12), 0), "passes of at least 1"),
         (lambda h: h.stochastic(torch.randn(4, 12), 2, temperature=-1.0), "temperature of at least 0"),
         (lambda h: setattr(h, "temperature", -2.0), "temperature of at least 0"),
         (lambda h: h.enumerate(torch.randn(4, 12), limit=1), r"at most 1 sub-networks.*use stochastic"),
         (lambda h: BRAINetHead(h.ggt, 3, num_params=10), "budget of at least"),
         (lambda h: BRAINetHead(h.ggt, 3, num_params=10, width=1.0), "got both"),
-        (lambda h: BRAINetHead(h.ggt, 3, activation="sin"), "one of relu"),
-        (lambda h: BRAINetHead(h.ggt, 3, norm="layer"), "'batch' or None"),
+        (lambda h: BRAINetHead(h.ggt, 3, activation="sin"), "one of 'relu'"),
+        (lambda h: BRAINetHead(h.ggt, 3, norm="layer"), "'batch', None"),
         (lambda h: BRAINetHead(h.ggt, 3, dropout=1.0), "dropout"),
-        (lambda h: BRAINetHead(h.ggt, 3, sampling="never"), "'batch' or 'sample'"),
+        (lambda h: setattr(h, "inference", "typo"), "'stochastic', 'simultaneous', 'enumerated', got 'typo'"),
+        (lambda h: Tree(inference="typo"), "'stochastic', 'simultaneous', 'enumerated', got 'typo'"),
+        (lambda h: BRAINetHead(h.ggt, 3, sampling="never"), "'batch', 'sample'"),
     ],
 )
 def test_bad_input_is_named(call, message):
@@ -413,5 +438,5 @@ def test_dtypes_are_kept(dtype):
         assert head.stochastic(x, 2).logits.dtype is dtype
         head.train()(x).sum().backward()
     else:
-        assert head.weight.dtype is dtype
-        assert head.fingerprint.dtype is torch.uint8
+        assert head.layers.weight.dtype is dtype
+        assert head.layers.layout.dtype is torch.uint8

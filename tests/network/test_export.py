@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from brainet_pl.head import BRAINetHead
+from brainet_pl.network import BRAINetHead
 from brainet_pl.structure import learn_structure
 
 

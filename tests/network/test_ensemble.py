@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from brainet_pl.baselines import MLPHead
-from brainet_pl.ensemble import EnsembleHead, stacked_tree
-from brainet_pl.head import BRAINetHead
+from brainet_pl.network import BRAINetHead, EnsembleHead, MLPHead, stacked_tree
 from brainet_pl.structure import Node, learn_structure
 
 M, D = 3, 10
@@ -28,9 +26,9 @@ def randomise(head):
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-        if head.norm:
-            head.running_mean.normal_()
-            head.running_var.uniform_(0.5, 2)
+        if head.layers.norm:
+            head.layers.running_mean.normal_()
+            head.layers.running_var.uniform_(0.5, 2)
     return head
 
 
@@ -38,14 +36,14 @@ def as_single_heads(head):
     """Each member as a `BRAINetHead` of its own."""
     singles = []
     for m in range(head.members):
-        single = BRAINetHead(head.ggt, head.out_features, width=head.plan.width_factor, norm=head.norm)
+        single = BRAINetHead(head.plan.ggt, head.out_features, width=head.plan.width_factor, norm=head.layers.norm)
         with torch.no_grad():
-            single.weight.copy_(head.weight[m])
+            single.layers.weight[0] = head.layers.weight[m]
             for level in head.plan.levels:
                 own = slice(level.first_neuron, level.first_neuron + level.num_neurons)
                 theirs = slice(head.members * own.start, head.members * own.stop)
-                for name in ("bias",) + (("scale", "running_mean", "running_var") if head.norm else ()):
-                    getattr(single, name)[own] = getattr(head, name)[theirs].view(head.members, -1)[m]
+                for name in ("bias",) + (("scale", "running_mean", "running_var") if head.layers.norm else ()):
+                    getattr(single.layers, name)[own] = getattr(head.layers, name)[theirs].view(head.members, -1)[m]
             single.output.weight.copy_(head.out_weight[m])
             single.output.bias.copy_(head.out_bias[m].squeeze(1))
         singles.append(single)
@@ -73,15 +71,17 @@ def test_values_gradients_and_statistics_equal_the_loop(tree, norm, training):
     torch.testing.assert_close(found, expected)
     (found * seed).sum().backward()
     (expected * seed).sum().backward()
-    torch.testing.assert_close(head.weight.grad, torch.stack([s.weight.grad for s in singles]))
+    torch.testing.assert_close(head.layers.weight.grad, torch.cat([s.layers.weight.grad for s in singles]))
     torch.testing.assert_close(head.out_weight.grad, torch.stack([s.output.weight.grad for s in singles]))
     for level in head.plan.levels:
         own = slice(level.first_neuron, level.first_neuron + level.num_neurons)
         theirs = slice(M * own.start, M * own.stop)
-        torch.testing.assert_close(head.bias.grad[theirs].view(M, -1), torch.stack([s.bias.grad[own] for s in singles]))
+        torch.testing.assert_close(
+            head.layers.bias.grad[theirs].view(M, -1), torch.stack([s.layers.bias.grad[own] for s in singles])
+        )
         if norm:
-            mean = torch.stack([s.running_mean[own] for s in singles])
-            torch.testing.assert_close(head.running_mean[theirs].view(M, -1), mean)
+            mean = torch.stack([s.layers.running_mean[own] for s in singles])
+            torch.testing.assert_close(head.layers.running_mean[theirs].view(M, -1), mean)
 
 
 def test_stacked_trees_are_multilayer_perceptrons():
@@ -93,11 +93,11 @@ def test_stacked_trees_are_multilayer_perceptrons():
         dense = [layer for layer in mlp.layers if isinstance(layer, nn.Linear)]
         assert dense[0].out_features == width
         with torch.no_grad():
-            flat = head.weight[m]
+            flat = head.layers.weight[m]
             dense[0].weight.copy_(flat[: D * width].view(width, D))
             dense[1].weight.copy_(flat[D * width :].view(width, width))
-            dense[0].bias.copy_(head.bias[: 2 * width].view(2, -1)[m])
-            dense[1].bias.copy_(head.bias[2 * width :].view(2, -1)[m])
+            dense[0].bias.copy_(head.layers.bias[: 2 * width].view(2, -1)[m])
+            dense[1].bias.copy_(head.layers.bias[2 * width :].view(2, -1)[m])
             dense[2].weight.copy_(head.out_weight[m])
             dense[2].bias.copy_(head.out_bias[m].squeeze(1))
         torch.testing.assert_close(head(x)[m], mlp(x))
@@ -105,10 +105,10 @@ def test_stacked_trees_are_multilayer_perceptrons():
 
 def test_members_start_differently_and_train_apart(tree):
     head = EnsembleHead(tree[0], 2, M * 600, M)
-    assert not torch.equal(head.weight[0], head.weight[1])
+    assert not torch.equal(head.layers.weight[0], head.layers.weight[1])
     head.train()(torch.randn(8, D))[0].sum().backward()
-    assert head.weight.grad[0].abs().sum() > 0
-    assert head.weight.grad[1:].abs().sum() == 0
+    assert head.layers.weight.grad[0].abs().sum() > 0
+    assert head.layers.weight.grad[1:].abs().sum() == 0
     assert abs(head.num_params - M * 600) < 0.1 * M * 600
 
 
@@ -116,11 +116,11 @@ def test_dropout_draws_masks_for_each_member(tree):
     head = EnsembleHead(tree[0], 2, M * 600, M, dropout=0.3).eval()
     x = torch.randn(4, D)
     with torch.no_grad():
-        drawn = head.passes(x, 5)
+        drawn = head.passes(x, 5).values
         assert drawn.shape == (15, 4, 2)
         assert len({tuple(row.flatten().tolist()) for row in drawn}) == 15
         torch.testing.assert_close(head(x), head(x))
-        one = head.passes(x, 4000).view(M, 4000, 4, 2).std(dim=1)  # pass t of member m is row m·T + t
+        one = head.passes(x, 4000).values.view(M, 4000, 4, 2).std(dim=1)  # pass t of member m is row m·T + t
     assert (one > 0).all()
 
 
@@ -132,12 +132,12 @@ def test_passes_of_a_brainet_have_the_masks_of_its_training(tree):
     ensemble = EnsembleHead(ggt, 2, 600, 1, norm=None, dropout=0.4)
     x, n = torch.randn(1, D), 40_000
     with torch.no_grad():
-        ensemble.weight[0] = head.weight
-        ensemble.bias.copy_(head.bias)
+        ensemble.layers.weight.copy_(head.layers.weight)
+        ensemble.layers.bias.copy_(head.layers.bias)
         ensemble.out_weight[0], ensemble.out_bias[0, :, 0] = head.output.weight, head.output.bias
         trained = head.train()(x.expand(n, -1))
         drawn = head.eval().stochastic(x, n).logits[:, 0]
-        members = ensemble.eval().passes(x, n)[:, 0]
+        members = ensemble.eval().passes(x, n).values[:, 0]
     for found in (drawn, members):
         assert ((found.mean(0) - trained.mean(0)).abs() < 5 * trained.std(0) * (2 / n) ** 0.5).all()
         torch.testing.assert_close(found.std(0), trained.std(0), rtol=0.03, atol=0)
@@ -149,7 +149,7 @@ def test_members_can_have_samples_of_their_own(tree):
     torch.testing.assert_close(head(x), torch.stack([head(x[m])[m] for m in range(M)]))
     torch.testing.assert_close(head(x[:1].expand(M, -1, -1)), head(x[0]))
     dropped = EnsembleHead(tree[0], 2, M * 600, M, dropout=0.2)
-    assert dropped.passes(x, 4).shape == (4 * M, 6, 2)
+    assert dropped.passes(x, 4).values.shape == (4 * M, 6, 2)
 
 
 def test_copies_and_state_dicts(tree, tmp_path):
@@ -165,9 +165,9 @@ def test_copies_and_state_dicts(tree, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"members": 0}, "at least 1 member"),
-        ({"activation": "sin"}, "one of relu"),
-        ({"norm": "layer"}, "'batch' or None"),
+        ({"members": 0}, "members of at least 1"),
+        ({"activation": "sin"}, "one of 'relu'"),
+        ({"norm": "layer"}, "'batch', None"),
         ({"dropout": 1.0}, "dropout"),
     ],
 )
@@ -182,5 +182,5 @@ def test_bad_input_is_named():
         head(torch.rand(3, 5))
     with pytest.raises(ValueError, match="at least 2 samples"):
         head.train()(torch.rand(1, 4))
-    with pytest.raises(ValueError, match="at least 1 hidden layer"):
+    with pytest.raises(ValueError, match="hidden of at least 1"):
         stacked_tree(4, 0)
