@@ -1,6 +1,7 @@
 """The compiled head beside an MLP of equal size and layers: time and memory, as ratios within one run.
 
     python benchmarks/head.py            # docs/results/head.json
+    python benchmarks/head.py --smoke    # shows in a few seconds that everything works
 
 Batch 256; 16k and 240k parameters; 64, 512 and 784 features. MC-dropout runs on the MLP, its passes folded into one
 large batch or one after the other, whichever is faster.
@@ -10,44 +11,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from structure import relu_features, table
+from common.command import add_out, results_folder
+from common.data import relu_features
+from common.store import write_whole
+from common.tables import table
+from common.timing import race
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from brainet_pl.baselines import hidden_width, mlp_layers
-from brainet_pl.head import BRAINetHead
+from brainet_pl.network import BRAINetHead
+from brainet_pl.network.mlp import hidden_width, mlp_layers
 from brainet_pl.structure import GGT, learn_structure
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "head.json"
 CLASSES, BATCH, PASSES = 10, 256, 15
 
 
 def mlp(d: int, depth: int, num_params: int, dropout: float = 0.0) -> nn.Sequential:
     """dense → batch norm → ReLU, `depth` times with equal widths, then a dense output; nearest to the budget."""
     return mlp_layers(d, CLASSES, depth, hidden_width(d, CLASSES, depth, num_params), dropout)
-
-
-def race(contestants: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Median seconds of each, measured in turns so that a noisy moment hits all."""
-    for call in contestants.values():
-        call()
-        call()
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for name, call in contestants.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(v) for name, v in times.items()}
 
 
 def train_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
@@ -99,7 +85,7 @@ def compare(ggt: GGT, d: int, num_params: int, seconds: float) -> dict[str, Any]
     flat = mlp(d, max(1, ggt.depth), num_params)
     heads = {s: BRAINetHead(ggt, CLASSES, num_params=num_params, sampling=s) for s in ("sample", "batch")}  # type: ignore[arg-type]
     steps = {"mlp": train_step(flat, x, y)} | {s: train_step(h, x, y) for s, h in heads.items()}
-    train = race(steps, seconds)
+    train = {name: found.median for name, found in race(steps, seconds).items()}
     ratio_memory = memory(heads["sample"], x, y) / memory(flat, x, y)
     head, dropped = heads["sample"].eval(), mlp(d, max(1, ggt.depth), num_params, dropout=0.1)
     flat.eval()
@@ -107,7 +93,7 @@ def compare(ggt: GGT, d: int, num_params: int, seconds: float) -> dict[str, Any]
     def quiet(call: Callable[[Tensor], Any]) -> Callable[[], Any]:
         return torch.no_grad()(lambda: call(x))
 
-    infer = race(
+    found = race(
         {
             "mlp": quiet(flat),
             "simultaneous": quiet(head.simultaneous),
@@ -117,6 +103,7 @@ def compare(ggt: GGT, d: int, num_params: int, seconds: float) -> dict[str, Any]
         },
         seconds,
     )
+    infer = {name: times.median for name, times in found.items()}
     sampled = [head.plan.multiply_adds(dict(ggt.path(g))) for g in ggt.sample_uniform(100)]
     return {
         "features": d,
@@ -133,13 +120,16 @@ def compare(ggt: GGT, d: int, num_params: int, seconds: float) -> dict[str, Any]
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4.0, help="for each race")
-    args = parser.parse_args()
+    add_out(parser)
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args.seconds = 0.1
     rows = []
-    for d in (64, 512, 784):
+    for d in (64,) if args.smoke else (64, 512, 784):
         for threshold in (0.05, 0.15):
             ggt = learn_structure(relu_features(5000, d), test="gaussian", threshold=threshold, progress=False)
             for num_params in (16_000, 240_000):
@@ -152,8 +142,7 @@ def main() -> None:
                 print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     header = [k for k in rows[0] if k != "buckets"]
     table(header, [[row[k] for k in header] for row in rows])
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(rows, indent=1))
+    write_whole(results_folder(args) / "head.json", json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 from bif import read_bif
+from common.data import relu_features
+from common.tables import table
 from numpy.typing import NDArray
 
 from brainet_pl.structure import PDAG, cpdag, find_test, learn_structure, rai
@@ -46,13 +48,6 @@ def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[Any, float]:
         results.append(call())
         seconds.append(time.perf_counter() - start)
     return results[0], statistics.median(seconds)
-
-
-def table(header: list[str], rows: list[list[Any]]) -> None:
-    """Print rows as a Markdown table."""
-    print(f"\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
-    for row in rows:
-        print("| " + " | ".join(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row) + " |")
 
 
 def save(section: str, content: Any) -> None:
@@ -218,14 +213,6 @@ def mnist_pixels(data: Path) -> NDArray[np.uint8]:
     path = data / "MNIST" / "raw" / "train-images-idx3-ubyte"
     raw = path.read_bytes() if path.exists() else gzip.decompress(path.with_suffix(".gz").read_bytes())
     return np.frombuffer(raw, dtype=np.uint8, offset=16).reshape(-1, 784)
-
-
-def relu_features(n: int, d: int, seed: int = 0) -> NDArray[np.float32]:
-    """Synthetic features with shared causes behind a ReLU."""
-    rng = np.random.default_rng(seed)
-    causes = rng.normal(size=(n, 20))
-    mixing = rng.normal(size=(20, d)) * (rng.random((20, d)) < 0.15)
-    return np.maximum(causes @ mixing + 0.7 * rng.normal(size=(n, d)) - 0.3, 0).astype(np.float32)
 
 
 def scale(data: Path) -> None:

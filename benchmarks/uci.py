@@ -27,12 +27,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from common.command import add_out, results_folder
+from common.store import write_whole
+from common.tables import spread, table
+from common.timing import race
 from numpy.typing import NDArray
-from structure import table
 from torch import Tensor
 
 from brainet_pl.datamodules.uci import FOLDERS, read_split, standardise
-from brainet_pl.ensemble import EnsembleHead, stacked_tree
+from brainet_pl.evaluation.metrics import collect
+from brainet_pl.network import EnsembleHead, stacked_tree
 from brainet_pl.structure import GGT, Leaf, learn_structure
 from brainet_pl.structure.ggt import Tree
 from brainet_pl.tasks import Regression
@@ -162,7 +166,7 @@ class Adam:
         # The member of every element: weights are (M, …), biases lie level by level and then member by member.
         owner = torch.cat([torch.arange(head.members).repeat_interleave(level.num_neurons) for level in levels])
         self.places = [
-            (p, owner if p is head.bias else torch.arange(head.members).view(-1, *[1] * (p.dim() - 1)))
+            (p, owner if p is head.layers.bias else torch.arange(head.members).view(-1, *[1] * (p.dim() - 1)))
             for p in head.parameters()
         ]
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p, _ in self.places]
@@ -218,13 +222,15 @@ def train(
     padded = torch.stack([torch.cat([v, v.new_zeros(longest - len(v), v.shape[1])]) for v in evals])
     with torch.no_grad():
         chunks = [head.passes(part.repeat_interleave(members, dim=0), PASSES) for part in padded.split(200, dim=1)]
-    outputs = torch.cat(chunks, dim=1).unflatten(0, (R, -1))  # (R, members or passes, rows, 2)
+    outputs = torch.cat([chunk.values for chunk in chunks], dim=1).unflatten(
+        0, (R, -1)
+    )  # (R, members or passes, rows, 2)
     results = []
     for i, r in enumerate(replicas):
-        metrics = tasks[i].metrics("")
+        metrics = collect(tasks[i].measures(), "", tasks[i].group)
         metrics.update(tasks[i].predictive(outputs[i, :, : len(r.x_eval)], None), torch.tensor(r.y_eval).float())
         results.append({k: round(float(v), 6) for k, v in metrics.compute().items()})
-        results[-1] |= {"parameters": head.num_params // R, "depth": head.ggt.depth}
+        results[-1] |= {"parameters": head.num_params // R, "depth": head.plan.ggt.depth}
     return results
 
 
@@ -398,7 +404,7 @@ def show() -> None:
                     continue
                 digits = 4 if name == "naval" and at == 0 else 3 if name in ("kin8nm", "naval") else 2
                 row: list[Any] = [name, len(found[ours])]
-                row += [_mean_std(list(found[v].values()), digits) for v in (plain, ours)]
+                row += [spread(list(found[v].values()), digits) for v in (plain, ours)]
                 row += [f"{PAPER[name][v][at]:.{digits}f} ± {PAPER[name][v][at + 1]:.{digits}f}" for v in (plain, ours)]
                 for other in others:
                     row.append(_verdict(found[ours], found[other], digits, tally.setdefault(other, [])))
@@ -416,11 +422,6 @@ def show() -> None:
 
 def _by_split(cells: list[dict[str, Any]], name: str, variant: str, metric: str) -> dict[int, float]:
     return {c["split"]: c[metric] for c in cells if c["set"] == name and c["variant"] == variant}
-
-
-def _mean_std(values: list[float], digits: int) -> str:
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.{digits}f} ± {spread:.{digits}f}"
 
 
 def _verdict(ours: dict[int, float], other: dict[int, float], digits: int, tally: list[str]) -> str:
@@ -455,24 +456,13 @@ def speed(seconds: float) -> None:
                     "batched": _step([EnsembleHead(ggt, 2, 600 * members, members, norm=None)], inputs),
                     "loop": _step(heads, inputs),
                 }
-                took = _race(calls, seconds)
+                # The least processor seconds: other programs do not count.
+                found = race(calls, seconds, number=5, clock=time.process_time)
+                took = {name: min(times.times) for name, times in found.items()}
                 rows.append([label, members, batch, 1e3 * took["batched"], took["loop"] / took["batched"]])
     table(["structure", "members", "batch", "batched step, ms", "loop / batched"], rows)
     names = ("structure", "members", "batch", "batched ms", "ratio")
     (OUT / "uci_speed.json").write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1))
-
-
-def _race(calls: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
-    """Least processor seconds of a call, measured in turns: other programs do not count."""
-    best = dict.fromkeys(calls, math.inf)
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for name, call in calls.items():
-            start = time.process_time()
-            for _ in range(5):
-                call()
-            best[name] = min(best[name], (time.process_time() - start) / 5)
-    return best
 
 
 def _step(heads: list[Any], x: Tensor) -> Callable[[], None]:

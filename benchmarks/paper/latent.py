@@ -10,17 +10,26 @@ on top: between and beyond the classes the disagreement should be high.
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where `common` is
 
 import torch
-from common import Store, arguments, mnist_pixels, outputs_of, quality, train
+from common.command import arguments, parse
+from common.data import mnist_pixels
+from common.measures import quality
+from common.store import Store
+from common.training import outputs_of, train
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl import uncertainty
-from brainet_pl.head import BRAINetHead
-from brainet_pl.ood import roc_curve
+from brainet_pl.evaluation.curves import separation
+from brainet_pl.network import BRAINetHead
 from brainet_pl.structure import learn_structure
 
 SIDE, GRID = 10.0, 100  # the paper's: 100 values in [-10, 10]
@@ -48,9 +57,9 @@ def bound(outputs: Tensor, x: Tensor) -> Tensor:
     return (F.binary_cross_entropy_with_logits(pixels, x, reduction="none").sum(dim=1) + divergence).mean()
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train both, draw the map."""
-    args = arguments(__doc__, epochs=20).parse_args()
+    args = parse(arguments(__doc__), argv)
     store = Store(args.out / "latent.json", {"epochs": args.epochs, "grid": GRID, "side": SIDE})
     (x, y), (x_test, y_test) = mnist_pixels(args.data)
     torch.manual_seed(0)
@@ -69,12 +78,11 @@ def main() -> None:
         inside = uncertainty.mutual_information(known.softmax(-1))
     nearest = torch.cdist(z, codes).amin(dim=1)
     far, near = information[nearest > 1.0], information[nearest <= 0.25]
-    curve = roc_curve(near, far)
     facts = quality(known, y_test) | {
         "mean MI of test images": inside.mean().item(),
         "mean MI near the data": near.mean().item(),
         "mean MI far from the data": far.mean().item(),
-        "AUROC far against near": torch.trapezoid(curve.tpr, curve.fpr).item(),
+        "AUROC far against near": separation(near, far)["AUROC"],
         "sub-networks": float(ggt.num_subnetworks),
         "log perplexity": math.log(ggt.perplexity()),
     }

@@ -14,19 +14,24 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where `common` is
+
 import torch
-from common import Cell, Store, arguments, mnist_pixels, outputs_of, quality, shuffled, spread, table, train
+from common.command import arguments, parse
+from common.data import mnist_pixels
+from common.measures import quality
+from common.store import Cell, Store
+from common.tables import spread, table
+from common.training import outputs_of, shuffled, train
 from matplotlib.figure import Figure
-from table1 import loss
 from torch import Tensor, nn
 
-from brainet_pl.baselines import BayesHead, MLPHead
-from brainet_pl.ensemble import EnsembleHead, stacked_tree
-from brainet_pl.head import BRAINetHead
+from brainet_pl.network import BayesHead, BRAINetHead, EnsembleHead, MLPHead, stacked_tree
 from brainet_pl.structure import GGT, learn_structure
 
 UNIT = 240_000  # parameters of one network
@@ -48,8 +53,9 @@ def ensemble(budget: int, members: int) -> EnsembleHead:
 class Lab:
     """Images, trees, and one trained and measured head at a time."""
 
-    def __init__(self, data: Path, images: int) -> None:
+    def __init__(self, data: Path | None, images: int) -> None:
         (x, y), self.test = mnist_pixels(data)
+        self.short = data is None  # a smoke run
         chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:images]
         self.x, self.y, self.images = x[chosen], y[chosen], images
         self.trees: dict[tuple[float, int], GGT] = {}
@@ -82,8 +88,8 @@ class Lab:
 
         kind = "plain" if isinstance(head, EnsembleHead) else "sampled"
         kind = "BRAINet" if isinstance(head, BRAINetHead) else kind
-        epochs, rate = EPOCHS[self.images][kind], LEARNING_RATE[kind]
-        train(head, self.x, self.y, epochs=epochs, loss=loss, lr=rate, batch=128, seed=seed, decay=True,
+        epochs, rate = 1 if self.short else EPOCHS[self.images][kind], LEARNING_RATE[kind]
+        train(head, self.x, self.y, epochs=epochs, lr=rate, batch=128, seed=seed, decay=True,
               penalty=penalty, name=f"{name}, seed {seed}")  # fmt: skip
         x, y = self.test
         outputs = outputs_of(head, x, max(counts), seed=seed)
@@ -187,13 +193,13 @@ def draw(curves: dict[str, dict[float, list[Cell]]], what: str, title: str) -> F
     return figure
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run one of the three."""
     parser = arguments(__doc__)
     parser.add_argument("what", choices=list(AXES))
     parser.add_argument("--images", type=int, default=5000, choices=list(EPOCHS))
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 3])
-    args = parser.parse_args()
+    args = parse(parser, argv)
     settings = {"images": args.images, "epochs": EPOCHS, "lr": LEARNING_RATE, "threshold": THRESHOLD, "unit": UNIT}
     settings |= {"rate": RATE}
     store = Store(args.out / f"mnist_{args.what}_{args.images}.json", settings)

@@ -9,23 +9,32 @@ BRAINet computes only the sub-network that was drawn; an MLP or MC-dropout pass 
 from __future__ import annotations
 
 import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from common import Store, arguments, mnist_pixels, table
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where `common` is
 
-from brainet_pl.baselines import hidden_width
-from brainet_pl.head import BRAINetHead, smallest_budget
+from common.command import arguments, parse
+from common.data import mnist_pixels
+from common.store import Store
+from common.tables import table
+
+from brainet_pl.network import BRAINetHead, smallest_budget
+from brainet_pl.network.mlp import hidden_width
 from brainet_pl.structure import learn_structure
 
 BUDGET = 240_000
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
-    args = arguments(__doc__).parse_args()
+    args = parse(arguments(__doc__), argv)
     store = Store(args.out / "operations.json", {"budget": BUDGET, "draws": 200})
-    (x, _), _ = mnist_pixels(args.data)
-    width = hidden_width(784, 10, 2, BUDGET)
-    dense = 784 * width + width * width + width * 10
+    (x, _), _ = mnist_pixels(args.data, pool=2 if args.smoke else 1)
+    d = x.shape[1]
+    width = hidden_width(d, 10, 2, BUDGET)
+    dense = d * width + width * width + width * 10
     rows = [["MLP, MC-dropout", f"{BUDGET:,}", f"{dense:,}", "1.0"]]
     for s in (2, 3):
         for order in (1, 2):

@@ -10,9 +10,17 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where `common` is
 
 import numpy as np
-from common import Store, arguments, mnist_pixels, spread, table
+from common.command import arguments, parse
+from common.data import mnist_pixels
+from common.store import Store
+from common.tables import spread, table
 from matplotlib.figure import Figure
 
 from brainet_pl.structure import learn_structure
@@ -21,9 +29,9 @@ SIZES = (100, 300, 1000, 3000, 10000, 30000, 60000)
 SETTINGS = {"s": 3, "max_order": 1, "test": "gaussian", "threshold": 0.1, "pool": 2}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print the table and draw the figure."""
-    args = arguments(__doc__).parse_args()
+    args = parse(arguments(__doc__), argv)
     store = Store(args.out / "structures.json", {"sizes": SIZES, "repeats": args.seeds, **SETTINGS})
     (x, _), _ = mnist_pixels(args.data, pool=2)
     rows, means, spreads = [], [], []

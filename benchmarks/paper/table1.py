@@ -12,31 +12,23 @@ table is made.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where `common` is
 
 import torch
-from common import (
-    COLUMNS,
-    Cell,
-    Data,
-    Store,
-    arguments,
-    cifar_features,
-    outputs_of,
-    quality,
-    separation,
-    shuffled,
-    spread,
-    table,
-    train,
-)
+from common.command import arguments, parse
+from common.data import Data, cifar_features
+from common.measures import COLUMNS, quality, separation
+from common.store import Cell, Store
+from common.tables import spread, table
+from common.training import outputs_of, shuffled, train
 from matplotlib.figure import Figure
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from brainet_pl.baselines import LinearHead, MLPHead
-from brainet_pl.ensemble import EnsembleHead, stacked_tree
-from brainet_pl.head import BRAINetHead
+from brainet_pl.network import BRAINetHead, EnsembleHead, LinearHead, MLPHead, stacked_tree
 from brainet_pl.structure import GGT, learn_structure
 
 BUDGET, PASSES = 16_000, 15
@@ -50,11 +42,6 @@ PAPER = {  # error, then AUROC by max p, entropy, MI, expected entropy
     "BRAINet, simultaneous": "8.0 | 91.6 | 92.2 | – | –",
     "BRAINet": "7.5 | 92.1 | 92.6 | 91.9 | 93.0",
 }
-
-
-def loss(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy, of every member where there are several."""
-    return F.cross_entropy(outputs.flatten(0, -2), y.repeat(len(outputs) if outputs.dim() == 3 else 1))
 
 
 def heat(head: nn.Module, temperature: str) -> None:
@@ -81,7 +68,7 @@ class Experiment:
     def fit(self, make: Callable[[], nn.Module], seed: int, name: str) -> nn.Module:
         """A trained head."""
         torch.manual_seed(seed)
-        return train(make(), *self.data.train, epochs=self.epochs, loss=loss, seed=seed, name=f"{name}, seed {seed}")
+        return train(make(), *self.data.train, epochs=self.epochs, seed=seed, name=f"{name}, seed {seed}")
 
     def tuned(self, family: str, makers: dict[float, Callable[[], nn.Module]]) -> tuple[float, str]:
         """The setting and the temperature with the smallest validation NLL, mean over the tuning seeds."""
@@ -126,9 +113,9 @@ class Experiment:
         return found
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Tune, train, print, draw."""
-    args = arguments(__doc__, epochs=6).parse_args()
+    args = parse(arguments(__doc__, epochs=6), argv)
     settings = {"budget": BUDGET, "passes": PASSES, "epochs": args.epochs, "thresholds": THRESHOLDS, "rates": RATES}
     store = Store(args.out / "table1.json", settings)
     lab = Experiment(cifar_features(args.data, args.cache), store, args.epochs)

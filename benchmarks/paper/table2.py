@@ -9,15 +9,23 @@ that it learns. BRAINet: the same loss and size on the learned structure, with t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where `common` is
 
 import torch
-from common import Cell, Data, Store, arguments, cifar_features, outputs_of, quality, shuffled, spread, table, train
+from common.command import arguments, parse
+from common.data import Data, cifar_features
+from common.measures import quality
+from common.store import Cell, Store
+from common.tables import spread, table
+from common.training import outputs_of, shuffled, train
 from torch import nn
 
-from brainet_pl.baselines import MLPHead
-from brainet_pl.head import BRAINetHead
-from brainet_pl.ood import ood_metrics
+from brainet_pl.evaluation.curves import separation
+from brainet_pl.network import BRAINetHead, MLPHead
 from brainet_pl.structure import learn_structure
 from brainet_pl.tasks import Classification
 
@@ -36,13 +44,13 @@ def measure(data: Data, make: Callable[[int], nn.Module], score: str, seed: int,
     torch.manual_seed(seed)
     head = train(make(task.out_features), *data.train, epochs=epochs, loss=task.loss, seed=seed, name=f"{name} {seed}")
     known, unknown = (outputs_of(head, x, seed=seed) for x in (data.test[0], data.ood["tiny"]))
-    found = ood_metrics(task.scores(known, None)[score], task.scores(unknown, None)[score])
+    found = separation(task.scores(known, None)[score], task.scores(unknown, None)[score])
     return quality(known[..., :10], data.test[1]) | {key: 100 * value for key, value in found.items()}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train and print."""
-    args = arguments(__doc__, epochs=6).parse_args()
+    args = parse(arguments(__doc__, epochs=6), argv)
     store = Store(args.out / "table2.json", {"budget": BUDGET, "threshold": THRESHOLD, "epochs": args.epochs})
     data = cifar_features(args.data, args.cache)
     tree = learn_structure(data.plain[0], test="gaussian", threshold=THRESHOLD, s=2, max_order=1, progress=False)
@@ -65,7 +73,7 @@ def main() -> None:
     rows = [[n, *(spread([c[m] for c in found], digits=d) for m, d in MEASURES.items())] for n, found in cells.items()]
     table(["head", *MEASURES], rows)
     print("\nThe paper's own numbers, VGG-13 trained from scratch:")
-    table(["head", *MEASURES], [[name, *values] for name, values in PAPER.items()])
+    table(["head", *MEASURES], [[name, *map(str, values)] for name, values in PAPER.items()])
 
 
 if __name__ == "__main__":

@@ -10,32 +10,33 @@ is the public network as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where `common` is
 
 import torch
-from common import Cell, Data, Store, arguments, cifar_features, outputs_of, quality_of, spread, table, train
-from table1 import BUDGET, PASSES, loss
+from common.command import arguments, parse
+from common.data import Data, cifar_features, last_layer
+from common.measures import quality_of
+from common.store import Cell, Store
+from common.tables import spread, table
+from common.training import outputs_of, train
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import uncertainty
-from brainet_pl.baselines import LinearHead, MLPHead
-from brainet_pl.calibration import fit_temperature, scale
-from brainet_pl.head import BRAINetHead
+from brainet_pl.calibration.temperature import fit_temperature, scale
+from brainet_pl.network import BRAINetHead, LinearHead, MLPHead
 from brainet_pl.structure import learn_structure
 
+BUDGET, PASSES = 16_000, 15
 THRESHOLD, DROPOUT, RATE, UNIFORM = 0.12, 0.35, 0.5, float("inf")  # as chosen on validation data by table1.py
 PAPER = {"SGD": 0.0255, "SWA": 0.0203, "SWAG": 0.0053, "KFAC-Laplace": 0.0092, "SWA-Dropout": 0.0162}
 PAPER |= {"SWA-Temp": 0.0172, "BRAINet": 0.0036}  # CIFAR-10, PreResNet-164
 Predict = Callable[[Tensor], Tensor]
-
-
-def own_layer(weights: dict[str, Tensor]) -> nn.Linear:
-    """The network's own last layer."""
-    layer = nn.Linear(64, 10)
-    layer.load_state_dict({"weight": weights["linear.weight"], "bias": weights["linear.bias"]})
-    return layer
 
 
 def averaged(data: Data, start: nn.Linear, epochs: int, seed: int) -> dict[str, Predict]:
@@ -73,15 +74,13 @@ def laplace(data: Data, start: nn.Linear) -> Predict:
     return lambda x: torch.cat([fitted(part, pred_type="glm", link_approx="probit").detach() for part in x.split(1000)])
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Fit everything, print ECE, NLL and error."""
-    args = arguments(__doc__, epochs=6, seeds=3).parse_args()
+    args = parse(arguments(__doc__, epochs=6, seeds=3), argv)
     settings = {"budget": BUDGET, "epochs": args.epochs, "threshold": THRESHOLD, "dropout": DROPOUT, "rate": RATE}
     store = Store(args.out / "table3.json", settings)
     data = cifar_features(args.data, args.cache)
-    weights = torch.load(args.data / "resnet20_cifar10.pth", map_location="cpu", weights_only=True)
-    weights = {k.removeprefix("module."): v for k, v in weights.get("state_dict", weights).items()}
-    layer = own_layer(weights)
+    layer = last_layer(args.data)
     tree = learn_structure(data.plain[0], test="gaussian", threshold=THRESHOLD, s=2, max_order=1, progress=False)
     heads: dict[str, Callable[[], nn.Module]] = {
         "linear, trained again": lambda: LinearHead(64, 10),
@@ -99,7 +98,7 @@ def main() -> None:
 
     def trained(make: Callable[[], nn.Module], seed: int, name: str) -> dict[str, Cell]:
         torch.manual_seed(seed)
-        head = train(make(), *data.train, epochs=args.epochs, loss=loss, seed=seed, name=f"{name} {seed}")
+        head = train(make(), *data.train, epochs=args.epochs, seed=seed, name=f"{name} {seed}")
         return judged(lambda x: uncertainty.predictive(outputs_of(head, x, PASSES, seed=seed).softmax(-1)))
 
     cells: dict[str, list[Cell]] = {}

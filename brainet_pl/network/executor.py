@@ -12,7 +12,7 @@ tensors and the keys of a state dict depend on nothing but the tree. Activations
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -70,8 +70,8 @@ class LevelTensors(nn.Module):
 
     Attributes:
         gathered: the parts that buckets without a slice pick their rows from; `zeros` asks for a row of zeros behind.
-        arrange: order of the buckets' outputs that makes them the level's neurons; empty where they are in order.
-        branches: (s·W,) neurons as branches; empty where they are in order.
+        arrange: order of the buckets' outputs that makes them the level's neurons; empty where they are `in_order`.
+        branches: (s·W,) neurons as branches where these are `uneven`, else empty: they are in order.
         owner: (W,) node of each output row. sizes: (nodes, 1) branches of each node.
         mix: (s, W, 1) and share: (neurons,) probability of the branch that a neuron belongs to.
     """
@@ -91,19 +91,20 @@ class LevelTensors(nn.Module):
         self.num_branches, self.width = level.branch_neurons.shape
         arrange = np.full(level.num_neurons, -1, dtype=np.int64)
         outputs = 0
-        self.buckets = nn.ModuleList()
+        self.ordered: list[BucketTensors] = []  # a plain list: `nn.Module` looks up its children slowly
         for bucket in level.buckets:
             flat = bucket.neurons.ravel()
             arrange[flat[flat >= 0]] = outputs + np.flatnonzero(flat >= 0)
             outputs += len(flat)
             starts = first + level.num_neurons * np.arange(members)
             absolute = np.where(bucket.neurons >= 0, bucket.neurons + starts[:, None], -1)
-            self.buckets.append(BucketTensors(bucket.shape, absolute))
-        in_place = np.array_equal(arrange, np.arange(outputs))
-        uneven = (level.branch_neurons < 0).any()
+            self.ordered.append(BucketTensors(bucket.shape, absolute))
+        self.buckets = nn.ModuleList(self.ordered)
+        self.in_order = np.array_equal(arrange, np.arange(outputs))
+        self.uneven = bool((level.branch_neurons < 0).any())
         sizes = [len(node.branches) for i in level.nodes if isinstance(node := plan.ggt.nodes[i], Node)]
-        _index(self, "arrange", np.empty(0) if in_place else arrange)
-        _index(self, "branches", level.branch_neurons.ravel() if uneven else np.empty(0))
+        _index(self, "arrange", np.empty(0) if self.in_order else arrange)
+        _index(self, "branches", level.branch_neurons.ravel() if self.uneven else np.empty(0))
         _index(self, "owner", np.repeat(np.arange(len(level.nodes)), level.node_widths))
         _index(self, "sizes", np.asarray(sizes)[:, None])
         self.set_mixture([np.full(n, 1.0 / n) for n in sizes], torch.device("cpu"))
@@ -126,7 +127,7 @@ class LevelTensors(nn.Module):
         h, level = self.number, self.level
         starts = np.array([0, *(below.first_row for below in plan.levels[:h]), level.first_row])
         parts: set[int] = set()
-        for bucket, tensors in zip(level.buckets, self._buckets(), strict=True):
+        for bucket, tensors in zip(level.buckets, self.ordered, strict=True):
             rows = bucket.rows[0]
             part = int(np.searchsorted(starts, rows[0], side="right")) - 1
             together = len(bucket.rows) == 1 and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
@@ -137,7 +138,7 @@ class LevelTensors(nn.Module):
         self.zeros = h + 1 in parts  # padding points just behind the last part
         self.gathered = sorted(parts - {h + 1})
         place = np.cumsum([0, *(starts[part + 1] - starts[part] for part in self.gathered)])
-        for bucket, tensors in zip(level.buckets, self._buckets(), strict=True):
+        for bucket, tensors in zip(level.buckets, self.ordered, strict=True):
             if tensors.slice is None:
                 found = np.searchsorted(starts, bucket.rows, side="right") - 1
                 local = bucket.rows.copy()
@@ -145,12 +146,9 @@ class LevelTensors(nn.Module):
                     local[found == part] += at - starts[part]
                 _index(tensors, "rows", local.ravel())
 
-    def _buckets(self) -> Iterable[BucketTensors]:
-        return self.buckets  # type: ignore[return-value]
-
     def by_branch(self, neurons: Tensor) -> Tensor:
         """(M, neurons, B) → (M, s, W, B); zeros where a node has fewer than s branches."""
-        if len(self.branches):
+        if self.uneven:
             padded = torch.cat([neurons, neurons.new_zeros(len(neurons), 1, neurons.shape[2])], dim=1)
             neurons = padded.index_select(1, self.branches.remainder(padded.shape[1]))
         return neurons.view(len(neurons), self.num_branches, self.width, -1)
@@ -199,7 +197,8 @@ class Executor(nn.Module):
         self.register_buffer("running_mean", torch.zeros(neurons if norm else 0))
         self.register_buffer("running_var", torch.ones(neurons if norm else 0))
         self.register_buffer("layout", torch.tensor(list(bytes.fromhex(plan.layout)), dtype=torch.uint8))
-        self.levels = nn.ModuleList(LevelTensors(h, level, plan, members) for h, level in enumerate(plan.levels))
+        self.ordered = [LevelTensors(h, level, plan, members) for h, level in enumerate(plan.levels)]
+        self.levels = nn.ModuleList(self.ordered)
         self._place_weights()
         _index(self, "_root_rows", plan.root_rows)
         self._cache_key: tuple[int, ...] = ()
@@ -231,12 +230,9 @@ class Executor(nn.Module):
 
     def set_mixture(self, probabilities: Sequence[NDArray[np.float64]]) -> None:
         """Take the branch probabilities (s,) of every node of the tree, by node number, for `evaluate`."""
-        for level in self._levels():
+        for level in self.ordered:
             level.set_mixture([probabilities[node] for node in level.level.nodes], self.weight.device)
         self._cache_key = ()
-
-    def _levels(self) -> Iterable[LevelTensors]:
-        return self.levels  # type: ignore[return-value]
 
     def train(self, mode: bool = True) -> Executor:
         """Also forgets folded weights: a write through `.data` leaves no other trace."""
@@ -271,7 +267,7 @@ class Executor(nn.Module):
                 "training loader, or norm=None"
             )
         self._cache_key = ()  # batch norm moves its statistics without a trace in their version counters
-        for level, blocks in zip(self._levels(), self._assemble(), strict=True):
+        for level, blocks in zip(self.ordered, self._assemble(), strict=True):
             y = self._normalise(level, self._multiply(level, parts, [(block, None) for block in blocks]))
             y = self.activate(choose(level, level.by_branch(y)))
             parts.append(F.dropout(y, dropout, training=True) if dropout else y)
@@ -281,7 +277,7 @@ class Executor(nn.Module):
         """Features (B, d) or (M, B, d) to the root's rows (M, R, B), by the mean of the branches of every node."""
         parts = [self._inputs(x)]
         early = self.activation == "relu"  # p·relu(y) = relu(p·y): the shares can go into the weights
-        for level, products in zip(self._levels(), self._folded(mixed=early), strict=True):
+        for level, products in zip(self.ordered, self._folded(mixed=early), strict=True):
             y = level.by_branch(self.activate(self._multiply(level, parts, products)))
             y = y if early else y * level.mix.to(y.dtype)
             y = y.sum(dim=1) if level.num_branches > 1 else y[:, 0]
@@ -307,7 +303,7 @@ class Executor(nn.Module):
         inputs = self._inputs(x)
         state = torch.cat([inputs.new_zeros(1, len(x)), inputs[0]])  # zeros first: rows are only added behind
         first_row += 1  # padding reads node -1, row 0
-        for tensors in self._levels():
+        for tensors in self.ordered:
             level = tensors.level
             if tensors.number == 0:
                 neurons = self.activate(self._multiply(tensors, [inputs], self._folded()[0]))[0]
@@ -364,21 +360,21 @@ class Executor(nn.Module):
         if level.zeros:
             gathered.append(parts[0].new_zeros(1, 1, batch))
         if len(gathered) > 1:
-            gathered = [torch.cat([part.expand(self.members, -1, -1) for part in gathered], dim=1)]
+            gathered = [torch.cat([self._each(part) for part in gathered], dim=1)]
         outputs = []
-        for bucket, (weight, bias) in zip(level._buckets(), products, strict=True):
+        for bucket, (weight, bias) in zip(level.ordered, products, strict=True):
             if bucket.slice is not None:
                 part, first, count = bucket.slice
                 rows = parts[part] if parts[part].shape[1] == count else parts[part].narrow(1, first, count)
             else:
                 rows = gathered[0].index_select(1, bucket.rows).view(-1, weight.shape[2], batch)
-            outputs.append(_product(weight, rows, bias).reshape(self.members, -1, batch))
+            outputs.append(_product(weight, rows, bias).view(self.members, -1, batch))
         together = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-        return together.index_select(1, level.arrange) if len(level.arrange) else together
+        return together if level.in_order else together.index_select(1, level.arrange)
 
     def _normalise(self, level: LevelTensors, y: Tensor) -> Tensor:
         """(M, neurons, B): batch norm over the last dimension with the statistics of this batch, or the bias alone."""
-        flat, own = y.reshape(1, -1, y.shape[2]), level.own
+        flat, own = y if self.members == 1 else y.reshape(1, -1, y.shape[2]), level.own
         if self.scale is None:
             return (flat + self.bias[own].unsqueeze(-1)).view_as(y)
         mean, var = self.running_mean[own], self.running_var[own]
@@ -388,7 +384,11 @@ class Executor(nn.Module):
     def _root(self, parts: list[Tensor]) -> Tensor:
         """The root's output: the last part, or features where the whole tree is a leaf."""
         root = parts[-1] if self.plan.levels else parts[0].index_select(1, self._root_rows)
-        return root.expand(self.members, -1, -1)
+        return self._each(root)
+
+    def _each(self, part: Tensor) -> Tensor:
+        """A part (1, rows, B) that all members share, or (M, rows, B) → (M, rows, B)."""
+        return part if part.shape[0] == self.members else part.expand(self.members, -1, -1)
 
     # -- weights as blocks --------------------------------------------------------------------------------------------
 
@@ -399,12 +399,12 @@ class Executor(nn.Module):
             flat = flat.new_zeros(self.members, self._assembled).index_copy(1, self._position, flat)  # type: ignore[assignment]
         blocks: list[list[Tensor]] = []
         start = 0
-        for level in self._levels():
+        for level in self.ordered:
             blocks.append([])
-            for bucket in level._buckets():
+            for bucket in level.ordered:
                 size = math.prod(bucket.shape)
-                block = flat.narrow(1, start, size).view(self.members, *bucket.shape)  # (M, G, O, I)
-                blocks[-1].append(block[0] if self.members == 1 else block[:, 0])
+                _, out, fan_in = bucket.shape
+                blocks[-1].append(flat.narrow(1, start, size).view(-1, out, fan_in))  # (M, G, O, I), M or G being 1
                 start += size
         return blocks
 
@@ -415,9 +415,9 @@ class Executor(nn.Module):
             return [
                 [
                     self._fold(level, block, bucket.neurons, mixed)
-                    for bucket, block in zip(level._buckets(), blocks, strict=True)
+                    for bucket, block in zip(level.ordered, blocks, strict=True)
                 ]
-                for level, blocks in zip(self._levels(), self._assemble(), strict=True)
+                for level, blocks in zip(self.ordered, self._assemble(), strict=True)
             ]
 
         return self._remember(("mixed" if mixed else "folded", 0), make)
@@ -468,11 +468,13 @@ class Executor(nn.Module):
 
 
 def _product(weight: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-    """(N, O, I) · (N, I, B) → (N, O, B), plus biases (N, O, 1); rows (1, I, B) that all blocks share are read once."""
-    if len(rows) == 1:
-        flat = weight.flatten(0, 1)
-        y = torch.mm(flat, rows[0]) if bias is None else torch.addmm(bias.flatten(0, 1).to(rows.dtype), flat, rows[0])
-        return y.view(len(weight), -1, rows.shape[2])
+    """(N, O, I) · (N, I, B) → (N, O, B), plus biases (N, O, 1).
+
+    Rows (1, I, B) that all blocks share are read once, and the result is (N·O, B).
+    """
+    if rows.shape[0] == 1:
+        flat, shared = weight.flatten(0, 1), rows.squeeze(0)  # a view whose gradient is a view, unlike rows[0]
+        return torch.mm(flat, shared) if bias is None else torch.addmm(bias.flatten(0, 1).to(rows.dtype), flat, shared)
     return torch.bmm(weight, rows) if bias is None else torch.baddbmm(bias.to(rows.dtype), weight, rows)
 
 

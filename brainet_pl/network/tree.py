@@ -144,7 +144,8 @@ class BRAINetHead(Head):
         """(B, d) → (B, C): a random sub-network while training, else the simultaneous pass."""
         if not self.training:
             return self.simultaneous(x)
-        return self._emit(self.layers.run_train(x, lambda level, y: self._choose(level, y, generator), self.dropout))[0]
+        root = self.layers.run_train(x, lambda level, y: self._choose(level, y, generator), self.dropout)
+        return self._emit(root.squeeze(0))
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """(B, d) → (T, B, C) as `inference` says, and the exact weights of enumerated sub-networks."""
@@ -156,7 +157,7 @@ class BRAINetHead(Head):
 
     def simultaneous(self, x: Tensor) -> Tensor:
         """(B, d) → (B, C): every node passes on the mean of its branches, weighted by their probabilities."""
-        return self._emit(self.layers.run_evaluate(x))[0]
+        return self._emit(self.layers.run_evaluate(x).squeeze(0))
 
     def stochastic(
         self,
@@ -212,8 +213,8 @@ class BRAINetHead(Head):
         return out
 
     def _emit(self, root: Tensor) -> Tensor:
-        """The root's rows (U, R, B) → outputs (U, B, C)."""
-        return torch.as_tensor(self.output(root.transpose(1, 2)))
+        """The root's rows (R, B) or (U, R, B) → outputs (B, C) or (U, B, C)."""
+        return torch.as_tensor(self.output(root.transpose(-1, -2)))
 
 
 class Tree(HeadSettings):
