@@ -1,10 +1,45 @@
-"""Checks of settings, all with one form of message: what was expected, what came, what to do."""
+"""Checks of settings, all with one form of message: what was expected, what came, what to do.
+
+Those that give something back give plain Python numbers, whatever came.
+"""
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
+
+
+def whole(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
+    """A whole number between `least` and `most` as an `int`; 3.0 and NumPy's integers count as whole, True does not."""
+    if not _is_number(value) or value != value or math.isinf(value) or value != int(value):
+        raise ValueError(f"expected {name} to be a whole number, got {shown(value)}{_then(hint)}")
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"at least {least} and at most {most}"
+        raise ValueError(f"expected {name} of {bounds}, got {value}{_then(hint)}")
+    return int(value)
+
+
+def whole_or_none(name: str, value: Any, least: int, hint: str) -> int | None:
+    """A whole number of at least `least`, or None."""
+    return None if value is None else whole(name, value, least, hint=hint)
+
+
+def number(name: str, value: Any, least: float, hint: str) -> float:
+    """A finite number of at least `least` as a `float`."""
+    if not _is_number(value) or not math.isfinite(value):
+        raise ValueError(f"expected {name} to be a finite number, got {shown(value)}{_then(hint)}")
+    if value < least:
+        raise ValueError(f"expected {name} of at least {least}, got {value}{_then(hint)}")
+    return float(value)
+
+
+def number_or_none(name: str, value: Any, least: float, hint: str) -> float | None:
+    """A finite number of at least `least`, or None."""
+    return None if value is None else number(name, value, least, hint)
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any], hint: str = "") -> None:
@@ -12,29 +47,43 @@ def one_of(name: str, value: Any, choices: Iterable[Any], hint: str = "") -> Non
     known = list(choices)
     if value not in known:
         listed = ", ".join("None" if choice is None else repr(choice) for choice in known)
-        raise ValueError(f"expected {name} to be one of {listed}, got {value!r}" + (f": {hint}" if hint else ""))
+        raise ValueError(f"expected {name} to be one of {listed}, got {shown(value)}{_then(hint)}")
 
 
 def at_least(name: str, value: float, least: float, hint: str = "") -> None:
-    """Refuse a number below `least`, and NaN."""
-    if not value >= least:
-        raise ValueError(f"expected {name} of at least {least}, got {value}" + (f": {hint}" if hint else ""))
-
-
-def whole(name: str, value: Any, least: int, hint: str = "") -> None:
-    """Refuse anything but a whole number of at least `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
-    at_least(name, int(value), least, hint)
+    """Refuse a number below `least`, and NaN; infinity is fine."""
+    if not _is_number(value) or not value >= least:
+        raise ValueError(f"expected {name} of at least {least}, got {shown(value)}{_then(hint)}")
 
 
 def share(name: str, value: float) -> None:
     """Refuse a number that is not at least 0 and below 1."""
-    if not 0 <= value < 1:
-        raise ValueError(f"expected a {name} of at least 0 and below 1, got {value}")
+    if not _is_number(value) or not 0 <= value < 1:
+        raise ValueError(f"expected a {name} of at least 0 and below 1, got {shown(value)}")
 
 
 def above_zero(name: str, value: float) -> None:
     """Refuse a number that is not positive and finite."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"expected {name} to be a finite number above 0, got {value}")
+    if not (_is_number(value) and value > 0 and math.isfinite(value)):
+        raise ValueError(f"expected {name} to be a finite number above 0, got {shown(value)}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False; a string such as "no" would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"expected {name} to be True or False, got {shown(value)}: give one of the two")
+    return bool(value)
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: its type alone where it would fill the screen."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
+
+
+def _then(hint: str) -> str:
+    return f": {hint}" if hint else ""

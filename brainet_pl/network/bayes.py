@@ -74,7 +74,7 @@ class Bayes(HeadSettings):
 
     def __init__(self, num_params: int = 16_000, hidden: int = 2) -> None:
         checks.whole("num_params", num_params, 1)
-        checks.whole("hidden", hidden, 1, "without a hidden layer, use the head Linear")
+        checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
         self.num_params, self.hidden = num_params, hidden
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BayesHead:

@@ -23,7 +23,7 @@ from brainet_pl.structure.ggt import Tree as TreeNode
 
 def stacked_tree(in_features: int, hidden: int) -> GGT:
     """Dense layers one upon the other: `hidden` nodes over all d variables, each with one branch and no ancestors."""
-    checks.whole("hidden", hidden, 1, "without a hidden layer, use the head Linear")
+    checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
     variables = tuple(range(in_features))
     tree: TreeNode = Leaf(variables, tuple(() for _ in variables), 0.0)
     for _ in range(hidden):

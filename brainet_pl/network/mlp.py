@@ -13,7 +13,7 @@ from brainet_pl.structure.ggt import GGT
 
 def hidden_width(d: int, out: int, hidden: int, num_params: int, norm: bool = True) -> int:
     """The width of `hidden` equal layers whose network (dense, batch norm, ReLU; dense) comes nearest a budget."""
-    checks.whole("hidden", hidden, 1, "without a hidden layer, use the head Linear")
+    checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
 
     def size(w: int) -> int:
         return d * w + (hidden - 1) * w * w + (1 + norm) * hidden * w + (w + 1) * out
@@ -76,7 +76,7 @@ class MLP(HeadSettings):
 
     def __init__(self, num_params: int = 16_000, hidden: int = 2, norm: Norm = "batch") -> None:
         checks.whole("num_params", num_params, 1)
-        checks.whole("hidden", hidden, 1, "without a hidden layer, use the head Linear")
+        checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
         checks.one_of("norm", norm, ("batch", None))
         self.num_params, self.hidden, self.norm = num_params, hidden, norm
 
@@ -98,7 +98,7 @@ class MCDropout(HeadSettings):
     def __init__(self, rate: float = 0.1, num_params: int = 16_000, hidden: int = 2, norm: Norm = "batch") -> None:
         checks.share("rate", rate)
         checks.whole("num_params", num_params, 1)
-        checks.whole("hidden", hidden, 1, "without a hidden layer, use the head Linear")
+        checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
         checks.one_of("norm", norm, ("batch", None))
         self.rate, self.num_params, self.hidden, self.norm = rate, num_params, hidden, norm
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from brainet_pl.structure import checks
+from brainet_pl import checks
 from brainet_pl.structure.autonomy import Budget, recursive_autonomy, repair
 from brainet_pl.structure.brai import BRAI, Path
 from brainet_pl.structure.data import PreparedData
