@@ -125,7 +125,9 @@ class Evaluation(Callback):
         """Merge a batch into the k most uncertain samples so far."""
         name = self.score if self.score in batch.scores else "entropy" if "entropy" in batch.scores else None
         doubt = batch.scores[name or next(iter(batch.scores))].detach().float().cpu().nan_to_num(nan=math.inf)
-        cells = {k: v for k, v in batch.answers.items() if k not in ("wrong", "calibrated")} | batch.scores
+        # Not `confidence`: a learned confidence is a score of that name, and higher for a less certain sample.
+        answers = {"probability" if k == "confidence" else k: v for k, v in batch.answers.items()}
+        cells = {k: v for k, v in answers.items() if k not in ("wrong", "calibrated")} | batch.scores
         for i in doubt.topk(min(self.most_uncertain, len(doubt))).indices.tolist():
             row = {name: values[i].item() for name, values in cells.items()}
             self._doubtful.append(Sample(float(doubt[i]), int(numbers[i]), row, inputs[i]))

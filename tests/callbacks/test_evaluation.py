@@ -1,8 +1,10 @@
-"""Figures, tables and reductions of a test, against slow twins and the metrics that were logged."""
+"""What a test leaves: numbers against the metrics that were logged, sets by the names of their loaders, any module."""
 
 import csv
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,169 +14,27 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from matplotlib.figure import Figure
-from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.loggers.logger import DummyLogger
-from scipy.stats import binomtest
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader, TensorDataset
 
 import brainet_pl
-from brainet_pl import figures, uncertainty
-from brainet_pl.callbacks import Dashboard, log_figure, log_table
-from brainet_pl.callbacks.dashboard import ood_rows, thumbnail
-from brainet_pl.callbacks.logging import log_artifact
+from brainet_pl.callbacks import Evaluation, StructureLearning
+from brainet_pl.callbacks import evaluation as evaluation_module
+from brainet_pl.callbacks.evaluation import thumbnail
 from brainet_pl.datamodules import Digits
-from brainet_pl.metrics import CalibrationError, NegativeLogLikelihood
+from brainet_pl.evaluation import record as record_module
+from brainet_pl.evaluation import summary
+from brainet_pl.evaluation.curves import SEPARATION, separation
+from brainet_pl.evaluation.metrics import NegativeLogLikelihood
+from brainet_pl.evaluation.passes import trace_passes
+from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.module import BRAINet
-from brainet_pl.passes import chosen_steps, pass_metrics, pass_sums, running_mean, running_scores
+from brainet_pl.network import Linear, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.structure import GGT
+from brainet_pl.tasks import Classification
 
-
-def probabilities(passes, n, classes, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return (2 * torch.randn(passes, n, classes, generator=generator)).softmax(dim=-1)
-
-
-# -- reductions ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_mean_of_the_first_passes_against_a_loop(weighted):
-    probs, target = probabilities(5, 60, 4), torch.randint(4, (60,), generator=torch.Generator().manual_seed(1))
-    weights = torch.tensor([0.1, 0.4, 0.2, 0.2, 0.1]) if weighted else None
-    steps = chosen_steps(5)
-    means, scores = running_mean(probs, weights, steps), running_scores(probs, weights, steps)
-    halves = [pass_sums(means[:, part], target[part]) for part in (slice(0, 25), slice(25, 60))]
-    found = pass_metrics(halves[0] + halves[1])  # batches add up
-    for i, t in enumerate(steps):
-        part = None if weights is None else weights[:t] / weights[:t].sum()
-        mean = uncertainty.predictive(probs[:t], part)
-        torch.testing.assert_close(means[i], mean)
-        torch.testing.assert_close(scores["entropy"][i], uncertainty.predictive_entropy(probs[:t], part))
-        expected = uncertainty.mutual_information(probs[:t], part)
-        torch.testing.assert_close(scores["mutual_information"][i], expected, atol=1e-5, rtol=1e-4)
-        nll, ece = NegativeLogLikelihood(), CalibrationError(4, n_bins=15, norm="l1")
-        nll.update(mean, target)
-        ece.update(mean, target)
-        assert found["NLL"][i] == pytest.approx(float(nll.compute()), rel=1e-5)
-        assert found["error"][i] == pytest.approx(float((mean.argmax(1) != target).float().mean()))
-        assert found["ECE"][i] == pytest.approx(float(ece.compute()), abs=1e-5)
-
-
-def test_steps():
-    assert chosen_steps(1) == [1]
-    assert chosen_steps(16) == list(range(1, 17))
-    many = chosen_steps(1000)
-    assert (many[0], many[-1]) == (1, 1000)
-    assert len(many) <= 16
-
-
-def test_calibration_bins_against_a_loop():
-    rng = np.random.default_rng(0)
-    confidence = torch.tensor(np.r_[rng.random(200), 0.0, 1.0, 1 / 15], dtype=torch.float32)
-    correct = torch.tensor(rng.integers(0, 2, 203), dtype=torch.float32)
-    bins = figures.calibration_bins(confidence, correct)
-    total = 0.0
-    for b in range(15):
-        inside = [i for i, p in enumerate(confidence.tolist()) if min(14, int(np.float32(p) * 15)) == b]
-        assert bins.counts[b] == len(inside)
-        if inside:
-            gap = np.mean([confidence[i] for i in inside]) - np.mean([correct[i] for i in inside])
-            assert bins.confidence[b] - bins.accuracy[b] == pytest.approx(gap, abs=1e-6)
-            total += abs(gap) * len(inside) / 203
-    assert bins.ece == pytest.approx(total, abs=1e-6)
-
-
-def test_wilson_against_scipy():
-    for hits, n in ((0, 5), (3, 7), (90, 100), (4, 4)):
-        low, high = figures.wilson(np.array([hits / n]), np.array([float(n)]))
-        exact = binomtest(hits, n).proportion_ci(method="wilson")
-        assert (low[0], high[0]) == (pytest.approx(exact.low, abs=1e-4), pytest.approx(exact.high, abs=1e-4))
-
-
-def test_a_thinned_curve_stays_where_it_was():
-    rng = np.random.default_rng(0)
-    y = np.sort(rng.random(50_000)) ** 8  # steep at one end
-    x = np.linspace(0, 1, 50_000)
-    xs, ys = figures.thin(x, y, 400)
-    assert len(xs) <= 400
-    assert (xs[0], ys[0], xs[-1], ys[-1]) == (x[0], y[0], x[-1], y[-1])
-    assert np.abs(np.interp(x, xs, ys) - y).max() < 0.01
-    flat = figures.thin(np.zeros(1000), np.zeros(1000))
-    assert flat[0].tolist() == [0.0, 0.0]
-
-
-def test_curves_can_be_told_apart_without_colour():
-    styles = [figures.line(i) for i in range(20)]
-    assert len({(str(style.linestyle), style.marker) for style in styles}) == 20
-    assert len({str(style.linestyle) for style in styles[:6]}) == 6
-
-
-# -- figures -------------------------------------------------------------------------------------------------------
-
-ODD = {
-    "ordinary": (torch.rand(40), torch.rand(30) + 0.3),
-    "constant": (torch.ones(40), torch.ones(30)),
-    "infinite": (torch.rand(40), torch.full((30,), torch.inf)),
-    "huge": (1e30 * torch.rand(40), -1e30 * torch.rand(30)),
-}
-
-
-def text_of(figure):
-    parts = [figure.get_suptitle()]
-    for ax in figure.axes:
-        parts += [ax.get_title(), ax.get_title("left"), ax.get_xlabel(), ax.get_ylabel()]
-        parts += ax.get_legend_handles_labels()[1]
-    parts += [text.get_text() for legend in figure.legends for text in (legend.get_title(), *legend.get_texts())]
-    return " ".join(parts)
-
-
-def test_figures_take_odd_data_and_name_their_axes(tmp_path):
-    known = {name: pair[0] for name, pair in ODD.items()}
-    unknown = {name: pair[1] for name, pair in ODD.items()}
-    wrong = (torch.rand(40, generator=torch.Generator().manual_seed(0)) < 0.2).float()
-    confidence = torch.rand(40)
-    metrics = {"NLL": [0.5, 0.4], "error": [0.1, 0.1], "ECE": [0.0, 0.0]}
-    drawn = {
-        "histograms": (figures.score_histograms(known, unknown, "held_out"), ["n = 40", "n = 30", "share of set"]),
-        "curves": (figures.ood_curves(known, unknown, "held_out"), ["n = 40", "n = 30", "TPR", "recall", "AUROC"]),
-        "risk": (figures.risk_coverage_curves(known, wrong), ["n = 40", "coverage", "risk"]),
-        "perfect": (figures.risk_coverage_curves(known, torch.zeros(40)), ["0 errors"]),
-        "single": (figures.risk_coverage_curves({"entropy": torch.rand(1)}, torch.ones(1)), ["1 errors"]),
-        "reliability": (
-            figures.reliability({"before": (confidence, 1 - wrong), "after": (confidence**2, 1 - wrong)}),
-            ["n = 40", "confidence", "accuracy", "samples", "before, ECE", "after, ECE"],
-        ),
-        "sure": (figures.reliability({"all": (torch.ones(3), torch.ones(3))}), ["n = 3"]),
-        "passes": (figures.pass_curves([1, 2], metrics, {"entropy": {"a_b": [0.5, 0.6]}}, 40), ["n = 40", "passes"]),
-        "alone": (figures.pass_curves([1, 2], metrics, {}, 40), ["nats"]),
-        "training": (figures.training_curves({"train/loss": ([0, 5], [1.0, 0.5])}), ["optimiser steps"]),
-    }
-    for name, (figure, words) in drawn.items():
-        assert isinstance(figure, Figure)
-        figure.savefig(tmp_path / f"{name}.png", dpi=40)
-        for word in words:
-            assert word in text_of(figure), name
-        assert figure.get_facecolor() == (1.0, 1.0, 1.0, 1.0)
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    assert pyplot is None or not pyplot.get_fignums()
-
-
-def test_thumbnails():
-    vector = torch.arange(64.0)
-    small = thumbnail(vector, (8, 8))
-    assert (small.shape, small.dtype, small[0, 0], small[-1, -1]) == ((64, 64), np.uint8, 0, 255)
-    np.testing.assert_array_equal(small[::8, ::8], np.round(vector.view(8, 8).numpy() / 63 * 255))
-    assert thumbnail(vector) is None
-    assert thumbnail(torch.randn(3, 100, 90)).shape == (100, 90, 3)
-    assert thumbnail(torch.randn(5, 8, 8)) is None
-    assert thumbnail(torch.full((1, 4, 4), torch.nan)).max() == 0
-    with pytest.raises(ValueError, match="expected inputs of 49 numbers"):
-        thumbnail(vector, (7, 7))
-
-
-# -- the callback --------------------------------------------------------------------------------------------------
+PREDICTIVE = ["max_softmax", "max_logit", "energy", "entropy", "expected_entropy", "mutual_information"]
 
 
 def read(path):
@@ -182,24 +42,85 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def test_numbers_of_the_dashboard_are_those_of_the_metrics(run):
-    stored = json.loads((run / "dashboard.json").read_text())
-    metrics, alts = stored["metrics"], {figure["name"]: figure["alt"] for figure in stored["figures"]}
+def stored(folder):
+    return json.loads((folder / "record.json").read_text())
+
+
+def values(record):
+    """The metrics of a record by their keys."""
+    return {metric["key"]: metric["value"] for metric in record["metrics"]}
+
+
+def together(results):
+    """The metrics of all test loaders in one dictionary."""
+    return {name: value for part in results for name, value in part.items()}
+
+
+def digits_set():
+    data = Digits()
+    data.setup("test")
+    return data.test_set
+
+
+def linear(**settings):
+    """A model of 64 features that can be tested at once."""
+    model = BRAINet(8, head=Linear(), **settings)
+    model._build_head(64)
+    return model
+
+
+def on_the_tree(run, *args, **settings):
+    """A model on the tree of the run, with random weights."""
+    torch.manual_seed(0)
+    model = BRAINet(*args, **settings)
+    model.set_structure(GGT.from_json((run / "structure.json").read_text()))
+    return model
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_the_record_are_those_of_the_metrics(run):
+    record = stored(run)
+    metrics, alts = values(record), {figure["name"]: figure["alt"] for figure in record["figures"]}
+    logged = {}
+    for row in read(run / "metrics.csv"):
+        logged |= {name: float(value) for name, value in row.items() if value}
+    assert set(metrics) == {name for name in logged if name.startswith("test/")}
+    for name, value in metrics.items():
+        assert value == pytest.approx(logged[name], rel=1e-6)
+    assert {row["set"] for row in record["separation"]} == {"held_out"}
+    assert [row["score"] for row in record["separation"]] == PREDICTIVE
+    for row in record["separation"]:
+        for measure in SEPARATION:
+            assert row[measure] == pytest.approx(logged[f"ood/held_out/{row['score']}/{measure}"], rel=1e-6)
     before, after = (100 * metrics[f"test/{part}cal/ECE"] for part in ("", "scaled/"))
     assert f"before scaling, expected calibration error {before:.2f} %" in alts["test/reliability"]
     assert f"expected calibration error {after:.2f} %" in alts["test/reliability"]
     assert f"to {metrics['test/cls/NLL']:.3f}" in alts["test/passes"]
     assert f"to {100 * (1 - metrics['test/cls/Acc']):.2f} %" in alts["test/passes"]
     assert f"{100 * (1 - metrics['test/cls/Acc']):.2f} % when all" in alts["test/risk_coverage"]
-    assert stored["counts"] == {"test": 433, "held_out": 354}
+    assert record["sets"] == [
+        {"name": "test", "samples": 433, "role": "known"},
+        {"name": "held_out", "samples": 354, "role": "near"},
+    ]
     assert (run / "structure.json").is_file()
-    for row in read(run / "tables" / "ood_table.csv"):
-        for name in ("AUROC", "AUPR_in", "AUPR_out", "FPR95", "DetErr", "n_id", "n_ood"):
-            assert float(row[name]) == metrics[f"ood/{row['set']}/{row['score']}/{name}"]
+    for row, other in zip(read(run / "tables" / "ood_table.csv"), record["separation"], strict=True):
+        assert {name: str(value) for name, value in other.items()} == row
     scores = read(run / "scores.csv")
     labels = [row["set"] != "test" for row in scores]
     auroc = roc_auc_score(labels, [float(row["energy"]) for row in scores])
     assert f"energy {auroc:.3f}" in alts["ood/held_out/curves"]
+    for figure in record["figures"]:
+        assert (run / "figures" / figure["file"]).is_file()
+
+
+def test_the_model_in_one_line(run):
+    ggt = GGT.from_json((run / "structure.json").read_text())
+    model = stored(run)["model"]
+    assert (model["head"], model["task"], model["passes"]) == ("Tree", "Classification", 15)
+    assert model["head_parameters"] == pytest.approx(8000, rel=0.02)
+    assert model["temperature"] == pytest.approx(ggt.auto_temperature)
 
 
 def test_the_most_uncertain_samples_are_those_of_the_score_file(run):
@@ -207,81 +128,283 @@ def test_the_most_uncertain_samples_are_those_of_the_score_file(run):
     known = [row for row in read(run / "scores.csv") if row["set"] == "test"]
     expected = sorted(known, key=lambda row: -float(row["entropy"]))[:4]
     assert [row["sample"] for row in rows] == [row["sample"] for row in expected]
-    data = Digits()
-    data.setup("test")
-    images = load_digits().data / 16.0
+    samples, images = digits_set(), load_digits().data / 16.0
     for row, other in zip(rows, expected, strict=True):
         assert float(row["mutual_information"]) == pytest.approx(float(other["mutual_information"]), abs=1e-6)
-        x, label = data.test_set[int(row["sample"])]
+        x, label = samples[int(row["sample"])]
         assert int(row["label"]) == label
         assert float(row["probability"]) == pytest.approx(1 - float(row["max_softmax"]), abs=1e-6)
         assert np.isclose(images, x.numpy()).all(axis=1).any()
         picture = matplotlib.image.imread(run / "tables" / row["picture"])[::8, ::8, 0]
         np.testing.assert_allclose(picture, (x / x.max()).view(8, 8).numpy(), atol=1 / 255)
+    (table,) = stored(run)["tables"]
+    assert [row[0] for row in table["rows"]] == [int(row["sample"]) for row in rows]
+    assert [row[1] for row in table["rows"]] == [{"picture": row["picture"]} for row in rows]
 
 
-class Plain(pl.LightningModule):
-    """A model of another task: scores and a number, no classes; `scores` holds names that nobody foresaw."""
+def test_held_out_digits_are_found(tmp_path, quiet_trainer):
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(8, head=Tree(num_params=8000), lr=0.01)
+    learn = StructureLearning(threshold=0.1, progress=False)
+    fit = quiet_trainer(tmp_path, learn, Evaluation(figures=False), epochs=4)
+    fit.fit(model, datamodule=Digits())
+    logged = together(fit.test(model, datamodule=Digits(), verbose=False))
+    assert logged["test/cls/Acc"] > 0.85
+    assert logged["ood/held_out/entropy/AUROC"] > 0.85
+    assert len([k for k in logged if k.startswith("ood/held_out/")]) == 6 * 7
+    rows = read(tmp_path / "scores.csv")
+    known, unknown = (
+        torch.tensor([float(r["entropy"]) for r in rows if r["set"] == name]) for name in ("test", "held_out")
+    )
+    again = separation(known, unknown)
+    assert again["n_ood"] == logged["ood/held_out/entropy/n_ood"] == 354
+    assert again["AUROC"] == pytest.approx(logged["ood/held_out/entropy/AUROC"], abs=1e-4)
+
+
+def test_without_figures_metrics_scores_and_the_record_stay(tmp_path, quiet_trainer):
+    logged = together(
+        quiet_trainer(tmp_path, Evaluation(figures=False)).test(linear(), datamodule=Digits(), verbose=False)
+    )
+    assert "ood/held_out/entropy/AUROC" in logged
+    record = stored(tmp_path)
+    assert (record["figures"], record["tables"]) == ([], [])
+    assert len(record["separation"]) == 6
+    assert len(read(tmp_path / "scores.csv")) == 433 + 354
+    assert not (tmp_path / "figures").exists()
+    assert not (tmp_path / "tables").exists()
+
+
+def test_scores_are_written_without_unknown_sets_too(tmp_path, quiet_trainer):
+    trainer = quiet_trainer(tmp_path, Evaluation(score_file="all.csv"))
+    logged = trainer.test(linear(), dataloaders=DataLoader(digits_set(), 64), verbose=False)
+    assert not [name for name in logged[0] if name.startswith("ood/")]
+    rows = read(tmp_path / "all.csv")
+    assert [row["sample"] for row in rows] == [str(i) for i in range(433)]
+    assert {row["set"] for row in rows} == {"test"}
+
+
+def test_no_score_file_is_written_where_none_is_wanted(tmp_path, quiet_trainer):
+    trainer = quiet_trainer(tmp_path, Evaluation(figures=False, score_file=""))
+    trainer.test(linear(), dataloaders=DataLoader(digits_set(), 64), verbose=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+# -- each number once -------------------------------------------------------------------------------------------------
+
+
+class ThreeSets(Digits):
+    """The test set and two unknown ones."""
+
+    def setup(self, stage):
+        super().setup(stage)
+        x = torch.rand(90, 64, generator=torch.Generator().manual_seed(0))
+        self.ood_sets = {**self.ood_sets, "noise": TensorDataset(x, torch.zeros(90))}
+
+
+def test_every_set_is_compared_once_by_every_score(run, tmp_path, quiet_trainer, monkeypatch):
+    pairs, traced = [], []
+
+    def counted(seen):
+        def measured(known, unknown):
+            seen.append((known.clone(), unknown.clone()))
+            return separation(known, unknown)
+
+        return measured
+
+    monkeypatch.setattr(record_module, "separation", counted(pairs))
+    monkeypatch.setattr(summary, "separation", counted(traced))
+    model = on_the_tree(run, 8, head=Tree(num_params=4000), passes=3)
+    quiet_trainer(tmp_path, Evaluation(most_uncertain=2)).test(model, datamodule=ThreeSets(), verbose=False)
+    assert len(pairs) == 2 * 6
+    assert not any(
+        torch.equal(a, c) and torch.equal(b, d)
+        for i, (a, b) in enumerate(pairs)
+        for c, d in pairs[:i]
+        if a.shape == c.shape and b.shape == d.shape
+    )
+    assert len(traced) == 2 * 2 * 3  # of the pass curves: sets, scores, numbers of passes
+    figures = {figure["name"] for figure in stored(tmp_path)["figures"]}
+    assert {"ood/noise/curves", "ood/held_out/histograms", "test/passes"} <= figures
+
+
+def test_the_calibration_error_is_one_number_everywhere(run, tmp_path, quiet_trainer, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(evaluation_module, "log_figure", lambda trainer, name, figure: drawn.update({name: figure}))
+    model = on_the_tree(run, 8, head=Tree(num_params=4000), passes=4)
+    logged = together(quiet_trainer(tmp_path, Evaluation()).test(model, datamodule=Digits(), verbose=False))
+    expected = logged["test/cal/ECE"]
+    assert expected > 0.01
+    (panel,) = (ax for ax in drawn["test/passes"].axes if ax.get_title("left").startswith("ECE"))
+    assert panel.lines[0].get_ydata()[-1] == pytest.approx(expected, abs=1e-6)
+    labels = [text.get_text() for text in drawn["test/reliability"].legends[0].get_texts()]
+    (shown,) = (re.search(r"ECE (.*) %", label).group(1) for label in labels if "ECE" in label)
+    assert shown == f"{100 * expected:.2f}"
+    assert values(stored(tmp_path))["test/cal/ECE"] == pytest.approx(expected, abs=1e-9)
+
+
+# -- sets by the names of their loaders -------------------------------------------------------------------------------
+
+
+def loader(n=40, seed=0, batch=16):
+    x = torch.rand(n, 64, generator=torch.Generator().manual_seed(seed))
+    return DataLoader(TensorDataset(x, torch.arange(n) % 8), batch_size=batch)
+
+
+def test_a_dictionary_names_the_sets(tmp_path, quiet_trainer):
+    loaders = {"test": loader(40), "b": loader(30, 1), "a": loader(20, 2)}
+    logged = together(
+        quiet_trainer(tmp_path, Evaluation(figures=False)).test(linear(), dataloaders=loaders, verbose=False)
+    )
+    assert [(s["name"], s["samples"], s["role"]) for s in stored(tmp_path)["sets"]] == [
+        ("test", 40, "known"), ("b", 30, "far"), ("a", 20, "far")
+    ]  # fmt: skip
+    assert (logged["ood/b/entropy/n_ood"], logged["ood/a/entropy/n_ood"]) == (30, 20)
+    assert [(row["set"], row["sample"]) for row in read(tmp_path / "scores.csv")] == [
+        (name, str(i)) for name, n in (("test", 40), ("b", 30), ("a", 20)) for i in range(n)
+    ]
+
+
+def test_the_first_is_known_whatever_it_is_called(tmp_path, quiet_trainer):
+    loaders = {"cats": loader(40), "dogs": loader(30, 1)}
+    quiet_trainer(tmp_path, Evaluation(figures=False)).test(linear(), dataloaders=loaders, verbose=False)
+    assert [(s["name"], s["role"]) for s in stored(tmp_path)["sets"]] == [("cats", "known"), ("dogs", "far")]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_loaders_without_names_are_all_evaluated_and_one_is_told(tmp_path, quiet_trainer, caplog, kind):
+    loaders = kind([loader(40), loader(30, 1), loader(20, 2)])
+    with caplog.at_level(logging.INFO):
+        quiet_trainer(tmp_path, Evaluation(figures=False)).test(linear(), dataloaders=loaders, verbose=False)
+    assert "loaders without names are called test, loader_1, loader_2" in caplog.text
+    found = {s["name"]: s["samples"] for s in stored(tmp_path)["sets"]}
+    assert found == {"test": 40, "loader_1": 30, "loader_2": 20}
+    assert {row["set"] for row in stored(tmp_path)["separation"]} == {"loader_1", "loader_2"}
+
+
+def test_one_loader_needs_no_word(tmp_path, quiet_trainer, caplog):
+    with caplog.at_level(logging.INFO):
+        quiet_trainer(tmp_path, Evaluation(figures=False)).test(linear(), dataloaders=loader(), verbose=False)
+    assert "without names" not in caplog.text
+
+
+def test_the_test_set_must_come_first(tmp_path, quiet_trainer, monkeypatch):
+    monkeypatch.setattr(BRAINet, "test_step", lambda *_: pytest.fail("the test ran"))
+    with pytest.raises(ValueError, match="expected the known test set 'test' as the first .* got far, test: put"):
+        quiet_trainer(tmp_path, Evaluation()).test(
+            linear(), dataloaders={"far": loader(), "test": loader()}, verbose=False
+        )
+
+
+def test_a_near_set_that_does_not_exist_stops_the_test_before_its_work(tmp_path, quiet_trainer, monkeypatch):
+    data = Digits()
+    data.near = ("elsewhere",)
+    monkeypatch.setattr(BRAINet, "test_step", lambda *_: pytest.fail("the test ran"))
+    with pytest.raises(ValueError, match=r"expected near to name .*\(held_out\), got elsewhere"):
+        quiet_trainer(tmp_path, Evaluation()).test(linear(), datamodule=data, verbose=False)
+
+
+@pytest.mark.parametrize("empty", ["test", "b"])
+def test_a_set_without_a_sample_fails_loudly(tmp_path, quiet_trainer, empty):
+    loaders = {"test": loader(), "a": loader(seed=1), "b": loader(seed=2)}
+    loaders[empty] = DataLoader(TensorDataset(torch.empty(0, 64), torch.empty(0)))
+    with pytest.raises(RuntimeError, match=rf"samples of every set \(test, a, b\), got none of {empty}: check its"):
+        quiet_trainer(tmp_path, Evaluation()).test(linear(), dataloaders=loaders, verbose=False)
+    assert not (tmp_path / "record.json").exists()
+
+
+def test_near_sets_get_a_mean_of_their_own(tmp_path, quiet_trainer):
+    data = ThreeSets()
+    data.near = ("held_out", "noise")
+    trainer = quiet_trainer(tmp_path, Evaluation(figures=False))
+    logged = together(trainer.test(linear(), datamodule=data, verbose=False))
+    for measure in SEPARATION:
+        both = [logged[f"ood/{name}/energy/{measure}"] for name in data.near]
+        expected = sum(both) if measure == "n_ood" else sum(both) / 2
+        assert logged[f"ood/near_mean/energy/{measure}"] == pytest.approx(expected, rel=1e-6)
+    assert not [name for name in logged if "far_mean" in name]
+    assert [row["set"] for row in stored(tmp_path)["separation"]][-1] == "near_mean"
+
+
+# -- other modules ----------------------------------------------------------------------------------------------------
+
+
+class Silent(pl.LightningModule):
+    """A module that tells nothing."""
 
     def test_step(self, batch, batch_idx, dataloader_idx=0):
-        x = batch[0]
-        scores = {"variance": x.std(dim=1), "generative": x.abs().sum(dim=1) + 9 * dataloader_idx}
-        target = batch[1] if dataloader_idx == 0 else None
-        return {"scores": scores, "outputs": x.T[None, :, :], "weights": None, "target": target}
+        return {"scores": {"doubt": batch[0][:, 0]}}
 
 
-class PlainData(pl.LightningDataModule):
-    ood_sets = {"far": None, "near": None}  # noqa: RUF012
-
-    def test_dataloader(self):
-        x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-        return [DataLoader(TensorDataset(x, x.sum(dim=1)), batch_size=16) for _ in range(3)]
+def test_a_module_that_tells_nothing_gets_a_warning(tmp_path, quiet_trainer):
+    with pytest.warns(UserWarning, match="nothing was recorded: expected test_step to return a .*SampleBatch"):
+        quiet_trainer(tmp_path, Evaluation()).test(Silent(), dataloaders=loader(), verbose=False)
+    assert not list(tmp_path.iterdir())
 
 
-def quiet(folder, *callbacks, logger=False, **settings):
-    return pl.Trainer(
-        accelerator="cpu", logger=logger, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=str(folder), callbacks=list(callbacks), **settings,
-    )  # fmt: skip
+class Foreign(pl.LightningModule):
+    """A classifier that is no BRAINet; the pixels are its logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.test_metrics = torch.nn.ModuleDict()
+
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        x, y = batch
+        probs = (3 * x[:, :24]).view(-1, 3, 8).transpose(0, 1).softmax(dim=-1)
+        mean = probs.mean(dim=0)
+        confidence, label = mean.max(dim=1)
+        scores = {"doubt": 1 - confidence, "distance": x.sum(dim=1) + 90 * dataloader_idx}
+        if dataloader_idx:
+            return SampleBatch(scores, trace=trace_passes(probs, None, None), passes=3)
+        answers = {"predicted": label, "label": y, "confidence": confidence, "wrong": (label != y).float()}
+        return SampleBatch(scores, answers, trace_passes(probs, None, y), 3)
 
 
-def test_another_task_keeps_its_scores_and_loses_no_test(tmp_path):
-    trainer = quiet(tmp_path, Dashboard(most_uncertain=3))
-    with pytest.warns(UserWarning, match="callback OODEvaluation, add it"):
-        trainer.test(Plain(), datamodule=PlainData(), verbose=False)
-    stored = json.loads((tmp_path / "dashboard.json").read_text())
-    expected = [f"ood/{name}/{kind}" for name in ("far", "near") for kind in ("histograms", "curves")]
-    assert [figure["name"] for figure in stored["figures"]] == expected
-    assert "generative 1.000" in stored["figures"][1]["alt"]
-    rows = read(tmp_path / "tables" / "test_most_uncertain.csv")
-    assert list(rows[0]) == ["sample", "target", "variance", "generative"]
-    assert len(rows) == 3
+def test_any_module_that_tells_of_its_samples_gets_the_whole_evaluation(tmp_path, quiet_trainer):
+    loaders = {"test": loader(50), "far": loader(30, 1)}
+    trainer = quiet_trainer(tmp_path, Evaluation(most_uncertain=3))
+    logged = together(trainer.test(Foreign(), dataloaders=loaders, verbose=False))
+    record = stored(tmp_path)
+    assert [figure["name"] for figure in record["figures"]] == [
+        "test/reliability", "test/risk_coverage", "test/passes", "ood/far/histograms", "ood/far/curves"
+    ]  # fmt: skip
+    assert logged["ood/far/distance/AUROC"] == 1
+    assert "distance 1.000" in record["figures"][-1]["alt"]
+    assert (record["model"]["head"], record["model"]["passes"]) == ("Foreign", 3)
+    assert record["headline_score"] == "doubt"
+    (table,) = record["tables"]
+    assert table["columns"] == ["sample", "predicted", "label", "probability", "doubt", "distance"]
+    rows = read(tmp_path / "scores.csv")
+    expected = sorted((row for row in rows if row["set"] == "test"), key=lambda row: -float(row["doubt"]))
+    assert [row[0] for row in table["rows"]] == [int(row["sample"]) for row in expected[:3]]
+
+
+# -- other heads and tasks --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("inference", "passes"), [("simultaneous", False), ("enumerated", True)])
-def test_other_kinds_of_inference(run, tmp_path, inference, passes):
-    from brainet_pl.structure import GGT
-
-    model = BRAINet(8, num_params=4000, inference=inference)
-    model.set_structure(GGT.from_json((run / "structure.json").read_text()))
-    trainer = quiet(tmp_path, Dashboard(most_uncertain=0), limit_test_batches=2)
+def test_other_kinds_of_inference(run, tmp_path, quiet_trainer, inference, passes):
+    model = on_the_tree(run, 8, head=Tree(num_params=4000, inference=inference))
+    trainer = quiet_trainer(tmp_path, Evaluation(most_uncertain=0), limit_test_batches=2)
     trainer.test(model, dataloaders=[DataLoader(digits_set(), batch_size=64)], verbose=False)
-    stored = json.loads((tmp_path / "dashboard.json").read_text())
-    names = [figure["name"] for figure in stored["figures"]]
+    names = [figure["name"] for figure in stored(tmp_path)["figures"]]
     assert ("test/passes" in names) == passes
     assert names[0] == "test/reliability"
-    assert not stored["tables"]
+    assert not stored(tmp_path)["tables"]
+    assert stored(tmp_path)["sets"] == [{"name": "test", "samples": 128, "role": "known"}]
 
 
-def test_a_regression_shows_what_it_predicted_and_the_passes_it_made(run, tmp_path):
-    from brainet_pl.structure import GGT
-
-    model = BRAINet(task="regression", head="brainet_ensemble", num_params=4000, members=3)  # `passes` says 15
-    model.set_structure(GGT.from_json((run / "structure.json").read_text()))
+def test_a_regression_shows_what_it_predicted_and_the_passes_it_made(run, tmp_path, quiet_trainer):
+    head = TreeEnsemble(members=3, num_params=4000)  # the model's `passes` says 15
+    model = on_the_tree(run, task="Regression", head=head)
     data = DataLoader(digits_set(), batch_size=64)
-    quiet(tmp_path, Dashboard(most_uncertain=2)).test(model, dataloaders=data, verbose=False)
-    assert json.loads((tmp_path / "dashboard.json").read_text())["model"]["passes"] == 3
+    quiet_trainer(tmp_path, Evaluation(most_uncertain=2)).test(model, dataloaders=data, verbose=False)
+    record = stored(tmp_path)
+    assert record["model"]["passes"] == 3
+    assert [figure["name"] for figure in record["figures"]] == ["structure/tree"]
+    assert {metric["unit"] for metric in record["metrics"]} == {"target", "nats", "share"}
     rows = read(tmp_path / "tables" / "test_most_uncertain.csv")
+    assert len(rows) == 2
     with torch.no_grad():
         for row in rows:
             x, y = digits_set()[int(row["sample"])]
@@ -300,157 +423,119 @@ class Broken(Digits):
         self.test_set = TensorDataset(x, torch.tensor(y))
 
 
-def test_a_sample_that_is_nan_costs_no_dashboard(run, tmp_path):
-    from brainet_pl.structure import GGT
-
-    model = BRAINet(8, num_params=4000, passes=3)
-    model.set_structure(GGT.from_json((run / "structure.json").read_text()))
+def test_a_sample_that_is_nan_costs_no_record(run, tmp_path, quiet_trainer):
+    model = on_the_tree(run, 8, head=Tree(num_params=4000), passes=3)
     with pytest.warns(UserWarning, match="because of NaN in test: .*entropy"):
-        quiet(tmp_path, Dashboard(2, score="entropy")).test(model, datamodule=Broken(), verbose=False)
-    stored = json.loads((tmp_path / "dashboard.json").read_text())
-    assert stored["headline_score"] == "entropy"
-    assert "test/passes" in [figure["name"] for figure in stored["figures"]]
+        quiet_trainer(tmp_path, Evaluation(most_uncertain=2, score="entropy")).test(
+            model, datamodule=Broken(), verbose=False
+        )
+    record = stored(tmp_path)
+    assert record["headline_score"] == "entropy"
+    assert "test/passes" in [figure["name"] for figure in record["figures"]]
+    assert record["separation"] == []
+    assert record["tables"][0]["rows"][0][0] == 3  # what can't be ranked is the most doubtful
+    assert values(record)["test/cls/NLL"] is None
 
 
-@pytest.mark.parametrize("head", ["brainet_ensemble", "brainet_dropout"])
-def test_the_map_structure_is_drawn(run, tmp_path, head):
-    from brainet_pl.structure import GGT
-
-    model = BRAINet(8, head=head, num_params=4000, passes=2)
-    model.set_structure(GGT.from_json((run / "structure.json").read_text()))
-    trainer = quiet(tmp_path, Dashboard(most_uncertain=0), limit_test_batches=1)
+@pytest.mark.parametrize("head", [TreeEnsemble(num_params=4000), TreeDropout(num_params=4000)])
+def test_the_map_structure_is_drawn(run, tmp_path, quiet_trainer, head):
+    model = on_the_tree(run, 8, head=head, passes=2)
+    trainer = quiet_trainer(tmp_path, Evaluation(most_uncertain=0), limit_test_batches=1)
     trainer.test(model, dataloaders=DataLoader(digits_set(), batch_size=64), verbose=False)
-    stored = json.loads((tmp_path / "dashboard.json").read_text())
-    assert "structure/tree" in [figure["name"] for figure in stored["figures"]]
+    assert "structure/tree" in [figure["name"] for figure in stored(tmp_path)["figures"]]
 
 
-def digits_set():
-    data = Digits()
-    data.setup("test")
-    return data.test_set
+def test_a_learned_confidence_does_not_hide_the_probability(tmp_path, quiet_trainer):
+    torch.manual_seed(0)
+    model = BRAINet(head=Linear(), task=Classification(8, loss="confidence"))
+    model._build_head(64)
+    data = DataLoader(digits_set(), batch_size=64)
+    quiet_trainer(tmp_path, Evaluation(most_uncertain=5)).test(model, dataloaders=data, verbose=False)
+    rows = read(tmp_path / "tables" / "test_most_uncertain.csv")
+    scores = {row["sample"]: row for row in read(tmp_path / "scores.csv")}
+    for row in rows:
+        assert float(row["probability"]) == pytest.approx(1 - float(row["max_softmax"]), abs=1e-6)
+        assert float(row["confidence"]) == pytest.approx(float(scores[row["sample"]]["confidence"]), abs=1e-6)
+        assert abs(float(row["confidence"]) - float(row["probability"])) > 1e-3
 
 
-def test_rows_of_the_table_are_sets_and_scores():
-    metrics = {"ood/a/b/entropy/AUROC": 0.5, "ood/a/b/entropy/n_id": 3.0, "ood/c/energy/AUROC": 0.75, "test/x": 1.0}
-    empty = [None] * 4
-    assert ood_rows(metrics | {"ood/c/energy/other": 2.0}) == [
-        ["a/b", "entropy", 0.5, *empty, 3, None],
-        ["c", "energy", 0.75, *empty, None, None],
-    ]
+class Twice(NegativeLogLikelihood):
+    """A metric of one's own."""
+
+    key, title, unit = "cls/twice", "Twice the NLL", "nats"
+
+    def values(self, preds, target):
+        return 2 * super().values(preds, target)
+
+
+def test_a_metric_of_ones_own_is_in_the_record(tmp_path, quiet_trainer):
+    trainer = quiet_trainer(tmp_path, Evaluation(figures=False))
+    trainer.test(linear(metrics=[Twice()]), dataloaders=loader(), verbose=False)
+    record = stored(tmp_path)
+    (own,) = (metric for metric in record["metrics"] if metric["key"] == "test/cls/twice")
+    assert own["value"] == pytest.approx(2 * values(record)["test/cls/NLL"], rel=1e-6)
+    assert (own["title"], own["unit"], own["better"]) == ("Twice the NLL", "nats", "lower")
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
 
 
 def test_settings_are_checked():
     with pytest.raises(ValueError, match="most_uncertain of at least 0"):
-        Dashboard(-1)
+        Evaluation(most_uncertain=-1)
     with pytest.raises(ValueError, match="image_shape to be"):
-        Dashboard(image_shape=(64,))
-    with pytest.raises(ValueError, match="expected score to be one of entropy, got 'doubt'"):
-        Dashboard(score="doubt")._ranking({"entropy": torch.zeros(1)})
+        Evaluation(image_shape=(64,))
+    with pytest.raises(ValueError, match="expected score_file to be a name without folders, got 'a/b.csv'"):
+        Evaluation(score_file="a/b.csv")
 
 
-# -- loggers -------------------------------------------------------------------------------------------------------
+def test_the_score_that_ranks_may_be_chosen(tmp_path, quiet_trainer):
+    trainer = quiet_trainer(tmp_path, Evaluation(most_uncertain=3, score="energy"))
+    trainer.test(linear(), dataloaders=loader(), verbose=False)
+    rows = sorted(read(tmp_path / "scores.csv"), key=lambda row: -float(row["energy"]))
+    (table,) = stored(tmp_path)["tables"]
+    assert [row[0] for row in table["rows"]] == [int(row["sample"]) for row in rows[:3]]
+    assert "highest energy" in table["caption"]
 
 
-def small_figure():
-    figure = Figure(figsize=(1, 1))
-    figure.subplots().plot([0, 1])
-    return figure
+def test_nothing_is_written_in_a_dry_run(tmp_path, quiet_trainer):
+    quiet_trainer(tmp_path, Evaluation(), fast_dev_run=True).test(linear(), datamodule=Digits(), verbose=False)
+    assert not list(tmp_path.iterdir())
 
 
-PICTURE = np.arange(16, dtype=np.uint8).reshape(4, 4)
-TABLE = (["name", "value", "picture"], [["a|b", 0.5, PICTURE], ["c", None, PICTURE + 1]])
+def test_thumbnails():
+    vector = torch.arange(64.0)
+    small = thumbnail(vector, (8, 8))
+    assert (small.shape, small.dtype, small[0, 0], small[-1, -1]) == ((64, 64), np.uint8, 0, 255)
+    np.testing.assert_array_equal(small[::8, ::8], np.round(vector.view(8, 8).numpy() / 63 * 255))
+    assert thumbnail(vector) is None
+    assert thumbnail(torch.randn(3, 100, 90)).shape == (100, 90, 3)
+    assert thumbnail(torch.randn(5, 8, 8)) is None
+    assert thumbnail(torch.full((1, 4, 4), torch.nan)).max() == 0
+    with pytest.raises(ValueError, match="expected inputs of 49 numbers"):
+        thumbnail(vector, (7, 7))
 
 
-def check_files(folder):
-    assert (folder / "figures" / "test_one.png").is_file()
-    rows = read(folder / "tables" / "test_two.csv")
-    assert [(row["name"], row["value"]) for row in rows] == [("a|b", "0.5"), ("c", "")]
-    saved = matplotlib.image.imread(folder / "tables" / rows[0]["picture"])
-    np.testing.assert_allclose(saved[..., 0] * 255, PICTURE, atol=0.5)
-
-
-def test_files_without_a_logger_and_beside_the_csv(tmp_path):
-    for folder, logger in ((tmp_path / "a", False), (tmp_path / "b", CSVLogger(str(tmp_path / "b"), name="x"))):
-        trainer = quiet(folder, logger=logger)
-        log_figure(trainer, "test/one", small_figure())
-        log_table(trainer, "test/two", *TABLE)
-        log_table(trainer, "test/two", *TABLE)  # again, over the first
-        log_artifact(trainer, "structure", folder / "x.json", {})
-        check_files(folder / "x" / "version_0" if logger else folder)
-
-
-def test_a_logger_without_figures_says_where_the_files_are(tmp_path):
-    trainer = quiet(tmp_path, logger=DummyLogger())
-    with pytest.warns(UserWarning, match="DummyLogger takes no figures here: test/one is in .*test_one.png"):
-        log_figure(trainer, "test/one", small_figure())
-    with pytest.warns(UserWarning, match="DummyLogger takes no tables here: test/two is in .*test_two.csv"):
-        log_table(trainer, "test/two", *TABLE)
-    check_files(tmp_path)
-
-
-def test_tensorboard_gets_both(tmp_path):
-    pytest.importorskip("tensorboard", reason="no TensorBoard here: pip install tensorboard to test it")
-    from pytorch_lightning.loggers import TensorBoardLogger
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logger = TensorBoardLogger(str(tmp_path), name="x")
-    trainer = quiet(tmp_path, logger=logger)
-    log_figure(trainer, "test/one", small_figure())
-    log_table(trainer, "test/two", *TABLE)
-    check_files(Path(logger.log_dir))
-    logger.finalize("success")
-    events = EventAccumulator(logger.log_dir)
-    events.Reload()
-    tags = events.Tags()
-    assert {"test/one", "test/two/picture"} <= set(tags["images"])
-    (text,) = events.Tensors("test/two/text_summary")
-    assert b"| a\\|b | 0.5 |" in text.tensor_proto.string_val[0]
-
-
-def test_a_row_of_another_length_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"expected 2 cells in every row of t \(a, b\), got 1 in row 1"):
-        log_table(quiet(tmp_path), "t", ["a", "b"], [[1, 2], [3]])
-
-
-# -- two processes -------------------------------------------------------------------------------------------------
+# -- two processes ----------------------------------------------------------------------------------------------------
 
 DDP = """
 import sys
 import pytorch_lightning as pl
-from brainet_pl.callbacks import Dashboard, OODEvaluation
+from brainet_pl.callbacks import Evaluation
 from brainet_pl.datamodules import Digits
 from brainet_pl.module import BRAINet
+from brainet_pl.network import Tree
 from brainet_pl.structure import GGT
 
 if __name__ == "__main__":
-    model = BRAINet(8, num_params=4000, inference="enumerated")  # no draws: the same on one and on two processes
     pl.seed_everything(0, verbose=False)
+    model = BRAINet(8, head=Tree(4000, inference="enumerated"))  # no draws: the same on one and on two processes
     model.set_structure(GGT.from_json(open(sys.argv[2]).read()))
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     devices = int(sys.argv[3])
     trainer = pl.Trainer(
         accelerator="cpu", devices=devices, strategy="ddp_spawn" if devices > 1 else "auto",
-        default_root_dir=sys.argv[1], callbacks=[OODEvaluation(), Dashboard(5)], **quiet,
+        default_root_dir=sys.argv[1], callbacks=[Evaluation(most_uncertain=5)], **quiet,
     )
-    data = Digits(held_out=(7, 8))
-    trainer.test(model, datamodule=data, verbose=False)
+    trainer.test(model, datamodule=Digits(held_out=(7, 8)), verbose=False)
 """
-
-
-@pytest.mark.slow
-def test_two_processes_make_one_dashboard(run, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(DDP)
-    env = os.environ | {"PYTHONPATH": str(Path(brainet_pl.__file__).parents[1])}
-    for devices in ("1", "2"):
-        command = [sys.executable, str(script), str(tmp_path / devices), str(run / "structure.json"), devices]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-    one, two = (json.loads((tmp_path / n / "dashboard.json").read_text()) for n in ("1", "2"))
-    for name, count in one["counts"].items():
-        assert two["counts"][name] == count + count % 2  # DistributedSampler repeats a sample to even the parts
-    assert [f["name"] for f in one["figures"]] == [f["name"] for f in two["figures"]]
-    rows = [read(tmp_path / n / "tables" / "test_most_uncertain.csv") for n in ("1", "2")]
-    numbers = [[int(row["sample"]) % one["counts"]["test"] for row in part] for part in rows]
-    assert set(numbers[1]) <= set(numbers[0]) | {0}
-    assert [row["label"] for row in rows[0]][:2] == [row["label"] for row in rows[1]][:2]
