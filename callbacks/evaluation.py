@@ -235,12 +235,13 @@ class Evaluation(Callback):
 
 
 def write_scores(path: Path, record: TestRecord) -> None:
-    """One row a sample: its set, its number in the set, its scores."""
+    """One row a sample: its set, its number in the set, its scores; a cell is empty where a set lacks a score."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["set", "sample", *record.known.scores])
         for part in record.sets.values():
-            columns = [part.scores[name].tolist() for name in record.known.scores if name in part.scores]
+            missing = [""] * len(part)
+            columns = [part.scores[name].tolist() if name in part.scores else missing for name in record.known.scores]
             writer.writerows([part.name, *row] for row in zip(part.numbers.tolist(), *columns, strict=True))
 
 

@@ -379,6 +379,28 @@ def test_any_module_that_tells_of_its_samples_gets_the_whole_evaluation(tmp_path
     assert [row[0] for row in table["rows"]] == [int(row["sample"]) for row in expected[:3]]
 
 
+class Plain(pl.LightningModule):
+    """Scores and nothing else; the unknown set lacks one of them, and has one of its own."""
+
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        x = batch[0]
+        scores = {"first": x[:, 0], "second": x[:, 1], "third": x[:, 2]}
+        del scores["second" if dataloader_idx else "third"]
+        return SampleBatch({**scores, "last": x[:, 3]})
+
+
+def test_scores_that_only_some_sets_have_stay_in_their_columns(tmp_path, quiet_trainer):
+    loaders = {"test": loader(20), "far": loader(20, 1)}
+    quiet_trainer(tmp_path, Evaluation(most_uncertain=0)).test(Plain(), dataloaders=loaders, verbose=False)
+    assert [row["score"] for row in stored(tmp_path)["separation"]] == ["first", "last"]
+    for row in read(tmp_path / "scores.csv"):
+        x = loaders[row["set"]].dataset[int(row["sample"])][0]
+        assert float(row["first"]) == pytest.approx(float(x[0]))
+        assert float(row["last"]) == pytest.approx(float(x[3]))
+        assert row["second"] == ("" if row["set"] == "far" else str(float(x[1])))
+    assert stored(tmp_path)["tables"] == []
+
+
 # -- other heads and tasks --------------------------------------------------------------------------------------------
 
 
