@@ -112,6 +112,8 @@ class Evaluation(Callback):
         """Keep a few numbers a sample."""
         if not isinstance(outputs, SampleBatch) or not outputs.scores or self.record is None:
             return
+        if dataloader_idx == 0:
+            summary.headline(list(outputs.scores), self.score)  # a wrong score is told at the first batch
         n = len(next(iter(outputs.scores.values())))
         # Sample i of process r is the (i · processes + r)-th of its set: so DistributedSampler deals them.
         numbers = (self._seen[dataloader_idx] + torch.arange(n)) * trainer.world_size + trainer.global_rank
@@ -123,8 +125,8 @@ class Evaluation(Callback):
 
     def _keep_doubtful(self, batch: SampleBatch, numbers: Tensor, inputs: Any) -> None:
         """Merge a batch into the k most uncertain samples so far."""
-        name = self.score if self.score in batch.scores else "entropy" if "entropy" in batch.scores else None
-        doubt = batch.scores[name or next(iter(batch.scores))].detach().float().cpu().nan_to_num(nan=math.inf)
+        name = summary.headline(list(batch.scores), self.score)
+        doubt = batch.scores[name].detach().float().cpu().nan_to_num(nan=math.inf)
         # Not `confidence`: a learned confidence is a score of that name, and higher for a less certain sample.
         answers = {"probability" if k == "confidence" else k: v for k, v in batch.answers.items()}
         cells = {k: v for k, v in answers.items() if k not in ("wrong", "calibrated")} | batch.scores
@@ -190,7 +192,7 @@ class Evaluation(Callback):
             (folder / "structure.json").write_text(ggt.to_json())
         model = _facts(pl_module)
         rows = summary.separation_rows(self._found)
-        score = summary.headline(record, self.score)
+        score = summary.headline(list(record.known.scores), self.score)
         drawn, tables, files = {}, {}, {}
         if self.figures:
             label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
@@ -215,12 +217,12 @@ class Evaluation(Callback):
         (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
         rank_zero_info(f"figures and tables: {folder}; for a page of them: brainet report {folder}")
 
-    def _tables(self, score: str | None, rows: list[dict[str, Any]]) -> dict[str, summary.TableData]:
+    def _tables(self, score: str, rows: list[dict[str, Any]]) -> dict[str, summary.TableData]:
         made = {}
         if self._doubtful:
             cells = list(self._doubtful[0].cells)
             pictures = any(sample.picture is not None for sample in self._doubtful)
-            by, n = readable(str(score)), len(self._doubtful)
+            by, n = readable(score), len(self._doubtful)
             made[MOST_UNCERTAIN] = summary.TableData(
                 f"The {n} test samples of the highest {by}, the most uncertain first",
                 ["sample", *(["picture"] if pictures else []), *cells],

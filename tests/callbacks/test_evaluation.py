@@ -520,6 +520,17 @@ def test_the_score_that_ranks_may_be_chosen(tmp_path, quiet_trainer):
     assert "highest energy" in table["caption"]
 
 
+@pytest.mark.parametrize("figures", [True, False])
+def test_a_score_that_does_not_exist_stops_the_test_at_its_first_batch(tmp_path, quiet_trainer, figures):
+    model, steps = linear(), []
+    model.register_forward_hook(lambda *_: steps.append(1))
+    step = model.test_step
+    model.test_step = lambda *args: (steps.append(1), step(*args))[1]
+    with pytest.raises(ValueError, match=r"expected score to be one of max_softmax, .*, got 'doubt': change"):
+        quiet_trainer(tmp_path, Evaluation(figures, score="doubt")).test(model, dataloaders=loader(), verbose=False)
+    assert len(steps) == 1
+
+
 def test_nothing_is_written_in_a_dry_run(tmp_path, quiet_trainer):
     quiet_trainer(tmp_path, Evaluation(), fast_dev_run=True).test(linear(), datamodule=Digits(), verbose=False)
     assert not list(tmp_path.iterdir())
