@@ -17,7 +17,7 @@ from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.callbacks.logging import define_summaries, file_name, log_figure, log_table, run_folder
-from brainet_pl.callbacks.sets import test_sets
+from brainet_pl.callbacks.sets import dealt_samples, test_sets
 from brainet_pl.evaluation import summary
 from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.figures import readable
@@ -78,6 +78,7 @@ class Evaluation(Callback):
         self.record: TestRecord | None = None
         self._names: list[str] = []
         self._seen: list[int] = []
+        self._dealt: list[int | None] = []
         self._doubtful: list[Sample] = []
         self._found: dict[str, Measured] = {}
 
@@ -97,6 +98,7 @@ class Evaluation(Callback):
         """Begin a record; a wrong name is told before the work, not after it."""
         sets = test_sets(trainer)
         self._names, self._seen, self._doubtful, self._found = list(sets), [0] * len(sets), [], {}
+        self._dealt = dealt_samples(trainer)
         units = _units(pl_module) if isinstance(pl_module, BRAINet) else {}
         self.record = TestRecord(sets, units)
 
@@ -118,6 +120,9 @@ class Evaluation(Callback):
         # Sample i of process r is the (i · processes + r)-th of its set: so DistributedSampler deals them.
         numbers = (self._seen[dataloader_idx] + torch.arange(n)) * trainer.world_size + trainer.global_rank
         self._seen[dataloader_idx] += n
+        dealt = self._dealt[dataloader_idx]
+        if dealt is not None:
+            numbers = numbers % dealt  # when all are dealt, it begins anew to even the parts
         self.record.add(self._names[dataloader_idx], numbers, outputs)
         if dataloader_idx == 0 and self.figures and self.most_uncertain:
             inputs = batch[0] if isinstance(batch, list | tuple) else batch

@@ -572,3 +572,27 @@ if __name__ == "__main__":
     )
     trainer.test(model, datamodule=Digits(held_out=(7, 8)), verbose=False)
 """
+
+
+@pytest.mark.slow
+def test_two_processes_make_one_record(run, tmp_path):
+    """DistributedSampler repeats a sample of an odd set to even the parts; it counts once."""
+    script = tmp_path / "script.py"
+    script.write_text(DDP)
+    env = os.environ | {"PYTHONPATH": str(Path(brainet_pl.__file__).parents[1])}
+    for devices in ("1", "2"):
+        command = [sys.executable, str(script), str(tmp_path / devices), str(run / "structure.json"), devices]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (stored(tmp_path / n) for n in ("1", "2"))
+    assert any(part["samples"] % 2 for part in one["sets"])
+    assert one["sets"] == two["sets"]
+    assert [f["name"] for f in one["figures"]] == [f["name"] for f in two["figures"]]
+    first, second = (read(tmp_path / n / "scores.csv") for n in ("1", "2"))
+    assert [(r["set"], r["sample"]) for r in first] == [(r["set"], r["sample"]) for r in second]
+    for a, b in zip(first, second, strict=True):
+        assert float(a["entropy"]) == pytest.approx(float(b["entropy"]), abs=1e-4)
+    for a, b in zip(one["separation"], two["separation"], strict=True):
+        assert a["AUROC"] == pytest.approx(b["AUROC"], abs=1e-3)
+    rows = [read(tmp_path / n / "tables" / "test_most_uncertain.csv") for n in ("1", "2")]
+    assert [row["sample"] for row in rows[0]] == [row["sample"] for row in rows[1]]
