@@ -228,6 +228,16 @@ def test_a_resumed_fit_fits_no_score_again(tmp_path, quiet_trainer, monkeypatch)
     assert torch.equal(again.scores.members["KNN"].bank, model.scores.members["KNN"].bank)
 
 
+def test_features_of_a_fit_that_failed_are_not_those_of_the_next(tmp_path, quiet_trainer, monkeypatch):
+    """The features are kept while a fit is set up; another fit may have other data."""
+    model = BRAINet(8, head=Linear(), scores=["KNN"])
+    with monkeypatch.context() as patch:
+        patch.setattr(KNN, "fit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            quiet_trainer(tmp_path).fit(model, datamodule=Digits())
+    x = torch.rand(40, 64)
+    quiet_trainer(tmp_path).fit(model, DataLoader(TensorDataset(x, torch.arange(40) % 8), batch_size=8))
+    torch.testing.assert_close(model.scores.members["KNN"].bank, torch.nn.functional.normalize(x, dim=1))
 
 
 # -- densities --------------------------------------------------------------------------------------------------------
