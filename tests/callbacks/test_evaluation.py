@@ -289,7 +289,7 @@ def test_one_loader_needs_no_word(tmp_path, quiet_trainer, caplog):
 
 def test_the_test_set_must_come_first(tmp_path, quiet_trainer, monkeypatch):
     monkeypatch.setattr(BRAINet, "test_step", lambda *_: pytest.fail("the test ran"))
-    with pytest.raises(ValueError, match="expected the known test set 'test' as the first .* got far, test: put"):
+    with pytest.raises(ValueError, match=r"expected the known test set 'test' as the first .* got far, test: put"):
         quiet_trainer(tmp_path, Evaluation()).test(
             linear(), dataloaders={"far": loader(), "test": loader()}, verbose=False
         )
@@ -507,7 +507,7 @@ def test_settings_are_checked():
         Evaluation(most_uncertain=-1)
     with pytest.raises(ValueError, match="image_shape to be"):
         Evaluation(image_shape=(64,))
-    with pytest.raises(ValueError, match="expected score_file to be a name without folders, got 'a/b.csv'"):
+    with pytest.raises(ValueError, match=r"expected score_file to be a name without folders, got 'a/b.csv'"):
         Evaluation(score_file="a/b.csv")
 
 
