@@ -198,9 +198,10 @@ class BRAINet(pl.LightningModule):
         self.forget_features()
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """The callback that fits scores, where there are any."""
+        """The callback that fits scores, where there are any. The first hook of a run, which may be another's data."""
         from brainet_pl.callbacks.scores import ScoreFit
 
+        self.forget_features()  # a fit that failed while it was set up leaves them
         there = any(isinstance(callback, ScoreFit) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
         return [] if there or not any(score.needs_fit for score in self.scores) else [ScoreFit()]
 

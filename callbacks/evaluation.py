@@ -17,7 +17,7 @@ from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.callbacks.logging import define_summaries, file_name, log_figure, log_table, run_folder
-from brainet_pl.callbacks.sets import test_sets
+from brainet_pl.callbacks.sets import dealt_samples, test_sets
 from brainet_pl.evaluation import summary
 from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.figures import readable
@@ -78,6 +78,7 @@ class Evaluation(Callback):
         self.record: TestRecord | None = None
         self._names: list[str] = []
         self._seen: list[int] = []
+        self._dealt: list[int | None] = []
         self._doubtful: list[Sample] = []
         self._found: dict[str, Measured] = {}
 
@@ -97,6 +98,7 @@ class Evaluation(Callback):
         """Begin a record; a wrong name is told before the work, not after it."""
         sets = test_sets(trainer)
         self._names, self._seen, self._doubtful, self._found = list(sets), [0] * len(sets), [], {}
+        self._dealt = dealt_samples(trainer)
         units = _units(pl_module) if isinstance(pl_module, BRAINet) else {}
         self.record = TestRecord(sets, units)
 
@@ -112,10 +114,15 @@ class Evaluation(Callback):
         """Keep a few numbers a sample."""
         if not isinstance(outputs, SampleBatch) or not outputs.scores or self.record is None:
             return
+        if dataloader_idx == 0:
+            summary.headline(list(outputs.scores), self.score)  # a wrong score is told at the first batch
         n = len(next(iter(outputs.scores.values())))
         # Sample i of process r is the (i · processes + r)-th of its set: so DistributedSampler deals them.
         numbers = (self._seen[dataloader_idx] + torch.arange(n)) * trainer.world_size + trainer.global_rank
         self._seen[dataloader_idx] += n
+        dealt = self._dealt[dataloader_idx]
+        if dealt is not None:
+            numbers = numbers % dealt  # when all are dealt, it begins anew to even the parts
         self.record.add(self._names[dataloader_idx], numbers, outputs)
         if dataloader_idx == 0 and self.figures and self.most_uncertain:
             inputs = batch[0] if isinstance(batch, list | tuple) else batch
@@ -123,9 +130,11 @@ class Evaluation(Callback):
 
     def _keep_doubtful(self, batch: SampleBatch, numbers: Tensor, inputs: Any) -> None:
         """Merge a batch into the k most uncertain samples so far."""
-        name = self.score if self.score in batch.scores else "entropy" if "entropy" in batch.scores else None
-        doubt = batch.scores[name or next(iter(batch.scores))].detach().float().cpu().nan_to_num(nan=math.inf)
-        cells = {k: v for k, v in batch.answers.items() if k not in ("wrong", "calibrated")} | batch.scores
+        name = summary.headline(list(batch.scores), self.score)
+        doubt = batch.scores[name].detach().float().cpu().nan_to_num(nan=math.inf)
+        # Not `confidence`: a learned confidence is a score of that name, and higher for a less certain sample.
+        answers = {"probability" if k == "confidence" else k: v for k, v in batch.answers.items()}
+        cells = {k: v for k, v in answers.items() if k not in ("wrong", "calibrated")} | batch.scores
         for i in doubt.topk(min(self.most_uncertain, len(doubt))).indices.tolist():
             row = {name: values[i].item() for name, values in cells.items()}
             self._doubtful.append(Sample(float(doubt[i]), int(numbers[i]), row, inputs[i]))
@@ -188,7 +197,7 @@ class Evaluation(Callback):
             (folder / "structure.json").write_text(ggt.to_json())
         model = _facts(pl_module)
         rows = summary.separation_rows(self._found)
-        score = summary.headline(record, self.score)
+        score = summary.headline(list(record.known.scores), self.score)
         drawn, tables, files = {}, {}, {}
         if self.figures:
             label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
@@ -213,12 +222,12 @@ class Evaluation(Callback):
         (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
         rank_zero_info(f"figures and tables: {folder}; for a page of them: brainet report {folder}")
 
-    def _tables(self, score: str | None, rows: list[dict[str, Any]]) -> dict[str, summary.TableData]:
+    def _tables(self, score: str, rows: list[dict[str, Any]]) -> dict[str, summary.TableData]:
         made = {}
         if self._doubtful:
             cells = list(self._doubtful[0].cells)
             pictures = any(sample.picture is not None for sample in self._doubtful)
-            by, n = readable(str(score)), len(self._doubtful)
+            by, n = readable(score), len(self._doubtful)
             made[MOST_UNCERTAIN] = summary.TableData(
                 f"The {n} test samples of the highest {by}, the most uncertain first",
                 ["sample", *(["picture"] if pictures else []), *cells],
@@ -233,12 +242,13 @@ class Evaluation(Callback):
 
 
 def write_scores(path: Path, record: TestRecord) -> None:
-    """One row a sample: its set, its number in the set, its scores."""
+    """One row a sample: its set, its number in the set, its scores; a cell is empty where a set lacks a score."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["set", "sample", *record.known.scores])
         for part in record.sets.values():
-            columns = [part.scores[name].tolist() for name in record.known.scores if name in part.scores]
+            missing = [""] * len(part)
+            columns = [part.scores[name].tolist() if name in part.scores else missing for name in record.known.scores]
             writer.writerows([part.name, *row] for row in zip(part.numbers.tolist(), *columns, strict=True))
 
 

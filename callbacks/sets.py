@@ -7,6 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
+from torch.utils.data.distributed import DistributedSampler
 
 from brainet_pl.evaluation.record import Role
 
@@ -42,6 +43,17 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
 
 
 test_sets.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest thinks of the name
+
+
+def dealt_samples(trainer: pl.Trainer) -> list[int | None]:
+    """How many samples the processes share out of each test loader, in their order; None where one has them all."""
+    loaders: Any = trainer.test_dataloaders
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    samplers = [
+        getattr(part, "sampler", None) for part in (loaders if isinstance(loaders, list | tuple) else [loaders])
+    ]
+    return [len(part.dataset) if isinstance(part, DistributedSampler) else None for part in samplers]  # type: ignore[arg-type]
 
 
 def check_near(names: list[str], near: tuple[str, ...]) -> None:

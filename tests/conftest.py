@@ -1,9 +1,19 @@
-"""Shared by all tests: small data and random graphs, made here and never downloaded."""
+"""Shared by all tests: small data and random graphs, a Trainer that keeps quiet, and one run with all its files.
+
+Everything is made here and never downloaded.
+"""
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger
+
+from brainet_pl.calibration import TemperatureScaling
+from brainet_pl.callbacks import Evaluation, StructureLearning
+from brainet_pl.datamodules import Digits
+from brainet_pl.module import BRAINet
+from brainet_pl.network import Tree
 
 
 @pytest.fixture(scope="session")
@@ -29,19 +39,43 @@ def features():
 
 @pytest.fixture(scope="session")
 def quiet_trainer():
-    """A function (folder, *callbacks, epochs=1, **settings) -> a Trainer on the CPU that prints and writes little."""
+    """A function (folder, *callbacks, epochs=1, **settings) -> Trainer on the CPU that prints and logs nothing.
 
-    def make(folder, *callbacks, epochs=1, **settings):
-        defaults = {
-            "max_epochs": epochs,
-            "accelerator": "cpu",
-            "default_root_dir": str(folder),
-            "logger": False,
-            "callbacks": list(callbacks),
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in callbacks),
-        }
-        return pl.Trainer(**defaults | settings)
+    It writes checkpoints only where a ModelCheckpoint is among the callbacks, and logs only to a logger it is given.
+    """
 
-    return make
+    def quiet(folder, *callbacks, epochs=1, **settings):
+        return pl.Trainer(
+            **{
+                "max_epochs": epochs,
+                "accelerator": "cpu",
+                "default_root_dir": str(folder),
+                "logger": False,
+                "callbacks": list(callbacks),
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in callbacks),
+                **settings,
+            }
+        )
+
+    return quiet
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory, quiet_trainer):
+    """The folder of a run that was fitted and tested, once for all tests, with all its files; nobody writes into it."""
+    folder = tmp_path_factory.mktemp("run")
+    trainer = quiet_trainer(
+        folder,
+        StructureLearning(threshold=0.1, progress=False),
+        Evaluation(most_uncertain=4, image_shape=(8, 8)),
+        epochs=3,
+        logger=CSVLogger(str(folder), name="digits"),
+        log_every_n_steps=5,
+    )
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(8, head=Tree(num_params=8000), calibration=TemperatureScaling(), lr=0.01)
+    trainer.fit(model, datamodule=Digits())
+    trainer.test(model, datamodule=Digits(), verbose=False)
+    return folder / "digits" / "version_0"

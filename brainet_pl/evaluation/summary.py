@@ -38,14 +38,11 @@ class TableData(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
-def headline(record: TestRecord, wanted: str | None) -> str | None:
-    """The score that ranks samples: the wanted one, else the entropy, or the first there is."""
-    names = list(record.known.scores)
-    if wanted is not None and names and wanted not in names:
+def headline(names: Sequence[str], wanted: str | None) -> str:
+    """The one of these scores that ranks samples: the wanted one, else the entropy, or the first there is."""
+    if wanted is not None and wanted not in names:
         raise ValueError(f"expected score to be one of {', '.join(names)}, got {wanted!r}: change Evaluation's")
-    if wanted is not None or not names:
-        return wanted
-    return "entropy" if "entropy" in names else names[0]
+    return wanted or ("entropy" if "entropy" in names else names[0])
 
 
 def pictures(

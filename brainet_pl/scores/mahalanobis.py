@@ -17,7 +17,8 @@ class Mahalanobis(Score):
     """Distance to the nearest class mean under one covariance, and the same relative to one Gaussian of all data.
 
     `mahalanobis` is min_c (x - μ_c)ᵀ Σ⁻¹ (x - μ_c), Σ the covariance within classes; `mahalanobis_relative` subtracts
-    (x - μ)ᵀ Σ₀⁻¹ (x - μ) with mean and covariance of all training data.
+    (x - μ)ᵀ Σ₀⁻¹ (x - μ) with mean and covariance of all training data. Directions in which training features do not
+    vary, up to rounding, are left out of both.
 
     Args:
         normalize: bring the features of every sample to length 1 first.
@@ -25,14 +26,14 @@ class Mahalanobis(Score):
 
     units: ClassVar[Mapping[str, str]] = {"mahalanobis": "", "mahalanobis_relative": ""}
     means: Tensor
-    precision: Tensor
+    within: Tensor
     center: Tensor
     overall: Tensor
 
     def __init__(self, normalize: bool = True) -> None:
         super().__init__()
         self.normalize, self._classes = normalize, None
-        for name in ("means", "precision", "center", "overall"):
+        for name in ("means", "within", "center", "overall"):
             self.register_buffer(name, torch.empty(0))
 
     def surround(self, surroundings: Surroundings) -> None:
@@ -46,11 +47,10 @@ class Mahalanobis(Score):
         onehot = F.one_hot(labels, self._classes or -1).double()
         count = onehot.sum(dim=0)
         means = onehot.t() @ x / count.clamp_min(1)[:, None]
-        residual, whole = x - means[labels], x - x.mean(dim=0)
-        self.means = means[count > 0].to(self.means)
-        self.precision = torch.linalg.pinv(residual.t() @ residual / len(x), hermitian=True).to(self.precision)
-        self.center = x.mean(dim=0).to(self.center)
-        self.overall = torch.linalg.pinv(whole.t() @ whole / len(x), hermitian=True).to(self.overall)
+        rounding = torch.finfo(self.means.dtype).eps * x.square().mean(dim=0).sqrt()
+        self.within = _whitening(x - means[labels], rounding).to(self.within)
+        self.overall = _whitening(x - x.mean(dim=0), rounding).to(self.overall)
+        self.means, self.center = means[count > 0].to(self.means), x.mean(dim=0).to(self.center)
         return self
 
     @torch.no_grad()
@@ -63,7 +63,7 @@ class Mahalanobis(Score):
             )
         with torch.autocast(features.device.type, enabled=False):
             x = self._prepare(features)
-            nearest = torch.stack([_squared(x - mean, self.precision) for mean in self.means]).amin(dim=0)
+            nearest = torch.stack([_squared(x - mean, self.within) for mean in self.means]).amin(dim=0)
             return nearest, nearest - _squared(x - self.center, self.overall)
 
     def _prepare(self, features: Tensor) -> Tensor:
@@ -76,6 +76,22 @@ class Mahalanobis(Score):
         return {"mahalanobis": plain, "mahalanobis_relative": relative}
 
 
-def _squared(gap: Tensor, precision: Tensor) -> Tensor:
-    """(B, d) → (B,) gapᵀ · precision · gap."""
-    return ((gap @ precision) * gap).sum(dim=1)
+def _squared(gap: Tensor, whitening: Tensor) -> Tensor:
+    """(B, d) → (B,) the squared length of gap · W: gapᵀ Σ⁻¹ gap, and never below 0 by rounding."""
+    return (gap @ whitening).square().sum(dim=1)
+
+
+def _whitening(gap: Tensor, rounding: Tensor) -> Tensor:
+    """Centred features (N, d) in 64 bits → W (d, d) with W·Wᵀ = Σ⁻¹ where Σ has an inverse.
+
+    `rounding` (d,) is the error that features have anyway. A direction that varies by less than a hundred times of it
+    gets no weight: divided by next to nothing, the error would be all that a distance shows. Features are scaled by
+    their own deviation first, so that their units do not matter.
+    """
+    spread = gap.square().mean(dim=0).sqrt()
+    scale = torch.where(spread > 100 * rounding, 1 / spread, 0.0)
+    values, vectors = torch.linalg.eigh((gap * scale).t() @ (gap * scale) / len(gap))
+    least = vectors.square().t() @ (100 * rounding * scale).square()
+    exact = len(values) * torch.finfo(values.dtype).eps * values.max()
+    weight = torch.where(values > torch.maximum(least, exact), values.rsqrt(), 0.0)
+    return torch.as_tensor(scale[:, None] * vectors * weight)

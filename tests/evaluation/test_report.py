@@ -128,7 +128,7 @@ def write_test(folder, record):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def written(tmp_path_factory):
     """The folder of a run that was fitted and tested; nobody writes into it but its report."""
     folder = tmp_path_factory.mktemp("digits") / "version_0"
     write_fit(folder)
@@ -168,15 +168,15 @@ class Page(html.parser.HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == name]
 
 
-def test_the_page_holds_every_figure_and_number(run, capsys):
-    main(["report", str(run)])
-    path = run / "report.html"
+def test_the_page_holds_every_figure_and_number(written, capsys):
+    main(["report", str(written)])
+    path = written / "report.html"
     assert str(path) in capsys.readouterr().out
     text = path.read_text()
     page, stored = Page(text), a_record()
     sources = [image["src"] for image in page.all("img")]
     for figure in stored["figures"]:
-        data = (run / "figures" / figure["file"]).read_bytes()
+        data = (written / "figures" / figure["file"]).read_bytes()
         assert "data:image/png;base64," + base64.b64encode(data).decode() in sources
         assert any(image["alt"] == figure["alt"] for image in page.all("img"))
     assert len(sources) == len(FIGURES) + 4 + 1  # figures, thumbnails, training curves
@@ -184,7 +184,7 @@ def test_the_page_holds_every_figure_and_number(run, capsys):
         assert shown in text
     assert "test set: n\u00a0=\u00a01,433" in text
     assert "held out: n\u00a0=\u00a0354" in text
-    assert read_run(run).ggt.fingerprint in text
+    assert read_run(written).ggt.fingerprint in text
     assert "123.4" in section(text, "structure")
     assert "head: tree" in section(text, "configuration")
     for entry in stored["metrics"]:
@@ -193,8 +193,42 @@ def test_the_page_holds_every_figure_and_number(run, capsys):
     assert "train/loss" in section(text, "metrics")
 
 
-def test_sections_come_in_order_with_their_figures(run):
-    text = render(read_run(run))
+def cells(text):
+    """The texts of all table cells, by row."""
+    rows = re.findall(r"<tr.*?</tr>", text, re.S)
+    return [
+        [re.sub(r"<.*?>", "", cell).strip() for cell in re.findall(r"<t[dh].*?</t[dh]>", row, re.S)] for row in rows
+    ]
+
+
+def test_the_page_of_a_real_run_holds_every_number(run, tmp_path):
+    record = json.loads((run / "record.json").read_text())
+    text = write_report(run, tmp_path / "page.html").read_text()
+    page, shown = Page(text), {row[0]: row[1] for row in cells(section(text, "metrics")) if len(row) == 2}
+    assert len(record["metrics"]) == 14
+    for entry in record["metrics"]:
+        assert float(shown[entry["key"]]) == pytest.approx(entry["value"], rel=1e-3, abs=5e-5)
+    table = [row for row in cells(section(text, "unknown")) if row[0] == "held out"]
+    assert len(table) == len(record["separation"]) == 6
+    for row, entry in zip(table, record["separation"], strict=True):
+        assert row[1] == entry["score"].replace("_", " ")
+        numbers = [float(re.sub("[^0-9.]", "", cell)) for cell in row[2:]]
+        assert numbers == pytest.approx([entry[measure] for measure in MEASURES], abs=5e-4)
+    for figure in record["figures"]:
+        data = base64.b64encode((run / "figures" / figure["file"]).read_bytes()).decode()
+        (image,) = (i for i in page.all("img") if i["src"] == "data:image/png;base64," + data)
+        assert image["alt"] == figure["alt"]
+    assert len(page.all("img")) == len(record["figures"]) + 4 + 1  # thumbnails, training curves
+    (doubtful,) = record["tables"]
+    told = cells(section(text, "doubtful"))
+    assert [float(row[0].replace(",", "")) for row in told[1:]] == [row[0] for row in doubtful["rows"]]
+    assert "Tree head, Classification" in text
+    assert "test set: n\u00a0=\u00a0433" in text
+    assert not (run / "report.html").exists()
+
+
+def test_sections_come_in_order_with_their_figures(written):
+    text = render(read_run(written))
     keys = [tag["id"] for tag in Page(text).all("section")]
     assert keys == ["test", "unknown", "doubtful", "structure", "training", "metrics", "configuration"]
     for name, group in FIGURES.items():
@@ -213,8 +247,8 @@ def cards(text):
     return {name: (value, note) for name, value, note in found}
 
 
-def test_headlines_are_those_of_the_record(run):
-    assert cards(render(read_run(run))) == {
+def test_headlines_are_those_of_the_record(written):
+    assert cards(render(read_run(written))) == {
         "Accuracy": ("98.13 %", "higher is better"),
         "NLL": ("0.0567", "nats, lower is better"),
         "Calibration error": ("12.81 %", "lower is better; 2.37 % after scaling"),
@@ -243,8 +277,8 @@ def test_names_units_and_directions_are_those_of_the_record(tmp_path):
     assert len(cards(page_with(tmp_path, record))) == 2
 
 
-def test_the_best_of_each_set_is_bold(run):
-    shown = section(render(read_run(run)), "unknown")
+def test_the_best_of_each_set_is_bold(written):
+    shown = section(render(read_run(written)), "unknown")
     rows = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", line, re.S) for line in re.findall(r"<tr>(.*?)</tr>", shown, re.S)]
     heads = ["set", "score", "AUROC ↑", "AUPR out ↑", "AUPR in ↑", "FPR95 ↓", "DetErr ↓", "n id", "n ood"]
     assert rows[0] == heads
@@ -273,8 +307,8 @@ def test_what_is_not_a_number_is_never_the_best(tmp_path):
     assert re.findall(r"<strong>(0.3.*?|nan)<", page_with(tmp_path, record)) == ["0.300"]
 
 
-def test_doubtful_samples_and_their_wrong_predictions(run):
-    shown = section(render(read_run(run)), "doubtful")
+def test_doubtful_samples_and_their_wrong_predictions(written):
+    shown = section(render(read_run(written)), "doubtful")
     assert re.findall(r'<span class="wrong">(.*?)</span>', shown) == ["3 ✗", "7 ✗"]
     assert "✗ marks a wrong prediction." in shown
     assert re.findall(r'<th scope="row">(.*?)</th>', shown) == ["17", "4", "1,234", "8"]
@@ -301,7 +335,7 @@ def test_other_tables_are_shown_too(tmp_path):
     assert "Most uncertain" not in text
 
 
-def test_the_record_comes_before_the_history(run, tmp_path):
+def test_the_record_comes_before_the_history(written, tmp_path):
     (tmp_path / "metrics.csv").write_text("step,test/cls/Acc,val/cls/Acc,ood/svhn/entropy/AUROC\n0,0.25,0.75,0.5\n")
     shown = section(page_with(tmp_path, a_record()), "metrics")
     assert "0.2500" not in shown
@@ -325,8 +359,8 @@ def test_pictures_outside_the_folder_are_not_shown(tmp_path):
         assert not Page(page_with(folder, record)).all("img"), outside
 
 
-def test_the_page_is_accessible_and_asks_for_nothing(run):
-    text = render(read_run(run))
+def test_the_page_is_accessible_and_asks_for_nothing(written):
+    text = render(read_run(written))
     page = Page(text)
     assert page.all("html")[0]["lang"] == "en"
     assert all(image["alt"].strip() for image in page.all("img"))
@@ -352,10 +386,10 @@ def contrast(a, b):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_text_has_contrast_in_both_modes(run):
+def test_text_has_contrast_in_both_modes(written):
     modes = [
         dict(re.findall(r"--(\w+): (#\w{6})", block))
-        for block in re.findall(r":root \{(.*?)\}", render(read_run(run)), re.S)
+        for block in re.findall(r":root \{(.*?)\}", render(read_run(written)), re.S)
     ]
     assert len(modes) == 2
     for colours in modes:
@@ -373,7 +407,7 @@ def hostile(value, key=""):
     return f"{EVIL}{value}" if isinstance(value, str) and key not in CHOICES | {"file", "picture"} else value
 
 
-def test_everything_from_files_is_escaped(run, tmp_path):
+def test_everything_from_files_is_escaped(written, tmp_path):
     record = hostile(a_record())
     for part in record["separation"]:  # the measures are keys there
         part |= {EVIL + name: part[name] for name in MEASURES if name in part}
@@ -385,7 +419,7 @@ def test_everything_from_files_is_escaped(run, tmp_path):
     record["figures"].append({"name": EVIL, "file": "<b>\"'&.png", "alt": EVIL, "group": "ood"})
     folder = tmp_path / f"<em>{EVIL.replace('/', '')}"
     write_test(folder, record)
-    shutil.copytree(run, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("record.json", "report.html"))
+    shutil.copytree(written, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("record.json", "report.html"))
     png(folder / "figures" / "<b>other.png")
     (folder / "config.yaml").write_text(f"name: {EVIL}\n")
     quoted = EVIL.replace('"', '""')
@@ -395,7 +429,7 @@ def test_everything_from_files_is_escaped(run, tmp_path):
     def kinds(page):
         return {(tag, name) for tag, attributes in page.tags for name in ["", *attributes]}
 
-    assert kinds(Page(text)) <= kinds(Page(render(read_run(run))))
+    assert kinds(Page(text)) <= kinds(Page(render(read_run(written))))
     assert text.count("&lt;script&gt;") > 50
     assert not re.search(r"<(script|b|i|u|s|em)>(?!\d)", text)
     assert section(text, "others").count("<figure>") == 1
@@ -424,15 +458,15 @@ def test_a_run_that_was_only_fitted_has_a_page_too(tmp_path):
     assert 'alt="Figure: my own"' in section(text, "others")
 
 
-def test_folders_that_are_no_runs(run, tmp_path, capsys):
+def test_folders_that_are_no_runs(written, tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match="found none at"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="run `brainet fit`"):
         read_run(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"did you mean .*version_0\?"):
-        read_run(run.parent)
+        read_run(written.parent)
     with pytest.raises(IsADirectoryError, match="--out FILE"):
-        write_report(run, tmp_path)
+        write_report(written, tmp_path)
     with pytest.raises(SystemExit) as end:
         main(["report", str(tmp_path / "nowhere")])
     assert end.value.code == 2
@@ -643,8 +677,8 @@ def browser(tmp_path_factory):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_in_a_real_browser(run, browser, tmp_path, width, dark):
-    page = write_report(run, tmp_path / "page.html")
+def test_in_a_real_browser(written, browser, tmp_path, width, dark):
+    page = write_report(written, tmp_path / "page.html")
     urls, complaints = browser.show(page, width, dark)
     assert [url for url in urls if not url.startswith("data:")] == [page.resolve().as_uri()]
     assert not complaints

@@ -1,21 +1,20 @@
 """Every metric against numpy, edge cases included."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 
-from brainet_pl.metrics import (
+from brainet_pl.evaluation.metrics import (
     AbsoluteError,
     AreaUnderRiskCoverage,
+    IntervalCoverage,
+    Measure,
     RiskAtCoverage,
     SquaredError,
-    classification_metrics,
-    risk_coverage,
+    classification_measures,
+    collect,
+    regression_measures,
 )
 
 
@@ -34,7 +33,7 @@ def adaptive_error(p, y, bins=15):
 
 
 def compute(p, y, batches=3):
-    metrics = classification_metrics(p.shape[1], "test/")
+    metrics = collect(classification_measures(p.shape[1]), "test/", "cls")
     for a, b in zip(torch.tensor(p).chunk(batches), torch.tensor(y).chunk(batches), strict=True):
         metrics.update(a, b)
     return {k: v.item() for k, v in metrics.compute().items()}
@@ -79,24 +78,6 @@ def test_one_sample_and_empty_bins():
     assert got["test/cls/Brier"] == pytest.approx(2 * 0.49, rel=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.2, 0.5, 0.9]), st.booleans()), min_size=1, max_size=12))
-def test_risk_coverage_is_the_mean_over_all_orders_of_ties(samples):
-    from itertools import permutations, product
-
-    groups = {}
-    for score, wrong in samples:
-        groups.setdefault(score, []).append(float(wrong))
-    if np.prod([math.factorial(len(g)) for g in groups.values()]) > 5000:
-        return
-    curves = []
-    for order in product(*(list(permutations(groups[score])) for score in sorted(groups))):
-        wrong = np.concatenate([np.array(part) for part in order])
-        curves.append(np.cumsum(wrong) / np.arange(1, len(wrong) + 1))
-    got = risk_coverage(torch.tensor([s for s, _ in samples]), torch.tensor([w for _, w in samples]).float())
-    np.testing.assert_allclose(got, np.mean(curves, axis=0), atol=1e-6)
-
-
 def test_selective_metrics_on_a_case_by_hand():
     preds = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
     target = torch.tensor([0, 1, 1, 1])  # confidences 0.9 right, 0.8 wrong, 0.7 right, 0.6 wrong
@@ -135,3 +116,31 @@ def test_a_metric_of_inference_mode_can_be_updated_outside(make):
     metric.update(preds, target)
     assert metric.compute() == 1
     assert metric(preds, target + 1) == 2
+
+
+class Doubt(Measure):
+    """A measure without a key, as a user may write one."""
+
+    def update(self, preds, target):
+        pass
+
+    def compute(self):
+        return torch.zeros(())
+
+
+def test_keys_of_a_collection():
+    keys = list(collect([*classification_measures(3), Doubt()], "val/", "cls"))
+    names = ["cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/aECE", "sc/AURC", "sc/Risk@80Cov", "cls/Doubt"]
+    assert sorted(keys) == sorted(f"val/{name}" for name in names)
+    with pytest.raises(ValueError, match="got cls/Doubt twice: give one of them another key"):
+        collect([Doubt(), Doubt()], "val/", "cls")
+
+
+def test_a_measure_says_how_it_is_read():
+    for measure in [*classification_measures(3), *regression_measures()]:
+        assert measure.title
+        assert measure.unit in ("share", "nats", "target", "")
+        assert measure.better in ("higher", "lower", None)
+    assert IntervalCoverage(0.8).better is None
+    assert (RiskAtCoverage(0.5).better, RiskAtCoverage(0.5).key) == ("lower", "sc/Risk@50Cov")
+    assert classification_measures(3)[0].better == "higher"
