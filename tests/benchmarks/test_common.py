@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from brainet_pl.baselines import MLPHead
+from brainet_pl.head import BRAINetHead
 from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F
 
-from brainet_pl.baselines import MLPHead
-from brainet_pl.head import BRAINetHead
 from brainet_pl.structure import learn_structure
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "paper"
