@@ -1,41 +1,13 @@
-"""The shared parts of benchmarks/paper: controls, resumable results, the training loop, measures."""
-
-import importlib.util
-import sys
-from pathlib import Path
+"""The shared parts of the benchmarks: controls, results, tables, timing, the training loop, measures, data."""
 
 import numpy as np
 import pytest
 import torch
-from brainet_pl.baselines import MLPHead
-from brainet_pl.head import BRAINetHead
 from sklearn.metrics import roc_auc_score
-from torch.nn import functional as F
 
+from brainet_pl.datamodules.uci import read_split
+from brainet_pl.network import BRAINetHead, MLPHead
 from brainet_pl.structure import learn_structure
-
-FOLDER = Path(__file__).parents[1] / "benchmarks" / "paper"
-
-
-@pytest.fixture(scope="module")
-def load():
-    """A function that imports a file of benchmarks/paper, as running it would."""
-    sys.path.insert(0, str(FOLDER))
-
-    def get(name):
-        spec = importlib.util.spec_from_file_location(f"paper_{name}", FOLDER / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[f"paper_{name}"] = module
-        spec.loader.exec_module(module)
-        return module
-
-    yield get
-    sys.path.remove(str(FOLDER))
-
-
-@pytest.fixture(scope="module")
-def common(load):
-    return load("common")
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +20,9 @@ def blobs():
     return torch.tensor(x).float(), torch.tensor(y), torch.tensor(far).float()
 
 
-def test_the_control_has_the_same_shape_and_other_variables(common, blobs):
+def test_the_control_has_the_same_shape_and_other_variables(load, blobs):
     tree = learn_structure(blobs[0], test="gaussian", threshold=0.05, s=3, max_order=2, progress=False)
-    control = common.shuffled(tree, seed=1)
+    control = load("common/training").shuffled(tree, seed=1)
     assert control.num_subnetworks == tree.num_subnetworks
     assert [len(n.variables) for n in control.nodes] == [len(n.variables) for n in tree.nodes]
     assert control.score(control.map()) == tree.score(tree.map())
@@ -62,35 +34,83 @@ def test_the_control_has_the_same_shape_and_other_variables(common, blobs):
     assert sizes[0] == sizes[1]
 
 
-def test_results_resume_and_forget_other_settings(common, tmp_path, capsys):
+def test_results_resume_and_forget_other_settings(load, tmp_path, capsys):
+    store = load("common/store")
     path, calls = tmp_path / "cells.json", []
 
     def make():
         calls.append(1)
         return {"nll": 0.5}
 
-    common.Store(path, {"epochs": 3}).cell("a/0", make)
-    assert common.Store(path, {"epochs": 3}).cell("a/0", make) == {"nll": 0.5}
+    store.Store(path, {"epochs": 3}).cell("a/0", make)
+    assert store.Store(path, {"epochs": 3}).cell("a/0", make) == {"nll": 0.5}
     assert len(calls) == 1
-    common.Store(path, {"epochs": 4}).cell("a/0", make)
+    store.Store(path, {"epochs": 4}).cell("a/0", make)
     assert len(calls) == 2
     assert "starting anew" in capsys.readouterr().out
 
 
-def test_loop_and_measures(common, blobs):
+def test_tables_are_markdown(load, capsys):
+    tables = load("common/tables")
+    tables.table(["a", "b"], [["x", 0.12345], [1, "12.0"]])
+    assert capsys.readouterr().out == "\n| a | b |\n|---|---|\n| x | 0.123 |\n| 1 | 12.0 |\n"
+    assert tables.spread([1.0, 2.0, 3.0]) == "2.00 ± 1.00"
+    assert tables.spread([1.23456], digits=4) == "1.2346 ± 0.0000"
+
+
+def test_a_race_is_run_in_turns_with_all_threads(load):
+    torch.set_num_threads(2)
+    turns, threads = [], set()
+
+    def call(name, size):
+        turns.append(name)
+        threads.add(torch.get_num_threads())
+        torch.ones(size).sum()
+
+    calls = {"short": lambda: call("short", 10), "long": lambda: call("long", 10_000_000)}
+    found = load("common/timing").race(calls, 0.05, number=3)
+    assert turns[:10] == ["short"] * 5 + ["long"] * 5  # two calls of each turn are not counted
+    assert threads == {2}
+    assert len(found["short"].times) == len(found["long"].times) == len(turns) // 10
+    assert 0 < found["short"].median < found["long"].median
+    assert len(load("common/timing").race(calls, 0.0)["short"].times) == 1
+
+
+def test_loop_and_measures(load, blobs):
+    training, measures = load("common/training"), load("common/measures")
     x, y, far = blobs
     torch.manual_seed(0)
-    head = common.train(MLPHead(10, 3, 800, 1, 0.2), x, y, epochs=30, loss=F.cross_entropy, lr=0.01, decay=True)
-    known, unknown = common.outputs_of(head, x, 7), common.outputs_of(head, far, 7)
+    head = training.train(MLPHead(10, 3, 800, 1, 0.2), x, y, epochs=30, lr=0.01, decay=True)
+    known, unknown = training.outputs_of(head, x, 7), training.outputs_of(head, far, 7)
     assert known.shape == (7, 900, 3)
-    assert common.quality(known, y)["err"] < 5
+    assert measures.quality(known, y)["err"] < 5
     entropy = [torch.special.entr(v.softmax(-1).mean(0)).sum(1).numpy() for v in (known, unknown)]
     expected = 100 * roc_auc_score(np.r_[np.zeros(900), np.ones(300)], np.concatenate(entropy))
-    assert common.separation(known, {"far": unknown})["far/entropy/AUROC"] == pytest.approx(expected, abs=1e-3)
+    assert measures.separation(known, {"far": unknown})["far/entropy/AUROC"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_synthetic_data_has_the_shape_of_the_real(load, tmp_path):
+    data = load("common/data")
+    found = data.cifar_features(None)
+    assert {part[0].shape[1] for part in (found.train, found.plain, found.val, found.test)} == {64}
+    assert set(found.ood) == {"svhn", "tiny"}
+    assert data.last_layer(None)(found.test[0]).shape == (len(found.test[1]), 10)
+    (x, y), _ = data.mnist_pixels(None)
+    assert x.shape == (len(y), 49)
+    assert 0 <= x.min() <= x.max() <= 1
+    split = read_split(data.synthetic_uci(tmp_path, "wine", 2), "wine", 1)
+    assert split.x_train.shape == (180, 6)
+    assert split.y_test.shape == (20,)
 
 
 @pytest.mark.parametrize(
     "name", ["table1", "table2", "table3", "mnist", "structures", "operations", "latent", "generative"]
 )
 def test_every_experiment_says_how_to_run_it(load, name):
-    assert f"benchmarks/paper/{name}.py" in load(name).__doc__
+    assert f"benchmarks/paper/{name}.py" in load(f"paper/{name}").__doc__
+
+
+def test_an_experiment_without_data_says_what_to_do(load, capsys):
+    with pytest.raises(SystemExit):
+        load("paper/table2").main([])
+    assert "give --data DIR, or try --smoke" in capsys.readouterr().err
