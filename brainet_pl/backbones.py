@@ -205,8 +205,14 @@ class Backbone:
     options: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        checks.flag("freeze", self.freeze)
         if self.lr is not None:
             checks.above_zero("lr of the backbone", self.lr)
+        if not isinstance(self.head_layer, str | None):
+            raise ValueError(
+                f"expected head_layer to be the path of a layer, '' or None, got {checks.shown(self.head_layer)}: see "
+                "the names of model.named_modules()"
+            )
         if not isinstance(self.model, nn.Module | str | None):
             raise ValueError(
                 f"expected a backbone to be a module, a name or None, got {type(self.model).__name__}: see Backbone"
@@ -304,9 +310,13 @@ class FeatureExtractor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, …) → (B, d)."""
+        if not x.dim() or x.is_complex():
+            raise ValueError(
+                f"expected inputs of shape (batch, …) in real numbers, got {tuple(x.shape)} of {x.dtype}: give a batch"
+            )
         x = self._as_weights(x)
         if self.waits:
-            self.remove(find_head(self.model, x[:2], self.head_layer))
+            self.remove(self._find(x[:2]))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             try:
                 features: Any = self.model(x)
@@ -324,7 +334,18 @@ class FeatureExtractor(nn.Module):
             )
         if features.dim() == 4 and not self.raw:
             return features.mean(dim=(2, 3))
-        return features.flatten(1)
+        flat = features.flatten(1)
+        return flat if flat.is_floating_point() else flat.float()
+
+    def _find(self, sample: Tensor) -> HeadLayer:
+        """The layer to remove; of the first pass over data, an error of the model's own says what it was given."""
+        try:
+            return find_head(self.model, sample, self.head_layer)
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"expected inputs that {type(self.model).__name__} takes, got a batch of shape "
+                f"{tuple(sample.shape)} and {sample.dtype}, at which it stops ({error}): give inputs as in training"
+            ) from error
 
     def _as_weights(self, x: Tensor) -> Tensor:
         """Floating-point inputs in the type of the weights: 64 bits from NumPy, or 32 for a model of 16."""

@@ -51,7 +51,7 @@ def find_head(model: nn.Module, sample: Tensor, layer: str | None = None) -> Hea
         sample: inputs as the model takes them; two are enough.
         layer: the path of the layer, where it is known; None finds the dense layer that is used last.
     """
-    candidates = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    candidates: dict[str, nn.Module] = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     if layer is not None:
         check_layer(model, layer)
         candidates = {layer: model.get_submodule(layer)}

@@ -82,8 +82,6 @@ class BRAINet(pl.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        checks.whole("passes", passes, 1)
-        checks.above_zero("lr", lr)
         self.head_settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
         self.task = _make_task(task, num_classes)
         chosen = _make_backbone(backbone)
@@ -92,7 +90,7 @@ class BRAINet(pl.LightningModule):
         self.calibration = None if calibration is None else make_part(Calibrator, calibration, "calibration")
         if self.calibration is not None:
             self.calibration.check(self.task)
-        self.passes, self._lr = passes, lr
+        self.passes, self._lr = checks.whole("passes", passes, 1), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
         self._in_features: int | None = None
@@ -383,7 +381,10 @@ class BRAINet(pl.LightningModule):
     def _train_size(self) -> int:
         batches = float(self.trainer.num_training_batches)
         if batches == float("inf"):
-            raise ValueError("expected training data of known size for Bayes by backprop, got an endless loader")
+            raise ValueError(
+                "expected training data of known size for Bayes by backprop, got a stream without a length: set "
+                "limit_train_batches in the Trainer, or give the dataset a length"
+            )
         size = getattr(self.trainer.train_dataloader, "batch_size", None) or 1
         return max(1, int(batches * size * self.trainer.world_size))
 
