@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl import checks
+from brainet_pl.cut import HeadLayer, Reached, check_layer, find_head, remove_head
 
 # -- CIFAR networks ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +190,8 @@ class Backbone:
         model: a module, a name (`cifar_resnet20`, `torchvision/resnet18`, `timm/…`), `package.module:Class` for a class
             of your own, or null for raw features.
         weights: a file of weights, or for torchvision and timm the name of published ones.
-        head_layer: the classification layer to remove; null finds it, "" removes nothing.
+        head_layer: the classification layer to remove, by its path; null finds the dense layer that is used last, with
+            the first inputs; "" removes nothing.
         freeze: keep the backbone as it is, batch-norm statistics included; false trains it with the head.
         lr: learning rate of a backbone that is not frozen; null is a tenth of the head's.
         options: arguments for the constructor of a named model.
@@ -203,18 +205,23 @@ class Backbone:
     options: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        checks.flag("freeze", self.freeze)
         if self.lr is not None:
             checks.above_zero("lr of the backbone", self.lr)
+        if not isinstance(self.head_layer, str | None):
+            raise ValueError(
+                f"expected head_layer to be the path of a layer, '' or None, got {checks.shown(self.head_layer)}: see "
+                "the names of model.named_modules()"
+            )
         if not isinstance(self.model, nn.Module | str | None):
             raise ValueError(
                 f"expected a backbone to be a module, a name or None, got {type(self.model).__name__}: see Backbone"
             )
 
     def build(self) -> FeatureExtractor:
-        """The feature extractor, without the model's own classification layer."""
-        model = make_backbone(self.model, self.weights, self.options)
-        model = None if model is None else remove_head(model, self.head_layer)
-        return FeatureExtractor(model, frozen=self.freeze or model is None)
+        """The feature extractor of a copy; the model's own classification layer goes with the first inputs."""
+        model = copy.deepcopy(make_backbone(self.model, self.weights, self.options))  # never the user's own
+        return FeatureExtractor(model, frozen=self.freeze or model is None, head_layer=self.head_layer)
 
 
 def make_backbone(
@@ -259,49 +266,42 @@ def make_backbone(
     return model
 
 
-def find_head(model: nn.Module) -> str:
-    """The path of the classification layer: the last dense layer to be used, wherever it sits."""
-    dense: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not dense:
-        raise ValueError(
-            f"expected a dense classification layer in {type(model).__name__}, found none: name the layer to remove "
-            "(head_layer=...), or pass a model that already ends in features (head_layer='')"
-        )
-    for usual in ("fc", "classifier", "head", "heads", "linear", "last_linear", "output"):
-        inside = [name for name in dense if name == usual or name.startswith(f"{usual}.")]
-        if inside:
-            return inside[-1]
-    return dense[-1]
-
-
-def remove_head(model: nn.Module, layer: str | None = None) -> nn.Module:
-    """A copy of `model` whose classification layer passes its input on; `layer` "" removes nothing."""
-    model = copy.deepcopy(model)
-    layer = find_head(model) if layer is None else layer
-    if layer:
-        try:
-            model.get_submodule(layer)
-        except AttributeError:
-            names = ", ".join(name for name, _ in model.named_children())
-            raise ValueError(f"expected head_layer to name a layer of the model ({names}), got {layer!r}") from None
-        parent, _, name = layer.rpartition(".")
-        setattr(model.get_submodule(parent), name, nn.Identity())
-    return model
-
-
 class FeatureExtractor(nn.Module):
     """Any module, or none, as (B, …) → (B, d): maps are averaged over space, the rest is flattened.
 
-    A frozen extractor stays in evaluation mode, so that its batch-norm statistics do not drift, and needs no gradient.
+    The classification layer is found and removed with the first inputs that come, because only a pass tells which layer
+    is used last. A frozen extractor stays in evaluation mode, so that its batch-norm statistics do not drift, and needs
+    no gradient.
+
+    Args:
+        model: a module, which is changed where it has a layer to remove, or None for raw features.
+        frozen: keep it as it is.
+        head_layer: the classification layer to remove; None finds it, "" removes nothing.
+
+    Attributes:
+        removed: the layer that was removed, once inputs have come.
     """
 
-    def __init__(self, model: nn.Module | None, *, frozen: bool = True) -> None:
+    def __init__(self, model: nn.Module | None, *, frozen: bool = True, head_layer: str | None = "") -> None:
         super().__init__()
+        if model is not None and head_layer:
+            check_layer(model, head_layer)
         self.model = nn.Identity() if model is None else model
-        self.raw, self.frozen = model is None, frozen
+        self.raw, self.frozen, self.head_layer = model is None, frozen, head_layer
+        self.removed: HeadLayer | None = None
         if frozen:
             self.requires_grad_(False)
             self.eval()
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is a layer to remove, which waits for inputs."""
+        return not self.raw and self.head_layer != "" and self.removed is None
+
+    def remove(self, head: HeadLayer) -> None:
+        """Remove a layer that is known, from a checkpoint or from a pass."""
+        remove_head(self.model, head)
+        self.removed = head
 
     def train(self, mode: bool = True) -> FeatureExtractor:
         """Frozen: stay in evaluation."""
@@ -310,8 +310,18 @@ class FeatureExtractor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, …) → (B, d)."""
+        if not x.dim() or x.is_complex():
+            raise ValueError(
+                f"expected inputs of shape (batch, …) in real numbers, got {tuple(x.shape)} of {x.dtype}: give a batch"
+            )
+        x = self._as_weights(x)
+        if self.waits:
+            self.remove(self._find(x[:2]))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            features: Any = self.model(x)
+            try:
+                features: Any = self.model(x)
+            except Reached as reached:
+                features = reached.features
         if not isinstance(features, Tensor):
             raise ValueError(
                 f"expected the backbone to return one tensor, got {type(features).__name__}: wrap it in a module that "
@@ -324,4 +334,20 @@ class FeatureExtractor(nn.Module):
             )
         if features.dim() == 4 and not self.raw:
             return features.mean(dim=(2, 3))
-        return features.flatten(1)
+        flat = features.flatten(1)
+        return flat if flat.is_floating_point() else flat.float()
+
+    def _find(self, sample: Tensor) -> HeadLayer:
+        """The layer to remove; of the first pass over data, an error of the model's own says what it was given."""
+        try:
+            return find_head(self.model, sample, self.head_layer)
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"expected inputs that {type(self.model).__name__} takes, got a batch of shape "
+                f"{tuple(sample.shape)} and {sample.dtype}, at which it stops ({error}): give inputs as in training"
+            ) from error
+
+    def _as_weights(self, x: Tensor) -> Tensor:
+        """Floating-point inputs in the type of the weights: 64 bits from NumPy, or 32 for a model of 16."""
+        weights = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+        return x.to(weights.dtype) if weights is not None and x.is_floating_point() else x

@@ -50,22 +50,25 @@ def one_of(name: str, value: Any, choices: Iterable[Any], hint: str = "") -> Non
         raise ValueError(f"expected {name} to be one of {listed}, got {shown(value)}{_then(hint)}")
 
 
-def at_least(name: str, value: float, least: float, hint: str = "") -> None:
-    """Refuse a number below `least`, and NaN; infinity is fine."""
+def at_least(name: str, value: float, least: float, hint: str = "") -> float:
+    """A number of at least `least`, not NaN, as a `float`; infinity is fine."""
     if not _is_number(value) or not value >= least:
         raise ValueError(f"expected {name} of at least {least}, got {shown(value)}{_then(hint)}")
+    return float(value)
 
 
-def share(name: str, value: float) -> None:
-    """Refuse a number that is not at least 0 and below 1."""
+def share(name: str, value: float) -> float:
+    """A number of at least 0 and below 1 as a `float`."""
     if not _is_number(value) or not 0 <= value < 1:
         raise ValueError(f"expected a {name} of at least 0 and below 1, got {shown(value)}")
+    return float(value)
 
 
-def above_zero(name: str, value: float) -> None:
-    """Refuse a number that is not positive and finite."""
+def above_zero(name: str, value: float) -> float:
+    """A positive and finite number as a `float`."""
     if not (_is_number(value) and value > 0 and math.isfinite(value)):
         raise ValueError(f"expected {name} to be a finite number above 0, got {shown(value)}")
+    return float(value)
 
 
 def flag(name: str, value: Any) -> bool:

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from tqdm.auto import tqdm
+
+STREAM_ROWS = 50_000  # rows that stand for a stream of unknown length, which may never end
 
 
 @dataclass
@@ -81,10 +84,9 @@ def chosen_rows(total: int, max_rows: int | None) -> Tensor | None:
 
 
 def _fixed(loader: Any, max_rows: int | None) -> Iterable[Any]:
-    """A loader over the same samples, un-shuffled; one over a stream is taken as it is."""
+    """A loader over the same samples, un-shuffled; one over a stream keeps its order, up to a number of rows."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        stream: Iterable[Any] = loader
-        return stream
+        return bounded(loader, max_rows)
     total = len(loader.dataset)  # type: ignore[arg-type]
     rows = sorted(getattr(loader.sampler, "indices", range(total)))  # a subset sampler leaves the others out on purpose
     drawn = chosen_rows(len(rows), max_rows)
@@ -98,6 +100,34 @@ def _fixed(loader: Any, max_rows: int | None) -> Iterable[Any]:
         collate_fn=loader.collate_fn,
         generator=torch.Generator().manual_seed(0),  # its own: looking at the data must not move the training's draws
     )
+
+
+def is_sized(loader: Any) -> bool:
+    """Whether a loader says how many batches it has; one that does not may never end."""
+    try:
+        return len(loader) >= 0
+    except (TypeError, NotImplementedError):
+        return False
+
+
+def bounded(batches: Iterable[Any], max_rows: int | None = None) -> Iterable[Any]:
+    """The same batches; of a stream of unknown length at most `max_rows` rows, `STREAM_ROWS` if that is None."""
+    return batches if is_sized(batches) else _first_rows(batches, max_rows)
+
+
+def _first_rows(stream: Iterable[Any], max_rows: int | None) -> Iterator[Any]:
+    rows = 0
+    for batch in stream:
+        if rows >= (STREAM_ROWS if max_rows is None else max_rows):
+            if max_rows is None:
+                rank_zero_warn(
+                    f"expected training data of known size, got a stream: its first {rows:,} rows stand for all of "
+                    "it; to choose others, give max_rows where there is such a setting, or a structure_dataloader in "
+                    "the datamodule"
+                )
+            return
+        yield batch
+        rows += len(inputs_of(batch))
 
 
 def first_batch(trainer: pl.Trainer) -> Any:
@@ -145,20 +175,38 @@ def extract_features(
     target = torch.device(device) if device is not None else home
     backbone.eval().to(target)
     found: list[Tensor] = []
+    like: Any = None  # the shape of a sample
     rows = 0
     try:
         with torch.no_grad():
             for batch in tqdm(batches, desc="extracting features", disable=not progress, delay=2, leave=False):
                 inputs = inputs_of(batch)
+                if isinstance(inputs, Tensor) and inputs.dim() and not len(inputs):
+                    continue
                 known = isinstance(inputs, Precomputed)
-                found.append((inputs.features if known else backbone(inputs.to(target))).float().cpu())
+                like = inputs.shape[1:] if like is None and not known else like
+                try:
+                    found.append((inputs.features if known else backbone(inputs.to(target))).float().cpu())
+                except RuntimeError as error:
+                    if known or inputs.shape[1:] == like:
+                        raise
+                    raise ValueError(
+                        f"expected batches whose samples have the shape {tuple(like)} of the first, got "
+                        f"{tuple(inputs.shape[1:])}, at which the backbone stops ({error}): bring all inputs to one "
+                        "shape"
+                    ) from error
+                if found[-1].shape[1] != found[0].shape[1]:
+                    raise ValueError(
+                        f"expected batches with the same number of features, got {found[0].shape[1]} and then "
+                        f"{found[-1].shape[1]}: bring all inputs to one shape"
+                    )
                 rows += len(found[-1])
                 if max_rows is not None and rows >= max_rows:
                     break
     finally:
         backbone.train(training).to(home)
     if not rows:
-        raise ValueError("expected training data to learn a structure from, got an empty loader: check the datamodule")
+        raise ValueError("expected training data to extract features from, got no sample: check the data or its loader")
     return torch.cat(found)[:max_rows]
 
 
@@ -166,5 +214,8 @@ def inputs_of(batch: Any) -> Any:
     """The inputs of a batch: a tensor, or features in its place."""
     inputs = batch[0] if isinstance(batch, list | tuple) else batch
     if not isinstance(inputs, Tensor | Precomputed):
-        raise ValueError(f"expected batches (inputs, labels) of tensors, got {type(inputs).__name__} as inputs")
+        raise ValueError(
+            f"expected batches (inputs, labels) of tensors, got {type(inputs).__name__} as inputs: return tensors from "
+            "the loader"
+        )
     return inputs

@@ -17,6 +17,7 @@ from torchmetrics import MetricCollection
 from brainet_pl import checks
 from brainet_pl.backbones import Backbone
 from brainet_pl.calibration import Calibrator
+from brainet_pl.cut import HeadLayer
 from brainet_pl.evaluation.metrics import Measure, collect
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.features import Extracted, Precomputed, extract, extract_features, first_batch, structure_loader
@@ -44,7 +45,7 @@ else:
     MeasuresLike = Sequence[Measure] | None
 
 STORED = "brainet"  # the checkpoint's entry with everything that rebuilds the head
-FORMAT = 2  # of that entry
+FORMAT = 3  # of that entry
 
 
 class BRAINet(pl.LightningModule):
@@ -81,8 +82,6 @@ class BRAINet(pl.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        checks.whole("passes", passes, 1)
-        checks.above_zero("lr", lr)
         self.head_settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
         self.task = _make_task(task, num_classes)
         chosen = _make_backbone(backbone)
@@ -91,7 +90,7 @@ class BRAINet(pl.LightningModule):
         self.calibration = None if calibration is None else make_part(Calibrator, calibration, "calibration")
         if self.calibration is not None:
             self.calibration.check(self.task)
-        self.passes, self._lr = passes, lr
+        self.passes, self._lr = checks.whole("passes", passes, 1), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
         self._in_features: int | None = None
@@ -153,10 +152,16 @@ class BRAINet(pl.LightningModule):
         refuse_sharding(self.trainer)
         if stage != "fit":
             return
+        self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
             self._build_head(_width(self.backbone, first_batch(self.trainer)))
         if self.task.needs_targets:
             self.task.prepare(self._all_targets())
+
+    def _meet_data(self) -> None:
+        """Let the backbone find the layer to remove before an optimizer or a wrapper of processes holds its weights."""
+        if self.backbone.waits:
+            _width(self.backbone, first_batch(self.trainer))
 
     def _all_targets(self) -> Tensor:
         """(N,) targets of the training data, in a fixed order: the same in all processes."""
@@ -238,7 +243,9 @@ class BRAINet(pl.LightningModule):
         """Store what rebuilds the head, as JSON-able primitives only."""
         ggt = None if self.ggt is None else self.ggt.to_dict()
         backbone = None if self.backbone.raw else type(self.backbone.model).__name__
+        removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
         stored = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
+        stored["removed"] = removed
         checkpoint[STORED] = primitive(stored)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -249,6 +256,8 @@ class BRAINet(pl.LightningModule):
                 f"expected a backbone of the class {stored['backbone']}, got none: it was given as a module, which a "
                 "checkpoint can't rebuild; give it again, BRAINet.load_from_checkpoint(path, backbone=module)"
             )
+        if self.backbone.waits and stored["removed"] is not None:
+            self.backbone.remove(HeadLayer(**stored["removed"]))
         ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
         same = self.head is not None and self._in_features == stored["in_features"]
         if ggt is not None and (self.ggt is None or self.ggt.fingerprint != ggt.fingerprint):
@@ -372,7 +381,10 @@ class BRAINet(pl.LightningModule):
     def _train_size(self) -> int:
         batches = float(self.trainer.num_training_batches)
         if batches == float("inf"):
-            raise ValueError("expected training data of known size for Bayes by backprop, got an endless loader")
+            raise ValueError(
+                "expected training data of known size for Bayes by backprop, got a stream without a length: set "
+                "limit_train_batches in the Trainer, or give the dataset a length"
+            )
         size = getattr(self.trainer.train_dataloader, "batch_size", None) or 1
         return max(1, int(batches * size * self.trainer.world_size))
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from brainet_pl import checks
 from brainet_pl.backbones import Backbone, FeatureExtractor
-from brainet_pl.features import extract_features
+from brainet_pl.features import bounded, extract_features
 from brainet_pl.network import Head, HeadSettings, Tree
 from brainet_pl.parts import make_part
 from brainet_pl.structure import GGT, learn_structure
+
+BATCH = 256  # inputs at a time while features are extracted
 
 
 class SwappedModel(nn.Module):
@@ -46,7 +51,9 @@ def swap_head(
 
     Args:
         model: any classifier; it is copied, never changed.
-        data: a learned tree, or inputs to learn one from: a tensor, or batches of inputs or of (inputs, …).
+        data: a learned tree, or inputs to learn one from: a tensor or NumPy array, a dataset, or batches of inputs or
+            of (inputs, …), such as a DataLoader. All of it is read; of a stream of unknown length `max_rows` rows, or
+            50,000.
         num_classes: outputs of the new head.
         head_layer: the layer to remove; None finds it.
         freeze: keep the backbone as it is.
@@ -60,13 +67,34 @@ def swap_head(
     torch.Size([5, 2, 3])
     """
     settings = make_part(HeadSettings, Tree() if head is None else head, "head")
+    num_classes = checks.whole("num_classes", num_classes, 1)
     backbone = Backbone(model, head_layer=head_layer, freeze=freeze).build()
     if isinstance(data, GGT):
         ggt, in_features = data, data.num_variables
     else:
-        batches: Iterable[Any] = data.split(256) if isinstance(data, Tensor) else data  # type: ignore[no-untyped-call]
+        batches = _batches(data, learn.get("max_rows"))
         features = extract_features(backbone, batches, max_rows=None if settings.needs_tree else 1)
         ggt = learn_structure(features, **learn) if settings.needs_tree else None  # type: ignore[assignment]
         in_features = features.shape[1]
     device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
     return SwappedModel(backbone, settings.build(in_features, num_classes, ggt).to(device))
+
+
+def _batches(data: Any, max_rows: int | None) -> Iterable[Any]:
+    """What a user gives as data, in batches; of a stream of unknown length at most `max_rows` rows."""
+    if isinstance(data, np.ndarray):
+        if data.dtype.kind not in "fiub":
+            raise ValueError(f"expected an array of numbers, got {data.dtype}: encode what is text first")
+        data = torch.from_numpy(np.ascontiguousarray(data))
+    if isinstance(data, Tensor):
+        if not data.dim():
+            raise ValueError("expected inputs of shape (samples, …), got a single number: give one row a sample")
+        return data.split(BATCH)  # type: ignore[no-untyped-call, no-any-return]
+    if isinstance(data, Dataset):
+        data = DataLoader(data, batch_size=BATCH)
+    if not isinstance(data, Iterable) or isinstance(data, str | Mapping):
+        raise ValueError(
+            f"expected data to be a tensor, an array, a dataset, a loader or a learned tree, got "
+            f"{checks.shown(data)}: give the inputs that the model was trained on"
+        )
+    return bounded(data, max_rows)

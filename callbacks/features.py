@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from torch.utils.data import DataLoader
 
-from brainet_pl.features import extract
+from brainet_pl.features import extract, is_sized
 from brainet_pl.module import BRAINet
 
 
@@ -45,7 +45,13 @@ class FeatureCache(Callback):
                 f"expected one validation DataLoader to cache features of, got {type(validation).__name__}: return a "
                 "single loader from val_dataloader, or train without the cache"
             )
-        size = datamodule.train_dataloader().batch_size
+        train_loader = datamodule.train_dataloader()
+        if not (is_sized(train_loader) and is_sized(validation)):
+            raise RuntimeError(
+                "expected data of known size to cache features of, got a stream, which may not fit into memory: train "
+                "without the cache, or give the dataset a length"
+            )
+        size = train_loader.batch_size
         train = pl_module.training_features(progress=self.progress)
         held = extract(pl_module.backbone, validation, device=trainer.strategy.root_device, progress=self.progress)
         loaders = {

@@ -5,37 +5,15 @@ import torchvision
 from torch import nn
 
 from brainet_pl import swap_head
-from brainet_pl.backbones import CIFAR, FeatureExtractor, find_head, load_weights, make_backbone, remove_head
+from brainet_pl.backbones import CIFAR, Backbone, FeatureExtractor, load_weights, make_backbone
 from brainet_pl.network import BayesHead, EnsembleHead, LinearHead, MLPHead, Tree, stacked_tree
-
-
-@pytest.mark.parametrize(
-    ("name", "layer", "features"),
-    [
-        ("resnet18", "fc", 512),
-        ("mobilenet_v3_small", "classifier.3", 1024),
-        ("vgg11_bn", "classifier.6", 4096),
-        ("vit_b_32", "heads.head", 768),
-        ("swin_t", "head", 768),
-        ("densenet121", "classifier", 1024),
-        ("convnext_tiny", "classifier.2", 768),
-    ],
-)
-def test_the_classification_layer_is_found_in_torchvision_models(name, layer, features):
-    with torch.device("meta"):  # shapes only: no time, no memory
-        model = torchvision.models.get_model(name, weights=None)
-        assert find_head(model) == layer
-        body = remove_head(model).eval()
-        out = FeatureExtractor(body)(torch.zeros(2, 3, 224, 224))
-    assert out.shape == (2, features)
-    assert isinstance(model.get_submodule(layer), nn.Linear)  # the original is not changed
 
 
 @pytest.mark.parametrize(("name", "features"), [("cifar_resnet20", 64), ("cifar_vgg13", 512), ("cifar_vgg16", 512)])
 def test_cifar_networks(name, features):
     model = make_backbone(name)
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-    assert FeatureExtractor(remove_head(model))(torch.zeros(2, 3, 32, 32)).shape == (2, features)
+    assert Backbone(model).build()(torch.zeros(2, 3, 32, 32)).shape == (2, features)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +23,7 @@ def test_large_cifar_networks(name, features, params):
     with torch.device("meta"):
         model = CIFAR[name]()
         assert sum(p.numel() for p in model.parameters()) == pytest.approx(params, rel=0.02)
-        assert FeatureExtractor(remove_head(model).eval())(torch.zeros(2, 3, 32, 32)).shape == (2, features)
+        assert Backbone(model).build()(torch.zeros(2, 3, 32, 32)).shape == (2, features)
 
 
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": {f"module.{k}": v for k, v in s.items()}}])
@@ -94,10 +72,8 @@ def test_features_are_flattened_or_averaged():
 def test_bad_names_are_named():
     with pytest.raises(ValueError, match=r"torchvision/NAME.*got 'resnet99'"):
         make_backbone("resnet99")
-    with pytest.raises(ValueError, match="expected a dense classification layer"):
-        find_head(nn.Conv2d(1, 1, 1))
     with pytest.raises(ValueError, match="head_layer to name a layer"):
-        remove_head(make_backbone("cifar_resnet20"), "top")
+        Backbone("cifar_resnet20", head_layer="top").build()
 
 
 @pytest.mark.parametrize("budget", [5_000, 60_000])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from brainet_pl.backbones import make_backbone, remove_head
+from brainet_pl.backbones import Backbone
 from brainet_pl.datamodules.uci import FOLDERS
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the public ResNet-20's inputs
@@ -50,7 +50,7 @@ def cifar_features(data: Path | None, cache: Path | None = None, copies: int = 4
         path = folder / f"resnet20_{name}_{copy}.pt"
         if not path.is_file():
             if body is None:
-                body = remove_head(make_backbone("cifar_resnet20", str(data / BACKBONE)), None).eval()
+                body = Backbone("cifar_resnet20", str(data / BACKBONE)).build()
             with np.load(data / f"{name}.npz") as arrays:
                 x, y = torch.from_numpy(arrays["x"]).permute(0, 3, 1, 2), torch.from_numpy(arrays["y"]).long()
             torch.save((_extract(body, x, copy), y), path)

@@ -54,6 +54,31 @@ class Measure(Metric):
         return None if self.higher_is_better is None else "higher" if self.higher_is_better else "lower"
 
 
+def _check_classes(preds: Tensor, target: Tensor) -> None:
+    """Refuse what is not probabilities (B, C) and labels (B,) from 0 to C - 1; torch would stop at it obscurely."""
+    if preds.dim() != 2 or target.shape != preds.shape[:1]:
+        raise ValueError(
+            f"expected probabilities (B, C) and labels (B,), got {tuple(preds.shape)} and {tuple(target.shape)}: give "
+            "one row of probabilities and one label for each sample"
+        )
+    if target.is_floating_point() or target.is_complex():
+        raise ValueError(f"expected integer labels, got {target.dtype}: give the number of each class, target.long()")
+    if len(target) and not 0 <= int(target.min()) <= int(target.max()) < preds.shape[1]:
+        raise ValueError(
+            f"expected labels from 0 to {preds.shape[1] - 1}, got {int(target.min())} to {int(target.max())}: renumber "
+            "the labels, or predict as many classes"
+        )
+
+
+def _check_numbers(preds: Tensor, target: Tensor) -> None:
+    """Refuse what is not a mean and a variance (B, 2) and one target (B,) for each sample."""
+    if preds.dim() != 2 or preds.shape[1] != 2 or target.shape != preds.shape[:1]:
+        raise ValueError(
+            f"expected means and variances (B, 2) and targets (B,), got {tuple(preds.shape)} and "
+            f"{tuple(target.shape)}: give one row and one target for each sample"
+        )
+
+
 class _SampleMean(Measure):
     """The mean of a number for each sample; a subclass says which number."""
 
@@ -86,6 +111,11 @@ class Accuracy(MulticlassAccuracy, Measure):
 
     key, title, unit = "cls/Acc", "Accuracy", "share"
 
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities (B, C) and labels (B,)."""
+        _check_classes(preds, target)
+        super().update(preds, target)
+
 
 class NegativeLogLikelihood(_SampleMean):
     """-1/N Σ_n log p_n,y(n); a probability of 0 counts as the smallest normal float."""
@@ -94,6 +124,7 @@ class NegativeLogLikelihood(_SampleMean):
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
+        _check_classes(preds, target)
         return -preds.gather(1, target[:, None]).clamp(torch.finfo(preds.dtype).tiny, 1.0).log().squeeze(1)
 
 
@@ -104,6 +135,7 @@ class BrierScore(_SampleMean):
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
+        _check_classes(preds, target)
         return ((preds - torch.nn.functional.one_hot(target, preds.shape[1])) ** 2).sum(dim=1)
 
 
@@ -120,6 +152,7 @@ class CalibrationError(Measure):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities (B, C) and labels (B,)."""
+        _check_classes(preds, target)
         confidence, label = preds.float().max(dim=1)
         self.sums = self.sums + calibration_sums(confidence, label == target)
 
@@ -140,14 +173,20 @@ class _Ranked(Measure):
         self.add_state("correct", [], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch."""
+        """Add a batch: probabilities (B, C) and labels (B,)."""
+        _check_classes(preds, target)
         confidence, label = preds.float().max(dim=1)
         self.confidence.append(confidence.clamp(0.0, 1.0))
         self.correct.append((label == target).float())
 
     def compute(self) -> Tensor:
-        """The number over all samples so far."""
-        return self.measure(dim_zero_cat(self.confidence), dim_zero_cat(self.correct))
+        """The number over all samples so far; NaN without any, and where a confidence is NaN, which has no rank."""
+        if not len(self.confidence):
+            return torch.tensor(math.nan)
+        confidence = dim_zero_cat(self.confidence)
+        if not len(confidence) or confidence.isnan().any():
+            return confidence.new_tensor(math.nan)
+        return self.measure(confidence, dim_zero_cat(self.correct))
 
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         """The number."""
@@ -230,6 +269,7 @@ class SquaredError(MeanSquaredError, Measure):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
+        _check_numbers(preds, target)
         # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
         self.sum_squared_error, self.total = self.sum_squared_error.clone(), self.total.clone()
         super().update(preds[:, 0], target)
@@ -242,6 +282,7 @@ class AbsoluteError(MeanAbsoluteError, Measure):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
+        _check_numbers(preds, target)
         # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
         self.sum_abs_error, self.total = self.sum_abs_error.clone(), self.total.clone()
         super().update(preds[:, 0], target)
@@ -254,6 +295,7 @@ class GaussianNLL(_SampleMean):
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
+        _check_numbers(preds, target)
         return gaussian_nll(preds[:, 0], preds[:, 1], target)
 
 
@@ -283,6 +325,7 @@ class Sharpness(_SampleMean):
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
+        _check_numbers(preds, target)
         return 2 * math.sqrt(2) * float(torch.special.erfinv(torch.tensor(0.95))) * preds[:, 1].sqrt()
 
 
@@ -312,6 +355,7 @@ class QuantileCalibrationError(Measure):
 
 def _central(preds: Tensor, target: Tensor) -> Tensor:
     """(B,) probability of the smallest central interval that holds the target: erf(|y - μ| / √(2σ²))."""
+    _check_numbers(preds, target)
     return torch.as_tensor(torch.special.erf((target - preds[:, 0]).abs() / (2 * preds[:, 1]).sqrt()))
 
 

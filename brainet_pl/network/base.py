@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from brainet_pl import checks
 from brainet_pl.parts import Part
 from brainet_pl.structure.ggt import GGT
 
@@ -78,6 +79,21 @@ class HeadSettings(Part, ABC):
 
     def __repr__(self) -> str:
         return self.describe()
+
+
+def check_sizes(in_features: int, out_features: int) -> tuple[int, int]:
+    """The sizes of a head as plain numbers, each at least 1."""
+    return checks.whole("in_features", in_features, 1), checks.whole("out_features", out_features, 1)
+
+
+def as_features(x: Tensor, d: int, weights: Tensor) -> Tensor:
+    """Features (B, d) in the type of a head's `weights`, or an error that says what came instead."""
+    if x.dim() != 2 or x.shape[1] != d or x.is_complex():
+        raise ValueError(
+            f"expected features of shape (batch, {d}) in real numbers, got {tuple(x.shape)} of {x.dtype}: give this "
+            f"head the {d} features that it was built for, or build one for these"
+        )
+    return x.to(weights.dtype)
 
 
 def need_tree(ggt: GGT | None, settings: HeadSettings) -> GGT:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl import checks
-from brainet_pl.network.base import Head, HeadSettings, Outputs
+from brainet_pl.network.base import Head, HeadSettings, Outputs, as_features, check_sizes
 from brainet_pl.network.mlp import hidden_width
 from brainet_pl.structure.ggt import GGT
 
@@ -42,6 +42,8 @@ class BayesHead(Head):
 
     def __init__(self, in_features: int, out_features: int, num_params: int, hidden: int = 2) -> None:
         super().__init__()
+        in_features, out_features = check_sizes(in_features, out_features)
+        self.in_features = in_features
         width = hidden_width(in_features, out_features, hidden, num_params // 2)
         sizes = [in_features] + [width] * hidden
         self.hidden = nn.ModuleList(BayesLinear(a, b) for a, b in pairwise(sizes))
@@ -50,13 +52,15 @@ class BayesHead(Head):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d) → (B, C) with freshly drawn weights."""
+        x = as_features(x, self.in_features, self.output.mean)
         for layer, norm in zip(self.hidden, self.norms, strict=True):
             x = F.relu(norm(layer(x)))
         return torch.as_tensor(self.output(x))
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """(B, d) → (T, B, O): T draws of the weights."""
-        return Outputs(torch.as_tensor(self(x.repeat(count, 1)).view(count, len(x), -1)))
+        x = as_features(x, self.in_features, self.output.mean)
+        return Outputs(torch.as_tensor(self(x.repeat(checks.whole("passes", count, 1), 1)).view(count, len(x), -1)))
 
     def penalty(self) -> Tensor:
         """KL divergence of all layers; divide by the number of training samples."""
@@ -73,9 +77,8 @@ class Bayes(HeadSettings):
     """
 
     def __init__(self, num_params: int = 16_000, hidden: int = 2) -> None:
-        checks.whole("num_params", num_params, 1)
-        checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
-        self.num_params, self.hidden = num_params, hidden
+        self.num_params = checks.whole("num_params", num_params, 1)
+        self.hidden = checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BayesHead:
         """The network."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl import checks
-from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs, need_tree
+from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
 from brainet_pl.network.executor import Executor, LevelTensors
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.widths import solve_width
@@ -65,12 +65,13 @@ class EnsembleHead(Head):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        checks.whole("members", members, 1)
-        checks.share("dropout", dropout)
         checks.one_of("norm", norm, ("batch", None))
+        members, num_params = checks.whole("members", members, 1), checks.whole("num_params", num_params, 1)
+        min_width = checks.whole("min_width", min_width, 1)
         wiring = ggt.only(ggt.map())
-        self.in_features, self.out_features, self.members = ggt.num_variables, out_features, members
-        self.dropout = dropout
+        self.in_features, out_features = check_sizes(ggt.num_variables, out_features)
+        self.out_features, self.members = out_features, members
+        self.dropout = checks.share("dropout", dropout)
         factor = solve_width(wiring, num_params // members, out_features, min_width, 2 if norm else 1)
         self.plan = build_plan(wiring, factor, min_width, members=members)
         settings = {"members": members, "momentum": momentum, "eps": eps}
@@ -106,6 +107,7 @@ class EnsembleHead(Head):
         x = self._samples(x)
         if not self.dropout:
             return Outputs(self._emit(self.layers.run_evaluate(x)))
+        count = checks.whole("passes", count, 1)
         outputs = self._emit(self.layers.run_evaluate(torch.cat([x] * count, dim=-2), self.dropout))  # (M, T·B, O)
         return Outputs(outputs.reshape(self.members * count, x.shape[-2], self.out_features))
 
@@ -141,11 +143,10 @@ class Ensemble(HeadSettings):
         norm: Norm = "batch",
         dropout: float = 0.0,
     ) -> None:
-        for name, value in (("members", members), ("num_params", num_params), ("hidden", hidden)):
-            checks.whole(name, value, 1)
         checks.one_of("norm", norm, ("batch", None))
-        checks.share("dropout", dropout)
-        self.members, self.num_params, self.hidden, self.norm, self.dropout = members, num_params, hidden, norm, dropout
+        self.members, self.num_params = checks.whole("members", members, 1), checks.whole("num_params", num_params, 1)
+        self.hidden = checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
+        self.norm, self.dropout = norm, checks.share("dropout", dropout)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
         """The head on stacked layers."""
@@ -160,17 +161,15 @@ class _OnMAP(HeadSettings):
     needs_tree: ClassVar[bool] = True
 
     def _build(self, ggt: GGT | None, out_features: int, members: int, dropout: float) -> EnsembleHead:
-        tree, given = need_tree(ggt, self), self.settings()
-        settings = {"min_width": given["min_width"], "norm": given["norm"], "dropout": dropout}
-        head = EnsembleHead(tree, out_features, given["num_params"], members, **settings)
+        tree, settings = need_tree(ggt, self), {"min_width": self.min_width, "norm": self.norm, "dropout": dropout}
+        head = EnsembleHead(tree, out_features, self.num_params, members, **settings)  # type: ignore[arg-type]
         head.ggt = head.plan.ggt
         return head
 
-    def _check(self) -> None:
-        given = self.settings()
-        checks.whole("num_params", given["num_params"], 1)
-        checks.whole("min_width", given["min_width"], 1)
-        checks.one_of("norm", given["norm"], ("batch", None))
+    def _keep(self, num_params: int, min_width: int, norm: Norm) -> None:
+        checks.one_of("norm", norm, ("batch", None))
+        self.num_params = checks.whole("num_params", num_params, 1)
+        self.min_width, self.norm = checks.whole("min_width", min_width, 1), norm
 
 
 class TreeEnsemble(_OnMAP):
@@ -192,12 +191,8 @@ class TreeEnsemble(_OnMAP):
         norm: Norm = "batch",
         dropout: float = 0.0,
     ) -> None:
-        self.members, self.num_params, self.min_width, self.norm, self.dropout = (
-            members, num_params, min_width, norm, dropout
-        )  # fmt: skip
-        checks.whole("members", members, 1)
-        checks.share("dropout", dropout)
-        self._check()
+        self.members, self.dropout = checks.whole("members", members, 1), checks.share("dropout", dropout)
+        self._keep(num_params, min_width, norm)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
         """The ensemble on the tree's best structure."""
@@ -215,9 +210,8 @@ class TreeDropout(_OnMAP):
     """
 
     def __init__(self, rate: float = 0.1, num_params: int = 16_000, min_width: int = 1, norm: Norm = "batch") -> None:
-        self.rate, self.num_params, self.min_width, self.norm = rate, num_params, min_width, norm
-        checks.share("rate", rate)
-        self._check()
+        self.rate = checks.share("rate", rate)
+        self._keep(num_params, min_width, norm)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
         """The network on the tree's best structure."""

@@ -185,11 +185,12 @@ class Executor(nn.Module):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        checks.whole("members", members, 1)
+        members = checks.whole("members", members, 1)
         checks.one_of("activation", activation, ACTIVATIONS)
         checks.one_of("norm", norm, ("batch", None))
         self.plan, self.members, self.norm = plan, members, norm
-        self.activation, self.momentum, self.eps = activation, momentum, eps
+        self.activation, self.momentum = activation, checks.share("momentum", momentum)
+        self.eps = checks.number("eps", eps, 0, "it is added to variances")
         neurons = members * plan.num_neurons
         self.weight = nn.Parameter(torch.empty(members, plan.num_weights))
         self.scale = nn.Parameter(torch.empty(neurons)) if norm else None
@@ -342,13 +343,15 @@ class Executor(nn.Module):
     def _inputs(self, x: Tensor) -> Tensor:
         """(B, d) → (1, d, B), or (M, B, d) → (M, d, B)."""
         d = self.plan.ggt.num_variables
-        if x.shape[-1] != d or not (x.dim() == 2 or (x.dim() == 3 and len(x) == self.members > 1)):
+        fits = x.dim() == 2 or (x.dim() == 3 and len(x) == self.members > 1)
+        if not fits or x.shape[-1] != d or x.is_complex():
             apart = f" or ({self.members}, batch, {d})" if self.members > 1 else ""
             raise ValueError(
-                f"expected features of shape (batch, {d}){apart}, got {tuple(x.shape)}: this head's tree "
+                f"expected features of shape (batch, {d}){apart}, got {tuple(x.shape)} of {x.dtype}: this head's tree "
                 f"{self.plan.ggt.fingerprint} was learned from {d} features; learn a structure for these, or give the "
                 "head what it was learned from"
             )
+        x = x.to(self.weight.dtype)
         return x.t().unsqueeze(0) if x.dim() == 2 else x.transpose(1, 2)
 
     def _multiply(

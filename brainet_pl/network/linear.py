@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from brainet_pl.network.base import Head, HeadSettings, Outputs
+from brainet_pl.network.base import Head, HeadSettings, Outputs, as_features, check_sizes
 from brainet_pl.structure.ggt import GGT
 
 
@@ -19,11 +19,11 @@ class LinearHead(Head):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
-        self.layers = nn.Linear(in_features, out_features)
+        self.layers = nn.Linear(*check_sizes(in_features, out_features))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d) → (B, O)."""
-        return torch.as_tensor(self.layers(x))
+        return torch.as_tensor(self.layers(as_features(x, self.layers.in_features, self.layers.weight)))
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """(B, d) → (1, B, O): there is only one network."""

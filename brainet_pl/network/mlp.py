@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl import checks
-from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs
+from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs, as_features, check_sizes
 from brainet_pl.structure.ggt import GGT
 
 
@@ -47,19 +47,25 @@ class MLPHead(Head):
         norm: Norm = "batch",
     ) -> None:
         super().__init__()
+        in_features, out_features = check_sizes(in_features, out_features)
+        self.in_features = in_features
         width = hidden_width(in_features, out_features, hidden, num_params, norm is not None)
         self.layers = mlp_layers(in_features, out_features, hidden, width, dropout, norm)
-        self.dropout = dropout
+        self.dropout = checks.share("dropout", dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d) → (B, O)."""
-        return torch.as_tensor(self.layers(x))
+        return torch.as_tensor(self.layers(as_features(x, self.in_features, self._weights)))
+
+    @property
+    def _weights(self) -> Tensor:
+        return next(self.layers.parameters())
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """(B, d) → (1, B, O); with dropout (T, B, O), T masks, all in one large batch; batch norm as in evaluation."""
         if not self.dropout:
             return Outputs(torch.as_tensor(self(x)).unsqueeze(0))
-        y = x.repeat(count, 1)
+        y = as_features(x, self.in_features, self._weights).repeat(checks.whole("passes", count, 1), 1)
         for layer in self.layers:
             y = F.dropout(y, layer.p, training=True) if isinstance(layer, nn.Dropout) else layer(y)
         return Outputs(y.view(count, len(x), -1))
@@ -75,10 +81,10 @@ class MLP(HeadSettings):
     """
 
     def __init__(self, num_params: int = 16_000, hidden: int = 2, norm: Norm = "batch") -> None:
-        checks.whole("num_params", num_params, 1)
-        checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
         checks.one_of("norm", norm, ("batch", None))
-        self.num_params, self.hidden, self.norm = num_params, hidden, norm
+        self.num_params = checks.whole("num_params", num_params, 1)
+        self.hidden = checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
+        self.norm = norm
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
         """The network."""
@@ -96,11 +102,10 @@ class MCDropout(HeadSettings):
     """
 
     def __init__(self, rate: float = 0.1, num_params: int = 16_000, hidden: int = 2, norm: Norm = "batch") -> None:
-        checks.share("rate", rate)
-        checks.whole("num_params", num_params, 1)
-        checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
         checks.one_of("norm", norm, ("batch", None))
-        self.rate, self.num_params, self.hidden, self.norm = rate, num_params, hidden, norm
+        self.rate, self.num_params = checks.share("rate", rate), checks.whole("num_params", num_params, 1)
+        self.hidden = checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
+        self.norm = norm
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
         """The network."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl import checks
-from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs, need_tree
+from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
 from brainet_pl.network.executor import ACTIVATIONS, Executor, LevelTensors
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.widths import count_parameters, solve_width
@@ -81,12 +81,15 @@ class BRAINetHead(Head):
         super().__init__()
         checks.one_of("norm", norm, ("batch", None))
         checks.one_of("sampling", sampling, get_args(Sampling))
-        checks.share("dropout", dropout)
         if num_params is not None and width is not None:
             raise ValueError("expected num_params or width, got both: leave one out")
-        self.ggt, self.in_features, self.out_features = ggt, ggt.num_variables, out_features
-        self.dropout, self.sampling = dropout, sampling
+        self.ggt = ggt
+        self.in_features, self.out_features = check_sizes(ggt.num_variables, out_features)
+        self.dropout, self.sampling = checks.share("dropout", dropout), sampling
+        min_width = checks.whole("min_width", min_width, 1)
+        width = checks.number_or_none("width", width, 0, "it is the number of neurons for each variable of a node")
         if num_params is not None:
+            num_params = checks.whole("num_params", num_params, 1)
             width = solve_width(ggt, num_params, out_features, min_width, 2 if norm else 1)
         self.plan = build_plan(ggt, 1.0 if width is None else width, min_width)
         self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps)
@@ -107,9 +110,9 @@ class BRAINetHead(Head):
 
     @temperature.setter
     def temperature(self, value: float | Literal["auto"]) -> None:
-        if value != "auto" and not float(value) >= 0:
-            raise ValueError(f"expected a temperature of at least 0 or 'auto', got {value}")
-        self._temperature = self.ggt.auto_temperature if value == "auto" else float(value)
+        hint = "0 is the best structure alone, 'auto' the tempered default"
+        given = self.ggt.auto_temperature if value == "auto" else checks.at_least("temperature", value, 0, hint)
+        self._temperature = given
         self.layers.set_mixture(self.ggt.branch_probabilities(self._temperature))
 
     @property
@@ -171,7 +174,7 @@ class BRAINetHead(Head):
 
         `temperature` None is the head's own. The same generator state gives the same draws.
         """
-        checks.whole("passes", passes, 1)
+        passes = checks.whole("passes", passes, 1)
         seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else None))
         drawn = self.ggt.sample(passes, self.temperature if temperature is None else temperature, seed)
         if self.dropout:
@@ -244,17 +247,16 @@ class Tree(HeadSettings):
         temperature: float | None = None,
         inference: Inference = "stochastic",
     ) -> None:
-        checks.whole("num_params", num_params, 1)
-        checks.whole("min_width", min_width, 1)
         checks.one_of("activation", activation, ACTIVATIONS)
         checks.one_of("norm", norm, ("batch", None))
-        checks.share("dropout", dropout)
         checks.one_of("sampling", sampling, get_args(Sampling))
         checks.one_of("inference", inference, get_args(Inference))
-        if temperature is not None:
-            checks.at_least("temperature", temperature, 0, "0 is the best structure alone, null the tempered default")
-        self.num_params, self.min_width, self.activation, self.norm = num_params, min_width, activation, norm
-        self.dropout, self.sampling, self.temperature, self.inference = dropout, sampling, temperature, inference
+        self.num_params = checks.whole("num_params", num_params, 1)
+        self.min_width = checks.whole("min_width", min_width, 1)
+        self.activation, self.norm, self.sampling, self.inference = activation, norm, sampling, inference
+        self.dropout = checks.share("dropout", dropout)
+        hint = "0 is the best structure alone, null the tempered default"
+        self.temperature = None if temperature is None else checks.at_least("temperature", temperature, 0, hint)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BRAINetHead:
         """The head of a tree."""

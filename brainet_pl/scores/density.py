@@ -25,6 +25,7 @@ from brainet_pl.structure.ggt import GGT, Leaf
 Kind = Literal["gaussian", "discrete"]
 Family = tuple[int, tuple[int, ...]]
 _ROOM = 2**25  # numbers held at a time while scoring, so that memory does not grow with the batch
+_CELLS = 2**20  # of a discrete family's table; data would fill next to none of a larger one
 _TIED = 2**28  # numbers in all classes' covariances above which one covariance serves all classes
 PRIOR_PER_VARIABLE = 16.0  # with fewer rows than this for each variable, a class's own covariances are mostly noise
 
@@ -67,8 +68,12 @@ class GenerativeScore(nn.Module):
         temperature: float | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
-        check_density(kind, prior, bins, max_parents)
-        self.ggt, self.num_classes, self.normalize = ggt, num_classes, normalize
+        prior, bins, max_parents = check_density(kind, prior, bins, max_parents)
+        self.ggt, self.num_classes = ggt, checks.whole("num_classes", num_classes, 1)
+        self.normalize = normalize = checks.flag("normalize", normalize)
+        num_classes = self.num_classes
+        if temperature != "auto":
+            temperature = checks.at_least("temperature", temperature, 0, "or 'auto', the tempered default")
         self._settings: dict[str, Any] = {"kind": kind, "normalize": normalize, "prior": prior, "bins": bins}
         self._settings |= {"max_parents": max_parents, "temperature": temperature}
         families = families_of(ggt)
@@ -145,14 +150,21 @@ class GenerativeScore(nn.Module):
             )
 
 
-def check_density(kind: str, prior: float | None, bins: int, max_parents: int | None) -> None:
-    """Refuse settings of a density that mean nothing."""
+def check_density(
+    kind: str, prior: float | None, bins: int, max_parents: int | None
+) -> tuple[float | None, int, int | None]:
+    """`prior`, `bins` and `max_parents` as plain numbers; refuses settings of a density that mean nothing."""
     checks.one_of("kind", kind, ("gaussian", "discrete"))
-    checks.whole("bins", bins, 2)
-    if prior is not None:
-        checks.above_zero("prior", prior)
-    if max_parents is not None:
-        checks.whole("max_parents", max_parents, 0)
+    prior = None if prior is None else checks.above_zero("prior", prior)
+    bins = checks.whole("bins", bins, 2)
+    most = checks.whole_or_none("max_parents", max_parents, 0, "None takes the default of the kind")
+    cells = bins ** ((2 if most is None else most) + 1)
+    if kind == "discrete" and cells > _CELLS:
+        raise ValueError(
+            f"expected tables of at most {_CELLS:,} cells for a family, bins^(max_parents + 1), got {cells:,}: lower "
+            "bins or max_parents"
+        )
+    return prior, bins, most
 
 
 def keep_wide(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

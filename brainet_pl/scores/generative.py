@@ -61,14 +61,13 @@ class Generative(Score):
         progress: bool = True,
     ) -> None:
         super().__init__()
-        check_density(kind, prior, bins, max_parents)
-        checks.whole("s", s, 1)
-        checks.whole("max_order", max_order, 0)
-        if threshold is not None:
-            checks.at_least("threshold", threshold, 0)
-        self.kind, self.threshold, self.s, self.max_order, self.seed = kind, threshold, s, max_order, seed
-        self.normalize, self.prior, self.bins, self.max_parents = normalize, prior, bins, max_parents
-        self.progress = progress
+        self.kind = kind
+        self.prior, self.bins, self.max_parents = check_density(kind, prior, bins, max_parents)
+        self.threshold = checks.number_or_none("threshold", threshold, 0, "None takes the tree of the head")
+        self.s, self.max_order = checks.whole("s", s, 1), checks.whole("max_order", max_order, 0)
+        self.seed = checks.whole("seed", seed, 0)
+        self.normalize = None if normalize is None else checks.flag("normalize", normalize)
+        self.progress = checks.flag("progress", progress)
         self.density: GenerativeScore | None = None
         self.moments = ScoreMoments()
         self._around = Surroundings(num_classes=1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from brainet_pl import checks
 from brainet_pl.passes import Passes
 from brainet_pl.scores.base import Score, Surroundings
 
@@ -32,7 +33,7 @@ class Mahalanobis(Score):
 
     def __init__(self, normalize: bool = True) -> None:
         super().__init__()
-        self.normalize, self._classes = normalize, None
+        self.normalize, self._classes = checks.flag("normalize", normalize), None
         for name in ("means", "within", "center", "overall"):
             self.register_buffer(name, torch.empty(0))
 

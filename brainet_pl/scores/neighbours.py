@@ -30,9 +30,8 @@ class KNN(Score):
 
     def __init__(self, k: int = 50, max_rows: int = 50_000, seed: int = 0) -> None:
         super().__init__()
-        checks.whole("k", k, 1)
-        checks.whole("max_rows", max_rows, 1)
-        self.k, self.max_rows, self.seed = k, max_rows, seed
+        self.k, self.max_rows = checks.whole("k", k, 1), checks.whole("max_rows", max_rows, 1)
+        self.seed = checks.whole("seed", seed, 0)
         self.register_buffer("bank", torch.empty(0, 0))
 
     @torch.no_grad()

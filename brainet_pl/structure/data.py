@@ -67,7 +67,9 @@ class PreparedData:
 def as_table(features: Any) -> NDArray[Any]:
     """`features` as a numeric array (N, d) without gaps; refuses what no structure can be learned from."""
     if hasattr(features, "detach"):
-        features = features.detach().cpu().numpy()
+        features = features.detach().cpu()
+        # NumPy has no bfloat16; 16 bits of either kind are exact in 32.
+        features = (features.float() if str(features.dtype) == "torch.bfloat16" else features).numpy()
     values = np.asarray(features)
     if values.ndim != 2 or not values.shape[0] or not values.shape[1]:
         raise ValueError(

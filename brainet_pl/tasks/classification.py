@@ -40,19 +40,29 @@ class Classification(Task):
         confidence_budget: float = 0.3,
     ) -> None:
         super().__init__()
-        checks.whole("num_classes", num_classes, 2)
         checks.one_of("loss of a classification", loss, ("cross_entropy", "confidence"))
-        checks.share("label_smoothing", label_smoothing)
-        checks.above_zero("confidence_budget", confidence_budget)
-        self.num_classes, self.label_smoothing, self.confidence_budget = num_classes, label_smoothing, confidence_budget
+        self.num_classes = checks.whole("num_classes", num_classes, 2)
+        self.label_smoothing = checks.share("label_smoothing", label_smoothing)
+        self.confidence_budget = checks.above_zero("confidence_budget", confidence_budget)
         self.loss_name = loss
         self.confidence = loss == "confidence"
-        self.out_features = num_classes + self.confidence
+        self.out_features = self.num_classes + self.confidence
         self.register_buffer("price", torch.tensor(0.1))
 
     def check(self, target: Tensor) -> Tensor:
-        """Labels (B,) from 0 to C - 1."""
+        """Labels (B,) from 0 to C - 1; whole numbers such as 2.0 are labels too."""
         y = target.long()
+        if target.is_floating_point() and not torch.equal(y.to(target.dtype), target):
+            odd = target[y.to(target.dtype) != target][0].item()
+            raise ValueError(
+                f"expected class labels to be whole numbers, got {odd:g}: number the classes from 0, or set "
+                "task='Regression' for real numbers"
+            )
+        if y.dim() != 1:
+            raise ValueError(
+                f"expected one class label for each sample, (B,), got targets of shape {tuple(target.shape)}: give the "
+                "number of the class, not one column for each class"
+            )
         if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
             raise ValueError(
                 f"expected labels from 0 to {self.num_classes - 1}, got {int(y.min())} to {int(y.max())}: set "

@@ -34,8 +34,7 @@ class Regression(Task):
 
     def __init__(self, min_variance: float = 1e-6) -> None:
         super().__init__()
-        checks.above_zero("min_variance", min_variance)
-        self.out_features, self.min_variance = 2, min_variance
+        self.out_features, self.min_variance = 2, checks.above_zero("min_variance", min_variance)
         self.register_buffer("center", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("prepared", torch.zeros((), dtype=torch.bool))

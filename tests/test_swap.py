@@ -1,0 +1,165 @@
+"""What people give to `swap_head`, and what it leaves alone."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from brainet_pl import BRAINet, learn_structure, swap_head
+from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.parts import make_part
+from brainet_pl.scores import KNN, Generative
+from brainet_pl.tasks import Classification
+
+QUIET = {"head": Tree(num_params=800), "progress": False}
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+@pytest.fixture
+def inputs():
+    return torch.randn(300, 6, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_tensor_an_array_a_dataset_and_a_loader_give_the_same_tree(inputs):
+    labels = torch.zeros(len(inputs))
+    tree = swap_head(network(), inputs, 3, **QUIET).head.ggt
+    for data in (
+        inputs.numpy(),
+        inputs.numpy().astype(np.float64),
+        TensorDataset(inputs),
+        TensorDataset(inputs, labels),
+        DataLoader(TensorDataset(inputs, labels), batch_size=50),
+        list(inputs.split(70)),
+        iter(inputs.split(70)),
+    ):
+        assert swap_head(network(), data, 3, **QUIET).head.ggt == tree
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_models_and_inputs_of_other_types(inputs, dtype):
+    for model, x in (
+        (network().to(dtype), inputs),
+        (network(), inputs.to(dtype)),
+        (network().to(dtype), inputs.to(dtype)),
+    ):
+        swapped = swap_head(model, x, 3, **QUIET)
+        out = swapped(x[:5])
+        assert out.dtype == torch.float32
+        assert out.isfinite().all()
+        assert swapped.predict(x[:5], passes=2).sum(dim=-1).allclose(torch.ones(2, 5))
+    assert swapped.half()(inputs[:5]).dtype == torch.float16
+
+
+def test_a_table_in_sixteen_bits_gives_a_tree(inputs):
+    for dtype in (torch.bfloat16, torch.float16):
+        x = inputs.to(dtype)
+        assert learn_structure(x, progress=False) == learn_structure(x.float(), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (torch.empty(0, 6), "expected training data .* got no sample"),
+        (torch.tensor(1.0), "got a single number: give one row a sample"),
+        (np.array([["a"] * 6]), "expected an array of numbers, got <U1"),
+        ([torch.randn(4, 6), torch.randn(4, 5)], r"samples have the shape \(6,\) of the first, got \(5,\), at which"),
+        ([torch.randn(6), torch.randn(6)], "inputs that Sequential takes, got a batch of shape"),
+        ([], "got no sample"),
+        (5, "expected data to be a tensor, an array, a dataset, a loader or a learned tree, got 5"),
+        ({"x": torch.randn(4, 6)}, "expected data to be a tensor"),
+        ("images", "expected data to be a tensor"),
+        ([["a"]], "of tensors, got str as inputs: return tensors"),
+        (torch.randn(5, 4), r"inputs that Sequential takes, got a batch of shape \(2, 4\) and torch.float32, at which"),
+        (torch.zeros(5, 6, dtype=torch.long), "got a batch of shape .* torch.int64"),
+        (torch.zeros(5, 6, dtype=torch.complex64), "in real numbers, got .*complex64"),
+    ],
+)
+def test_what_is_no_data_is_said_so(data, message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        swap_head(network(), data, 3, **QUIET)
+
+
+def test_batches_of_other_shapes_are_told():
+    model = nn.Sequential(nn.Flatten())
+    with pytest.raises(ValueError, match="same number of features, got 6 and then 5: bring all inputs to one shape"):
+        swap_head(model, [torch.randn(4, 6), torch.randn(4, 5)], 3, head_layer="", **QUIET)
+
+
+@pytest.mark.parametrize("classes", [0, -1, 2.5, "3", None, True])
+def test_the_number_of_classes_is_checked(inputs, classes):
+    with pytest.raises(ValueError, match="expected num_classes"):
+        swap_head(network(), inputs, classes, **QUIET)
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_the_users_model_is_left_alone(inputs, freeze):
+    model = network().train()
+    model[0].weight.requires_grad_(False)
+    model[1].eval()
+    before = copy.deepcopy(model.state_dict())
+    modes, flags = [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]
+    swapped = swap_head(model, inputs, 3, freeze=freeze, **QUIET)
+    swapped.train()(inputs[:8]).sum().backward()
+    assert [m.training for m in model.modules()] == modes
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert all(p.grad is None for p in model.parameters())
+    assert isinstance(model[4], nn.Linear)
+    assert not any(m._forward_hooks for m in model.modules())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert not {id(p) for p in model.parameters()} & {id(p) for p in swapped.parameters()}
+
+
+def test_numpy_integers_are_settings_everywhere(inputs):
+    n = np.int64
+    parts = [
+        Tree(num_params=n(8000), min_width=n(2)),
+        MLP(num_params=n(900), hidden=n(2)),
+        MCDropout(num_params=n(900), hidden=n(1), rate=np.float32(0.25)),
+        Bayes(num_params=n(900), hidden=n(1)),
+        Ensemble(members=n(2), num_params=n(900), hidden=n(1)),
+        TreeEnsemble(members=n(2), num_params=n(900), min_width=n(1)),
+        TreeDropout(num_params=n(900), min_width=n(1)),
+        KNN(k=n(3), max_rows=n(100), seed=n(1)),
+        Generative(s=n(1), max_order=n(1), bins=n(4), max_parents=n(1), seed=n(2), prior=np.float64(3)),
+        Classification(n(3), label_smoothing=np.float32(0.5)),
+    ]
+    for part in parts:
+        for name, value in part.settings().items():
+            assert not isinstance(value, np.generic), f"{part} {name}"
+            assert type(value) in (int, float, str, bool, type(None))
+        base = next(c for c in type(part).__mro__ if c.__name__ in ("HeadSettings", "Score", "Task"))
+        assert make_part(base, part.to_dict(), "x").to_dict() == part.to_dict()
+    swapped = swap_head(network(), inputs, n(3), head=Tree(num_params=n(800)), s=n(2), bins=n(3), progress=False)
+    assert swapped.predict(inputs[:4], passes=n(3)).shape == (3, 4, 3)
+    model = BRAINet(num_classes=n(3), head=Linear(), passes=n(4), lr=np.float32(0.5))
+    assert type(model.passes) is int
+    assert dict(model.hparams)["task"]["init_args"]["num_classes"] == 3
+
+
+def test_class_labels_are_whole_numbers_in_range():
+    task = Classification(3)
+    assert task.check(torch.tensor([0.0, 2.0])).tolist() == [0, 2]
+    assert task.check(torch.tensor([True, False])).tolist() == [1, 0]
+    for bad, message in (
+        (torch.tensor([0.0, 0.7]), r"to be whole numbers, got 0\.7: number the classes"),
+        (torch.tensor([0.0, float("nan")]), "whole numbers, got nan"),
+        (torch.tensor([0.0, float("inf")]), "whole numbers, got inf"),
+        (torch.tensor([0, 3]), "labels from 0 to 2, got 0 to 3"),
+        (torch.tensor([-1, 1]), "got -1 to 1"),
+        (torch.tensor([[1, 0, 0]]), r"one class label for each sample, \(B,\), got targets of shape \(1, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            task.check(bad)
+    for measure in task.measures():
+        with pytest.raises(ValueError, match="expected labels from 0 to 2, got 0 to 3"):
+            measure.update(torch.full((2, 3), 1 / 3), torch.tensor([0, 3]))
+        with pytest.raises(ValueError, match=r"expected probabilities \(B, C\) and labels \(B,\), got"):
+            measure.update(torch.full((2, 3), 1 / 3), torch.tensor([0]))
