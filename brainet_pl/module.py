@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -25,6 +26,7 @@ from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import need_tree
 from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
+from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
@@ -46,6 +48,22 @@ else:
 
 STORED = "brainet"  # the checkpoint's entry with everything that rebuilds the head
 FORMAT = 3  # of that entry
+
+
+class Seen(NamedTuple):
+    """What a model made of the K samples of a batch that count.
+
+    Attributes:
+        numbers: (K,) the place of each sample in its set; K is 0 where a process was given nothing but copies.
+        passes: of these samples.
+        scores: name → (K,) of these samples.
+        target: (K,) their targets, or None where there are none.
+    """
+
+    numbers: Tensor
+    passes: Passes
+    scores: dict[str, Tensor]
+    target: Tensor | None
 
 
 class BRAINet(pl.LightningModule):
@@ -95,6 +113,7 @@ class BRAINet(pl.LightningModule):
         self.head: Head | None = None
         self._in_features: int | None = None
         self._kept: Extracted | None = None  # training features, while a fit is set up
+        self._places = Places()
         extra = list(metrics or ())
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
@@ -266,6 +285,8 @@ class BRAINet(pl.LightningModule):
             self._build_head(int(stored["in_features"]), ggt)
         ours = {type(score).__name__ for score in self.scores}
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
+            if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
+                continue
             if str(score["class_path"]).rpartition(".")[2] not in ours:  # fitted there, so it can be used here
                 self.scores.add(make_part(Score, score, "scores").to(self.device))
 
@@ -312,14 +333,30 @@ class BRAINet(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
-        x, y = self._unpack(batch)
-        passes = self.passes_of(x)
-        self._update(self.val_metrics, passes.predicted, y)
-        if self._settles and (len(self.scores) or self.calibration is not None):
-            scores = self.scores(passes)
-            self.scores.watch(passes, scores)
+        watched = self._settles and (len(self.scores) > 0 or self.calibration is not None)
+        seen = self._look(batch, batch_idx, scored=watched)
+        assert seen.target is not None
+        self._update(self.val_metrics, seen.passes.predicted, seen.target)
+        if watched:
+            self.scores.watch(seen.passes, seen.scores)
             if self.calibration is not None:
-                self.calibration.watch(passes.predicted, y, scores)
+                self.calibration.watch(seen.passes.predicted, seen.target, seen.scores)
+
+    def _look(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0, labelled: bool = True, scored: bool = True
+    ) -> Seen:
+        """Run a batch of validation or test data; whoever counts, counts only what this gives.
+
+        Samples that `DistributedSampler` repeats are run with the rest, so that no part of the model meets an empty
+        batch, and then left out.
+        """
+        x, target = self._unpack(batch) if labelled else (batch[0], None)
+        passes = self.passes_of(x)
+        scores = self.scores(passes) if scored else {}
+        numbers = self._places.of_batch(self.trainer, len(passes.predicted), batch_idx, dataloader_idx)
+        n = len(numbers)
+        few = {name: values[:n] for name, values in scores.items()}
+        return Seen(numbers, passes.first(n), few, None if target is None else target[:n])
 
     @property
     def _settles(self) -> bool:
@@ -338,12 +375,23 @@ class BRAINet(pl.LightningModule):
         if self.calibration is not None:
             self.log_dict({f"val/cal/{name}": value for name, value in self.calibration.settle().items()})
 
+    def on_test_start(self) -> None:
+        """Say aloud where unknown sets are run for nothing."""
+        from brainet_pl.callbacks.evaluation import Evaluation
+        from brainet_pl.callbacks.sets import test_sets
+
+        if not any(isinstance(callback, Evaluation) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
+            _, *others = test_sets(self.trainer)
+            if others:
+                rank_zero_warn(
+                    f"not evaluated: {', '.join(others)}; metrics are those of the first test loader alone: add the "
+                    "callback brainet_pl.callbacks.Evaluation, which compares the other sets with it"
+                )
+
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:  # type: ignore[override]
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
-        labelled = dataloader_idx == 0
-        x, target = self._unpack(batch) if labelled else (batch[0], None)
-        passes = self.passes_of(x)
-        scores = self.scores(passes)
+        seen = self._look(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
+        passes, scores, target = seen.passes, seen.scores, seen.target
         answers = {}
         if target is not None:
             answers = self.task.answers(passes.predicted, target)
@@ -353,7 +401,7 @@ class BRAINet(pl.LightningModule):
                 self._update(self.scaled_metrics, final, target)
                 answers |= {"calibrated": self.task.answers(final, target).get("confidence", final[:, -1])}
         trace = self.task.trace(passes.outputs, passes.weights, target)
-        return SampleBatch(scores, answers, trace, len(passes.outputs))
+        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.callbacks.logging import define_summaries, file_name, log_figure, log_table, run_folder
-from brainet_pl.callbacks.sets import dealt_samples, test_sets
+from brainet_pl.callbacks.sets import test_sets
 from brainet_pl.evaluation import summary
 from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.figures import readable
-from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, everyones, group_means
+from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.features import Precomputed
 from brainet_pl.module import BRAINet
+from brainet_pl.ranks import Places, everyones, on_rank_zero
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
 MOST_UNCERTAIN = "test/most_uncertain"
@@ -77,8 +78,7 @@ class Evaluation(Callback):
         self.image_shape = None if image_shape is None else tuple(image_shape)
         self.record: TestRecord | None = None
         self._names: list[str] = []
-        self._seen: list[int] = []
-        self._dealt: list[int | None] = []
+        self._places = Places()
         self._doubtful: list[Sample] = []
         self._found: dict[str, Measured] = {}
 
@@ -97,8 +97,7 @@ class Evaluation(Callback):
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin a record; a wrong name is told before the work, not after it."""
         sets = test_sets(trainer)
-        self._names, self._seen, self._doubtful, self._found = list(sets), [0] * len(sets), [], {}
-        self._dealt = dealt_samples(trainer)
+        self._names, self._doubtful, self._found = list(sets), [], {}
         units = _units(pl_module) if isinstance(pl_module, BRAINet) else {}
         self.record = TestRecord(sets, units)
 
@@ -116,13 +115,17 @@ class Evaluation(Callback):
             return
         if dataloader_idx == 0:
             summary.headline(list(outputs.scores), self.score)  # a wrong score is told at the first batch
-        n = len(next(iter(outputs.scores.values())))
-        # Sample i of process r is the (i · processes + r)-th of its set: so DistributedSampler deals them.
-        numbers = (self._seen[dataloader_idx] + torch.arange(n)) * trainer.world_size + trainer.global_rank
-        self._seen[dataloader_idx] += n
-        dealt = self._dealt[dataloader_idx]
-        if dealt is not None:
-            numbers = numbers % dealt  # when all are dealt, it begins anew to even the parts
+        numbers = outputs.numbers
+        if numbers is None:  # of a module that knows nothing of other processes
+            n = len(next(iter(outputs.scores.values())))
+            numbers = self._places.of_batch(trainer, n, batch_idx, dataloader_idx)
+            if len(numbers) < n and outputs.trace is not None and outputs.trace.sums is not None:
+                rank_zero_warn(
+                    f"the curves over passes count {n - len(numbers)} samples of {self._names[dataloader_idx]} twice: "
+                    "sums of a batch can't be taken apart; give SampleBatch the numbers of samples that count, as "
+                    "brainet_pl.ranks.Places has them, and only these samples"
+                )
+            outputs = outputs.first(len(numbers))
         self.record.add(self._names[dataloader_idx], numbers, outputs)
         if dataloader_idx == 0 and self.figures and self.most_uncertain:
             inputs = batch[0] if isinstance(batch, list | tuple) else batch
@@ -185,8 +188,10 @@ class Evaluation(Callback):
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write and draw; after `on_test_epoch_end`, so that the metrics of all callbacks are there."""
         record, self.record = self.record, None
-        if not trainer.is_global_zero or record is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
+        if record is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            on_rank_zero(trainer, lambda: self._tell(trainer, pl_module, record))
+
+    def _tell(self, trainer: pl.Trainer, pl_module: pl.LightningModule, record: TestRecord) -> None:
         folder = run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         if self.score_file:
