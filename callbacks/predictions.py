@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,17 +9,20 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
+from brainet_pl import checks
 from brainet_pl.callbacks.logging import run_folder
+from brainet_pl.callbacks.rows import write_rows
 
 
 class PredictionFile(Callback):
     """Writes what `predict_step` returns, one row a sample, to a CSV file in the run's folder.
 
     Args:
-        file: its name; under DDP every process adds its rank. "" writes none.
+        file: its name, without folders; under DDP every process adds its rank. "" writes none.
     """
 
     def __init__(self, file: str = "predictions.csv") -> None:
+        checks.file_name("file", file)
         self.file = file
         self._rows: list[dict[str, Any]] = []
 
@@ -56,8 +58,6 @@ class PredictionFile(Callback):
         rank = f"rank{trainer.global_rank}_" if trainer.world_size > 1 else ""
         path = run_folder(trainer) / f"{rank}{self.file}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._rows[0])
-            writer.writeheader()
-            writer.writerows(self._rows)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            write_rows(file, [list(self._rows[0]), *(list(row.values()) for row in self._rows)])
         rank_zero_info(f"predictions: {path}")
