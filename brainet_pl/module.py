@@ -15,8 +15,8 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from brainet_pl import checks
-from brainet_pl.backbones import Backbone
+from brainet_pl import checks, digest
+from brainet_pl.backbones import Backbone, check_stored_backbone
 from brainet_pl.calibration import Calibrator
 from brainet_pl.cut import HeadLayer
 from brainet_pl.evaluation.metrics import Measure, collect
@@ -47,6 +47,10 @@ else:
     MeasuresLike = Sequence[Measure] | None
 
 STORED = "brainet"  # the checkpoint's entry with everything that rebuilds the head
+CONFIG = "brainet_config"  # its entry with the settings of the command line
+HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
+STATES = ("state_dict", STORED, "optimizer_states")
+SETTINGS = (HPARAMS, CONFIG)  # checked as the file is read: Lightning changes them before it loads a model
 FORMAT = 3  # of that entry
 
 
@@ -244,7 +248,9 @@ class BRAINet(pl.LightningModule):
             weights_only: False would run whatever code a pickle holds, so it is refused.
             **kwargs: arguments of `BRAINet` to use instead of the stored ones.
         """
-        read_checkpoint(checkpoint_path)  # a file of another version is told before its settings are tried
+        content = read_checkpoint(checkpoint_path)  # a file of another version is told before its settings are tried
+        if "backbone" not in kwargs:
+            check_stored_backbone(content.get(HPARAMS, {}).get("backbone"))
         if not weights_only:
             raise ValueError(
                 "expected weights_only=True, got False: a checkpoint of BRAINet holds no code, and runs none"
@@ -266,10 +272,15 @@ class BRAINet(pl.LightningModule):
         stored = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
         stored["removed"] = removed
         checkpoint[STORED] = primitive(stored)
+        # Lightning calls this last: all parts are there.
+        checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the head from the checkpoint before its weights are loaded; the checkpoint's own tree wins."""
         stored = check_stored(checkpoint)
+        digest.check_digests(checkpoint, stored.get(digest.ENTRY), STATES)
+        if self._trainer is not None:
+            check_callback_states(checkpoint.get("callbacks"), self.trainer)
         if stored["backbone"] is not None and self.backbone.raw:
             raise ValueError(
                 f"expected a backbone of the class {stored['backbone']}, got none: it was given as a module, which a "
@@ -456,22 +467,55 @@ def read_checkpoint(path: Any) -> dict[str, Any]:
         raise ValueError(f"expected a file, got the address {path}: download it first, then give the file")
     if not Path(path).is_file():
         raise FileNotFoundError(f"expected a checkpoint at {path}, found no such file: check the path")
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    check_stored(content)
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of a damaged file, any error may come
+        raise ValueError(
+            f"expected a checkpoint with tensors and primitives in {path}, got {type(error).__name__} when reading it: "
+            "the file is damaged or no checkpoint of BRAINet; take another copy"
+        ) from error
+    stored = check_stored(content)
+    digest.check_digests(content, stored.get(digest.ENTRY), SETTINGS)
     return content
 
 
 def check_stored(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a checkpoint holds to rebuild a head, or an error that says whose checkpoint it is."""
-    stored = checkpoint.get(STORED)
-    if stored is None:
+    stored = checkpoint.get(STORED) if isinstance(checkpoint, Mapping) else None
+    if not isinstance(stored, Mapping):
         raise ValueError("expected a checkpoint of BRAINet, got one without its structure: load it with its own class")
     if stored.get("format") != FORMAT:
         raise ValueError(
             f"expected a checkpoint of format {FORMAT}, got format {stored.get('format', 1)}, written by another "
             "version of brainet_pl: train the model again, or load it with the version that wrote it"
         )
-    return stored  # type: ignore[no-any-return]
+    settings = checkpoint.get(HPARAMS) or {}
+    if not isinstance(settings, Mapping) or "_instantiator" in settings:  # Lightning would import and call it
+        raise ValueError(
+            "expected the settings of a BRAINet in the checkpoint, got a function that makes the model: a checkpoint "
+            "is data and runs no code; take a file that BRAINet wrote"
+        )
+    return stored
+
+
+def check_callback_states(states: Any, trainer: pl.Trainer) -> None:
+    """Refuse states of callbacks that name files elsewhere: Lightning deletes older checkpoints by the names it reads.
+
+    It deletes what lies below its folder by the letter of the path, `folder/../../x` included, and anything that has an
+    address.
+    """
+    folders = tuple(f"{getattr(c, 'dirpath', None)}/" for c in trainer.checkpoint_callbacks)
+    for state in states.values() if isinstance(states, Mapping) else ():
+        best = state.get("best_k_models") if isinstance(state, Mapping) else None
+        names = list(best) if isinstance(best, Mapping) else []
+        names += [v for k, v in state.items() if str(k).endswith("path")] if isinstance(state, Mapping) else []
+        for name in (name for name in names if isinstance(name, str)):
+            address = "://" in name or "::" in name
+            if ".." in Path(name).parts or (address and not name.startswith(folders)):
+                raise ValueError(
+                    f"expected checkpoints in the folder of the run in the states of callbacks, got {name!r}: the file "
+                    "is not what Lightning writes; take another copy"
+                )
 
 
 def refuse_sharding(trainer: pl.Trainer) -> None:

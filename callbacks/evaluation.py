@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.callbacks.logging import define_summaries, file_name, log_figure, log_table, run_folder
+from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.callbacks.sets import test_sets
 from brainet_pl.evaluation import summary
 from brainet_pl.evaluation.curves import SEPARATION
@@ -72,8 +72,7 @@ class Evaluation(Callback):
         checks.whole("most_uncertain", most_uncertain, 0)
         if image_shape is not None and len(image_shape) not in (2, 3):
             raise ValueError(f"expected image_shape to be (C, H, W) or (H, W), got {tuple(image_shape)}")
-        if Path(score_file).name != score_file:
-            raise ValueError(f"expected score_file to be a name without folders, got {score_file!r}")
+        checks.file_name("score_file", score_file)
         self.figures, self.score_file, self.most_uncertain, self.score = figures, score_file, most_uncertain, score
         self.image_shape = None if image_shape is None else tuple(image_shape)
         self.record: TestRecord | None = None
@@ -248,13 +247,12 @@ class Evaluation(Callback):
 
 def write_scores(path: Path, record: TestRecord) -> None:
     """One row a sample: its set, its number in the set, its scores; a cell is empty where a set lacks a score."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["set", "sample", *record.known.scores])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        write_rows(file, [["set", "sample", *record.known.scores]])
         for part in record.sets.values():
             missing = [""] * len(part)
             columns = [part.scores[name].tolist() if name in part.scores else missing for name in record.known.scores]
-            writer.writerows([part.name, *row] for row in zip(part.numbers.tolist(), *columns, strict=True))
+            write_rows(file, ([part.name, *row] for row in zip(part.numbers.tolist(), *columns, strict=True)))
 
 
 def thumbnail(x: Tensor, shape: tuple[int, ...] | None = None) -> Any:

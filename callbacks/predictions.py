@@ -14,7 +14,9 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from brainet_pl import checks
 from brainet_pl.callbacks.logging import run_folder
+from brainet_pl.callbacks.rows import neutral, write_rows
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 
 
@@ -26,12 +28,11 @@ class PredictionFile(Callback):
     prediction is over, the parts become one file in the order of the samples, whatever the number of processes.
 
     Args:
-        file: its name; "" writes none.
+        file: its name, without folders; "" writes none.
     """
 
     def __init__(self, file: str = "predictions.csv") -> None:
-        if Path(file).name != file:
-            raise ValueError(f"expected file to be a name without folders, got {file!r}")
+        checks.file_name("file", file)
         self.file = file
         self._places = Places()
         self._names: list[Any] = []
@@ -76,22 +77,22 @@ class PredictionFile(Callback):
                 columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)
         size = len(next(iter(columns.values())))
         numbers = self._places.of_batch(trainer, size, batch_idx, dataloader_idx).tolist()
-        writer = self._writer(trainer, list(columns))
+        file = self._open_part(trainer, list(columns))
         rows = zip(*(values[: len(numbers)] for values in columns.values()), strict=True)
-        writer.writerows([self._names[dataloader_idx], n, *row] for n, row in zip(numbers, rows, strict=True))
+        write_rows(file, ([self._names[dataloader_idx], n, *row] for n, row in zip(numbers, rows, strict=True)))
 
-    def _writer(self, trainer: pl.Trainer, columns: list[str]) -> Any:
+    def _open_part(self, trainer: pl.Trainer, columns: list[str]) -> IO[str]:
         if self._part is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._part = self._part_path(trainer.global_rank).open("w", newline="")
+            self._part = self._part_path(trainer.global_rank).open("w", newline="", encoding="utf-8")
             self._columns = columns
-            csv.writer(self._part).writerow(["loader", "sample", *columns])
+            write_rows(self._part, [["loader", "sample", *columns]])
         if columns != self._columns:
             raise ValueError(
                 f"expected the same columns for all loaders, got {', '.join(self._columns)} and then "
                 f"{', '.join(columns)}: predict one loader at a time"
             )
-        return csv.writer(self._part)
+        return self._part
 
     def _part_path(self, rank: int) -> Path:
         return self._path.with_name(f".{self._path.name}.{rank}.part")
@@ -114,14 +115,14 @@ class PredictionFile(Callback):
                 "the run's folder be one that all machines share; the parts are left where they are"
             )
         if len(parts) > 1:
-            order = {str(name): i for i, name in enumerate(self._names)}
+            order = {neutral(str(name)): i for i, name in enumerate(self._names)}
 
             def place(row: Any) -> tuple[int, int]:
                 return order[row[0]], int(row[1])
 
             whole = self._path.with_name(f".{self._path.name}.part")
-            with ExitStack() as stack, whole.open("w", newline="") as file:
-                files = [stack.enter_context(path.open(newline="")) for path in parts]
+            with ExitStack() as stack, whole.open("w", newline="", encoding="utf-8") as file:
+                files = [stack.enter_context(path.open(newline="", encoding="utf-8")) for path in parts]
                 readers = [csv.reader(part) for part in files]
                 headers = [next(reader) for reader in readers]
                 writer = csv.writer(file)
