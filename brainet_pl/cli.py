@@ -17,7 +17,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import WandbLogger
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import configs
+from brainet_pl import configs, runs
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.evaluation import report
 from brainet_pl.module import BRAINet, read_checkpoint
@@ -51,6 +51,7 @@ class SaveConfig(SaveConfigCallback):
         if isinstance(backbone, dict):
             backbone["weights"] = None  # the checkpoint holds them: their file must not be asked for again
         checkpoint[CONFIG] = config
+        checkpoint[runs.RUN] = runs.describe(trainer)
 
 
 class BrainetCLI(LightningCLI):
@@ -62,6 +63,18 @@ class BrainetCLI(LightningCLI):
         parser.add_lightning_class_args(PredictionFile, "predictions")
         # So that `--model.head.num_params 8000` needs no class.
         parser.set_defaults({"model.head": {"class_path": "brainet_pl.network.Tree"}})
+
+    def before_fit(self) -> None:
+        """Find the checkpoint to go on from, and enter its run's folder or a new one."""
+        checkpoint = self._find_checkpoint()
+        runs.enter(self.trainer, checkpoint)
+
+    def _find_checkpoint(self) -> str | None:
+        settings = self.config_init[self.subcommand]
+        settings["ckpt_path"] = checkpoint = runs.find(self.trainer, settings["ckpt_path"])
+        return checkpoint
+
+    before_validate = before_test = before_predict = _find_checkpoint
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: a checkpoint's settings come before the command line's (`_complete`), never over them."""
