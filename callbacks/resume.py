@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,7 @@ class ExactResume(Callback):
     def __init__(self) -> None:
         self._epoch_start: States = {}
         self._stored: tuple[States, States] | None = None  # at the checkpoint, and at the start of its epoch
+        self._inside = False  # whether the checkpoint was written before the end of an epoch
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Forget an earlier fit, and have checkpoints written whole unless the user chose how to write them."""
@@ -71,6 +74,7 @@ class ExactResume(Callback):
             )
             return
         self._stored = stored["now"][trainer.global_rank], stored["epoch_start"][trainer.global_rank]
+        self._inside = _inside(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The first epoch's iterator is made from these: the sanity check in between leaves no trace in them."""
@@ -89,7 +93,15 @@ class ExactResume(Callback):
             )
         now, epoch_start = self._stored
         epochs = loop.epoch_progress.current
-        if epochs.processed < epochs.started and not _stateful(loaders):
+        inside = _inside(vars(epochs))
+        if self._inside and not inside:
+            rank_zero_warn(
+                "expected a checkpoint from the end of an epoch or from between its batches, got one from its last "
+                "batch: Lightning leaves out the validation that came next, so the resumed fit differs from an "
+                "uninterrupted one; use last.ckpt of LastCheckpoint"
+            )
+        if inside and not _stateful(loaders):
+            warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before")
             put_back(epoch_start)
             self._epoch_start = epoch_start
             for loader in loaders:
@@ -116,6 +128,11 @@ class ExactResume(Callback):
         if self._stored is not None:
             put_back(self._stored[0])
             self._stored = None
+
+
+def _inside(epochs: Mapping[str, int]) -> bool:
+    """Whether an epoch has begun and not ended, by Lightning's counts."""
+    return epochs["processed"] < epochs["started"]
 
 
 def _stateful(loaders: Any) -> bool:
