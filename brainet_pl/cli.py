@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,14 +46,19 @@ class SaveConfig(SaveConfigCallback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the settings of model, data, structure and Trainer as primitives."""
+        """Keep the settings of model, data, structure and Trainer, and which run this is."""
+        checkpoint[CONFIG] = copy.deepcopy(self._settings)
+        checkpoint[runs.RUN] = runs.describe(trainer)
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The settings as primitives; once, because dumping them takes longer than a short epoch."""
         dumped = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         config = {name: dumped.get(name) for name in ("model", "data", "structure", "trainer")}
         backbone = config["model"].get("backbone")
         if isinstance(backbone, dict):
             backbone["weights"] = None  # the checkpoint holds them: their file must not be asked for again
-        checkpoint[CONFIG] = config
-        checkpoint[runs.RUN] = runs.describe(trainer)
+        return config
 
 
 class BrainetCLI(LightningCLI):

@@ -1,8 +1,10 @@
 """A run that cannot be lost: resumed fits repeat uninterrupted ones to the bit, and go on in their folder."""
 
+import importlib.util
 import os
 import random
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,3 +132,28 @@ def test_the_last_checkpoint_is_the_last_state_and_remembers_the_best(tmp_path, 
     remembered = stored["callbacks"][best.state_key]
     assert remembered["best_model_score"] == pytest.approx(0.9)
     assert remembered["best_model_path"] == best.best_model_path != last.best_model_path
+
+
+@pytest.fixture(scope="module")
+def kills():
+    """benchmarks/kills.py."""
+    spec = importlib.util.spec_from_file_location("kills", Path(__file__).parents[1] / "benchmarks" / "kills.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_two_kills_change_nothing(tmp_path, kills):
+    with kills.Server(tmp_path) as server:
+        experiment = kills.Kills(server, epochs=3)
+        experiment.chosen("killed", [kills.WRITING, kills.VALIDATING])
+    assert experiment.stages == {"writing a file": 1, "later epochs": 1}
+    assert experiment.wrong == []
+    assert [path.name for path in (tmp_path / "killed" / "runs" / "digits").iterdir()] == ["version_0"]
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_change_nothing(tmp_path, kills):
+    found = kills.kills(tmp_path, least=34)
+    assert found["random"] >= 20
+    assert found["differences"] == []
