@@ -106,9 +106,10 @@ class ExactResume(Callback):
             self._epoch_start = epoch_start
             for loader in loaders:
                 _set_sampler_epoch(loader, epochs.processed)
-            iter(loop._data_fetcher)
-            for _ in range(loop.epoch_loop.batch_progress.current.processed):
-                next(loop._data_fetcher.iterator)  # not of the fetcher: Lightning adds these to its count itself
+            fetcher, trained = iter(loop._data_fetcher), loop.epoch_loop.batch_progress.current.processed
+            for _ in range(trained):
+                next(fetcher)
+            fetcher.fetched -= trained  # Lightning adds them itself
             self._stored = None  # on_train_epoch_start won't come for this epoch
         put_back(now)
 

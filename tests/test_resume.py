@@ -145,7 +145,7 @@ def kills():
 
 def test_two_kills_change_nothing(tmp_path, kills):
     with kills.Server(tmp_path) as server:
-        experiment = kills.Kills(server, epochs=3)
+        experiment = kills.Kills(server, epochs=3, tests=False)
         experiment.chosen("killed", [kills.WRITING, kills.VALIDATING])
     assert experiment.stages == {"writing a file": 1, "later epochs": 1}
     assert experiment.wrong == []
