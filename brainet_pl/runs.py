@@ -120,19 +120,15 @@ class Rows(ExperimentWriter):
 
     def rewind(self, step: int) -> None:
         """Drop what was logged of the steps from `step` on, and a row cut short by a kill; rows of tests stay."""
-        rows = self._read()
-        kept = [row for row in rows if row["step"] and (int(row["step"]) < step or _tested(row))]
-        if len(kept) < len(rows):
-            self._write(kept, self.metrics_keys)
+        if self.metrics_keys:
+            self._write((row for row in self._read() if int(row["step"]) < step or _tested(row)), self.metrics_keys)
 
     def _read(self) -> list[dict[str, str]]:
         """Rows that are whole: the last one may have been cut anywhere."""
-        if not Path(self.metrics_file_path).is_file():
-            return []
         with open(self.metrics_file_path, newline="") as file:
             lines = file.readlines()
-        cut = lines and not lines[-1].endswith("\n")
-        return [row for row in csv.DictReader(lines[:-1] if cut else lines) if None not in row.values()]
+        cut = bool(lines) and not lines[-1].endswith("\n")
+        return [row for row in csv.DictReader(lines[:-1] if cut else lines) if row["step"]]
 
     def _write(self, rows: Iterable[dict[str, str]], columns: list[str]) -> None:
         with files.whole(self.metrics_file_path) as temporary, temporary.open("w", newline="") as file:
