@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import WandbLogger
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import configs
+from brainet_pl import configs, runs
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.evaluation import report
 from brainet_pl.module import CONFIG, HPARAMS, BRAINet, read_checkpoint
@@ -51,13 +53,19 @@ class SaveConfig(SaveConfigCallback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the settings of model, data, structure and Trainer as primitives."""
+        """Keep the settings of model, data, structure and Trainer, and which run this is."""
+        checkpoint[CONFIG] = copy.deepcopy(self._settings)
+        checkpoint[runs.RUN] = runs.describe(trainer)
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The settings as primitives; once, because dumping them takes longer than a short epoch."""
         dumped = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         config = {name: dumped.get(name) for name in ("model", "data", "structure", "trainer")}
         backbone = config["model"].get("backbone")
         if isinstance(backbone, dict):
             backbone["weights"] = None  # the checkpoint holds them: their file must not be asked for again
-        checkpoint[CONFIG] = config
+        return config
 
 
 class BrainetCLI(LightningCLI):
@@ -77,6 +85,18 @@ class BrainetCLI(LightningCLI):
         if chosen.get("weights_only") is False:
             raise UsageError("expected weights_only to be true, got false: a checkpoint holds no code, and runs none")
         chosen["weights_only"] = True
+
+    def before_fit(self) -> None:
+        """Find the checkpoint to go on from, and enter its run's folder or a new one."""
+        checkpoint = self._find_checkpoint()
+        runs.enter(self.trainer, checkpoint)
+
+    def _find_checkpoint(self) -> str | None:
+        settings = self.config_init[self.subcommand]
+        settings["ckpt_path"] = checkpoint = runs.find(self.trainer, settings["ckpt_path"])
+        return checkpoint
+
+    before_validate = before_test = before_predict = _find_checkpoint
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: a checkpoint's settings come before the command line's (`_complete`), never over them."""

@@ -226,12 +226,18 @@ class BRAINet(pl.LightningModule):
         self.forget_features()
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """The callback that fits scores, where there are any. The first hook of a run, which may be another's data."""
+        """The callbacks that fit scores, where there are any, and that make a resumed fit repeat an uninterrupted one.
+
+        This is the first hook of a run, which may be one of other data.
+        """
+        from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
 
         self.forget_features()  # a fit that failed while it was set up leaves them
-        there = any(isinstance(callback, ScoreFit) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
-        return [] if there or not any(score.needs_fit for score in self.scores) else [ScoreFit()]
+        wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
+        wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
+        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

@@ -1,18 +1,23 @@
 """Lightning callbacks: what is learned before fitting, what is evaluated while testing, files and figures."""
 
+from brainet_pl.callbacks.checkpoints import LastCheckpoint, WholeCheckpointIO
 from brainet_pl.callbacks.evaluation import Evaluation
 from brainet_pl.callbacks.features import FeatureCache
 from brainet_pl.callbacks.logging import log_figure, log_table
 from brainet_pl.callbacks.predictions import PredictionFile
+from brainet_pl.callbacks.resume import ExactResume
 from brainet_pl.callbacks.scores import ScoreFit
 from brainet_pl.callbacks.structure import StructureLearning
 
 __all__ = [
     "Evaluation",
+    "ExactResume",
     "FeatureCache",
+    "LastCheckpoint",
     "PredictionFile",
     "ScoreFit",
     "StructureLearning",
+    "WholeCheckpointIO",
     "log_figure",
     "log_table",
 ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from typing import Any, TextIO
+from typing import IO, Any
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what makes a spreadsheet compute a cell
 
 
-def write_rows(file: TextIO, rows: Iterable[Sequence[Any]]) -> None:
+def write_rows(file: IO[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write rows of numbers and texts; a text that a spreadsheet would take for a formula gets a ' in front of it.
 
     Names of sets, columns and classes come from files of others; `=cmd|…` as a name would run when the table is opened.

@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
+from brainet_pl import files
 from brainet_pl.callbacks.logging import log_artifact, log_figure, run_folder
 from brainet_pl.module import BRAINet, refuse_sharding
 from brainet_pl.ranks import on_rank_zero
@@ -17,6 +18,8 @@ from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.independence import IndependenceTest
 from brainet_pl.structure.learn import check_settings
+
+ORPHANED = 600.0  # seconds: a temporary file as old as that was left by a killed run; a younger one may be in use
 
 
 class StructureLearning(Callback):
@@ -111,6 +114,7 @@ class StructureLearning(Callback):
             return learn_structure(features, progress=self.progress, **self.settings)
         folder = Path(trainer.default_root_dir) / "structures" if self.cache is None else Path(self.cache)
         path = folder / f"{cache.cache_key(features, self.settings)}.json"
+        files.clean(folder, ORPHANED)
         ggt = cache.load(path)
         if ggt is not None:
             rank_zero_info(f"structure from {path}")
@@ -120,12 +124,18 @@ class StructureLearning(Callback):
         return ggt
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the size of the tree, draw it, and keep the tree beside the checkpoints."""
+        """Keep the tree beside the checkpoints, log its size and draw it; a resumed run has logged it already."""
         if isinstance(pl_module, BRAINet) and pl_module.ggt is not None:
             ggt = pl_module.ggt
             on_rank_zero(trainer, lambda: self._tell(trainer, ggt))
 
     def _tell(self, trainer: pl.Trainer, ggt: GGT) -> None:
+        # Not trainer.log_dir: that is a collective, and only rank zero comes here.
+        beside = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            cache.store(beside / "structure.json", ggt)
+        if trainer.ckpt_path is not None:
+            return
         facts = self._facts | {
             "structure/subnetworks": float(min(ggt.num_subnetworks, 10**300)),
             "structure/unique_structures": float(min(ggt.num_unique_structures, 10**300)),
@@ -135,7 +145,4 @@ class StructureLearning(Callback):
             logger.log_metrics(facts, step=trainer.global_step)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
-            # Not trainer.log_dir: that is a collective, and only rank zero comes here.
-            beside = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
-            cache.store(beside / "structure.json", ggt)
             log_artifact(trainer, "structure", beside / "structure.json", {"fingerprint": ggt.fingerprint} | facts)

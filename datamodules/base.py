@@ -208,11 +208,16 @@ class SplitData(pl.LightningDataModule):
         """Out-of-distribution samples by name."""
         return {name: self._loader(samples) for name, samples in self.ood_sets.items()}
 
-    def _loader(self, samples: SampleSet, **settings: Any) -> DataLoader[Any]:
+    def _loader(self, samples: SampleSet, shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
+        # Workers of the training data are seeded anew in every epoch, so that a resumed one can seed them alike. Others
+        # draw nothing; they live on, with a generator of their own, so that starting them moves nobody else's draws.
+        keep = self.num_workers > 0 and not shuffle
         return DataLoader(
             samples,
             batch_size=self.batch_size,
             num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            **settings,
+            persistent_workers=keep,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            generator=torch.Generator().manual_seed(0) if keep else None,
         )

@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import json
 import os
-import uuid
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from brainet_pl import files
 from brainet_pl.structure.canonical import canonical_order
 from brainet_pl.structure.data import as_table
 from brainet_pl.structure.ggt import GGT
@@ -82,11 +82,5 @@ def load(path: str | os.PathLike[str]) -> GGT | None:
 
 def store(path: str | os.PathLike[str], ggt: GGT) -> None:
     """Write a tree whole or not at all: another run may be reading the file. Missing folders are made."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
+    with files.whole(path) as temporary:
         temporary.write_text(ggt.to_json(), encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,0 +1,167 @@
+"""A resumed fit repeats the uninterrupted one: random states are kept in checkpoints and put back."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning_fabric.utilities.data import _set_sampler_epoch
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_warn
+
+from brainet_pl.callbacks.checkpoints import WholeCheckpointIO
+from brainet_pl.evaluation.record import everyones
+
+RANDOM = "brainet_random"  # the checkpoint's entry
+
+States = dict[str, Any]
+
+
+class ExactResume(Callback):
+    """Makes `fit(ckpt_path=…)` go on as if it had never stopped. A `BRAINet` brings this callback itself.
+
+    A checkpoint holds the states of the random generators of Python, NumPy and torch at its own moment and at the start
+    of its epoch. Lightning makes the iterator over an epoch's data after `on_train_epoch_start`, and that draws the
+    seeds of the sampler and of worker processes; but in a resumed fit Lightning makes the first one long before. So:
+
+    - after a checkpoint from the end of an epoch, its states are put back and the iterator is made again;
+    - after one from the middle of an epoch, the iterator is made from the states at the epoch's start, the batches that
+      were trained on are read and dropped, the states of the checkpoint are put back, and the epoch goes on.
+
+    Weights and metrics are then the same to the bit on a CPU. Not covered: random numbers in workers that outlive an
+    epoch (`persistent_workers`), and `reload_dataloaders_every_n_epochs`.
+    """
+
+    def __init__(self) -> None:
+        self._epoch_start: States = {}
+        self._stored: tuple[States, States] | None = None  # at the checkpoint, and at the start of its epoch
+        self._inside = False  # whether the checkpoint was written before the end of an epoch
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Forget an earlier fit, and have checkpoints written whole unless the user chose how to write them."""
+        self._stored = None
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = WholeCheckpointIO()
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the states of all processes; before that, what was logged is written, so that a kill can't lose it."""
+        checkpoint[RANDOM] = {"now": everyones(collect()), "epoch_start": everyones(self._epoch_start)}
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                logger.save()
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep what a fit has to put back."""
+        stored = checkpoint.get(RANDOM)
+        if trainer.state.fn != TrainerFn.FITTING or stored is None:
+            return
+        if len(stored["now"]) != trainer.world_size:
+            rank_zero_warn(
+                f"expected a checkpoint of {trainer.world_size} processes, got one of {len(stored['now'])}: the "
+                "resumed fit draws other random numbers than an uninterrupted one"
+            )
+            return
+        self._stored = stored["now"][trainer.global_rank], stored["epoch_start"][trainer.global_rank]
+        self._inside = _inside(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"])
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The first epoch's iterator is made from these: the sanity check in between leaves no trace in them."""
+        self._epoch_start = collect()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the states back; in the middle of an epoch, its data too."""
+        if self._stored is None:
+            return
+        loop: Any = trainer.fit_loop
+        loaders = loop._combined_loader.flattened
+        if any(getattr(loader, "persistent_workers", False) for loader in loaders):
+            rank_zero_warn(
+                "expected workers that live for an epoch, got persistent_workers=True in the training loader: if they "
+                "draw random numbers, for augmentation, a resumed fit can't repeat those; set it to False"
+            )
+        now, epoch_start = self._stored
+        epochs = loop.epoch_progress.current
+        inside = _inside(vars(epochs))
+        if self._inside and not inside:
+            rank_zero_warn(
+                "expected a checkpoint from the end of an epoch or from between its batches, got one from its last "
+                "batch: Lightning leaves out the validation that came next, so the resumed fit differs from an "
+                "uninterrupted one; use last.ckpt of LastCheckpoint"
+            )
+        if inside and not _stateful(loaders):
+            warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before")
+            put_back(epoch_start)
+            self._epoch_start = epoch_start
+            for loader in loaders:
+                _set_sampler_epoch(loader, epochs.processed)
+            fetcher, trained = iter(loop._data_fetcher), loop.epoch_loop.batch_progress.current.processed
+            for _ in range(trained):
+                next(fetcher)
+            fetcher.fetched -= trained  # Lightning adds them itself
+            self._stored = None  # on_train_epoch_start won't come for this epoch
+        put_back(now)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the states from which the epoch's iterator is made; after a resume, make it here."""
+        loop: Any = trainer.fit_loop
+        if self._stored is not None or trainer.current_epoch > 0:
+            self._epoch_start = collect()
+        if self._stored is not None:
+            self._stored = None
+            lightning_does = trainer.current_epoch > 0 and not getattr(loop, "is_resuming", False)
+            if not lightning_does and not _stateful(loop._combined_loader.flattened):
+                iter(loop._data_fetcher)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A checkpoint from the end leaves nothing to train, but a test may follow."""
+        if self._stored is not None:
+            put_back(self._stored[0])
+            self._stored = None
+
+
+def _inside(epochs: Mapping[str, int]) -> bool:
+    """Whether an epoch has begun and not ended, by Lightning's counts."""
+    return epochs["processed"] < epochs["started"]
+
+
+def _stateful(loaders: Any) -> bool:
+    """Whether loaders resume by themselves, as those of torchdata do."""
+    return any(hasattr(loader, "load_state_dict") for loader in loaders)
+
+
+def collect() -> States:
+    """The states of all global random generators, as tensors and primitives."""
+    version, words, gauss = random.getstate()
+    numpy: Any = np.random.get_state()  # noqa: NPY002  the global one is what many draw from
+    _, keys, position, has_gauss, cached = numpy
+    states: States = {
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "numpy": [torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def put_back(states: States) -> None:
+    """Set all global random generators to collected states."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    keys, position, has_gauss, cached = states["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
+        torch.cuda.set_rng_state_all(states["cuda"])

@@ -1,0 +1,223 @@
+"""Folders of runs on the command line, files that are whole, and what a broken file does to a fit."""
+
+import csv
+import os
+import tempfile
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import wandb
+import yaml
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+
+from brainet_pl import files, runs
+from brainet_pl.callbacks import StructureLearning, WholeCheckpointIO
+from brainet_pl.cli import main, shipped
+from brainet_pl.datamodules import Digits
+from brainet_pl.module import FORMAT, STORED, BRAINet
+from brainet_pl.network import Tree
+
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _away(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(runs.VERSION, "")
+
+
+def stub(*loggers, rank=0):
+    return SimpleNamespace(loggers=list(loggers), is_global_zero=rank == 0)
+
+
+def begin(*loggers):
+    """A fit that begins with these loggers."""
+    runs.enter(stub(*loggers), None)
+    return loggers[0]
+
+
+def checkpoint(folder, step=4, wandb=None, name="last.ckpt"):
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {STORED: {"format": FORMAT}, runs.RUN: {"wandb": wandb}, "global_step": step}
+    torch.save(content, folder / name)
+    return str(folder / name)
+
+
+def test_runs_that_begin_together_get_folders_of_their_own(tmp_path):
+    start, found = threading.Barrier(8), []
+
+    def one():
+        logger = CSVLogger("runs", name="digits")
+        start.wait()
+        found.append(begin(logger).version)
+
+    threads = [threading.Thread(target=one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(8))
+
+
+def test_loggers_and_processes_of_a_run_share_its_folder(tmp_path):
+    first = CSVLogger("runs", name="digits"), TensorBoardLogger("runs", name="digits")
+    begin(CSVLogger("runs", name="digits"))
+    begin(*first)
+    second = CSVLogger("runs", name="digits")
+    runs.enter(stub(second, rank=1), None)
+    assert [logger.version for logger in (*first, second)] == [1, 1, 1]
+
+
+def log(logger, *steps, **more):
+    for step in steps:
+        logger.log_metrics({"train/loss": step / 2} | more, step)
+    logger.save()
+
+
+def rows(folder):
+    return [(int(row["step"]), row["train/loss"]) for row in csv.DictReader((folder / "metrics.csv").open())]
+
+
+def test_a_resumed_run_goes_on_in_its_folder_with_its_rows_and_its_wandb_id(tmp_path):
+    folder = tmp_path / "runs" / "digits" / "version_1"
+    begin(CSVLogger("runs", name="digits"))
+    log(begin(CSVLogger("runs", name="digits")), *range(6))
+    file = checkpoint(folder / "checkpoints", step=4, wandb="abc123")
+    log_, board = CSVLogger("runs", name="digits"), WandbLogger(offline=True)
+    runs.enter(stub(log_, board), file)
+    assert log_.version == 1
+    assert board.version == board._wandb_init["id"] == "abc123"
+    assert board._wandb_init["resume"] == "allow"
+    assert [step for step, _ in rows(folder)] == [0, 1, 2, 3]  # the others are trained again
+    log(log_, 4, **{"val/new": 1.0})
+    log(log_, 5)
+    assert rows(folder) == [(step, str(step / 2)) for step in range(6)]
+
+
+def test_rows_of_a_test_stay_and_a_row_cut_by_a_kill_goes(tmp_path):
+    folder = tmp_path / "runs" / "digits" / "version_0"
+    logger = begin(CSVLogger("runs", name="digits"))
+    log(logger, 0, 1)
+    logger.log_metrics({"test/cls/Acc": 0.5}, 2)
+    log(logger, 2)
+    whole = (folder / "metrics.csv").read_text()
+    for cut in range(len(whole.rstrip("\n").rpartition("\n")[0]) + 1, len(whole)):
+        (folder / "metrics.csv").write_text(whole[:cut])
+        runs.enter(stub(CSVLogger("runs", name="digits")), checkpoint(folder / "checkpoints", step=2))
+        assert rows(folder) == [(0, "0.0"), (1, "0.5"), (2, "")]
+
+
+def test_a_new_column_is_written_whole(tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "digits" / "version_0"
+    logger = begin(CSVLogger("runs", name="digits"))
+    log(logger, 0, 1)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        log(logger, 2, **{"val/new": 1.0})
+    assert rows(folder) == [(0, "0.0"), (1, "0.5")]
+
+
+def test_a_checkpoint_that_was_copied_begins_another_run(tmp_path):
+    log(begin(CSVLogger("runs", name="digits")), 0, 1)
+    logger, board = CSVLogger("runs", name="digits"), WandbLogger(offline=True)
+    runs.enter(stub(logger, board), checkpoint(tmp_path / "elsewhere", wandb="abc123"))
+    assert (logger.version, board.version) == (1, None)
+
+
+def test_last_is_the_newest_run_even_if_it_has_no_checkpoint_yet(tmp_path):
+    def found():
+        return runs.find(stub(CSVLogger("runs", name="digits")), "last")
+
+    folders = [tmp_path / "runs" / "digits" / f"version_{n}" / "checkpoints" for n in range(3)]
+    assert found() is None
+    for n in (0, 1):
+        begin(CSVLogger("runs", name="digits"))
+        file = checkpoint(folders[n])
+        os.utime(file, (n, n))
+    assert found() == os.path.relpath(file)
+    os.utime(folders[0] / "last.ckpt", (2, 2))  # gone on with after the other
+    assert found() == os.path.relpath(folders[0] / "last.ckpt")
+    begin(CSVLogger("runs", name="digits"))
+    (tmp_path / "runs" / "digits" / "version_7").mkdir()  # of a test: it has no folder for checkpoints
+    assert found() is None
+    assert runs.find(stub(), "some/file.ckpt") == "some/file.ckpt"
+
+
+def test_the_command_line_goes_on_with_folder_best_and_wandb_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    fit = ["fit", "--config", "digits", "--ckpt_path=last", *QUIET]
+    first = main([*fit, "--trainer.max_epochs=2"])
+    (number,) = [logger.version for logger in first.trainer.loggers if isinstance(logger, WandbLogger)]
+    wandb.finish()
+    folder = tmp_path / "runs" / "digits" / "version_0"
+    before = (folder / "metrics.csv").read_text().splitlines()
+    second = main([*fit, "--trainer.max_epochs=3"])
+    wandb.finish()
+    best = [cli.trainer.checkpoint_callback for cli in (first, second)]
+    assert second.trainer.current_epoch == 3
+    assert [logger.version for logger in second.trainer.loggers] == [0, number]
+    assert (folder / "metrics.csv").read_text().splitlines()[: len(before)] == before
+    assert best[1].best_model_score <= best[0].best_model_score
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert names == sorted([os.path.basename(best[1].best_model_path), "last.ckpt", "structure.json"])
+
+
+def test_every_shipped_configuration_keeps_a_best_and_the_last():
+    for path in shipped().values():
+        used = {c["class_path"].rsplit(".", 1)[1]: c for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]}
+        assert "monitor" in used["ModelCheckpoint"]["init_args"], path.name
+        assert "LastCheckpoint" in used, path.name
+
+
+def test_a_checkpoint_is_written_beside_its_target_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "another_file_system"))
+    path = tmp_path / "new" / "last.ckpt"
+    WholeCheckpointIO().save_checkpoint({"a": torch.ones(2)}, path)
+    assert torch.equal(torch.load(path, weights_only=True)["a"], torch.ones(2))
+    before = path.read_bytes()
+
+    def full(content, file):
+        file.write(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="no space left"):
+        WholeCheckpointIO().save_checkpoint({"a": torch.zeros(2)}, path)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == ["last.ckpt"]
+
+
+def test_orphans_are_cleaned_and_young_files_of_others_stay(tmp_path):
+    for name, age in {".a.json.1.tmp": 1000, ".b.json.2.tmp": 0, "c.json": 1000}.items():
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    files.clean(tmp_path, 600)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.json.2.tmp", "c.json"]
+    files.clean(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+
+
+@pytest.mark.parametrize("content", ['{"cut": [1, 2', '{"a": 1}'])
+def test_a_broken_file_in_the_structure_cache_is_set_aside_and_learned_again(tmp_path, quiet_trainer, content):
+    def fit():
+        pl.seed_everything(0, verbose=False)
+        model = BRAINet(8, head=Tree(num_params=2000))
+        learn = StructureLearning(threshold=0.2, max_rows=300, progress=False, cache=str(tmp_path / "cache"))
+        quiet_trainer(tmp_path, learn, fast_dev_run=True).fit(model, datamodule=Digits())
+        return model.ggt
+
+    learned = fit()
+    (file,) = (tmp_path / "cache").iterdir()
+    file.write_text(content)
+    with pytest.warns(UserWarning, match=rf"set .*aside as {file.name}\.bad"):
+        again = fit()
+    assert again.fingerprint == learned.fingerprint
+    assert file.with_name(f"{file.name}.bad").read_text() == content
