@@ -18,7 +18,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_warn
 
 from brainet_pl.callbacks.checkpoints import WholeCheckpointIO
-from brainet_pl.evaluation.record import everyones
+from brainet_pl.ranks import everyones
 
 RANDOM = "brainet_random"  # the checkpoint's entry
 

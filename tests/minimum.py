@@ -1,4 +1,4 @@
-"""Print the least versions that pyproject.toml allows, as constraints for pip: `make test-min` installs exactly them."""
+"""Print the least versions that pyproject.toml allows, as constraints for pip; `make test-min` installs just them."""
 
 import re
 from pathlib import Path
