@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ENTRY = "digest"  # the key, in the entry of the checkpoint that rebuilds the head
+ENTRY = "digest"  # the key of the digests, inside the part that rebuilds the head
 
 
 def digests(checkpoint: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
     """A SHA-256 of each of these parts of a checkpoint that is there: names, types, shapes and bytes."""
-    return {key: fingerprint(checkpoint[key]) for key in keys if key in checkpoint}
+    return {key: fingerprint(_without_digests(checkpoint[key])) for key in keys if key in checkpoint}
 
 
 def check_digests(checkpoint: Mapping[str, Any], stored: Any, keys: Iterable[str]) -> None:
@@ -30,12 +30,13 @@ def check_digests(checkpoint: Mapping[str, Any], stored: Any, keys: Iterable[str
     """
     if stored is None:
         return
-    wanted = [key for key in keys if isinstance(stored, Mapping) and key in stored]
-    damaged = [key for key in wanted if key not in checkpoint or fingerprint(checkpoint[key]) != stored[key]]
-    if damaged or not isinstance(stored, Mapping):
+    wanted = {key: value for key, value in stored.items() if key in keys} if isinstance(stored, Mapping) else {"?": ""}
+    found = digests(checkpoint, wanted)
+    damaged = [key for key, value in wanted.items() if found.get(key) != value]
+    if damaged:
         raise ValueError(
-            f"expected the checkpoint as it was saved, got another {', '.join(damaged) or 'digest'}: the file is "
-            "damaged, take another copy; if you changed it yourself, delete checkpoint['brainet']['digest'] and save it"
+            f"expected the checkpoint as it was saved, got another {', '.join(damaged)}: the file is damaged, take "
+            "another copy; if you changed it yourself, delete checkpoint['brainet']['digest'] before saving it"
         )
 
 
@@ -52,6 +53,11 @@ def fingerprint(value: Any) -> str:
     return found.hexdigest()
 
 
+def _without_digests(part: Any) -> Any:
+    """A digest can't cover itself."""
+    return {key: value for key, value in part.items() if key != ENTRY} if isinstance(part, Mapping) else part
+
+
 def _feed(found: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         found.update(f"tensor {value.dtype} {tuple(value.shape)};".encode())
@@ -60,9 +66,8 @@ def _feed(found: Any, value: Any) -> None:
     elif isinstance(value, Mapping):
         found.update(f"dictionary {len(value)};".encode())
         for key, item in value.items():
-            if key != ENTRY:  # a digest can't cover itself
-                _feed(found, key)
-                _feed(found, item)
+            _feed(found, key)
+            _feed(found, item)
     elif isinstance(value, list | tuple):
         found.update(f"list {len(value)};".encode())
         for item in value:
