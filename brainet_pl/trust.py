@@ -302,8 +302,10 @@ class _Vetting:
         self.level -= 1
 
     def refuse(self, key: str, value: Any) -> NoReturn:
-        text = value if isinstance(value, str) and len(value) < 200 else checks.shown(value)
-        raise Untrusted(f"expected known classes and plain settings in the checkpoint, got {text!r} as {key}: {ADVICE}")
+        named = value.get("class_path") if isinstance(value, Mapping) else value
+        # Not the text of any other value: that of a list in itself has no end.
+        shown = repr(named[:200]) if isinstance(named, str) else f"a {type(value).__name__}"
+        raise Untrusted(f"expected known classes and plain settings in the checkpoint, got {shown} as {key}: {ADVICE}")
 
 
 def _own(base: type | None, path: str) -> type | None:

@@ -174,7 +174,9 @@ def test_a_toy_of_each_kind_through_fit_and_test(toys):
     assert fitted.trainer.callback_metrics["val/cal/halved"] == 0.5
     assert fitted.trainer.callback_metrics["val/cls/Second"] > 0.5
     (checkpoint,) = toys.glob("runs/**/*.ckpt")
-    tested = main(["test", "--ckpt_path", str(checkpoint), *QUIET]).trainer.callback_metrics
+    with pytest.raises(ValueError, match=r"got 'toys.*as model\..*--trust_checkpoint"):
+        main(["test", "--ckpt_path", str(checkpoint), *QUIET])
+    tested = main(["test", "--ckpt_path", str(checkpoint), "--trust_checkpoint", *QUIET]).trainer.callback_metrics
     assert tested["ood/large/length/AUROC"] > 0.95
     assert "ood/large/knn/AUROC" in tested
     assert tested["test/cls/Second"] > 0.5

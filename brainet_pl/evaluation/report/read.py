@@ -172,7 +172,7 @@ def _read_structure(folder: Path) -> GGT | None:
         return None
     try:
         return GGT.from_json(paths[0].read_text(encoding="utf-8"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"expected a learned structure in {paths[0]}, got {error!r}: fit the model again") from error
 
 
