@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all lint clean help
+.PHONY: demo test test-all test-min lint clean help
 
 help:
 	@echo "make demo      fit and test on digits, and write a report of it"
 	@echo "make test      lint, types and the fast tests"
 	@echo "make test-all  the same with the slow tests"
+	@echo "make test-min  the fast tests with the least versions that pyproject.toml allows, in .venv-min"
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), f"Python >= 3.10 expected, got {sys.version.split()[0]}: call make PYTHON=/path/to/newer/python"'
@@ -29,8 +30,18 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest
 
+.venv-min/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-min
+	$(PYTHON) tests/minimum.py > .venv-min/constraints.txt
+	.venv-min/bin/python -m pip install --quiet --editable '.[dev]' --constraint .venv-min/constraints.txt
+	touch $@
+
+test-min: .venv-min/.ready
+	cat .venv-min/constraints.txt
+	.venv-min/bin/python -m pytest -m "not slow"
+
 demo: $(READY)
 	$(BIN)/python -m brainet_pl.demo
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-min build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@
     python benchmarks/uci.py run --data DIR            # all published splits
     python benchmarks/uci.py table                     # print what is there again
     python benchmarks/uci.py speed                     # batched members against a loop
+    python benchmarks/uci.py run --smoke               # shows in half a minute that everything works
 
 Every finished cell is a line of docs/results/uci.jsonl, and a cell that is there is not run again. Every head of a set
 has the parameters of one hidden layer of 50 neurons (protein: 100), times 5 for the ensembles. Settings come from the
@@ -20,7 +21,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from common.command import add_out, results_folder
+from common.data import synthetic_uci
 from common.store import write_whole
 from common.tables import spread, table
 from common.timing import race
@@ -41,7 +43,6 @@ from brainet_pl.structure import GGT, Leaf, learn_structure
 from brainet_pl.structure.ggt import Tree
 from brainet_pl.tasks import Regression
 
-OUT = Path(__file__).parents[1] / "docs" / "results"
 MEMBERS, PASSES = 5, 50
 TRIALS = 18
 QUICK_SPLITS = 5
@@ -222,9 +223,8 @@ def train(
     padded = torch.stack([torch.cat([v, v.new_zeros(longest - len(v), v.shape[1])]) for v in evals])
     with torch.no_grad():
         chunks = [head.passes(part.repeat_interleave(members, dim=0), PASSES) for part in padded.split(200, dim=1)]
-    outputs = torch.cat([chunk.values for chunk in chunks], dim=1).unflatten(
-        0, (R, -1)
-    )  # (R, members or passes, rows, 2)
+    outputs = torch.cat([chunk.values for chunk in chunks], dim=1)
+    outputs = outputs.unflatten(0, (R, -1))  # (R, members or passes, rows, 2)
     results = []
     for i, r in enumerate(replicas):
         metrics = collect(tasks[i].measures(), "", tasks[i].group)
@@ -274,10 +274,11 @@ def train_groups(
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
-def trial(name: str, number: int) -> dict[str, Any]:
+def trial(name: str, number: int, shorten: int = 1) -> dict[str, Any]:
     """The settings of a trial, the same for all variants; each variant reads those that concern it.
 
-    3 weight decays × 6 pairs of learning rate and length; a dropout rate and a structure go with each pair.
+    3 weight decays × 6 pairs of learning rate and length; a dropout rate and a structure go with each pair. A smoke run
+    divides the length by `shorten`.
     """
     decay, pair = number % 3, number // 3
     if name in LARGE:
@@ -286,14 +287,14 @@ def trial(name: str, number: int) -> dict[str, Any]:
         lr, steps = [(0.01, 2500), (0.02, 1000), (0.01, 1000), (0.005, 2500), (0.02, 2500), (0.005, 1000)][pair]
     return {
         "lr": lr,
-        "steps": steps,
+        "steps": steps // shorten,
         "weight_decay": [0.0, 0.01, 0.1][decay] if name in LARGE else [0.03, 0.3, 1.0][decay],
         "dropout": [0.005, 0.01, 0.05, 0.01, 0.005, 0.05][pair],
         "structure": STRUCTURES[pair],
     }
 
 
-def tune_one(data: str, name: str, variant: str) -> dict[str, Any]:
+def tune_one(data: str, name: str, variant: str, shorten: int) -> dict[str, Any]:
     """The trial with the lowest validation NLL, a mean over parts held out of the first split's training rows."""
     start = time.perf_counter()
     x, y, _, _ = read_split(data, name, 0)
@@ -304,7 +305,7 @@ def tune_one(data: str, name: str, variant: str) -> dict[str, Any]:
         parts.append((x[kept], y[kept], x[held], y[held]))
     replicas, trees = [], []
     for number in range(TRIALS):
-        settings = trial(name, number)
+        settings = trial(name, number, shorten)
         if number % 3 == 0:
             ggt = tree_of(variant, x, settings)
         replicas += [Replica(*part, settings) for part in parts]
@@ -313,22 +314,22 @@ def tune_one(data: str, name: str, variant: str) -> dict[str, Any]:
     nll = np.array([f["reg/NLL"] for f in found]).reshape(TRIALS, -1).mean(axis=1)
     best = int(np.argmin(np.where(np.isfinite(nll), nll, np.inf)))
     seconds = round(time.perf_counter() - start, 1)
-    return {"trial": best, "seconds": seconds, "validation NLL": nll.round(4).tolist(), "settings": trial(name, best)}
+    settings = trial(name, best, shorten)
+    return {"trial": best, "seconds": seconds, "validation NLL": nll.round(4).tolist(), "settings": settings}
 
 
-def tune(data: str, names: Iterable[str], variants: Iterable[str], workers: int) -> None:
+def tune(out: Path, data: str, names: Iterable[str], variants: Iterable[str], workers: int, shorten: int = 1) -> None:
     """Choose settings for what has none yet."""
-    path = OUT / "uci_settings.json"
+    path = out / "uci_settings.json"
     chosen = json.loads(path.read_text()) if path.exists() else {}
     todo = [(n, v) for n in names for v in variants if v in MAIN and v not in chosen.get(n, {})]
     with ProcessPoolExecutor(workers) as pool:
-        futures = {pool.submit(tune_one, data, n, v): (n, v) for n, v in todo}
+        futures = {pool.submit(tune_one, data, n, v, shorten): (n, v) for n, v in todo}
         for future in as_completed(futures):
             n, v = futures[future]
             found = future.result()
             chosen.setdefault(n, {})[v] = found
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(chosen, indent=1))
+            write_whole(path, json.dumps(chosen, indent=1))
             print(n, v, found["settings"], f"{min(found['validation NLL']):.3f}", f"{found['seconds']} s", flush=True)
 
 
@@ -340,9 +341,9 @@ def tuned(variant: str) -> str:
     return variant.removesuffix("_shuffled").removesuffix("_stacked")
 
 
-def finished() -> list[dict[str, Any]]:
+def finished(out: Path) -> list[dict[str, Any]]:
     """All cells so far."""
-    path = OUT / "uci.jsonl"
+    path = out / "uci.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -365,10 +366,10 @@ def evaluate(data: str, name: str, variant: str, splits: list[int], settings: di
     ]
 
 
-def run(data: str, names: list[str], variants: list[str], splits: int, workers: int) -> None:
+def run(out: Path, data: str, names: list[str], variants: list[str], splits: int, workers: int) -> None:
     """Test cells that are not there yet, five splits at a time, so that an interrupted run has some of every set."""
-    chosen = json.loads((OUT / "uci_settings.json").read_text())
-    done = {(c["set"], c["variant"], c["split"]) for c in finished()}
+    chosen = json.loads((out / "uci_settings.json").read_text())
+    done = {(c["set"], c["variant"], c["split"]) for c in finished(out)}
     todo = []
     for first in range(0, splits, 5):
         for name in sorted(names, key=lambda n: n not in LARGE):
@@ -378,7 +379,7 @@ def run(data: str, names: list[str], variants: list[str], splits: int, workers: 
                 if open_splits:
                     todo.append((name, variant, open_splits))
     start = time.perf_counter()
-    with ProcessPoolExecutor(workers) as pool, (OUT / "uci.jsonl").open("a") as file:
+    with ProcessPoolExecutor(workers) as pool, (out / "uci.jsonl").open("a") as file:
         futures = [pool.submit(evaluate, data, n, v, s, chosen[n][tuned(v)]["settings"]) for n, v, s in todo]
         for i, future in enumerate(as_completed(futures)):
             for cell in future.result():
@@ -387,9 +388,9 @@ def run(data: str, names: list[str], variants: list[str], splits: int, workers: 
             print(f"{i + 1} of {len(todo)} groups of cells, {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def show() -> None:
+def show(out: Path) -> None:
     """Tables of RMSE and NLL, mean ± standard deviation over splits, beside the paper's; then who wins."""
-    cells = finished()
+    cells = finished(out)
     for family, plain, ours in (
         ("Deep Ensembles", "ensemble", "brainet_ensemble"),
         ("MC-dropout", "mc_dropout", "brainet_dropout"),
@@ -438,7 +439,7 @@ def _verdict(ours: dict[int, float], other: dict[int, float], digits: int, tally
 # -- speed ------------------------------------------------------------------------------------------------------------
 
 
-def speed(seconds: float) -> None:
+def speed(out: Path, seconds: float) -> None:
     """A training step of M batched members against M heads one after the other, plain and on a learned structure."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="expected .* parameters within 2 %")
@@ -462,7 +463,8 @@ def speed(seconds: float) -> None:
                 rows.append([label, members, batch, 1e3 * took["batched"], took["loop"] / took["batched"]])
     table(["structure", "members", "batch", "batched step, ms", "loop / batched"], rows)
     names = ("structure", "members", "batch", "batched ms", "ratio")
-    (OUT / "uci_speed.json").write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1))
+    content = [dict(zip(names, row, strict=True)) for row in rows]
+    write_whole(out / "uci_speed.json", json.dumps(content, indent=1))
 
 
 def _step(heads: list[Any], x: Tensor) -> Callable[[], None]:
@@ -477,7 +479,7 @@ def _step(heads: list[Any], x: Tensor) -> Callable[[], None]:
     return step
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["tune", "run", "table", "speed"])
@@ -488,18 +490,22 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=20, help="at most so many splits")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each race of `speed`")
-    args = parser.parse_args()
+    add_out(parser)
+    args = parser.parse_args(argv)
+    out, shorten, splits = results_folder(args), 1, QUICK_SPLITS if args.quick else args.splits
+    if args.smoke:
+        args.sets, args.seconds, shorten, splits = ["yacht"], 0.02, 100, 2
+        args.data = str(synthetic_uci(out / "data", args.sets[0], splits))
     if args.part in ("tune", "run") and args.data is None:
         parser.error(f"{args.part} needs --data DIR")
-    if args.part == "tune":
-        tune(args.data, args.sets, args.variants, args.workers)
-    elif args.part == "run":
-        run(args.data, args.sets, args.variants, QUICK_SPLITS if args.quick else args.splits, args.workers)
-        show()
-    elif args.part == "table":
-        show()
-    else:
-        speed(args.seconds)
+    if args.part == "tune" or (args.part == "run" and args.smoke):
+        tune(out, args.data, args.sets, args.variants, args.workers, shorten)
+    if args.part == "run":
+        run(out, args.data, args.sets, args.variants, splits, args.workers)
+    if args.part in ("run", "table"):
+        show(out)
+    if args.part == "speed":
+        speed(out, args.seconds)
 
 
 if __name__ == "__main__":

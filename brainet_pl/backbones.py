@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -264,6 +266,40 @@ def make_backbone(
     if weights is not None and model is not None:
         load_weights(model, weights)
     return model
+
+
+_PUBLISHED = re.compile(r"(torchvision|timm)/[\w.-]+")  # not timm's "hf-hub:…" and "local-dir:…", which read elsewhere
+_READS = re.compile("pretrained|checkpoint|weights|path|file|url|dir")  # options of theirs that name a file or address
+
+
+def check_stored_backbone(stored: Any, imported: bool = True) -> None:
+    """Refuse a backbone out of a checkpoint that would import or call more than a constructor of a known network.
+
+    Args:
+        stored: a name, or the settings of `Backbone` as a dictionary.
+        imported: whether `package.module:Class` is fine if that module is loaded already and has such a module class.
+    """
+    settings = stored if isinstance(stored, Mapping) else {"model": stored}
+    name, options = settings.get("model"), settings.get("options") or {}
+    if settings.get("weights") is not None or not isinstance(options, Mapping):
+        raise ValueError(
+            "expected a checkpoint to hold the weights of its backbone, got the file of other weights, or options that "
+            "are none: give the backbone yourself, BRAINet.load_from_checkpoint(path, backbone=module)"
+        )
+    if name is None or (isinstance(name, str) and name in CIFAR):
+        return
+    if isinstance(name, str) and _PUBLISHED.fullmatch(name) and not any(_READS.search(str(key)) for key in options):
+        return
+    if imported and isinstance(name, str) and ":" in name:
+        module, _, attribute = name.partition(":")
+        found = getattr(sys.modules.get(module), attribute, None)
+        if isinstance(found, type) and issubclass(found, nn.Module):
+            return
+    raise ValueError(
+        f"expected the backbone of a checkpoint to be a known network or a module class that is imported already, got "
+        f"{checks.shown(name)}: nothing is imported because a file names it; import the class first, or give the "
+        "backbone, BRAINet.load_from_checkpoint(path, backbone=module)"
+    )
 
 
 class FeatureExtractor(nn.Module):

@@ -78,6 +78,12 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def file_name(name: str, value: Any) -> None:
+    """Refuse what is not the bare name of a file: one with folders could overwrite any file. "" is fine."""
+    if not isinstance(value, str) or value == ".." or any(mark in value for mark in "/\\\0"):
+        raise ValueError(f"expected {name} to be the name of a file without folders, got {shown(value)}: give the name")
+
+
 def shown(value: Any) -> str:
     """A value as an error shows it: its type alone where it would fill the screen."""
     text = repr(value)

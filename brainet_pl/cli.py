@@ -20,16 +20,23 @@ import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
 from brainet_pl import configs
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.evaluation import report
-from brainet_pl.module import BRAINet, read_checkpoint
+from brainet_pl.module import CONFIG, HPARAMS, BRAINet, read_checkpoint
+from brainet_pl.trust import given_by, vet
 
 DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
-    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run."
+    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run. All take --debug, "
+    "which shows the whole traceback of an error. With --ckpt_path, settings come out of the checkpoint; its classes "
+    "that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file whose maker you know."
 )
+SUBCOMMANDS = ("fit", "validate", "test", "predict")
+TRUST, DEBUG = "--trust_checkpoint", "--debug"
+KEYWORDS = ("best", "last", "hpc", "null", "None", "")  # of Lightning, in place of a checkpoint's file
 SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
 
 
-CONFIG = "brainet_config"  # the checkpoint's entry with the settings of the command line
+class UsageError(FileNotFoundError):
+    """The command names something that is not there."""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -63,6 +70,14 @@ class BrainetCLI(LightningCLI):
         # So that `--model.head.num_params 8000` needs no class.
         parser.set_defaults({"model.head": {"class_path": "brainet_pl.network.Tree"}})
 
+    def before_instantiate_classes(self) -> None:
+        """A checkpoint named in a configuration file is held to the same rules; and what is loaded holds no code."""
+        chosen = self.config[self.subcommand]
+        check_ckpt_path(str(chosen.get("ckpt_path")))
+        if chosen.get("weights_only") is False:
+            raise UsageError("expected weights_only to be true, got false: a checkpoint holds no code, and runs none")
+        chosen["weights_only"] = True
+
     def _parse_ckpt_path(self) -> None:
         """Nothing: a checkpoint's settings come before the command line's (`_complete`), never over them."""
 
@@ -79,34 +94,53 @@ def config_path(name: str) -> Path:
     path = known.get(name.removesuffix(".yaml"))
     if path is None:
         listed = ", ".join(known)
-        raise FileNotFoundError(f"expected a file or one of the shipped configurations ({listed}), got {name!r}")
+        raise UsageError(f"expected a file or one of the shipped configurations ({listed}), got {name!r}")
     return path
 
 
 def stored_config(checkpoint: str | Path) -> dict[str, Any]:
     """The settings that a checkpoint carries; of one saved in Python, the model's alone."""
     content = read_checkpoint(checkpoint)
-    config: dict[str, Any] = content.get(CONFIG) or {"model": dict(content.get("hyper_parameters", {}))}
+    config: dict[str, Any] = content.get(CONFIG) or {"model": dict(content.get(HPARAMS, {}))}
     return config
+
+
+def check_ckpt_path(path: str) -> None:
+    """Refuse an address, which Lightning would load together with the code in it, and a file that is not there."""
+    if "://" in path:
+        raise UsageError(f"expected ckpt_path to be a file, got the address {path}: download it, then give the file")
+    if path not in KEYWORDS and not Path(path).is_file():
+        raise UsageError(
+            f"expected ckpt_path to be a checkpoint file, best, last or hpc, got {path!r}, and there is no such file: "
+            "check the path"
+        )
 
 
 def _complete(words: list[str], folder: str) -> list[str]:
     """Shipped configurations by name, and before everything else the configuration that a checkpoint carries."""
+    trusted = TRUST in words
+    words = [word for word in words if word != TRUST]
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("-") else [word])]
     for i, word in enumerate(words[:-1]):
         if word in ("--config", "-c") and not Path(words[i + 1]).is_file():
             words[i + 1] = str(config_path(words[i + 1]))
-    checkpoint = next((b for a, b in pairwise(words) if a == "--ckpt_path"), None)
-    if checkpoint and Path(checkpoint).is_file():
-        config = stored_config(checkpoint)
-        if words[0] != "fit":  # resuming takes up all of the Trainer's settings, a test only what watches it
+    command = next((i for i, word in enumerate(words) if word in SUBCOMMANDS), None)
+    checkpoints = [b for a, b in pairwise(words) if a == "--ckpt_path"]
+    if command is None or not checkpoints:
+        return words
+    check_ckpt_path(checkpoints[-1])
+    if Path(checkpoints[-1]).is_file():
+        config = stored_config(checkpoints[-1])
+        if words[command] != "fit":  # resuming takes up all of the Trainer's settings, a test only what watches it
             callbacks = (config.get("trainer") or {}).get("callbacks")
             config = {name: part for name, part in config.items() if name in ("model", "data")}
-            if words[0] == "test" and callbacks:
+            if words[command] == "test" and callbacks:
                 config["trainer"] = {"callbacks": callbacks}
+        if not trusted:
+            config = vet(config, given_by(words))
         path = Path(folder) / "checkpoint.yaml"
         path.write_text(yaml.safe_dump(config))
-        words[1:1] = ["--config", str(path)]
+        words[command + 1 : command + 1] = ["--config", str(path)]
     return words
 
 
@@ -139,8 +173,35 @@ def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
 
 
 def console() -> None:
-    """Entry point without a return value: a console script's result becomes its exit status."""
-    main()
+    """Entry point: an error becomes one line and the exit status 1, or 2 for a command that can't be meant.
+
+    Nothing is returned: a console script's result would become its exit status.
+    """
+    words = [word for word in sys.argv[1:] if word != DEBUG]
+    try:
+        main(words)
+    except KeyboardInterrupt:
+        sys.exit(_interrupted())
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning ends a fit so, with the status of an error
+            sys.exit(_interrupted())
+        raise
+    except Exception as error:
+        if DEBUG in sys.argv:
+            raise
+        print(f"brainet: {one_line(error)} ({DEBUG} shows where)", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error without line breaks and other signs that steer a terminal; its kind, if not ours."""
+    shown = " ".join("".join(sign if sign.isprintable() else " " for sign in str(error)).split())
+    return shown if shown.startswith("expected") else f"{type(error).__name__}: {shown}".rstrip(": ")
+
+
+def _interrupted() -> int:
+    print("brainet: interrupted", file=sys.stderr)
+    return 130  # as shells have it: 128 and the number of the signal
 
 
 if __name__ == "__main__":

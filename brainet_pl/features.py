@@ -65,14 +65,13 @@ def structure_loader(trainer: pl.Trainer, model: pl.LightningModule, max_rows: i
 
     A datamodule may offer `structure_dataloader` (un-augmented); else the training loader is rebuilt without shuffling.
     """
-    datamodule: Any = getattr(trainer, "datamodule", None)
-    if datamodule is not None and hasattr(datamodule, "structure_dataloader"):
-        return _fixed(datamodule.structure_dataloader(), max_rows)
-    source: Any = trainer.fit_loop._data_source.instance
-    if isinstance(source, pl.LightningModule | pl.LightningDataModule):
-        source = source.train_dataloader()
+    source: Any = trainer.fit_loop._data_source.instance  # not trainer.datamodule: an earlier fit may have left that
     if source is None:
-        source = datamodule.train_dataloader() if datamodule is not None else model.train_dataloader()
+        source = getattr(trainer, "datamodule", None) or model
+    if hasattr(source, "structure_dataloader"):
+        source = source.structure_dataloader()
+    elif hasattr(source, "train_dataloader"):
+        source = source.train_dataloader()
     return _fixed(source, max_rows)
 
 

@@ -36,5 +36,9 @@ def confidence_loss(
 
 
 def gaussian_nll(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-    """-log N(target; mean, variance) = ½·(log 2πσ² + (y - μ)²/σ²), for each element."""
+    """-log N(target; mean, variance) = ½·(log 2πσ² + (y - μ)²/σ²), for each element.
+
+    >>> gaussian_nll(torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2.0))
+    tensor(2.9189)
+    """
     return 0.5 * (math.log(2 * math.pi) + variance.log() + (target - mean) ** 2 / variance)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from brainet_pl import checks
-from brainet_pl.backbones import Backbone
+from brainet_pl import checks, digest
+from brainet_pl.backbones import Backbone, check_stored_backbone
 from brainet_pl.calibration import Calibrator
 from brainet_pl.cut import HeadLayer
 from brainet_pl.evaluation.metrics import Measure, collect
@@ -25,6 +26,7 @@ from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import need_tree
 from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
+from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
@@ -45,7 +47,27 @@ else:
     MeasuresLike = Sequence[Measure] | None
 
 STORED = "brainet"  # the checkpoint's entry with everything that rebuilds the head
+CONFIG = "brainet_config"  # its entry with the settings of the command line
+HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
+STATES = ("state_dict", STORED, "optimizer_states")
+SETTINGS = (HPARAMS, CONFIG)  # checked as the file is read: Lightning changes them before it loads a model
 FORMAT = 3  # of that entry
+
+
+class Seen(NamedTuple):
+    """What a model made of the K samples of a batch that count.
+
+    Attributes:
+        numbers: (K,) the place of each sample in its set; K is 0 where a process was given nothing but copies.
+        passes: of these samples.
+        scores: name → (K,) of these samples.
+        target: (K,) their targets, or None where there are none.
+    """
+
+    numbers: Tensor
+    passes: Passes
+    scores: dict[str, Tensor]
+    target: Tensor | None
 
 
 class BRAINet(pl.LightningModule):
@@ -95,6 +117,7 @@ class BRAINet(pl.LightningModule):
         self.head: Head | None = None
         self._in_features: int | None = None
         self._kept: Extracted | None = None  # training features, while a fit is set up
+        self._places = Places()
         extra = list(metrics or ())
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
@@ -225,7 +248,9 @@ class BRAINet(pl.LightningModule):
             weights_only: False would run whatever code a pickle holds, so it is refused.
             **kwargs: arguments of `BRAINet` to use instead of the stored ones.
         """
-        read_checkpoint(checkpoint_path)  # a file of another version is told before its settings are tried
+        content = read_checkpoint(checkpoint_path)  # a file of another version is told before its settings are tried
+        if "backbone" not in kwargs:
+            check_stored_backbone(content.get(HPARAMS, {}).get("backbone"))
         if not weights_only:
             raise ValueError(
                 "expected weights_only=True, got False: a checkpoint of BRAINet holds no code, and runs none"
@@ -247,10 +272,15 @@ class BRAINet(pl.LightningModule):
         stored = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
         stored["removed"] = removed
         checkpoint[STORED] = primitive(stored)
+        # Lightning calls this last: all parts are there.
+        checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the head from the checkpoint before its weights are loaded; the checkpoint's own tree wins."""
         stored = check_stored(checkpoint)
+        digest.check_digests(checkpoint, stored.get(digest.ENTRY), STATES)
+        if self._trainer is not None:
+            check_callback_states(checkpoint.get("callbacks"), self.trainer)
         if stored["backbone"] is not None and self.backbone.raw:
             raise ValueError(
                 f"expected a backbone of the class {stored['backbone']}, got none: it was given as a module, which a "
@@ -266,6 +296,8 @@ class BRAINet(pl.LightningModule):
             self._build_head(int(stored["in_features"]), ggt)
         ours = {type(score).__name__ for score in self.scores}
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
+            if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
+                continue
             if str(score["class_path"]).rpartition(".")[2] not in ours:  # fitted there, so it can be used here
                 self.scores.add(make_part(Score, score, "scores").to(self.device))
 
@@ -312,14 +344,30 @@ class BRAINet(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
-        x, y = self._unpack(batch)
-        passes = self.passes_of(x)
-        self._update(self.val_metrics, passes.predicted, y)
-        if self._settles and (len(self.scores) or self.calibration is not None):
-            scores = self.scores(passes)
-            self.scores.watch(passes, scores)
+        watched = self._settles and (len(self.scores) > 0 or self.calibration is not None)
+        seen = self._look(batch, batch_idx, scored=watched)
+        assert seen.target is not None
+        self._update(self.val_metrics, seen.passes.predicted, seen.target)
+        if watched:
+            self.scores.watch(seen.passes, seen.scores)
             if self.calibration is not None:
-                self.calibration.watch(passes.predicted, y, scores)
+                self.calibration.watch(seen.passes.predicted, seen.target, seen.scores)
+
+    def _look(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0, labelled: bool = True, scored: bool = True
+    ) -> Seen:
+        """Run a batch of validation or test data; whoever counts, counts only what this gives.
+
+        Samples that `DistributedSampler` repeats are run with the rest, so that no part of the model meets an empty
+        batch, and then left out.
+        """
+        x, target = self._unpack(batch) if labelled else (batch[0], None)
+        passes = self.passes_of(x)
+        scores = self.scores(passes) if scored else {}
+        numbers = self._places.of_batch(self.trainer, len(passes.predicted), batch_idx, dataloader_idx)
+        n = len(numbers)
+        few = {name: values[:n] for name, values in scores.items()}
+        return Seen(numbers, passes.first(n), few, None if target is None else target[:n])
 
     @property
     def _settles(self) -> bool:
@@ -338,12 +386,23 @@ class BRAINet(pl.LightningModule):
         if self.calibration is not None:
             self.log_dict({f"val/cal/{name}": value for name, value in self.calibration.settle().items()})
 
+    def on_test_start(self) -> None:
+        """Say aloud where unknown sets are run for nothing."""
+        from brainet_pl.callbacks.evaluation import Evaluation
+        from brainet_pl.callbacks.sets import test_sets
+
+        if not any(isinstance(callback, Evaluation) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
+            _, *others = test_sets(self.trainer)
+            if others:
+                rank_zero_warn(
+                    f"not evaluated: {', '.join(others)}; metrics are those of the first test loader alone: add the "
+                    "callback brainet_pl.callbacks.Evaluation, which compares the other sets with it"
+                )
+
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:  # type: ignore[override]
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
-        labelled = dataloader_idx == 0
-        x, target = self._unpack(batch) if labelled else (batch[0], None)
-        passes = self.passes_of(x)
-        scores = self.scores(passes)
+        seen = self._look(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
+        passes, scores, target = seen.passes, seen.scores, seen.target
         answers = {}
         if target is not None:
             answers = self.task.answers(passes.predicted, target)
@@ -353,7 +412,7 @@ class BRAINet(pl.LightningModule):
                 self._update(self.scaled_metrics, final, target)
                 answers |= {"calibrated": self.task.answers(final, target).get("confidence", final[:, -1])}
         trace = self.task.trace(passes.outputs, passes.weights, target)
-        return SampleBatch(scores, answers, trace, len(passes.outputs))
+        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""
@@ -408,22 +467,55 @@ def read_checkpoint(path: Any) -> dict[str, Any]:
         raise ValueError(f"expected a file, got the address {path}: download it first, then give the file")
     if not Path(path).is_file():
         raise FileNotFoundError(f"expected a checkpoint at {path}, found no such file: check the path")
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    check_stored(content)
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of a damaged file, any error may come
+        raise ValueError(
+            f"expected a checkpoint with tensors and primitives in {path}, got {type(error).__name__} when reading it: "
+            "the file is damaged or no checkpoint of BRAINet; take another copy"
+        ) from error
+    stored = check_stored(content)
+    digest.check_digests(content, stored.get(digest.ENTRY), SETTINGS)
     return content
 
 
 def check_stored(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a checkpoint holds to rebuild a head, or an error that says whose checkpoint it is."""
-    stored = checkpoint.get(STORED)
-    if stored is None:
+    stored = checkpoint.get(STORED) if isinstance(checkpoint, Mapping) else None
+    if not isinstance(stored, Mapping):
         raise ValueError("expected a checkpoint of BRAINet, got one without its structure: load it with its own class")
     if stored.get("format") != FORMAT:
         raise ValueError(
             f"expected a checkpoint of format {FORMAT}, got format {stored.get('format', 1)}, written by another "
             "version of brainet_pl: train the model again, or load it with the version that wrote it"
         )
-    return stored  # type: ignore[no-any-return]
+    settings = checkpoint.get(HPARAMS) or {}
+    if not isinstance(settings, Mapping) or "_instantiator" in settings:  # Lightning would import and call it
+        raise ValueError(
+            "expected the settings of a BRAINet in the checkpoint, got a function that makes the model: a checkpoint "
+            "is data and runs no code; take a file that BRAINet wrote"
+        )
+    return stored
+
+
+def check_callback_states(states: Any, trainer: pl.Trainer) -> None:
+    """Refuse states of callbacks that name files elsewhere: Lightning deletes older checkpoints by the names it reads.
+
+    It deletes what lies below its folder by the letter of the path, `folder/../../x` included, and anything that has an
+    address.
+    """
+    folders = tuple(f"{getattr(c, 'dirpath', None)}/" for c in trainer.checkpoint_callbacks)
+    for state in states.values() if isinstance(states, Mapping) else ():
+        best = state.get("best_k_models") if isinstance(state, Mapping) else None
+        names = list(best) if isinstance(best, Mapping) else []
+        names += [v for k, v in state.items() if str(k).endswith("path")] if isinstance(state, Mapping) else []
+        for name in (name for name in names if isinstance(name, str)):
+            address = "://" in name or "::" in name
+            if ".." in Path(name).parts or (address and not name.startswith(folders)):
+                raise ValueError(
+                    f"expected checkpoints in the folder of the run in the states of callbacks, got {name!r}: the file "
+                    "is not what Lightning writes; take another copy"
+                )
 
 
 def refuse_sharding(trainer: pl.Trainer) -> None:

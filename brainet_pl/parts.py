@@ -62,6 +62,10 @@ def make_part(base: Callable[..., P], given: Any, argument: str) -> P:
         base: the kind of part.
         given: a part, a name or a dictionary.
         argument: the argument it was given for, to say so in an error.
+
+    >>> from brainet_pl.network import HeadSettings
+    >>> make_part(HeadSettings, {"class_path": "MCDropout", "init_args": {"rate": 0.3}}, "head")
+    MCDropout(rate=0.3)
     """
     if isinstance(given, base):  # type: ignore[arg-type]
         return given  # type: ignore[no-any-return]

@@ -24,3 +24,8 @@ class Passes:
     features: Tensor
     predicted: Tensor
     scores: dict[str, Tensor] = field(default_factory=dict)
+
+    def first(self, n: int) -> Passes:
+        """The same of the first n samples of the batch."""
+        scores = {name: values[:n] for name, values in self.scores.items()}
+        return Passes(self.outputs[:, :n], self.weights, self.features[:n], self.predicted[:n], scores)

@@ -59,6 +59,12 @@ def swap_head(
         freeze: keep the backbone as it is.
         head: settings of the new head; None is `Tree()`, a BRAINet of 16,000 parameters.
         **learn: settings of `learn_structure`.
+
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    >>> swapped = swap_head(model, torch.randn(100, 6), 3, head=Tree(num_params=2000), test="gaussian", progress=False)
+    >>> swapped.eval().predict(torch.randn(2, 6), passes=5).shape
+    torch.Size([5, 2, 3])
     """
     settings = make_part(HeadSettings, Tree() if head is None else head, "head")
     num_classes = checks.whole("num_classes", num_classes, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -17,13 +16,15 @@ from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.callbacks.logging import define_summaries, file_name, log_figure, log_table, run_folder
-from brainet_pl.callbacks.sets import dealt_samples, test_sets
+from brainet_pl.callbacks.rows import write_rows
+from brainet_pl.callbacks.sets import test_sets
 from brainet_pl.evaluation import summary
 from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.figures import readable
-from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, everyones, group_means
+from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.features import Precomputed
 from brainet_pl.module import BRAINet
+from brainet_pl.ranks import Places, everyones, on_rank_zero
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
 MOST_UNCERTAIN = "test/most_uncertain"
@@ -71,14 +72,12 @@ class Evaluation(Callback):
         checks.whole("most_uncertain", most_uncertain, 0)
         if image_shape is not None and len(image_shape) not in (2, 3):
             raise ValueError(f"expected image_shape to be (C, H, W) or (H, W), got {tuple(image_shape)}")
-        if Path(score_file).name != score_file:
-            raise ValueError(f"expected score_file to be a name without folders, got {score_file!r}")
+        checks.file_name("score_file", score_file)
         self.figures, self.score_file, self.most_uncertain, self.score = figures, score_file, most_uncertain, score
         self.image_shape = None if image_shape is None else tuple(image_shape)
         self.record: TestRecord | None = None
         self._names: list[str] = []
-        self._seen: list[int] = []
-        self._dealt: list[int | None] = []
+        self._places = Places()
         self._doubtful: list[Sample] = []
         self._found: dict[str, Measured] = {}
 
@@ -97,8 +96,7 @@ class Evaluation(Callback):
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin a record; a wrong name is told before the work, not after it."""
         sets = test_sets(trainer)
-        self._names, self._seen, self._doubtful, self._found = list(sets), [0] * len(sets), [], {}
-        self._dealt = dealt_samples(trainer)
+        self._names, self._doubtful, self._found = list(sets), [], {}
         units = _units(pl_module) if isinstance(pl_module, BRAINet) else {}
         self.record = TestRecord(sets, units)
 
@@ -116,13 +114,17 @@ class Evaluation(Callback):
             return
         if dataloader_idx == 0:
             summary.headline(list(outputs.scores), self.score)  # a wrong score is told at the first batch
-        n = len(next(iter(outputs.scores.values())))
-        # Sample i of process r is the (i · processes + r)-th of its set: so DistributedSampler deals them.
-        numbers = (self._seen[dataloader_idx] + torch.arange(n)) * trainer.world_size + trainer.global_rank
-        self._seen[dataloader_idx] += n
-        dealt = self._dealt[dataloader_idx]
-        if dealt is not None:
-            numbers = numbers % dealt  # when all are dealt, it begins anew to even the parts
+        numbers = outputs.numbers
+        if numbers is None:  # of a module that knows nothing of other processes
+            n = len(next(iter(outputs.scores.values())))
+            numbers = self._places.of_batch(trainer, n, batch_idx, dataloader_idx)
+            if len(numbers) < n and outputs.trace is not None and outputs.trace.sums is not None:
+                rank_zero_warn(
+                    f"the curves over passes count {n - len(numbers)} samples of {self._names[dataloader_idx]} twice: "
+                    "sums of a batch can't be taken apart; give SampleBatch the numbers of samples that count, as "
+                    "brainet_pl.ranks.Places has them, and only these samples"
+                )
+            outputs = outputs.first(len(numbers))
         self.record.add(self._names[dataloader_idx], numbers, outputs)
         if dataloader_idx == 0 and self.figures and self.most_uncertain:
             inputs = batch[0] if isinstance(batch, list | tuple) else batch
@@ -185,8 +187,10 @@ class Evaluation(Callback):
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write and draw; after `on_test_epoch_end`, so that the metrics of all callbacks are there."""
         record, self.record = self.record, None
-        if not trainer.is_global_zero or record is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
+        if record is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            on_rank_zero(trainer, lambda: self._tell(trainer, pl_module, record))
+
+    def _tell(self, trainer: pl.Trainer, pl_module: pl.LightningModule, record: TestRecord) -> None:
         folder = run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         if self.score_file:
@@ -243,13 +247,12 @@ class Evaluation(Callback):
 
 def write_scores(path: Path, record: TestRecord) -> None:
     """One row a sample: its set, its number in the set, its scores; a cell is empty where a set lacks a score."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["set", "sample", *record.known.scores])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        write_rows(file, [["set", "sample", *record.known.scores]])
         for part in record.sets.values():
             missing = [""] * len(part)
             columns = [part.scores[name].tolist() if name in part.scores else missing for name in record.known.scores]
-            writer.writerows([part.name, *row] for row in zip(part.numbers.tolist(), *columns, strict=True))
+            write_rows(file, ([part.name, *row] for row in zip(part.numbers.tolist(), *columns, strict=True)))
 
 
 def thumbnail(x: Tensor, shape: tuple[int, ...] | None = None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
+
+from brainet_pl.callbacks.rows import write_rows
 
 
 def run_folder(trainer: pl.Trainer) -> Path:
@@ -63,8 +64,8 @@ def log_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequ
     for old in path.with_suffix("").glob("*.png"):
         old.unlink()
     plain = [[_saved(cell, path, f"{i}_{j}") for j, cell in enumerate(row)] for i, row in enumerate(rows)]
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([list(columns), *plain])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        write_rows(file, [list(columns), *plain])
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             import wandb

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import csv
-from typing import Any
+import heapq
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from brainet_pl import checks
 from brainet_pl.callbacks.logging import run_folder
+from brainet_pl.callbacks.rows import neutral, write_rows
+from brainet_pl.ranks import Places, everyones, on_rank_zero
 
 
 class PredictionFile(Callback):
     """Writes what `predict_step` returns, one row a sample, to a CSV file in the run's folder.
 
+    Columns are `loader` (its name in a dictionary of loaders, else its number), `sample` (the number of the sample in
+    its loader) and what the model gives. Rows are written batch by batch to a part file of each process. When the
+    prediction is over, the parts become one file in the order of the samples, whatever the number of processes.
+
     Args:
-        file: its name; under DDP every process adds its rank. "" writes none.
+        file: its name, without folders; "" writes none.
     """
 
     def __init__(self, file: str = "predictions.csv") -> None:
+        checks.file_name("file", file)
         self.file = file
-        self._rows: list[dict[str, Any]] = []
+        self._places = Places()
+        self._names: list[Any] = []
+        self._path = Path()
+        self._part: IO[str] | None = None
+        self._columns: list[str] = []
+        self._told = False
 
-    def on_predict_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Forget an earlier prediction."""
-        self._rows = []
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Agree on the folder; a part that an interrupted prediction left is written anew."""
+        loaders = trainer.predict_dataloaders
+        count = len(loaders) if isinstance(loaders, list | tuple) else 1
+        self._names = list(loaders) if isinstance(loaders, Mapping) else list(range(count))
+        self._path = Path(trainer.strategy.broadcast(str(run_folder(trainer)))) / self.file
+        self._columns, self._told = [], False
 
     def on_predict_batch_end(
         self,
@@ -37,27 +58,86 @@ class PredictionFile(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the rows of a batch; a tensor (B, C) becomes C columns."""
-        if not self.file or not isinstance(outputs, dict):
+        """Write the rows of a batch; a tensor (B, C) becomes C columns."""
+        if not self.file:
+            return
+        if not isinstance(outputs, Mapping) or not outputs:
+            if not self._told:
+                self._told = True
+                rank_zero_warn(
+                    f"not written to {self.file}: expected predict_step to return a dictionary of columns, got "
+                    f"{type(outputs).__name__}"
+                )
             return
         columns: dict[str, list[Any]] = {}
         for name, values in outputs.items():
             if isinstance(values, Tensor) and values.dim() == 2:
                 columns |= {f"{name}_{c}": column.tolist() for c, column in enumerate(values.unbind(dim=1))}
             else:
-                columns[name] = values.tolist()
-        rows = zip(*columns.values(), strict=True)
-        self._rows += [{"loader": dataloader_idx, **dict(zip(columns, row, strict=True))} for row in rows]
+                columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)
+        size = len(next(iter(columns.values())))
+        numbers = self._places.of_batch(trainer, size, batch_idx, dataloader_idx).tolist()
+        file = self._open_part(trainer, list(columns))
+        rows = zip(*(values[: len(numbers)] for values in columns.values()), strict=True)
+        write_rows(file, ([self._names[dataloader_idx], n, *row] for n, row in zip(numbers, rows, strict=True)))
+
+    def _open_part(self, trainer: pl.Trainer, columns: list[str]) -> IO[str]:
+        if self._part is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._part = self._part_path(trainer.global_rank).open("w", newline="", encoding="utf-8")
+            self._columns = columns
+            write_rows(self._part, [["loader", "sample", *columns]])
+        if columns != self._columns:
+            raise ValueError(
+                f"expected the same columns for all loaders, got {', '.join(self._columns)} and then "
+                f"{', '.join(columns)}: predict one loader at a time"
+            )
+        return self._part
+
+    def _part_path(self, rank: int) -> Path:
+        return self._path.with_name(f".{self._path.name}.{rank}.part")
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the file."""
-        if not self._rows:
-            return
-        rank = f"rank{trainer.global_rank}_" if trainer.world_size > 1 else ""
-        path = run_folder(trainer) / f"{rank}{self.file}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._rows[0])
-            writer.writeheader()
-            writer.writerows(self._rows)
-        rank_zero_info(f"predictions: {path}")
+        """Make one file of the parts."""
+        self._close()
+        columns = everyones(self._columns)  # and so all wait until all parts are written
+        written = [self._part_path(rank) for rank, names in enumerate(columns) if names]
+        if written:
+            on_rank_zero(trainer, lambda: self._merge(written))
+            rank_zero_info(f"predictions: {self._path}")
+
+    def _merge(self, parts: list[Path]) -> None:
+        """Each part is in the order of loaders and samples, so that one row of each is enough to find the next one."""
+        missing = [str(path) for path in parts if not path.is_file()]
+        if missing:
+            raise FileNotFoundError(
+                f"expected the predictions of all processes in {self._path.parent}, found no {', '.join(missing)}: let "
+                "the run's folder be one that all machines share; the parts are left where they are"
+            )
+        if len(parts) > 1:
+            order = {neutral(str(name)): i for i, name in enumerate(self._names)}
+
+            def place(row: Any) -> tuple[int, int]:
+                return order[row[0]], int(row[1])
+
+            whole = self._path.with_name(f".{self._path.name}.part")
+            with ExitStack() as stack, whole.open("w", newline="", encoding="utf-8") as file:
+                files = [stack.enter_context(path.open(newline="", encoding="utf-8")) for path in parts]
+                readers = [csv.reader(part) for part in files]
+                headers = [next(reader) for reader in readers]
+                writer = csv.writer(file)
+                writer.writerow(headers[0])
+                writer.writerows(heapq.merge(*readers, key=place))
+            for path in parts:
+                path.unlink()
+            parts = [whole]
+        parts[0].replace(self._path)  # only now: a half-written file never has the name of a whole one
+
+    def _close(self) -> None:
+        if self._part is not None:
+            self._part.close()
+            self._part = None
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Leave no file open; what was predicted so far stays in the part."""
+        self._close()

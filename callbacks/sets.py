@@ -7,9 +7,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_info
-from torch.utils.data.distributed import DistributedSampler
 
-from brainet_pl.evaluation.record import Role
+from brainet_pl.datamodules.base import check_set_names
+from brainet_pl.evaluation.record import MEANS, Role
 
 KNOWN = "test"
 
@@ -18,16 +18,23 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
     """Name → role of every test loader, in their order; the first is the known test set.
 
     Loaders are named by the dictionary that `test_dataloader` returned or `trainer.test(dataloaders=…)` was given. A
-    loader without a name gets one. The datamodule's attribute `near` names the unknown sets that resemble the training
-    data.
+    loader without a name gets one. Of the datamodule or module that gave the loaders, the attribute `near` names the
+    unknown sets that resemble the training data; loaders given to `trainer.test` itself have none.
     """
     loaders: Any = trainer.test_dataloaders
     if isinstance(loaders, Mapping):
         names = [str(name) for name in loaders]
         if KNOWN in names[1:]:
             raise ValueError(
-                f"expected the known test set {KNOWN!r} as the first of the test loaders, got {', '.join(names)}: put "
-                "it first"
+                f"expected the known test set {KNOWN!r} as the first of the test loaders, and once, got "
+                f"{', '.join(names)}: put it first"
+            )
+        check_set_names(names[1:])
+        taken = [name for name in names if name in MEANS.values()]
+        if taken:
+            raise ValueError(
+                f"expected names other than {' and '.join(MEANS.values())}, which are the means over sets of a kind, "
+                f"got {', '.join(taken)}: rename the set"
             )
     else:
         count = len(loaders) if isinstance(loaders, list | tuple) else 1
@@ -37,23 +44,13 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
                 f"test loaders without names are called {', '.join(names)}: the first is the known set, the others are "
                 "taken as unknown; return a dictionary of loaders from test_dataloader to name them"
             )
-    near = tuple(getattr(getattr(trainer, "datamodule", None), "near", ()))
+    # Not trainer.datamodule: that may be the one of an earlier fit, which knows nothing of the loaders of this test.
+    near = tuple(getattr(trainer.test_loop._data_source.instance, "near", ()))
     check_near(names[1:], near)
     return {name: "known" if i == 0 else "near" if name in near else "far" for i, name in enumerate(names)}
 
 
 test_sets.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest thinks of the name
-
-
-def dealt_samples(trainer: pl.Trainer) -> list[int | None]:
-    """How many samples the processes share out of each test loader, in their order; None where one has them all."""
-    loaders: Any = trainer.test_dataloaders
-    if isinstance(loaders, Mapping):
-        loaders = list(loaders.values())
-    samplers = [
-        getattr(part, "sampler", None) for part in (loaders if isinstance(loaders, list | tuple) else [loaders])
-    ]
-    return [len(part.dataset) if isinstance(part, DistributedSampler) else None for part in samplers]  # type: ignore[arg-type]
 
 
 def check_near(names: list[str], near: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from brainet_pl.callbacks.logging import log_artifact, log_figure, run_folder
 from brainet_pl.module import BRAINet, refuse_sharding
+from brainet_pl.ranks import on_rank_zero
 from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.independence import IndependenceTest
@@ -80,9 +81,8 @@ class StructureLearning(Callback):
         if stage != "fit" or not isinstance(pl_module, BRAINet) or not pl_module.needs_structure:
             return
         refuse_sharding(trainer)
-        # One rank learns; the others receive its tree, so that all build the same head.
-        text = self._obtain(trainer, pl_module).to_json() if trainer.is_global_zero else ""
-        ggt = GGT.from_json(trainer.strategy.broadcast(text))
+        # One process learns; the others receive its tree, so that all build the same head.
+        ggt = GGT.from_json(on_rank_zero(trainer, lambda: self._obtain(trainer, pl_module).to_json()))
         pl_module.set_structure(ggt)
         if ggt.perplexity() < 1.01 and ggt.num_subnetworks > 1:
             rank_zero_warn("the posterior over sub-networks has collapsed: all passes will be the same network")
@@ -121,9 +121,11 @@ class StructureLearning(Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the size of the tree, draw it, and keep the tree beside the checkpoints."""
-        if not trainer.is_global_zero or not isinstance(pl_module, BRAINet) or pl_module.ggt is None:
-            return
-        ggt = pl_module.ggt
+        if isinstance(pl_module, BRAINet) and pl_module.ggt is not None:
+            ggt = pl_module.ggt
+            on_rank_zero(trainer, lambda: self._tell(trainer, ggt))
+
+    def _tell(self, trainer: pl.Trainer, ggt: GGT) -> None:
         facts = self._facts | {
             "structure/subnetworks": float(min(ggt.num_subnetworks, 10**300)),
             "structure/unique_structures": float(min(ggt.num_unique_structures, 10**300)),

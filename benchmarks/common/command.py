@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from common.store import RESULTS
 
 
@@ -35,6 +37,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
     args.out = results_folder(args)
     if args.smoke:
         args.seeds, args.epochs, args.data = 1, 1, None
+        torch.set_num_threads(1)  # faster for small tensors, above all on a machine that has other things to do
     elif args.data is None:
         parser.error("expected the folder with the data sets, got none: give --data DIR, or try --smoke")
     return args

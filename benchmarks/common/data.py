@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from brainet_pl.backbones import Backbone
+from brainet_pl.datamodules.uci import FOLDERS
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the public ResNet-20's inputs
 VALIDATION = 2000  # test images set aside: the public weights have seen all training images
@@ -97,9 +98,9 @@ def last_layer(data: Path | None) -> nn.Linear:
 
 
 def mnist_pixels(data: Path | None, name: str = "MNIST", pool: int = 1) -> tuple[Labelled, Labelled]:
-    """(x, y) of training and test images, pixels (N, 784/pool²) between 0 and 1."""
+    """(x, y) of training and test images, pixels (N, 784/pool²) between 0 and 1; synthetic ones are (N, 49)."""
     if data is None:
-        return synthetic_pixels(300, pool), synthetic_pixels(100, pool, seed=1)
+        return synthetic_pixels(600), synthetic_pixels(200, seed=1)
     from torchvision import datasets
 
     source = getattr(datasets, name)
@@ -123,7 +124,7 @@ def relu_features(n: int, d: int, seed: int = 0) -> NDArray[np.float32]:
     return np.maximum(causes @ mixing + 0.7 * rng.normal(size=(n, d)) - 0.3, 0).astype(np.float32)
 
 
-def synthetic_features(n: int = 600, d: int = 64, classes: int = 10) -> Data:
+def synthetic_features(n: int = 900, d: int = 64, classes: int = 10) -> Data:
     """Dependent features with a shift for each class; the unknown have causes of their own."""
     draw = torch.Generator().manual_seed(0)
     y = torch.randint(classes, (n,), generator=draw)
@@ -134,13 +135,32 @@ def synthetic_features(n: int = 600, d: int = 64, classes: int = 10) -> Data:
     return Data(train, train, val, test, ood)
 
 
-def synthetic_pixels(n: int, pool: int = 1, seed: int = 0) -> Labelled:
-    """Images in which a few strokes, some of them those of a class, switch neighbouring pixels on."""
-    draw, side, classes = torch.Generator().manual_seed(seed), 28 // pool, 10
+def synthetic_pixels(n: int, side: int = 7, classes: int = 10, seed: int = 0) -> Labelled:
+    """Images of side² pixels in which a stroke of the class and a few others switch pixels on."""
+    draw = torch.Generator().manual_seed(seed)
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    strokes = torch.stack([((rows * (k % 5 + 1) + columns * (k // 5 + 1)) % 13 < 4).float() for k in range(20)])
+    strokes = torch.stack(
+        [((rows * (k % 5 + 1) + columns * (k // 5 + 1)) % 13 < 4).float() for k in range(2 * classes)]
+    )
     y = torch.randint(classes, (n,), generator=draw)
-    on = (torch.rand(n, 20, generator=draw) < 0.15).float()
+    on = (torch.rand(n, 2 * classes, generator=draw) < 0.15).float()
     on[torch.arange(n), y] = 1.0
     x = torch.einsum("nk,kij->nij", on, strokes) / 3 + 0.1 * torch.rand(n, side, side, generator=draw)
     return x.clamp(0, 1).flatten(1), y
+
+
+def synthetic_uci(root: Path, name: str, splits: int, n: int = 200, d: int = 6) -> Path:
+    """Write a regression set with so many splits in the form of the published ones; gives `root`."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, d))
+    x[:, d // 2 :] += x[:, : d - d // 2]
+    y = x[:, 0] - np.abs(x[:, -1]) + 0.1 * rng.normal(size=n)
+    files = {"data": np.column_stack([x, y]), "index_features": np.arange(d), "index_target": np.array([d])}
+    for split in range(splits):
+        test, train = np.split(rng.permutation(n), [n // 10])
+        files |= {f"index_train_{split}": train, f"index_test_{split}": test}
+    folder = root / FOLDERS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        np.savetxt(folder / f"{file}.txt", content)
+    return root

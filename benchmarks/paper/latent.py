@@ -36,15 +36,16 @@ SIDE, GRID = 10.0, 100  # the paper's: 100 values in [-10, 10]
 
 
 class VAE(nn.Module):
-    """784 → 400 → 2 latent variables → 400 → 784 (Kingma & Welling 2014)."""
+    """Pixels → 400 → 2 latent variables → 400 → 400 → pixels (Kingma & Welling 2014)."""
 
-    def __init__(self) -> None:
+    def __init__(self, pixels: int) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 4))
-        self.decoder = nn.Sequential(nn.Linear(2, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 784))
+        self.encoder = nn.Sequential(nn.Linear(pixels, 400), nn.ReLU(), nn.Linear(400, 4))
+        layers = nn.Linear(2, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, pixels)
+        self.decoder = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 784) → (B, 788): logits of the pixels, means and log variances of the code."""
+        """(B, pixels) → (B, pixels + 4): logits of the pixels, means and log variances of the code."""
         mean, log_variance = self.encoder(x).chunk(2, dim=1)
         z = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         return torch.cat([self.decoder(z), mean, log_variance], dim=1)
@@ -52,7 +53,7 @@ class VAE(nn.Module):
 
 def bound(outputs: Tensor, x: Tensor) -> Tensor:
     """Minus the evidence lower bound, in nats an image."""
-    pixels, mean, log_variance = outputs.split([784, 2, 2], dim=1)
+    pixels, mean, log_variance = outputs.split([x.shape[1], 2, 2], dim=1)
     divergence = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(dim=1)
     return (F.binary_cross_entropy_with_logits(pixels, x, reduction="none").sum(dim=1) + divergence).mean()
 
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     store = Store(args.out / "latent.json", {"epochs": args.epochs, "grid": GRID, "side": SIDE})
     (x, y), (x_test, y_test) = mnist_pixels(args.data)
     torch.manual_seed(0)
-    vae = VAE()
+    vae = VAE(x.shape[1])
     train(vae, x, x, epochs=args.epochs, loss=bound, name="VAE")
     ggt = learn_structure(x, test="gaussian", threshold=0.1, s=2, max_rows=20_000)
     head = BRAINetHead(ggt, 10, num_params=480_000)
@@ -112,7 +113,7 @@ def draw(codes: Tensor, labels: Tensor, images: Tensor, z: Tensor, information: 
     picks = torch.cat([high[:6], low[:6]])
     for k, i in enumerate(picks.tolist()):
         small = figure.add_subplot(grid[k % 6, 7 + k // 6])
-        small.imshow(images[i].view(28, 28), cmap="gray_r")
+        small.imshow(images[i].view(math.isqrt(images.shape[1]), -1), cmap="gray_r")
         small.set(xticks=[], yticks=[])
         letter = "ABCDEFGHIJKL"[k]
         small.set_title(f"{letter}  MI {information[i]:.3f}", fontsize=7)

@@ -45,17 +45,12 @@ MARKERS = "os^Dvx*P"
 Maker = Callable[[], nn.Module]
 
 
-def ensemble(budget: int, members: int) -> EnsembleHead:
-    """Members of two hidden layers, all together of `budget` parameters."""
-    return EnsembleHead(stacked_tree(784, 2), 10, budget, members)
-
-
 class Lab:
     """Images, trees, and one trained and measured head at a time."""
 
     def __init__(self, data: Path | None, images: int) -> None:
         (x, y), self.test = mnist_pixels(data)
-        self.short = data is None  # a smoke run
+        self.pixels, self.short = x.shape[1], data is None  # a smoke run has no data
         chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:images]
         self.x, self.y, self.images = x[chosen], y[chosen], images
         self.trees: dict[tuple[float, int], GGT] = {}
@@ -75,6 +70,10 @@ class Lab:
             return BRAINetHead(shuffled(tree) if control else tree, 10, num_params=budget)
 
         return make
+
+    def ensemble(self, budget: int, members: int) -> Maker:
+        """Members of two hidden layers, all together of `budget` parameters."""
+        return lambda: EnsembleHead(stacked_tree(self.pixels, 2), 10, budget, members)
 
     def measure(self, make: Maker, seed: int, name: str, counts: tuple[int, ...] = (PASSES,)) -> dict[str, Cell]:
         """Test quality for each number of passes, and of one simultaneous pass."""
@@ -105,13 +104,13 @@ def size(lab: Lab, store: Store, args: argparse.Namespace) -> dict[str, dict[flo
     for times in args.sizes:
         budget, s = times * UNIT, 2 if times <= 5 else 3
         makers: dict[str, Maker] = {
-            f"ensemble of {times} × 240k": lambda b=budget, m=times: ensemble(b, m),
+            f"ensemble of {times} × 240k": lab.ensemble(budget, times),
             "BRAINet": lab.brainet(budget, THRESHOLD, s),
         }
         if times == 1:
             makers["BRAINet, shuffled"] = lab.brainet(budget, THRESHOLD, s, control=True)
             for m in (2, 5):
-                makers[f"ensemble, {m} members"] = lambda m=m: ensemble(UNIT, m)
+                makers[f"ensemble, {m} members"] = lab.ensemble(UNIT, m)
         for name, make in makers.items():
             for seed in range(args.seeds):
 
@@ -132,8 +131,8 @@ def passes(lab: Lab, store: Store, args: argparse.Namespace) -> dict[str, dict[f
     """BRAINet, MC-dropout and Bayes by backprop (of twice the parameters) against the number of passes."""
     makers: dict[str, Maker] = {
         "BRAINet": lab.brainet(UNIT, THRESHOLD),
-        "MC-dropout": lambda: MLPHead(784, 10, UNIT, 2, RATE),
-        "Bayes by backprop": lambda: BayesHead(784, 10, 2 * UNIT),
+        "MC-dropout": lambda: MLPHead(lab.pixels, 10, UNIT, 2, RATE),
+        "Bayes by backprop": lambda: BayesHead(lab.pixels, 10, 2 * UNIT),
     }
     curves: dict[str, dict[float, list[Cell]]] = {}
     for name, make in makers.items():

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
     args = parse(arguments(__doc__), argv)
     store = Store(args.out / "operations.json", {"budget": BUDGET, "draws": 200})
-    (x, _), _ = mnist_pixels(args.data, pool=2 if args.smoke else 1)
+    (x, _), _ = mnist_pixels(args.data)
     d = x.shape[1]
     width = hidden_width(d, 10, 2, BUDGET)
     dense = d * width + width * width + width * 10

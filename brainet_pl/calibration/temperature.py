@@ -16,7 +16,11 @@ LOWEST, HIGHEST = 0.05, 20.0  # a validation set without an error would ask for 
 
 
 def scale(probs: Tensor, temperature: Tensor | float) -> Tensor:
-    """(…, C) probabilities → softmax(log p / τ); τ above 1 makes them less certain. Zeros stay (almost) zero."""
+    """(…, C) probabilities → softmax(log p / τ); τ above 1 makes them less certain. Zeros stay (almost) zero.
+
+    >>> scale(torch.tensor([0.8, 0.2]), 2.0)
+    tensor([0.6667, 0.3333])
+    """
     logs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
     return torch.as_tensor((logs / temperature).softmax(dim=-1))
 
@@ -26,6 +30,11 @@ def fit_temperature(probs: Tensor, target: Tensor) -> Tensor:
 
     The likelihood is concave in β = 1/τ, so its slope Σ_n (log p_n,y - E_softmax(β·log p)[log p_n]) has one zero, and
     bisection finds it whatever the data.
+
+    >>> sure = torch.tensor([[0.9, 0.1]]).repeat(4, 1)  # right three times of four
+    >>> tau = fit_temperature(sure, torch.tensor([0, 0, 0, 1]))
+    >>> scale(sure[0], tau)
+    tensor([0.7500, 0.2500])
     """
     if not len(probs) or len(probs) != len(target):
         raise ValueError(

@@ -43,15 +43,19 @@ def calibration_sums(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) 
 def calibration_error(sums: Tensor) -> Tensor:
     """(…, n_bins, 3) → (…) the expected calibration error Σ_b |Σ confidence - Σ hits| / N.
 
-    >>> calibration_error(calibration_sums(torch.tensor([0.9, 0.9]), torch.tensor([1.0, 0.0]))).item()
-    0.4
+    >>> calibration_error(calibration_sums(torch.tensor([0.9, 0.9]), torch.tensor([1.0, 0.0]))).round(decimals=4)
+    tensor(0.4000, dtype=torch.float64)
     """
     gaps = (sums[..., 1] - sums[..., 2]).abs().sum(dim=-1)
     return gaps / sums[..., 0].sum(dim=-1)
 
 
 def adaptive_calibration_error(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) -> Tensor:
-    """Confidences and hits (N,) → the error; with fewer samples than bins, each sample is a bin."""
+    """Confidences and hits (N,) → the error in bins of equal counts; with fewer samples than bins, each is a bin.
+
+    >>> adaptive_calibration_error(torch.tensor([0.5, 1.0]), torch.tensor([1.0, 1.0]))
+    tensor(0.2500)
+    """
     order = torch.argsort(confidence, stable=True)
     gaps = torch.tensor_split((correct - confidence)[order], min(n_bins, len(order)))
     return torch.stack([gap.sum().abs() for gap in gaps]).sum() / len(order)
@@ -62,6 +66,9 @@ def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> Tensor:
 
     Samples of equal uncertainty count as answered in random order: each gets the mean error of its group, so the curve
     does not depend on the order of the data.
+
+    >>> risk_coverage(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([0.0, 0.0, 1.0]))
+    tensor([0.0000, 0.0000, 0.3333])
     """
     _, group, size = torch.unique(uncertainty, return_inverse=True, return_counts=True)  # in ascending order
     errors = torch.zeros(len(size), dtype=torch.float64, device=wrong.device).index_add(0, group, wrong.double())
@@ -111,6 +118,9 @@ def separation(known: Tensor, unknown: Tensor) -> dict[str, float]:
 
     FPR95 is the share of known inputs flagged when 95 % of the unknown are; DetErr the least mean of misses and false
     alarms over all thresholds; AUPR-out and AUPR-in take the unknown or the known as positive.
+
+    >>> separation(torch.tensor([0.1, 0.4]), torch.tensor([0.3, 0.9]))["AUROC"]
+    0.75
     """
     out, inside = roc_curve(known, unknown), roc_curve(-unknown, -known)
     return {

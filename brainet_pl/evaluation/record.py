@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from brainet_pl.evaluation.curves import separation
 from brainet_pl.evaluation.passes import PassSums, PassTrace
+from brainet_pl.ranks import everyones
 
-T = TypeVar("T")
 Role = Literal["known", "near", "far"]
+MEANS: Mapping[str, str] = {"near": "near_mean", "far": "far_mean"}  # role → name of the mean over sets of this role
 Columns = dict[str, Tensor]
 Measured = dict[str, dict[str, float]]  # score → measure → value
 
@@ -36,12 +36,23 @@ class SampleBatch:
             calibration.
         trace: what another pass buys, or None.
         passes: T, or None where there are none to speak of.
+        numbers: (B,) the place of each sample in its set, where the model leaves out the copies that several processes
+            were dealt; None lets the callback number and leave out.
     """
 
     scores: Columns
     answers: Columns = field(default_factory=dict)
     trace: PassTrace | None = None
     passes: int | None = None
+    numbers: Tensor | None = None
+
+    def first(self, n: int) -> SampleBatch:
+        """The same of the first n samples; sums over samples stay as they are."""
+        trace = self.trace
+        if trace is not None:
+            trace = trace._replace(scores={name: values[:, :n] for name, values in trace.scores.items()})
+        scores, answers = ({name: v[:n] for name, v in part.items()} for part in (self.scores, self.answers))
+        return SampleBatch(scores, answers, trace, self.passes)
 
 
 @dataclass
@@ -153,11 +164,11 @@ def group_means(found: Mapping[str, Measured], sets: Sequence[SetRecord]) -> dic
     """
     means: dict[str, Measured] = {}
     marked = any(part.role == "near" for part in sets)
-    for role in ("near", "far"):
+    for role, mean in MEANS.items():
         names = [part.name for part in sets if part.role == role and part.name in found]
         if marked and len(names) > 1:
             shared = [score for score in found[names[0]] if all(score in found[n] for n in names)]
-            means[f"{role}_mean"] = {
+            means[mean] = {
                 score: {
                     measure: sum(found[n][score][measure] for n in names) / (1 if measure == "n_ood" else len(names))
                     for measure in found[names[0]][score]
@@ -165,15 +176,6 @@ def group_means(found: Mapping[str, Measured], sets: Sequence[SetRecord]) -> dic
                 for score in shared
             }
     return means
-
-
-def everyones(own: T) -> list[T]:
-    """The object of each process, in the order of ranks; a collective, so all processes must call it."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [own]
-    found: list[T | None] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, own)
-    return found  # type: ignore[return-value]
 
 
 def _kept(columns: Columns) -> Columns:

@@ -97,17 +97,23 @@ class EnsembleHead(Head):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d), or (M, B, d) with samples of its own for each member → (M, B, O); dropout only while training."""
+        x = self._samples(x)
         if not self.training:
             return self._emit(self.layers.run_evaluate(x))
         return self._emit(self.layers.run_train(x, _only_branch, self.dropout))
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """(B, d) or (M, B, d) → (M, B, O); with dropout (M·T, B, O), T masks for each member in turn."""
+        x = self._samples(x)
         if not self.dropout:
             return Outputs(self._emit(self.layers.run_evaluate(x)))
         count = checks.whole("passes", count, 1)
         outputs = self._emit(self.layers.run_evaluate(torch.cat([x] * count, dim=-2), self.dropout))  # (M, T·B, O)
         return Outputs(outputs.reshape(self.members * count, x.shape[-2], self.out_features))
+
+    def _samples(self, x: Tensor) -> Tensor:
+        """The samples (1, B, d) of an only member as (B, d), and all others as they are."""
+        return x.squeeze(0) if self.members == 1 and x.dim() == 3 else x
 
     def _emit(self, root: Tensor) -> Tensor:
         """The root's rows (M, R, B) → outputs (M, B, O)."""

@@ -23,7 +23,11 @@ def width_rule(factor: float, min_width: int) -> Widths:
 
 
 def split_width(total: int, sizes: Sequence[int], least: int) -> list[int]:
-    """Share `total` neurons among layers in proportion to the sizes of their ancestor sets, `least` at the least."""
+    """Share `total` neurons among layers in proportion to the sizes of their ancestor sets, `least` at the least.
+
+    >>> split_width(10, [3, 1], 1)
+    [7, 3]
+    """
     spare = total - least * len(sizes)
     share = np.asarray(sizes) / sum(sizes) * spare
     whole = np.floor(share).astype(int)

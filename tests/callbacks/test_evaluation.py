@@ -230,10 +230,17 @@ def test_every_set_is_compared_once_by_every_score(run, tmp_path, quiet_trainer,
 def test_the_calibration_error_is_one_number_everywhere(run, tmp_path, quiet_trainer, monkeypatch):
     drawn = {}
     monkeypatch.setattr(evaluation_module, "log_figure", lambda trainer, name, figure: drawn.update({name: figure}))
-    model = on_the_tree(run, 8, head=Tree(num_params=4000), passes=4)
-    logged = together(quiet_trainer(tmp_path, Evaluation()).test(model, datamodule=Digits(), verbose=False))
+    model = on_the_tree(run, 8, head=Tree(num_params=4000, inference="enumerated")).eval()
+    x = torch.stack([x for x, _ in digits_set()])
+    with torch.no_grad():
+        model.head.output.weight *= 100  # confidences of all sizes
+        guess = model(x).argmax(dim=1)
+    chance = torch.rand(len(x), generator=torch.Generator().manual_seed(0))
+    data = DataLoader(TensorDataset(x, torch.where(chance < 0.6, guess, (guess + 1) % 8)), batch_size=64)
+    logged = together(quiet_trainer(tmp_path, Evaluation()).test(model, dataloaders=data, verbose=False))
     expected = logged["test/cal/ECE"]
-    assert expected > 0.01
+    confidence = 1 - np.mean([float(row["max_softmax"]) for row in read(tmp_path / "scores.csv")])
+    assert expected > abs(confidence - logged["test/cls/Acc"]) + 0.02  # too sure here and too shy there: bins matter
     (panel,) = (ax for ax in drawn["test/passes"].axes if ax.get_title("left").startswith("ECE"))
     assert panel.lines[0].get_ydata()[-1] == pytest.approx(expected, abs=1e-6)
     labels = [text.get_text() for text in drawn["test/reliability"].legends[0].get_texts()]

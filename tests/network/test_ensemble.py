@@ -152,6 +152,16 @@ def test_members_can_have_samples_of_their_own(tree):
     assert dropped.passes(x, 4).values.shape == (4 * M, 6, 2)
 
 
+def test_an_only_member_may_have_samples_of_its_own_too(tree):
+    head = randomise(EnsembleHead(tree[0], 2, 600, 1, dropout=0.2))
+    x = torch.randn(6, D)
+    assert head.train()(x[None]).shape == (1, 6, 2)
+    torch.testing.assert_close(head.eval()(x[None]), head(x))
+    assert head.passes(x[None], 4).values.shape == (4, 6, 2)
+    with pytest.raises(ValueError, match=r"expected features of shape \(batch, 10\)"):
+        head(x.expand(2, -1, -1))
+
+
 def test_copies_and_state_dicts(tree, tmp_path):
     head = randomise(EnsembleHead(tree[0], 2, M * 600, M)).eval()
     x = torch.randn(5, D)

@@ -1,0 +1,22 @@
+"""Rows to a CSV file that is safe to open in a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what makes a spreadsheet compute a cell
+
+
+def write_rows(file: TextIO, rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows of numbers and texts; a text that a spreadsheet would take for a formula gets a ' in front of it.
+
+    Names of sets, columns and classes come from files of others; `=cmd|…` as a name would run when the table is opened.
+    """
+    csv.writer(file).writerows([neutral(cell) for cell in row] for row in rows)
+
+
+def neutral(cell: Any) -> Any:
+    """A cell as it may stand in a file: a text that looks like a formula is marked as text."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell

@@ -1,0 +1,182 @@
+"""Every benchmark runs from end to end on small synthetic data, so that none can rot unnoticed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from brainet_pl.backbones import CifarResNet
+from brainet_pl.structure import rai
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+def cells_of(path):
+    """The cells of a finished JSON file."""
+    return json.loads(path.read_text())["cells"]
+
+
+# -- the paper --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("table1", "BRAINet + dropout, shuffled/0"),
+        ("table2", "BRAINet + confidence/0"),
+        ("structures", "1000/0"),
+        ("operations", "s=3 order=2 threshold=0.2"),
+        ("latent", "AUROC far against near"),
+        ("generative", "learned wiring"),
+    ],
+)
+def test_experiments_of_the_paper(load, name, cell, tmp_path, capsys):
+    load(f"paper/{name}").main(["--smoke", "--out", str(tmp_path)])
+    assert cell in cells_of(tmp_path / f"{name}.json")
+    printed = capsys.readouterr().out
+    assert "|---|" in printed or name == "latent"
+    assert "nan" not in printed
+    assert (tmp_path / f"{name}.png").is_file() == (name in ("table1", "structures", "latent"))
+
+
+@pytest.mark.parametrize("what", ["size", "passes", "ablation"])
+def test_mnist(load, what, tmp_path):
+    load("paper/mnist").main([what, "--smoke", "--out", str(tmp_path)])
+    for cell in cells_of(tmp_path / f"mnist_{what}_5000.json").values():
+        assert all(np.isfinite(value) for found in cell.values() for value in found.values())
+    assert (tmp_path / f"mnist_{what}_5000.png").is_file()
+
+
+def test_table3_without_its_peers(load, tmp_path, monkeypatch):
+    table3 = load("paper/table3")
+    monkeypatch.setattr(table3, "laplace", lambda data, layer: lambda x: layer(x).softmax(-1))
+    predict = {name: lambda x: torch.full((len(x), 10), 0.1) for name in ("SWA", "SWAG")}
+    monkeypatch.setattr(table3, "averaged", lambda data, layer, epochs, seed: predict)
+    table3.main(["--smoke", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "table3.json")
+    assert {"SGD", "SWAG/0", "BRAINet + dropout/0"} <= set(cells)
+    assert cells["SWA/0"][""]["nll"] == pytest.approx(np.log(10), rel=1e-4)
+
+
+def test_table3_with_its_peers(load, tmp_path):
+    pytest.importorskip("torch_uncertainty")
+    pytest.importorskip("laplace")
+    load("paper/table3").main(["--smoke", "--out", str(tmp_path)])
+    assert {"Laplace, last layer", "SWA/0", "SWAG/0"} <= set(cells_of(tmp_path / "table3.json"))
+
+
+# -- the others -------------------------------------------------------------------------------------------------------
+
+
+def test_head(load, tmp_path):
+    load("head").main(["--smoke", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "head.json").read_text())
+    assert len(rows) == 4
+    assert all(row["step / MLP, per sample"] > 0 for row in rows)
+
+
+def test_uci(load, tmp_path, capsys):
+    uci = load("uci")
+    for part in ("tune", "run", "table", "speed"):
+        uci.main([part, "--smoke", "--out", str(tmp_path)])
+    assert set(json.loads((tmp_path / "uci_settings.json").read_text())["yacht"]) == set(uci.MAIN)
+    assert len(uci.finished(tmp_path)) == 2 * len(uci.MAIN)
+    assert "| yacht | 2 |" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "uci_speed.json").read_text())) == 8
+
+
+@pytest.mark.parametrize("variant", ["brainet_ensemble_stacked", "brainet_dropout_shuffled"])
+def test_uci_controls(load, variant, tmp_path):
+    uci = load("uci")
+    data = load("common/data").synthetic_uci(tmp_path, "yacht", 2)
+    cells = uci.evaluate(str(data), "yacht", variant, [0, 1], uci.trial("yacht", 0, shorten=100))
+    assert all(np.isfinite(cell["reg/NLL"]) for cell in cells)
+
+
+@pytest.mark.parametrize("command", ["paper/structures.py --smoke", "uci.py speed --smoke"])
+def test_commands_of_both_folders(command, tmp_path):
+    script, *rest = command.split()
+    words = [sys.executable, str(ROOT / "benchmarks" / script), *rest, "--out", str(tmp_path)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "|---|" in done.stdout
+
+
+# -- structure --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def structure(load, tmp_path, monkeypatch):
+    """The benchmark of the learner with small tables, its results in a temporary folder."""
+    module, relu_features = load("structure"), load("common/data").relu_features
+    monkeypatch.setattr(module, "OUT", tmp_path)
+    monkeypatch.setattr(module, "relu_features", lambda n, d: relu_features(min(n, 500), min(d, 32)))
+    monkeypatch.setattr(module, "NETWORKS", ["asia"])
+    monkeypatch.setattr(module, "SIZES", [500])
+    return module
+
+
+@pytest.fixture
+def chain(load, structure, monkeypatch):
+    """A network of six binary variables in a row, in place of those in BIF files."""
+    bif = load("bif")
+    dag = np.eye(6, k=1, dtype=bool)
+    tables = [([], np.array([0.5, 0.5])), *(([v], np.array([[0.9, 0.1], [0.2, 0.8]])) for v in range(5))]
+    network = bif.Network([str(v) for v in range(6)], dag, tables)
+    monkeypatch.setattr(structure, "read_bif", lambda path: network)
+
+
+def test_growth(structure, tmp_path):
+    structure.growth()
+    assert len(json.loads((tmp_path / "structure.json").read_text())["growth"]) == 8
+    assert (tmp_path / "structure_growth.png").is_file()
+
+
+def test_scale(structure, tmp_path):
+    rng = np.random.default_rng(0)
+    torch.save(CifarResNet(20).state_dict(), tmp_path / "resnet20_cifar10.pth")
+    np.savez(tmp_path / "cifar10_train.npz", x=rng.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8))
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = np.zeros((300, 28, 28), dtype=np.uint8)
+    images[:, 10:16, 10:16] = rng.integers(0, 256, (300, 6, 6))
+    (raw / "train-images-idx3-ubyte").write_bytes(bytes(16) + images.tobytes())
+    structure.scale(tmp_path)
+    assert len(json.loads((tmp_path / "structure.json").read_text())["scale"]) == 10
+
+
+def test_accuracy_and_speed_without_peers(structure, chain, tmp_path, monkeypatch):
+    for peer in ("causal_learn_pc", "pyagrum_miic"):
+        monkeypatch.setattr(structure, peer, lambda x: rai(x, test="g2"))
+    structure.accuracy(tmp_path, seeds=1)
+    structure.speed(tmp_path, repeats=1)
+    found = json.loads((tmp_path / "structure.json").read_text())
+    assert found["accuracy"]["cells"][0]["rai"]["shd"] <= 2
+    assert found["speed"]["loop"]["ratio"] > 1
+
+
+def test_accuracy_of_peers(structure, chain, tmp_path):
+    pytest.importorskip("causallearn")
+    pytest.importorskip("pyagrum")
+    structure.accuracy(tmp_path, seeds=1)
+    cell = json.loads((tmp_path / "structure.json").read_text())["accuracy"]["cells"][0]
+    assert cell["causal-learn PC"]["shd"] <= 3
+
+
+def test_networks_are_read(load, tmp_path):
+    pytest.importorskip("pgmpy")
+    text = """network small { }
+variable a { type discrete [ 2 ] { yes, no }; }
+variable b { type discrete [ 2 ] { yes, no }; }
+probability ( a ) { table 0.25, 0.75; }
+probability ( b | a ) { (yes) 0.9, 0.1; (no) 0.2, 0.8; }
+"""
+    (tmp_path / "small.bif").write_text(text)
+    network = load("bif").read_bif(tmp_path / "small.bif")
+    assert network.dag.tolist() == [[False, True], [False, False]]
+    np.testing.assert_allclose(network.tables[1][1], [[0.9, 0.1], [0.2, 0.8]])
