@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -325,6 +326,7 @@ class FeatureExtractor(nn.Module):
         self.model = nn.Identity() if model is None else model
         self.raw, self.frozen, self.head_layer = model is None, frozen, head_layer
         self.removed: HeadLayer | None = None
+        self._ran = model is None
         if frozen:
             self.requires_grad_(False)
             self.eval()
@@ -352,12 +354,10 @@ class FeatureExtractor(nn.Module):
             )
         x = self._as_weights(x)
         if self.waits:
-            self.remove(self._find(x[:2]))
+            with self._explained(x):
+                self.remove(find_head(self.model, x[:2], self.head_layer))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            try:
-                features: Any = self.model(x)
-            except Reached as reached:
-                features = reached.features
+            features = self._run(x)
         if not isinstance(features, Tensor):
             raise ValueError(
                 f"expected the backbone to return one tensor, got {type(features).__name__}: wrap it in a module that "
@@ -373,14 +373,26 @@ class FeatureExtractor(nn.Module):
         flat = features.flatten(1)
         return flat if flat.is_floating_point() else flat.float()
 
-    def _find(self, sample: Tensor) -> HeadLayer:
-        """The layer to remove; of the first pass over data, an error of the model's own says what it was given."""
+    def _run(self, x: Tensor) -> Any:
+        with self._explained(x):
+            try:
+                features = self.model(x)
+            except Reached as reached:
+                features = reached.features
+        self._ran = True
+        return features
+
+    @contextlib.contextmanager
+    def _explained(self, x: Tensor) -> Iterator[None]:
+        """In the first pass over data, an error of the model's own says what it was given."""
         try:
-            return find_head(self.model, sample, self.head_layer)
+            yield
         except (RuntimeError, TypeError, IndexError) as error:
+            if self._ran:
+                raise
             raise ValueError(
-                f"expected inputs that {type(self.model).__name__} takes, got a batch of shape "
-                f"{tuple(sample.shape)} and {sample.dtype}, at which it stops ({error}): give inputs as in training"
+                f"expected inputs that {type(self.model).__name__} takes, got a batch of shape {tuple(x.shape)} and "
+                f"{x.dtype}, at which it stops ({error}): give inputs as in training"
             ) from error
 
     def _as_weights(self, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from brainet_pl.evaluation.metrics import Measure, collect
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.features import Extracted, Precomputed, extract, extract_features, first_batch, structure_loader
 from brainet_pl.network import Head, HeadSettings
-from brainet_pl.network.base import need_tree
+from brainet_pl.network.base import MOST_PASSES, need_tree
 from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
 from brainet_pl.ranks import Places
@@ -112,7 +112,7 @@ class BRAINet(pl.LightningModule):
         self.calibration = None if calibration is None else make_part(Calibrator, calibration, "calibration")
         if self.calibration is not None:
             self.calibration.check(self.task)
-        self.passes, self._lr = checks.whole("passes", passes, 1), checks.above_zero("lr", lr)
+        self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
         self._in_features: int | None = None
@@ -268,7 +268,15 @@ class BRAINet(pl.LightningModule):
                 "such as model.head.inference, or by giving the part"
             )
         load = super().load_from_checkpoint
-        return load(checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs)
+        try:
+            return load(checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs)
+        except RuntimeError as error:
+            if "state_dict" not in str(error):
+                raise
+            raise ValueError(
+                f"expected weights that fit the settings in {checkpoint_path}, got others ({error}): the file was "
+                "changed, or the arguments given are not those it was trained with"
+            ) from error
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
@@ -287,12 +295,13 @@ class BRAINet(pl.LightningModule):
         digest.check_digests(checkpoint, stored.get(digest.ENTRY), STATES)
         if self._trainer is not None:
             check_callback_states(checkpoint.get("callbacks"), self.trainer)
+        _check_stored_head(stored)
         if stored["backbone"] is not None and self.backbone.raw:
             raise ValueError(
                 f"expected a backbone of the class {stored['backbone']}, got none: it was given as a module, which a "
                 "checkpoint can't rebuild; give it again, BRAINet.load_from_checkpoint(path, backbone=module)"
             )
-        if self.backbone.waits and stored["removed"] is not None:
+        if self.backbone.waits and stored.get("removed") is not None:
             self.backbone.remove(HeadLayer(**stored["removed"]))
         ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
         same = self.head is not None and self._in_features == stored["in_features"]
@@ -502,6 +511,22 @@ def check_stored(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
             "is data and runs no code; take a file that BRAINet wrote"
         )
     return stored
+
+
+def _check_stored_head(stored: Mapping[str, Any]) -> None:
+    """Refuse an entry that no head and no backbone can be rebuilt from."""
+    kinds: dict[str, Any] = {"in_features": int | None, "ggt": dict | None, "backbone": str | None}
+    removed = stored.get("removed")
+    wrong = [key for key, kind in kinds.items() if key not in stored or not isinstance(stored[key], kind)]
+    if removed is not None and (
+        not isinstance(removed, Mapping) or {k: type(v) for k, v in removed.items()} != {"name": str, "leave": bool}
+    ):
+        wrong.append("removed")
+    if wrong:
+        raise ValueError(
+            f"expected {', '.join(kinds)} and removed in the checkpoint's entry {STORED!r}, as BRAINet writes them, "
+            f"got no such {', '.join(wrong)}: the file was changed; take another copy"
+        )
 
 
 def check_callback_states(states: Any, trainer: pl.Trainer) -> None:

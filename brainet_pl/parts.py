@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from brainet_pl.checks import shown
+
 P = TypeVar("P", bound="Part")
 
 
@@ -71,14 +73,19 @@ def make_part(base: Callable[..., P], given: Any, argument: str) -> P:
         return given  # type: ignore[no-any-return]
     name, settings = given, {}
     if isinstance(given, Mapping) and set(given) <= {"class_path", "init_args"}:
-        name, settings = given.get("class_path"), dict(given.get("init_args") or {})
+        name, settings = given.get("class_path"), given.get("init_args") or {}
+        if not isinstance(settings, Mapping):
+            raise ValueError(
+                f"expected init_args of {argument} to be a dictionary of settings, got {shown(settings)}: leave them "
+                "out, or write name: value"
+            )
     known = part_classes(base)
     # YAML may have the full path of a class of the package, which is known by its short name.
     cls = known.get(name) or known.get(str(name).rpartition(".")[2]) if isinstance(name, str) else None
     if cls is None:
-        shown = name if isinstance(name, str) else type(given).__name__
+        what = name if isinstance(name, str) else type(given).__name__
         raise ValueError(
-            f"expected {argument} to be one of {', '.join(sorted(known))}, got {shown!r}: give one of these or an "
+            f"expected {argument} to be one of {', '.join(sorted(known))}, got {what!r}: give one of these or an "
             f"object of a class derived from {base.__name__}; a class of your own must be imported before a file can "
             "name it"
         )
@@ -87,7 +94,7 @@ def make_part(base: Callable[..., P], given: Any, argument: str) -> P:
     if set(settings) - set(accepted) or set(required) - set(settings):
         raise ValueError(
             f"expected settings of {cls.__name__} ({', '.join(accepted) or 'it has none'}), got "
-            f"{', '.join(settings) or 'none'}: leave out what it does not have, and give what it needs"
+            f"{', '.join(map(str, settings)) or 'none'}: leave out what it does not have, and give what it needs"
         )
     made: P = cls(**settings)
     return made

@@ -67,7 +67,7 @@ def swap_head(
     torch.Size([5, 2, 3])
     """
     settings = make_part(HeadSettings, Tree() if head is None else head, "head")
-    num_classes = checks.whole("num_classes", num_classes, 1)
+    num_classes = checks.whole("num_classes", num_classes, 1, 10**7)
     backbone = Backbone(model, head_layer=head_layer, freeze=freeze).build()
     if isinstance(data, GGT):
         ggt, in_features = data, data.num_variables

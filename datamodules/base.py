@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import v2
+
+from brainet_pl import checks
 
 TEST = "test"  # the key of the known test set among the test loaders
 SampleSet = Dataset[tuple[Tensor, Any]]
@@ -49,8 +52,10 @@ def check_choice(setting: str, value: object, known: Iterable[str]) -> None:
 
 def check_share(setting: str, value: float) -> None:
     """Refuse a share that would leave one of its two parts empty."""
-    if not 0 < value < 1:
-        raise ValueError(f"expected a {setting} between 0 and 1, got {value}: give the share to hold out, such as 0.1")
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 < value < 1:
+        raise ValueError(
+            f"expected a {setting} between 0 and 1, got {value!r}: give the share to hold out, such as 0.1"
+        )
 
 
 def check_set_names(names: Iterable[str]) -> None:
@@ -145,12 +150,9 @@ class SplitData(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         check_share("val_fraction", val_fraction)
-        if batch_size < 2:
-            raise ValueError(
-                f"expected a batch_size of at least 2 (batch norm), got {batch_size}: raise it to 2 or more"
-            )
-        self.batch_size, self.num_workers = batch_size, num_workers
-        self.val_fraction, self.seed = val_fraction, seed
+        self.batch_size = checks.whole("batch_size", batch_size, 2, hint="batch norm can't train on one sample")
+        self.num_workers = checks.whole("num_workers", num_workers, 0)
+        self.val_fraction, self.seed = val_fraction, checks.whole("seed", seed, 0, 2**63 - 1)
         self.ood_sets = {}
         self.near = tuple(near)
 

@@ -7,6 +7,7 @@ import csv
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +182,15 @@ def numeric_encoder(name: str, values: Sequence[str]) -> Encoder:
 
     # The scaler leaves gaps alone and comes first: after it the mean is 0, and the indicator stays 0 or 1.
     imputer = SimpleImputer(strategy="constant", fill_value=0.0, add_indicator=True)
-    transformer = make_pipeline(StandardScaler(), imputer).fit(cells(values))
+    with np.errstate(over="ignore", invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        transformer = make_pipeline(StandardScaler(), imputer).fit(cells(values))
+    if not np.isfinite(transformer[0].var_).all():  # the whole column would become 0
+        largest = max((v for v in values if not is_missing(v)), key=lambda v: abs(float(v)))
+        raise ValueError(
+            f"expected numbers whose squares fit into 64 bits in column {name!r}, got {largest}: mend the value, or "
+            "drop the column"
+        )
     marked = len(transformer.get_feature_names_out()) > 1
     return Encoder(name, (name, f"{name} missing") if marked else (name,), cells, transformer)
 

@@ -9,6 +9,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
+from brainet_pl import checks
 from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_share
 from brainet_pl.datamodules.columns import Columns, Encoder, encode, fit_encoders, is_missing, numbers, read_csv
 
@@ -85,15 +86,14 @@ class Table(SplitData):
         for setting, names in (("drop", drop), ("categorical", categorical)):
             if isinstance(names, str):  # else its letters would be the names
                 raise ValueError(f"expected {setting} to be a list of columns, got {names!r}: write [{names!r}]")
-        if max_categories < 1:
-            raise ValueError(
-                f"expected max_categories to be at least 1, got {max_categories}: raise it, or drop columns"
-            )
+            if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"expected {setting} to be a list of columns, got {checks.shown(names)}: write names")
         self.file, self.target, self.task = file, target, task
         self.delimiter, self.encoding = delimiter, encoding
         self.test_file, self.predict_file, self.test_fraction = test, predict, test_fraction
         self.drop, self.categorical = tuple(drop), tuple(categorical)
-        self.missing, self.max_categories = missing, max_categories
+        self.missing = missing
+        self.max_categories = checks.whole("max_categories", max_categories, 1, hint="raise it, or drop columns")
         self.encoders: list[Encoder] = []
         self.classes: list[str] = []
 
@@ -169,6 +169,14 @@ class Table(SplitData):
                         "or set missing='impute'"
                     )
         x = torch.tensor(encode(self.encoders, rows.columns), dtype=torch.float32)
+        lost = (~x.isfinite()).nonzero().tolist()
+        if lost:
+            i, j = lost[0]
+            raise ValueError(
+                f"expected numbers whose distance from the training mean fits into 32 bits, got {len(lost)} that do "
+                f"not, the first in column {self.feature_names[j]!r}, row {rows.places[i]} of {rows.file}: mend the "
+                "values, or drop the column or the rows"
+            )
         return Samples(x, self._targets(rows.columns[self.target]) if labelled else torch.zeros(len(x)))
 
     def _targets(self, values: list[str]) -> Tensor:
@@ -179,7 +187,14 @@ class Table(SplitData):
                 "these rows; rows to predict belong in a file of their own (predict=...)"
             )
         if self.task == "regression":
-            return torch.tensor(numbers(self.target, values, "set task='classification'"), dtype=torch.float32)
+            y = torch.tensor(numbers(self.target, values, "set task='classification'"), dtype=torch.float32)
+            if not y.isfinite().all():
+                large = values[int((~y.isfinite()).int().argmax())]
+                raise ValueError(
+                    f"expected targets that fit into 32 bits in {self.target!r}, got {large}: drop these rows, or give "
+                    "the target in larger units"
+                )
+            return y
         new = sorted(set(values) - set(self.classes))
         if new:
             raise ValueError(
@@ -199,11 +214,11 @@ class Table(SplitData):
 
 def check_format(delimiter: str, encoding: str) -> None:
     """Refuse a delimiter or an encoding that no file can have."""
-    if len(delimiter) != 1:
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '\r\n"':
         raise ValueError(f"expected delimiter to be one character, got {delimiter!r}: write ',', ';' or a tab")
     try:
-        "a".encode(encoding)
-    except LookupError as error:
+        "a".encode(encoding).decode(encoding)
+    except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"expected encoding to be one that Python knows, got {encoding!r}: write 'utf-8' or 'latin-1'"
         ) from error

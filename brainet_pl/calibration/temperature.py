@@ -11,6 +11,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl.calibration.base import Calibrator
+from brainet_pl.evaluation.metrics import check_classes
 
 LOWEST, HIGHEST = 0.05, 20.0  # a validation set without an error would ask for τ = 0
 
@@ -36,13 +37,14 @@ def fit_temperature(probs: Tensor, target: Tensor) -> Tensor:
     >>> scale(sure[0], tau)
     tensor([0.7500, 0.2500])
     """
-    if not len(probs) or len(probs) != len(target):
+    check_classes(probs, target)
+    if not len(probs) or not probs.isfinite().all():
         raise ValueError(
-            f"expected as many labels as predictions and at least one of each, got {len(target)} and {len(probs)}: fit "
-            "the temperature on validation data"
+            f"expected at least one prediction and all of them finite, got {len(probs)} with "
+            f"{int((~probs.isfinite()).sum())} NaN or infinite numbers: fit the temperature on validation data"
         )
     logs = probs.double().clamp_min(torch.finfo(torch.float32).tiny).log()
-    chosen = logs.gather(1, target[:, None]).squeeze(1)
+    chosen = logs.gather(1, target.long()[:, None]).squeeze(1)
     low, high = 1.0 / HIGHEST, 1.0 / LOWEST
     for _ in range(40):
         beta = 0.5 * (low + high)

@@ -27,11 +27,25 @@ SEPARATION: Mapping[str, Better] = {  # measure of how well a score tells two se
 # -- calibration ------------------------------------------------------------------------------------------------------
 
 
+def _check_pair(values: Tensor, hits: Tensor, what: str) -> None:
+    """Refuse samples that can't be ranked: none at all, NaN, or not one hit for each value."""
+    if values.dim() != 1 or values.shape != hits.shape or not len(values) or values.isnan().any():
+        raise ValueError(
+            f"expected {what} and one 0 or 1 for each, (N,) both and without NaN, got {tuple(values.shape)} with "
+            f"{int(values.isnan().sum())} NaN and {tuple(hits.shape)}: give both of the same samples"
+        )
+
+
 def calibration_sums(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) -> Tensor:
     """Confidences and hits (…, N) → (…, n_bins, 3): count, sum of confidences and hits in equal bins, in 64 bits.
 
     A confidence of 1, or above it by rounding, belongs to the last bin. Sums of two batches simply add.
     """
+    if confidence.shape != correct.shape:
+        raise ValueError(
+            f"expected one hit for each confidence, got {tuple(correct.shape)} for {tuple(confidence.shape)}: give "
+            "both of the same samples"
+        )
     place = (confidence * n_bins).long().clamp(0, n_bins - 1)
     rows = torch.stack(
         [torch.ones_like(confidence), confidence.clamp(0.0, 1.0), correct.to(confidence)], dim=-1
@@ -56,6 +70,7 @@ def adaptive_calibration_error(confidence: Tensor, correct: Tensor, n_bins: int 
     >>> adaptive_calibration_error(torch.tensor([0.5, 1.0]), torch.tensor([1.0, 1.0]))
     tensor(0.2500)
     """
+    _check_pair(confidence, correct, "confidences")
     order = torch.argsort(confidence, stable=True)
     gaps = torch.tensor_split((correct - confidence)[order], min(n_bins, len(order)))
     return torch.stack([gap.sum().abs() for gap in gaps]).sum() / len(order)
@@ -70,6 +85,7 @@ def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> Tensor:
     >>> risk_coverage(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([0.0, 0.0, 1.0]))
     tensor([0.0000, 0.0000, 0.3333])
     """
+    _check_pair(uncertainty, wrong, "uncertainties")
     _, group, size = torch.unique(uncertainty, return_inverse=True, return_counts=True)  # in ascending order
     errors = torch.zeros(len(size), dtype=torch.float64, device=wrong.device).index_add(0, group, wrong.double())
     expected = (errors / size).repeat_interleave(size).cumsum(0)

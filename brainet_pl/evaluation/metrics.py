@@ -54,12 +54,12 @@ class Measure(Metric):
         return None if self.higher_is_better is None else "higher" if self.higher_is_better else "lower"
 
 
-def _check_classes(preds: Tensor, target: Tensor) -> None:
+def check_classes(preds: Tensor, target: Tensor) -> None:
     """Refuse what is not probabilities (B, C) and labels (B,) from 0 to C - 1; torch would stop at it obscurely."""
-    if preds.dim() != 2 or target.shape != preds.shape[:1]:
+    if preds.dim() != 2 or target.shape != preds.shape[:1] or not preds.is_floating_point():
         raise ValueError(
-            f"expected probabilities (B, C) and labels (B,), got {tuple(preds.shape)} and {tuple(target.shape)}: give "
-            "one row of probabilities and one label for each sample"
+            f"expected probabilities (B, C) and labels (B,), got {tuple(preds.shape)} of {preds.dtype} and "
+            f"{tuple(target.shape)}: give one row of probabilities and one label for each sample"
         )
     if target.is_floating_point() or target.is_complex():
         raise ValueError(f"expected integer labels, got {target.dtype}: give the number of each class, target.long()")
@@ -72,10 +72,11 @@ def _check_classes(preds: Tensor, target: Tensor) -> None:
 
 def _check_numbers(preds: Tensor, target: Tensor) -> None:
     """Refuse what is not a mean and a variance (B, 2) and one target (B,) for each sample."""
-    if preds.dim() != 2 or preds.shape[1] != 2 or target.shape != preds.shape[:1]:
+    fit = preds.dim() == 2 and preds.shape[1] == 2 and target.shape == preds.shape[:1]
+    if not fit or not preds.is_floating_point() or target.is_complex():
         raise ValueError(
-            f"expected means and variances (B, 2) and targets (B,), got {tuple(preds.shape)} and "
-            f"{tuple(target.shape)}: give one row and one target for each sample"
+            f"expected means and variances (B, 2) and targets (B,), got {tuple(preds.shape)} of {preds.dtype} and "
+            f"{tuple(target.shape)} of {target.dtype}: give one row and one target for each sample"
         )
 
 
@@ -113,7 +114,7 @@ class Accuracy(MulticlassAccuracy, Measure):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities (B, C) and labels (B,)."""
-        _check_classes(preds, target)
+        check_classes(preds, target)
         super().update(preds, target)
 
 
@@ -124,8 +125,8 @@ class NegativeLogLikelihood(_SampleMean):
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
-        _check_classes(preds, target)
-        return -preds.gather(1, target[:, None]).clamp(torch.finfo(preds.dtype).tiny, 1.0).log().squeeze(1)
+        check_classes(preds, target)
+        return -preds.gather(1, target.long()[:, None]).clamp(torch.finfo(preds.dtype).tiny, 1.0).log().squeeze(1)
 
 
 class BrierScore(_SampleMean):
@@ -135,8 +136,8 @@ class BrierScore(_SampleMean):
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
-        _check_classes(preds, target)
-        return ((preds - torch.nn.functional.one_hot(target, preds.shape[1])) ** 2).sum(dim=1)
+        check_classes(preds, target)
+        return ((preds - torch.nn.functional.one_hot(target.long(), preds.shape[1])) ** 2).sum(dim=1)
 
 
 class CalibrationError(Measure):
@@ -152,7 +153,7 @@ class CalibrationError(Measure):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities (B, C) and labels (B,)."""
-        _check_classes(preds, target)
+        check_classes(preds, target)
         confidence, label = preds.float().max(dim=1)
         self.sums = self.sums + calibration_sums(confidence, label == target)
 
@@ -174,7 +175,7 @@ class _Ranked(Measure):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities (B, C) and labels (B,)."""
-        _check_classes(preds, target)
+        check_classes(preds, target)
         confidence, label = preds.float().max(dim=1)
         self.confidence.append(confidence.clamp(0.0, 1.0))
         self.correct.append((label == target).float())

@@ -18,6 +18,8 @@ from brainet_pl.parts import Part
 from brainet_pl.structure.ggt import GGT
 
 Norm = Literal["batch"] | None
+MOST_PARAMS = 10**9  # of a head: 4 GB of weights; a slip of the keyboard should not fill the memory
+MOST_PASSES = 10**6
 
 
 class Outputs(NamedTuple):
@@ -83,7 +85,7 @@ class HeadSettings(Part, ABC):
 
 def check_sizes(in_features: int, out_features: int) -> tuple[int, int]:
     """The sizes of a head as plain numbers, each at least 1."""
-    return checks.whole("in_features", in_features, 1), checks.whole("out_features", out_features, 1)
+    return checks.whole("in_features", in_features, 1, 10**8), checks.whole("out_features", out_features, 1, 10**8)
 
 
 def as_features(x: Tensor, d: int, weights: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl import checks
-from brainet_pl.network.base import Head, HeadSettings, Outputs, as_features, check_sizes
+from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, Head, HeadSettings, Outputs, as_features, check_sizes
 from brainet_pl.network.mlp import hidden_width
 from brainet_pl.structure.ggt import GGT
 
@@ -60,7 +60,9 @@ class BayesHead(Head):
     def passes(self, x: Tensor, count: int) -> Outputs:
         """(B, d) → (T, B, O): T draws of the weights."""
         x = as_features(x, self.in_features, self.output.mean)
-        return Outputs(torch.as_tensor(self(x.repeat(checks.whole("passes", count, 1), 1)).view(count, len(x), -1)))
+        return Outputs(
+            torch.as_tensor(self(x.repeat(checks.whole("passes", count, 1, MOST_PASSES), 1)).view(count, len(x), -1))
+        )
 
     def penalty(self) -> Tensor:
         """KL divergence of all layers; divide by the number of training samples."""
@@ -77,8 +79,8 @@ class Bayes(HeadSettings):
     """
 
     def __init__(self, num_params: int = 16_000, hidden: int = 2) -> None:
-        self.num_params = checks.whole("num_params", num_params, 1)
-        self.hidden = checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
+        self.num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BayesHead:
         """The network."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl import checks
-from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
+from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
 from brainet_pl.network.executor import Executor, LevelTensors
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.widths import solve_width
@@ -23,7 +23,7 @@ from brainet_pl.structure.ggt import Tree as TreeNode
 
 def stacked_tree(in_features: int, hidden: int) -> GGT:
     """Dense layers one upon the other: `hidden` nodes over all d variables, each with one branch and no ancestors."""
-    checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
+    checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
     variables = tuple(range(in_features))
     tree: TreeNode = Leaf(variables, tuple(() for _ in variables), 0.0)
     for _ in range(hidden):
@@ -66,8 +66,11 @@ class EnsembleHead(Head):
     ) -> None:
         super().__init__()
         checks.one_of("norm", norm, ("batch", None))
-        members, num_params = checks.whole("members", members, 1), checks.whole("num_params", num_params, 1)
-        min_width = checks.whole("min_width", min_width, 1)
+        members, num_params = (
+            checks.whole("members", members, 1, 1000),
+            checks.whole("num_params", num_params, 1, MOST_PARAMS),
+        )
+        min_width = checks.whole("min_width", min_width, 1, 10**6)
         wiring = ggt.only(ggt.map())
         self.in_features, out_features = check_sizes(ggt.num_variables, out_features)
         self.out_features, self.members = out_features, members
@@ -107,7 +110,7 @@ class EnsembleHead(Head):
         x = self._samples(x)
         if not self.dropout:
             return Outputs(self._emit(self.layers.run_evaluate(x)))
-        count = checks.whole("passes", count, 1)
+        count = checks.whole("passes", count, 1, MOST_PASSES)
         outputs = self._emit(self.layers.run_evaluate(torch.cat([x] * count, dim=-2), self.dropout))  # (M, T·B, O)
         return Outputs(outputs.reshape(self.members * count, x.shape[-2], self.out_features))
 
@@ -144,8 +147,11 @@ class Ensemble(HeadSettings):
         dropout: float = 0.0,
     ) -> None:
         checks.one_of("norm", norm, ("batch", None))
-        self.members, self.num_params = checks.whole("members", members, 1), checks.whole("num_params", num_params, 1)
-        self.hidden = checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
+        self.members, self.num_params = (
+            checks.whole("members", members, 1, 1000),
+            checks.whole("num_params", num_params, 1, MOST_PARAMS),
+        )
+        self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
         self.norm, self.dropout = norm, checks.share("dropout", dropout)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
@@ -168,8 +174,8 @@ class _OnMAP(HeadSettings):
 
     def _keep(self, num_params: int, min_width: int, norm: Norm) -> None:
         checks.one_of("norm", norm, ("batch", None))
-        self.num_params = checks.whole("num_params", num_params, 1)
-        self.min_width, self.norm = checks.whole("min_width", min_width, 1), norm
+        self.num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.min_width, self.norm = checks.whole("min_width", min_width, 1, 10**6), norm
 
 
 class TreeEnsemble(_OnMAP):
@@ -191,7 +197,7 @@ class TreeEnsemble(_OnMAP):
         norm: Norm = "batch",
         dropout: float = 0.0,
     ) -> None:
-        self.members, self.dropout = checks.whole("members", members, 1), checks.share("dropout", dropout)
+        self.members, self.dropout = checks.whole("members", members, 1, 1000), checks.share("dropout", dropout)
         self._keep(num_params, min_width, norm)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:

@@ -185,7 +185,7 @@ class Executor(nn.Module):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        members = checks.whole("members", members, 1)
+        members = checks.whole("members", members, 1, 1000)
         checks.one_of("activation", activation, ACTIVATIONS)
         checks.one_of("norm", norm, ("batch", None))
         self.plan, self.members, self.norm = plan, members, norm

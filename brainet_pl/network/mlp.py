@@ -7,13 +7,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl import checks
-from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs, as_features, check_sizes
+from brainet_pl.network.base import (
+    MOST_PARAMS,
+    MOST_PASSES,
+    Head,
+    HeadSettings,
+    Norm,
+    Outputs,
+    as_features,
+    check_sizes,
+)
 from brainet_pl.structure.ggt import GGT
 
 
 def hidden_width(d: int, out: int, hidden: int, num_params: int, norm: bool = True) -> int:
     """The width of `hidden` equal layers whose network (dense, batch norm, ReLU; dense) comes nearest a budget."""
-    checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
+    checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
 
     def size(w: int) -> int:
         return d * w + (hidden - 1) * w * w + (1 + norm) * hidden * w + (w + 1) * out
@@ -65,7 +74,7 @@ class MLPHead(Head):
         """(B, d) → (1, B, O); with dropout (T, B, O), T masks, all in one large batch; batch norm as in evaluation."""
         if not self.dropout:
             return Outputs(torch.as_tensor(self(x)).unsqueeze(0))
-        y = as_features(x, self.in_features, self._weights).repeat(checks.whole("passes", count, 1), 1)
+        y = as_features(x, self.in_features, self._weights).repeat(checks.whole("passes", count, 1, MOST_PASSES), 1)
         for layer in self.layers:
             y = F.dropout(y, layer.p, training=True) if isinstance(layer, nn.Dropout) else layer(y)
         return Outputs(y.view(count, len(x), -1))
@@ -82,8 +91,8 @@ class MLP(HeadSettings):
 
     def __init__(self, num_params: int = 16_000, hidden: int = 2, norm: Norm = "batch") -> None:
         checks.one_of("norm", norm, ("batch", None))
-        self.num_params = checks.whole("num_params", num_params, 1)
-        self.hidden = checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
+        self.num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
         self.norm = norm
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
@@ -103,8 +112,8 @@ class MCDropout(HeadSettings):
 
     def __init__(self, rate: float = 0.1, num_params: int = 16_000, hidden: int = 2, norm: Norm = "batch") -> None:
         checks.one_of("norm", norm, ("batch", None))
-        self.rate, self.num_params = checks.share("rate", rate), checks.whole("num_params", num_params, 1)
-        self.hidden = checks.whole("hidden", hidden, 1, hint="without a hidden layer, use the head Linear")
+        self.rate, self.num_params = checks.share("rate", rate), checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
         self.norm = norm
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:

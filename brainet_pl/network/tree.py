@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl import checks
-from brainet_pl.network.base import Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
+from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
 from brainet_pl.network.executor import ACTIVATIONS, Executor, LevelTensors
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.widths import count_parameters, solve_width
@@ -86,10 +86,10 @@ class BRAINetHead(Head):
         self.ggt = ggt
         self.in_features, self.out_features = check_sizes(ggt.num_variables, out_features)
         self.dropout, self.sampling = checks.share("dropout", dropout), sampling
-        min_width = checks.whole("min_width", min_width, 1)
+        min_width = checks.whole("min_width", min_width, 1, 10**6)
         width = checks.number_or_none("width", width, 0, "it is the number of neurons for each variable of a node")
         if num_params is not None:
-            num_params = checks.whole("num_params", num_params, 1)
+            num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
             width = solve_width(ggt, num_params, out_features, min_width, 2 if norm else 1)
         self.plan = build_plan(ggt, 1.0 if width is None else width, min_width)
         self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps)
@@ -174,7 +174,7 @@ class BRAINetHead(Head):
 
         `temperature` None is the head's own. The same generator state gives the same draws.
         """
-        passes = checks.whole("passes", passes, 1)
+        passes = checks.whole("passes", passes, 1, MOST_PASSES)
         seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else None))
         drawn = self.ggt.sample(passes, self.temperature if temperature is None else temperature, seed)
         if self.dropout:
@@ -251,8 +251,8 @@ class Tree(HeadSettings):
         checks.one_of("norm", norm, ("batch", None))
         checks.one_of("sampling", sampling, get_args(Sampling))
         checks.one_of("inference", inference, get_args(Inference))
-        self.num_params = checks.whole("num_params", num_params, 1)
-        self.min_width = checks.whole("min_width", min_width, 1)
+        self.num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.min_width = checks.whole("min_width", min_width, 1, 10**6)
         self.activation, self.norm, self.sampling, self.inference = activation, norm, sampling, inference
         self.dropout = checks.share("dropout", dropout)
         hint = "0 is the best structure alone, null the tempered default"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from brainet_pl.parts import Part
 from brainet_pl.passes import Passes
-from brainet_pl.scores.density import keep_wide
+from brainet_pl.scores.density import check_training, keep_wide
 from brainet_pl.structure.ggt import GGT
 
 
@@ -69,14 +69,7 @@ class Score(Part, nn.Module, ABC):
             features: (N, d) of the training data.
             labels: (N,) from 0 on; all 0 where there are no classes.
         """
-        if not len(features) or len(features) != len(labels):
-            raise ValueError(f"expected as many labels as features, got {len(labels)} and {len(features)}")
-        bad = int((~features.isfinite()).any(dim=1).sum())
-        if bad:
-            raise ValueError(
-                f"expected finite features to fit the score {type(self).__name__} to, got {bad} of {len(features)} "
-                "rows with NaN or infinite values: mend the inputs or the backbone"
-            )
+        check_training(features, labels)
         self.fit(features, labels)
         self.fitted.fill_(True)
 

@@ -107,14 +107,7 @@ class GenerativeScore(nn.Module):
     def fit(self, features: Tensor, labels: Tensor) -> GenerativeScore:
         """Estimate all parameters from finite training features (N, d) and labels (N,) from 0 to C - 1."""
         self._check(features)
-        if not len(features) or len(features) != len(labels):
-            raise ValueError(f"expected as many labels as features, got {len(labels)} and {len(features)}")
-        bad = int((~features.isfinite()).any(dim=1).sum())
-        if bad:
-            raise ValueError(
-                f"expected finite features, got {bad} of {len(features)} rows with NaN or infinite values: mend the "
-                "inputs or the backbone"
-            )
+        check_training(features, labels, self.num_classes)
         self.families.fit(self._prepare(features), labels.long())
         return self
 
@@ -165,6 +158,34 @@ def check_density(
             "bins or max_parents"
         )
     return prior, bins, most
+
+
+def check_training(features: Tensor, labels: Tensor, num_classes: int | None = None) -> None:
+    """Refuse training data that a score can't be fitted to.
+
+    Args:
+        features: (N, d), finite.
+        labels: (N,), whole numbers from 0 on, below `num_classes` where that is given.
+        num_classes: C.
+    """
+    if features.dim() != 2 or not features.numel() or features.is_complex() or labels.shape != features.shape[:1]:
+        raise ValueError(
+            f"expected features (N, d) and as many labels (N,), got {tuple(features.shape)} of {features.dtype} and "
+            f"{tuple(labels.shape)}: give one row and one label for each training sample"
+        )
+    bad = int((~features.isfinite()).any(dim=1).sum())
+    if bad:
+        raise ValueError(
+            f"expected finite features to fit a score to, got {bad} of {len(features)} rows with NaN or infinite "
+            "values: mend the inputs or the backbone"
+        )
+    low, high = labels.min().item(), labels.max().item()
+    if labels.is_floating_point() or low < 0 or (num_classes is not None and high >= num_classes):
+        most = "on" if num_classes is None else f"to {num_classes - 1}"
+        raise ValueError(
+            f"expected whole numbers from 0 {most} as labels, got {low} to {high} of {labels.dtype}: renumber the "
+            "classes"
+        )
 
 
 def keep_wide(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

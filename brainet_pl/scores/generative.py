@@ -17,6 +17,7 @@ from brainet_pl.passes import Passes
 from brainet_pl.scores.base import Score, Surroundings
 from brainet_pl.scores.density import GenerativeScore, Kind, check_density
 from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.structure.learn import MOST_SAMPLES
 
 
 class Generative(Score):
@@ -64,7 +65,7 @@ class Generative(Score):
         self.kind = kind
         self.prior, self.bins, self.max_parents = check_density(kind, prior, bins, max_parents)
         self.threshold = checks.number_or_none("threshold", threshold, 0, "None takes the tree of the head")
-        self.s, self.max_order = checks.whole("s", s, 1), checks.whole("max_order", max_order, 0)
+        self.s, self.max_order = checks.whole("s", s, 1, MOST_SAMPLES), checks.whole("max_order", max_order, 0)
         self.seed = checks.whole("seed", seed, 0)
         self.normalize = None if normalize is None else checks.flag("normalize", normalize)
         self.progress = checks.flag("progress", progress)

@@ -45,7 +45,7 @@ class Mahalanobis(Score):
     def fit(self, features: Tensor, labels: Tensor) -> Mahalanobis:
         """Means and covariances of training features (N, d); a class without a sample is left out."""
         x, labels = self._prepare(features).double(), labels.long()
-        onehot = F.one_hot(labels, self._classes or -1).double()
+        onehot = F.one_hot(labels, max(self._classes or 0, int(labels.max()) + 1)).double()
         count = onehot.sum(dim=0)
         means = onehot.t() @ x / count.clamp_min(1)[:, None]
         rounding = torch.finfo(self.means.dtype).eps * x.square().mean(dim=0).sqrt()

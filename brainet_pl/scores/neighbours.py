@@ -31,7 +31,7 @@ class KNN(Score):
     def __init__(self, k: int = 50, max_rows: int = 50_000, seed: int = 0) -> None:
         super().__init__()
         self.k, self.max_rows = checks.whole("k", k, 1), checks.whole("max_rows", max_rows, 1)
-        self.seed = checks.whole("seed", seed, 0)
+        self.seed = checks.whole("seed", seed, 0, 2**63 - 1)
         self.register_buffer("bank", torch.empty(0, 0))
 
     @torch.no_grad()

@@ -255,7 +255,7 @@ class GGT:
         """The tree that `to_json` wrote; refuses text that is not a whole and sound tree."""
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(
                 f"expected a GGT in JSON, got text that is none ({error}): the file was cut short or is something "
                 "else; learn the structure again"

@@ -23,6 +23,7 @@ from brainet_pl.structure.statistics import bootstrap_weights
 
 TestName = str  # a name that `find_test` knows; tests and scores of a user's own have names too
 ScoreName = str  # a name that `find_score` knows
+MOST_SAMPLES = 1000  # bootstrap samples of a node; a tree of more would not fit anywhere
 RECURSION_ORDER = 2  # of plain RAI before `repair` takes over: later calls find little and cost most
 
 
@@ -80,7 +81,9 @@ def learn_structure(
     """
     chosen = find_test(test)
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
-    s = checks.whole("s", s, 1, hint="it is the number of bootstrap samples of a node; 1 gives a single structure")
+    s = checks.whole(
+        "s", s, 1, MOST_SAMPLES, hint="it is the number of bootstrap samples of a node; 1 gives a single structure"
+    )
     order = _check_order(max_order)
     threshold = chosen.check_threshold(threshold)
     bins, max_rows = check_bins(bins), _check_rows(max_rows)
@@ -198,6 +201,12 @@ def rai(
                     f"expected no {name} beside a test object, got {value}: the object decides on its own; drop {name}"
                 )
         columns = np.arange(d)
+        known = getattr(test, "num_variables", d)
+        if known != d:
+            raise ValueError(
+                f"expected the number of variables of the test object, {known}, in place of features, got {d}: give "
+                f"rai({known}, test=...)"
+            )
     most = d if order is None else min(order, d)
     nothing = np.empty(0, dtype=np.intp)
     first = min(most, RECURSION_ORDER) if again else most
@@ -284,7 +293,9 @@ def check_settings(
     """Refuse settings of `learn_structure` that it would refuse, without data."""
     chosen = find_test(test)
     find_score(chosen.default_score if score is None else score, chosen.kind)
-    checks.whole("s", s, 1, hint="it is the number of bootstrap samples of a node; 1 gives a single structure")
+    checks.whole(
+        "s", s, 1, MOST_SAMPLES, hint="it is the number of bootstrap samples of a node; 1 gives a single structure"
+    )
     _check_order(max_order)
     chosen.check_threshold(threshold)
     check_bins(bins)

@@ -6,6 +6,7 @@ that is built from it would compute something else without an error.
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 from collections import Counter
@@ -49,9 +50,14 @@ def read_content(data: Any) -> Content:
             _refuse(f"the key {key!r}", f"only {', '.join(map(str, data))}", "the tree")
     d = whole("num_variables of the tree", data["num_variables"], 1, hint=_ADVICE)
     n = whole("num_rows of the tree", data["num_rows"], 1, hint=_ADVICE)
-    if not isinstance(data["settings"], Mapping):
-        _refuse("settings to be a dictionary", shown(data["settings"]), "the tree")
-    return Content(_read_nodes(data["nodes"], d), d, n, dict(data["settings"]))
+    settings = data["settings"]
+    if not isinstance(settings, Mapping):
+        _refuse("settings to be a dictionary", shown(settings), "the tree")
+    try:  # else it could be read, but never written again
+        json.dumps(dict(settings), allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        _refuse("settings that JSON can hold", f"{shown(settings)} ({error})", "the tree")
+    return Content(_read_nodes(data["nodes"], d), d, n, dict(settings))
 
 
 def _read_nodes(entries: Any, d: int) -> Tree:

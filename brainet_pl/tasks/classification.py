@@ -41,7 +41,7 @@ class Classification(Task):
     ) -> None:
         super().__init__()
         checks.one_of("loss of a classification", loss, ("cross_entropy", "confidence"))
-        self.num_classes = checks.whole("num_classes", num_classes, 2)
+        self.num_classes = checks.whole("num_classes", num_classes, 2, 10**7)
         self.label_smoothing = checks.share("label_smoothing", label_smoothing)
         self.confidence_budget = checks.above_zero("confidence_budget", confidence_budget)
         self.loss_name = loss

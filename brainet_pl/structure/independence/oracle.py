@@ -15,7 +15,23 @@ class DSeparation:
     """
 
     def __init__(self, dag: NDArray[np.bool_]) -> None:
-        self.dag = np.asarray(dag, dtype=bool)
+        found = np.asarray(dag)
+        if found.ndim != 2 or found.shape[0] != found.shape[1] or not found.size or found.dtype.kind not in "fiub":
+            raise ValueError(
+                f"expected a DAG as a square matrix (d, d) of true and false, got {found.shape} of {found.dtype}: "
+                "dag[i, j] says whether i is a parent of j"
+            )
+        self.dag = found.astype(bool)
+        self.num_variables = len(self.dag)
+        left = np.ones(self.num_variables, dtype=bool)
+        while left.any():  # take away what no remaining variable is a parent of
+            first = left & ~self.dag[left].any(axis=0)
+            if not first.any():
+                raise ValueError(
+                    f"expected a graph without cycles, got one among variables {np.flatnonzero(left).tolist()}: remove "
+                    "an edge of each cycle"
+                )
+            left &= ~first
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
         """(T,) -1 where d-separated, else +1."""
