@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from brainet_pl.callbacks.checkpoints import WholeCheckpointIO
 from brainet_pl.ranks import everyones
 
 RANDOM = "brainet_random"  # the checkpoint's entry
+SEED = "PL_GLOBAL_SEED"  # of seed_everything; Lightning seeds the samplers of several processes with it
 
 States = dict[str, Any]
 
@@ -55,7 +57,8 @@ class ExactResume(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep the states of all processes; before that, what was logged is written, so that a kill can't lose it."""
-        checkpoint[RANDOM] = {"now": everyones(collect()), "epoch_start": everyones(self._epoch_start)}
+        states = {"now": everyones(collect()), "epoch_start": everyones(self._epoch_start)}
+        checkpoint[RANDOM] = states | {"seed": os.environ.get(SEED)}
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 logger.save()
@@ -73,6 +76,8 @@ class ExactResume(Callback):
                 "resumed fit draws other random numbers than an uninterrupted one"
             )
             return
+        if stored["seed"] is not None:
+            os.environ[SEED] = stored["seed"]
         self._stored = stored["now"][trainer.global_rank], stored["epoch_start"][trainer.global_rank]
         self._inside = _inside(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"])
 

@@ -4,6 +4,8 @@ import importlib.util
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +159,41 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kills):
     found = kills.kills(tmp_path, least=34)
     assert found["random"] >= 20
     assert found["differences"] == []
+
+
+TWO = """
+import sys
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ModelCheckpoint
+from brainet_pl.callbacks import LastCheckpoint, StructureLearning
+from brainet_pl.datamodules import Digits
+from brainet_pl.module import BRAINet
+from brainet_pl.network import MCDropout
+
+if __name__ == "__main__":
+    folder, name, seed, resume = sys.argv[1:]
+    pl.seed_everything(int(seed), verbose=False)
+    quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False)
+    every = ModelCheckpoint(f"{folder}/{name}", filename="{epoch}", save_top_k=-1)
+    callbacks = [every, LastCheckpoint(f"{folder}/{name}")]
+    ddp = dict(accelerator="cpu", devices=2, strategy="ddp_spawn")
+    trainer = pl.Trainer(max_epochs=3, default_root_dir=folder, callbacks=callbacks, **ddp, **quiet)
+    model = BRAINet(8, head=MCDropout(num_params=2000))
+    trainer.fit(model, datamodule=Digits(batch_size=128), ckpt_path=resume or None)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_resume_exactly(tmp_path):
+    (tmp_path / "script.py").write_text(TWO)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    for name, seed, resume in (("whole", "0", ""), ("resumed", "99", str(tmp_path / "whole" / "epoch=0.ckpt"))):
+        command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), name, seed, resume]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, other = (torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "resumed"))
+    assert one["epoch"] == other["epoch"] == 2
+    assert all(torch.equal(value, other["state_dict"][name]) for name, value in one["state_dict"].items())
+    assert len(one["brainet_random"]["now"]) == 2
+    for mine, theirs in zip(one["brainet_random"]["now"], other["brainet_random"]["now"], strict=True):
+        assert torch.equal(mine["torch"], theirs["torch"])
