@@ -19,7 +19,8 @@ class Mahalanobis(Score):
 
     `mahalanobis` is min_c (x - μ_c)ᵀ Σ⁻¹ (x - μ_c), Σ the covariance within classes; `mahalanobis_relative` subtracts
     (x - μ)ᵀ Σ₀⁻¹ (x - μ) with mean and covariance of all training data. Directions in which training features do not
-    vary, up to rounding, are left out of both.
+    vary, up to rounding, are left out of both. With one class alone, as in a regression, both Gaussians are the same,
+    and there is no `mahalanobis_relative`.
 
     Args:
         normalize: bring the features of every sample to length 1 first.
@@ -63,18 +64,20 @@ class Mahalanobis(Score):
                 f"{tuple(features.shape)}"
             )
         with torch.autocast(features.device.type, enabled=False):
-            x = self._prepare(features)
-            nearest = torch.stack([_squared(x - mean, self.within) for mean in self.means]).amin(dim=0)
-            return nearest, nearest - _squared(x - self.center, self.overall)
+            # In 64 bits: the relative distance is a small difference of two large ones.
+            x, within, overall = self._prepare(features).double(), self.within.double(), self.overall.double()
+            nearest = torch.stack([_squared(x - mean, within) for mean in self.means]).amin(dim=0)
+            relative = nearest - _squared(x - self.center, overall)
+            return nearest.to(self.means.dtype), relative.to(self.means.dtype)
 
     def _prepare(self, features: Tensor) -> Tensor:
         x = features.to(self.means.dtype)
         return F.normalize(x, dim=1) if self.normalize else x
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """`mahalanobis` and `mahalanobis_relative`, each (B,)."""
+        """`mahalanobis` and, with more than one class, `mahalanobis_relative`, each (B,)."""
         plain, relative = self.distances(passes.features)
-        return {"mahalanobis": plain, "mahalanobis_relative": relative}
+        return {"mahalanobis": plain} | ({"mahalanobis_relative": relative} if len(self.means) > 1 else {})
 
 
 def _squared(gap: Tensor, whitening: Tensor) -> Tensor:
