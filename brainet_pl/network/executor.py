@@ -371,7 +371,8 @@ class Executor(nn.Module):
                 rows = parts[part] if parts[part].shape[1] == count else parts[part].narrow(1, first, count)
             else:
                 rows = gathered[0].index_select(1, bucket.rows).view(-1, weight.shape[2], batch)
-            outputs.append(_product(weight, rows, bias).view(self.members, -1, batch))
+            y = _product(weight, rows, bias)
+            outputs.append(y if y.dim() == 3 and y.shape[0] == self.members else y.view(self.members, -1, batch))
         together = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return together if level.in_order else together.index_select(1, level.arrange)
 
@@ -473,9 +474,9 @@ class Executor(nn.Module):
 def _product(weight: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
     """(N, O, I) · (N, I, B) → (N, O, B), plus biases (N, O, 1).
 
-    Rows (1, I, B) that all blocks share are read once, and the result is (N·O, B).
+    Rows (1, I, B) that several blocks share are read once, and the result is (N·O, B).
     """
-    if rows.shape[0] == 1:
+    if rows.shape[0] == 1 and weight.shape[0] > 1:
         flat, shared = weight.flatten(0, 1), rows.squeeze(0)  # a view whose gradient is a view, unlike rows[0]
         return torch.mm(flat, shared) if bias is None else torch.addmm(bias.flatten(0, 1).to(rows.dtype), flat, shared)
     return torch.bmm(weight, rows) if bias is None else torch.baddbmm(bias.to(rows.dtype), weight, rows)
