@@ -589,7 +589,7 @@ def test_two_processes_make_one_record(run, tmp_path):
     env = os.environ | {"PYTHONPATH": str(Path(brainet_pl.__file__).parents[1])}
     for devices in ("1", "2"):
         command = [sys.executable, str(script), str(tmp_path / devices), str(run / "structure.json"), devices]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
     one, two = (stored(tmp_path / n) for n in ("1", "2"))
     assert any(part["samples"] % 2 for part in one["sets"])

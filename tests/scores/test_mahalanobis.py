@@ -49,8 +49,8 @@ def test_against_a_twin(seed, d, classes, normalize):
     plain, relative = fitted(x, y, classes, normalize=normalize).distances(torch.tensor(new, dtype=torch.float32))
     expected = twin(x, y, new, normalize)
     size = np.abs(expected[0]) + np.abs(expected[0] - expected[1]) + 1
-    np.testing.assert_allclose(plain / size, expected[0] / size, atol=2e-3)
-    np.testing.assert_allclose(relative / size, expected[1] / size, atol=2e-3)
+    np.testing.assert_allclose(plain.numpy() / size, expected[0] / size, atol=2e-3)
+    np.testing.assert_allclose(relative.numpy() / size, expected[1] / size, atol=2e-3)
 
 
 def test_against_sklearn():
