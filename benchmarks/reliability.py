@@ -1,0 +1,22 @@
+"""What load does to a test.
+
+    python benchmarks/reliability.py load    # a test over a million samples and three unknown sets
+
+Each command prints what it found and updates its section of docs/results/reliability.json.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import load
+
+OUT = Path(__file__).parents[1] / "docs" / "results" / "reliability.json"
+COMMANDS = {"load": load.main}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [] or sys.argv[1] not in COMMANDS:
+        sys.exit(f"expected one of {', '.join(COMMANDS)}, got {' '.join(sys.argv[1:]) or 'nothing'}\n\n{__doc__}")
+    COMMANDS[sys.argv[1]](sys.argv[2:], OUT)
