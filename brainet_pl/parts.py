@@ -71,7 +71,7 @@ def make_part(base: Callable[..., P], given: Any, argument: str) -> P:
     """
     if isinstance(given, base):  # type: ignore[arg-type]
         return given  # type: ignore[no-any-return]
-    name, settings = given, {}
+    name, settings = given, dict[str, Any]()
     if isinstance(given, Mapping) and set(given) <= {"class_path", "init_args"}:
         name, settings = given.get("class_path"), given.get("init_args") or {}
         if not isinstance(settings, Mapping):

@@ -276,10 +276,11 @@ def pass_curves(
     metrics: Mapping[str, Sequence[float]],
     aurocs: Mapping[str, Mapping[str, Sequence[float]]],
     n: int,
+    note: str = "",
 ) -> Figure:
     """Numbers of passes (S,); metric → (S,) on n test samples; score → set → (S,) AUROC: a panel for each.
 
-    One sequence of draws, as the test made it: small steps up and down are its noise.
+    One sequence of draws, as the test made it: small steps up and down are its noise. A note stands below the title.
     """
     rows = -(-(len(metrics) + len(aurocs)) // 2)
     figure, axes = _panels(rows, 2, 0.9 + 1.95 * rows)
@@ -306,7 +307,8 @@ def pass_curves(
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     for ax in axes[len(metrics) + len(aurocs) :]:
         ax.set_visible(False)
-    figure.suptitle(f"What another pass buys, test set, n = {n:,}", fontsize=10, color=INK)
+    title = f"What another pass buys, test set, n = {n:,}"
+    figure.suptitle(f"{title}\n{note}" if note else title, fontsize=10, color=INK)
     return figure
 
 

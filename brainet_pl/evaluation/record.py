@@ -22,6 +22,8 @@ from brainet_pl.ranks import everyones
 Role = Literal["known", "near", "far"]
 MEANS: Mapping[str, str] = {"near": "near_mean", "far": "far_mean"}  # role → name of the mean over sets of this role
 Columns = dict[str, Tensor]
+Batch = tuple[Tensor, dict[tuple[str, str], Tensor]]  # numbers (B,) of samples, and (kind, name) → column (…, B)
+MOST_TRACED = 20_000  # samples of a set whose running scores are kept: many numbers a sample, for a few curves
 Measured = dict[str, dict[str, float]]  # score → measure → value
 
 
@@ -65,8 +67,8 @@ class SetRecord:
         numbers: (N,) place of each sample in its set.
         scores: name → (N,).
         answers: name → (N,), empty where there are no labels.
-        running: name → (S, N) scores of the mean of the first t passes.
-        sums: over the samples, for the same numbers of passes, or None.
+        running: name → (S, K) scores of the mean of the first t passes; K is N, or `MOST_TRACED` if there are more.
+        sums: over all samples, for the same numbers of passes, or None.
     """
 
     name: str
@@ -85,6 +87,34 @@ class SetRecord:
         return {name: values for name, values in self.scores.items() if not values.isnan().any()}
 
 
+class Rows:
+    """Columns of samples, kept batch by batch.
+
+    Args:
+        most: keep at most so many samples, chosen by their numbers alone: how they came does not matter. None keeps all.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+        self._packed: list[Batch] = []
+        self._fresh: list[Batch] = []
+
+    def add(self, numbers: Tensor, columns: Mapping[tuple[str, str], Tensor]) -> None:
+        """Add samples; now and then batches become one, because a tensor takes more memory than the numbers in it."""
+        self._fresh.append((numbers, dict(columns)))
+        if len(self._fresh) >= 256 or sum(len(n) for n, _ in self._fresh) >= 2 * MOST_TRACED:
+            if self.most is None:
+                self._packed.append(_joined(self._fresh))
+            else:
+                self._packed = [_chosen(_joined(self.batches), self.most)]
+            self._fresh = []
+
+    @property
+    def batches(self) -> list[Batch]:
+        """All that is kept."""
+        return [*self._packed, *self._fresh]
+
+
 class TestRecord:
     """All sets of a test by name; the first is the known one.
 
@@ -100,7 +130,9 @@ class TestRecord:
         self.units = dict(units or {})
         self.steps: list[int] = []
         self.passes: int | None = None
-        self._batches: dict[str, list[tuple[Tensor, SampleBatch]]] = {name: [] for name in sets}
+        self._rows = {name: Rows() for name in sets}
+        self._traced = {name: Rows(MOST_TRACED) for name in sets}
+        self._sums: dict[str, PassSums] = {}
 
     @property
     def known(self) -> SetRecord:
@@ -114,33 +146,28 @@ class TestRecord:
 
     def add(self, name: str, numbers: Tensor, batch: SampleBatch) -> None:
         """Keep a batch of the set `name`, whose samples have the numbers (B,); everything moves to the CPU."""
-        trace = batch.trace
+        numbers, trace = numbers.cpu(), batch.trace
+        self.passes = batch.passes if batch.passes is not None else self.passes
+        self._rows[name].add(numbers, _kept("scores", batch.scores) | _kept("answers", batch.answers))
+        self._traced[name].add(numbers, _kept("running", trace.scores if trace is not None else {}))
         if trace is not None:
             self.steps = trace.steps
-            trace = trace._replace(scores=_kept(trace.scores))
-        self.passes = batch.passes if batch.passes is not None else self.passes
-        kept = SampleBatch(_kept(batch.scores), _kept(batch.answers), trace)
-        self._batches[name].append((numbers.cpu(), kept))
+            if trace.sums is not None:
+                self._sums[name] = self._sums[name] + trace.sums if name in self._sums else trace.sums
 
     def gather(self) -> TestRecord:
         """Bring all batches of all processes together; a collective, so all processes must call it. Returns itself."""
         for name, part in self.sets.items():
-            batches = [pair for own in everyones(self._batches[name]) for pair in own]
-            self._batches[name] = []
-            if not batches:
-                continue
-            numbers = torch.cat([n for n, _ in batches])
-            order = torch.argsort(numbers, stable=True)
-            first = torch.ones(len(order), dtype=torch.bool)  # a sample that two processes saw counts once
-            first[1:] = numbers[order].diff() != 0
-            order = order[first]
-            part.numbers = numbers[order]
-            part.scores = _joined([b.scores for _, b in batches], order)
-            part.answers = _joined([b.answers for _, b in batches], order)
-            traces = [b.trace for _, b in batches if b.trace is not None]
-            part.running = _joined([t.scores for t in traces], order) if len(traces) == len(batches) else {}
-            sums = [t.sums for t in traces if t.sums is not None]
-            part.sums = reduce(add, sums) if sums else None
+            rows = [batch for own in everyones(self._rows[name]) for batch in own.batches]
+            traced = [batch for own in everyones(self._traced[name]) for batch in own.batches]
+            sums = [own for own in everyones(self._sums.pop(name, None)) if own is not None]
+            self._rows[name], self._traced[name] = Rows(), Rows(MOST_TRACED)
+            if rows:
+                part.numbers, columns = _ordered(_joined(rows))
+                _, running = _ordered(_chosen(_joined(traced), MOST_TRACED))
+                part.scores, part.answers = _kind("scores", columns), _kind("answers", columns)
+                part.running = _kind("running", running)
+                part.sums = reduce(add, sums) if sums else None
         return self
 
     def separations(self) -> dict[str, Measured]:
@@ -178,13 +205,41 @@ def group_means(found: Mapping[str, Measured], sets: Sequence[SetRecord]) -> dic
     return means
 
 
-def _kept(columns: Columns) -> Columns:
-    """The same on the CPU, floating numbers in 32 bits."""
+def _kept(kind: str, columns: Columns) -> dict[tuple[str, str], Tensor]:
+    """The same on the CPU, floating numbers in 32 bits, under the name of their kind."""
     cpu = {name: values.detach().cpu() for name, values in columns.items()}
-    return {name: values.float() if values.is_floating_point() else values for name, values in cpu.items()}
+    return {(kind, name): values.float() if values.is_floating_point() else values for name, values in cpu.items()}
 
 
-def _joined(parts: Sequence[Columns], order: Tensor) -> Columns:
-    """Batches of columns (…, B) → columns (…, N) in this order, of the names that all batches have."""
-    names = [name for name in parts[0] if all(name in part for part in parts)]
-    return {name: torch.cat([part[name] for part in parts], dim=-1)[..., order] for name in names}
+def _kind(kind: str, columns: Mapping[tuple[str, str], Tensor]) -> Columns:
+    return {name: values for (of, name), values in columns.items() if of == kind}
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """Batches → one, of the columns that all of them have."""
+    names = [name for name in batches[0][1] if all(name in columns for _, columns in batches)]
+    numbers = torch.cat([numbers for numbers, _ in batches])
+    return numbers, {name: torch.cat([columns[name] for _, columns in batches], dim=-1) for name in names}
+
+
+def _taken(batch: Batch, rows: Tensor) -> Batch:
+    return batch[0][rows], {name: values[..., rows] for name, values in batch[1].items()}
+
+
+def _ordered(batch: Batch) -> Batch:
+    """By number; a sample that two processes saw counts once."""
+    order = torch.argsort(batch[0], stable=True)
+    first = torch.ones(len(order), dtype=torch.bool)
+    first[1:] = batch[0][order].diff() != 0
+    return _taken(batch, order[first])
+
+
+def _chosen(batch: Batch, most: int) -> Batch:
+    """At most so many samples: those whose number times the golden ratio has the smallest fraction.
+
+    They are spread evenly over the set, whatever the order of its samples, and depend on nothing but the numbers.
+    """
+    if len(batch[0]) <= most:
+        return batch
+    fraction = (batch[0] * 2654435769) % 2**32  # in units of 2^-32
+    return _taken(batch, fraction.topk(most, largest=False).indices)

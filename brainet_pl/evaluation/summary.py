@@ -15,7 +15,7 @@ from brainet_pl.evaluation import figures
 from brainet_pl.evaluation.curves import SEPARATION, risk_coverage, separation
 from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.evaluation.passes import pass_metrics
-from brainet_pl.evaluation.record import Measured, TestRecord
+from brainet_pl.evaluation.record import MOST_TRACED, Measured, TestRecord
 from brainet_pl.structure import GGT
 from brainet_pl.structure.draw import draw_ggt
 
@@ -98,11 +98,13 @@ def _test_pictures(record: TestRecord, label: str | None) -> dict[str, Picture]:
         )
     if known.sums is not None and len(record.steps) > 1:
         curves = pass_metrics(known.sums)
+        few = any(len(part) > MOST_TRACED for part in record.sets.values() if part.running)
+        told = f"AUROC of {MOST_TRACED:,} samples of each set at the most" if few else ""
         drawn["test/passes"] = Picture(
-            figures.pass_curves(record.steps, curves, _running_aurocs(record), len(wrong)),
+            figures.pass_curves(record.steps, curves, _running_aurocs(record), len(wrong), told),
             f"Metrics of the mean of the first t passes, t from 1 to {record.steps[-1]}: negative log-likelihood from "
             f"{curves['NLL'][0]:.3f} to {curves['NLL'][-1]:.3f}, error from {100 * curves['error'][0]:.2f} % to "
-            f"{100 * curves['error'][-1]:.2f} %",
+            f"{100 * curves['error'][-1]:.2f} %{'; ' if told else ''}{told}",
             "test",
         )
     return drawn

@@ -1,6 +1,7 @@
 """The record of a test against a slow twin: dictionaries of samples, one at a time."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from brainet_pl.evaluation import record as record_module
 from brainet_pl.evaluation.curves import separation
-from brainet_pl.evaluation.passes import pass_metrics, trace_passes
+from brainet_pl.evaluation.passes import PassTrace, pass_metrics, trace_passes
 from brainet_pl.evaluation.record import SampleBatch, SetRecord, TestRecord, group_means
 
 SETS = {"test": "known", "b": "near", "a": "far"}
@@ -103,8 +104,11 @@ def test_all_that_two_processes_saw_counts_once(monkeypatch):
     for record in (alone, shared):
         record.add("test", torch.arange(20), SampleBatch({"doubt": x}))
     order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
-    other = [(order[part], SampleBatch({"doubt": x[order[part]]})) for part in (slice(0, 7), slice(7, 20))]
-    monkeypatch.setattr(record_module, "everyones", lambda own: [own, other if own else []])
+    other = TestRecord(SETS)
+    for part in (slice(0, 7), slice(7, 20)):
+        other.add("test", order[part], SampleBatch({"doubt": x[order[part]]}))
+    theirs = {id(getattr(shared, part)["test"]): getattr(other, part)["test"] for part in ("_rows", "_traced")}
+    monkeypatch.setattr(record_module, "everyones", lambda own: [own, theirs.get(id(own), own)])
     same(shared.gather().known.scores["doubt"], x)
     assert shared.known.numbers.tolist() == list(range(20))
     monkeypatch.undo()
@@ -145,6 +149,27 @@ def test_traces_of_batches_become_one():
         assert pass_metrics(record.known.sums)[name] == pytest.approx(values)
     assert record.sets["b"].running == {}  # a batch has no trace: there is none of the set
     assert record.sets["a"].sums is None
+
+
+@pytest.mark.parametrize("sizes", [[3] * 400, [700, 500], [1] * 1100 + [100]])
+def test_many_batches_are_packed_and_traces_of_many_samples_thinned(monkeypatch, sizes):
+    """Columns stay whole; of the running scores a fixed number of samples is left, the same however they came."""
+    monkeypatch.setattr(record_module, "MOST_TRACED", 100)
+    scores = torch.rand(2, 1200, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(1200, generator=torch.Generator().manual_seed(len(sizes)))
+    record = TestRecord(SETS)
+    for part in order.split(sizes):
+        trace = PassTrace([1, 2], {"doubt": scores[:, part]}, None)
+        record.add("test", part, SampleBatch({"doubt": scores[1, part]}, {"label": part}, trace))
+    assert len(record._rows["test"].batches) <= 256 + len(sizes) // 256
+    assert len(record._traced["test"].batches) <= 256
+    record.gather()
+    same(record.known.scores["doubt"], scores[1])
+    assert record.known.answers["label"].tolist() == list(range(1200))
+    golden = (math.sqrt(5) - 1) / 2
+    chosen = sorted(sorted(range(1200), key=lambda n: n * golden % 1)[:100])
+    same(record.known.running["doubt"], scores[:, chosen])
+    assert max(b - a for a, b in pairwise([0, *chosen, 1200])) < 40  # spread over the whole set
 
 
 def parts(**roles):
