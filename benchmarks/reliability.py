@@ -1,6 +1,8 @@
-"""What a broken machine does to a run.
+"""What broken machines, strange inputs and large tests do to the package.
 
+    python benchmarks/reliability.py fuzz    # random inputs to every door
     python benchmarks/reliability.py kills   # kill -9 at chosen and random moments, then the same command again
+    python benchmarks/reliability.py load    # a test over a million samples and three unknown sets
 
 Each command prints what it found and updates its section of docs/results/reliability.json.
 """
@@ -10,10 +12,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import fuzz
 import kills
+import load
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "reliability.json"
-COMMANDS = {"kills": kills.main}
+COMMANDS = {"fuzz": fuzz.main, "kills": kills.main, "load": load.main}
 
 
 if __name__ == "__main__":

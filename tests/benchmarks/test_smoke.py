@@ -73,6 +73,17 @@ def test_table3_with_its_peers(load, tmp_path):
 # -- the others -------------------------------------------------------------------------------------------------------
 
 
+def test_reliability(load, tmp_path, capsys):
+    (tmp_path / "reliability.json").write_text('{"other": 1}')
+    load("fuzz").main(["--smoke"], tmp_path / "reliability.json")
+    results = json.loads((tmp_path / "reliability.json").read_text())
+    assert results["other"] == 1
+    counts = results["fuzz"]["targets"].values()
+    assert len(counts) == 10
+    assert all(sum(c.values()) >= 5 and not c["findings"] for c in counts)
+    assert "| `rai` | 5 |" in capsys.readouterr().out
+
+
 def test_head(load, tmp_path):
     load("head").main(["--smoke", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "head.json").read_text())
