@@ -189,7 +189,7 @@ class _Vetting:
         path, more = spec["class_path"], {}
         lightning = re.sub(r"^lightning\.pytorch\.", "pytorch_lightning.", path)
         cls, texts = _own(SLOTS.get(slot), path), OTHERS.get(slot, {}).get(lightning)
-        if cls is None and texts is None and False:
+        if cls is None and texts is None and path not in self.given.texts:
             self.refuse(key, path)
         for group, content in self.entries(key, spec, ["class_path", "init_args", "dict_kwargs"]):
             if group == "class_path" or content is None:

@@ -91,7 +91,7 @@ class Rows:
     """Columns of samples, kept batch by batch.
 
     Args:
-        most: keep at most so many samples, chosen by their numbers alone: how they came does not matter. None keeps all.
+        most: keep at most so many samples, chosen by their numbers alone, however they came. None keeps all.
     """
 
     def __init__(self, most: int | None = None) -> None:
