@@ -125,7 +125,7 @@ def test_the_last_checkpoint_is_the_last_state_and_remembers_the_best(tmp_path, 
 
     class Metric(Callback):
         def on_validation_epoch_end(self, trainer, pl_module):
-            pl_module.log("never", [0.5, 0.9, 0.1][trainer.current_epoch])
+            pl_module.log("never", [0.5, 0.1, 0.9][trainer.current_epoch])
 
     fit(tmp_path, quiet_trainer, Tree(num_params=4000), last, best, Metric(), num_sanity_val_steps=0)
     stored = torch.load(tmp_path / "last.ckpt", weights_only=True)
