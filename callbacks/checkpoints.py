@@ -7,8 +7,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.plugins import TorchCheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from brainet_pl import files

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning_fabric.utilities.data import _set_sampler_epoch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.plugins import TorchCheckpointIO
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_warn
 
@@ -110,7 +109,10 @@ class ExactResume(Callback):
             put_back(epoch_start)
             self._epoch_start = epoch_start
             for loader in loaders:
-                _set_sampler_epoch(loader, epochs.processed)
+                samplers: list[Any] = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+                for sampler in samplers:
+                    if hasattr(sampler, "set_epoch"):  # of several processes: it shuffles by the number of the epoch
+                        sampler.set_epoch(epochs.processed)
             fetcher, trained = iter(loop._data_fetcher), loop.epoch_loop.batch_progress.current.processed
             for _ in range(trained):
                 next(fetcher)

@@ -102,7 +102,7 @@ def test_other_heads_meet_the_budget_and_give_passes(budget):
 
 
 def test_a_hidden_layer_is_needed():
-    with pytest.raises(ValueError, match="hidden of at least 1, got 0: without a hidden layer, use the head Linear"):
+    with pytest.raises(ValueError, match=r"hidden of at least 1 .*got 0: without a hidden layer, use the head Linear"):
         MLPHead(20, 4, 5000, hidden=0)
 
 

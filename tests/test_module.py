@@ -339,7 +339,7 @@ def test_bad_input_says_what_to_do(tmp_path, quiet_trainer):
     with pytest.raises(ValueError, match="expected labels from 0 to 4, got 0 to 7"):
         quiet_trainer(tmp_path, structure()).fit(BRAINet(5, head=Tree(num_params=8000)), datamodule=Digits())
     empty = DataLoader(TensorDataset(torch.empty(0, 4), torch.empty(0)), batch_size=2)
-    with pytest.raises(ValueError, match="got an empty loader"):
+    with pytest.raises(ValueError, match="expected training data to extract features from, got no sample"):
         quiet_trainer(tmp_path, structure()).fit(BRAINet(2), empty)
     single = DataLoader(TensorDataset(torch.rand(20, 6), torch.zeros(20)), batch_size=1)
     with pytest.raises(ValueError, match="at least 2 samples in a training batch"):

@@ -180,7 +180,8 @@ def check_training(features: Tensor, labels: Tensor, num_classes: int | None = N
             "values: mend the inputs or the backbone"
         )
     low, high = labels.min().item(), labels.max().item()
-    if labels.is_floating_point() or low < 0 or (num_classes is not None and high >= num_classes):
+    fractions = labels.is_floating_point() and bool((labels != labels.round()).any())  # 2.0 is a label, 0.7 is none
+    if fractions or low < 0 or (num_classes is not None and high >= num_classes):
         most = "on" if num_classes is None else f"to {num_classes - 1}"
         raise ValueError(
             f"expected whole numbers from 0 {most} as labels, got {low} to {high} of {labels.dtype}: renumber the "

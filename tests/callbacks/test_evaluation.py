@@ -514,7 +514,7 @@ def test_settings_are_checked():
         Evaluation(most_uncertain=-1)
     with pytest.raises(ValueError, match="image_shape to be"):
         Evaluation(image_shape=(64,))
-    with pytest.raises(ValueError, match=r"expected score_file to be a name without folders, got 'a/b.csv'"):
+    with pytest.raises(ValueError, match=r"expected score_file to be the name of a file without folders, got 'a"):
         Evaluation(score_file="a/b.csv")
 
 

@@ -177,7 +177,7 @@ def test_features_that_are_not_finite_stop_the_fit(tmp_path, quiet_trainer):
     x = torch.rand(40, 6)
     x[5, 2] = torch.nan
     loader = DataLoader(TensorDataset(x, torch.arange(40) % 2), batch_size=8)
-    with pytest.raises(ValueError, match="fit the score KNN to, got 1 of 40 rows"):
+    with pytest.raises(ValueError, match="fit a score to, got 1 of 40 rows"):
         quiet_trainer(tmp_path).fit(BRAINet(2, head=Linear(), scores=["KNN"]), loader)
 
 

@@ -171,7 +171,7 @@ def test_edge_cases(data, ggt):
     x, y = data
     with pytest.raises(ValueError, match=r"expected features of shape \(batch, 8\), got \(4, 3\)"):
         GenerativeScore(ggt, CLASSES)(torch.rand(4, 3))
-    with pytest.raises(ValueError, match="expected as many labels"):
+    with pytest.raises(ValueError, match="as many labels"):
         GenerativeScore(ggt, CLASSES).fit(x, y[:5])
     with pytest.raises(ValueError, match="expected kind"):
         GenerativeScore(ggt, CLASSES, kind="tree")

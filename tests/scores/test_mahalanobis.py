@@ -126,9 +126,9 @@ def test_a_class_without_a_sample_is_left_out():
 def test_bad_features_are_refused():
     x, y, _ = some(5)
     x[3, 1], x[7, 0] = np.nan, np.inf
-    with pytest.raises(ValueError, match="expected finite features to fit the score Mahalanobis to, got 2 of 80 rows"):
+    with pytest.raises(ValueError, match="expected finite features to fit a score to, got 2 of 80 rows"):
         fitted(x, y)
-    with pytest.raises(ValueError, match="expected as many labels as features, got 0 and 0"):
+    with pytest.raises(ValueError, match=r"expected features .* and as many labels .*, got"):
         fitted(np.empty((0, 4)), [])
     score = fitted(*some(5)[:2])
     with pytest.raises(ValueError, match=r"expected features of shape \(batch, 4\) .*, got \(2, 3\)"):

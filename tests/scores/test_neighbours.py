@@ -96,7 +96,7 @@ def test_a_large_batch_is_taken_in_parts(monkeypatch):
 def test_bad_features_and_settings_are_refused():
     x = units(0, 10, 3)
     x[4, 1] = np.nan
-    with pytest.raises(ValueError, match="expected finite features to fit the score KNN to, got 1 of 10 rows with NaN"):
+    with pytest.raises(ValueError, match="expected finite features to fit a score to, got 1 of 10 rows with NaN"):
         fitted(x)
     with pytest.raises(
         ValueError, match=r"expected features of shape \(batch, 3\) as k-NN was fitted to, got \(2, 4\)"
