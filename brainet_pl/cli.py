@@ -85,6 +85,8 @@ class BrainetCLI(LightningCLI):
         if chosen.get("weights_only") is False:
             raise UsageError("expected weights_only to be true, got false: a checkpoint holds no code, and runs none")
         chosen["weights_only"] = True
+        if self.subcommand == "predict" and chosen.get("return_predictions") is None:
+            chosen["return_predictions"] = False  # PredictionFile writes them as they come; memory need not hold all
 
     def before_fit(self) -> None:
         """Find the checkpoint to go on from, and enter its run's folder or a new one."""

@@ -72,7 +72,7 @@ def structure_loader(trainer: pl.Trainer, model: pl.LightningModule, max_rows: i
         source = source.structure_dataloader()
     elif hasattr(source, "train_dataloader"):
         source = source.train_dataloader()
-    return _fixed(source, max_rows)
+    return unshuffled(source, max_rows)
 
 
 def chosen_rows(total: int, max_rows: int | None) -> Tensor | None:
@@ -82,7 +82,7 @@ def chosen_rows(total: int, max_rows: int | None) -> Tensor | None:
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
 
 
-def _fixed(loader: Any, max_rows: int | None) -> Iterable[Any]:
+def unshuffled(loader: Any, max_rows: int | None = None) -> Iterable[Any]:
     """A loader over the same samples, un-shuffled; one over a stream keeps its order, up to a number of rows."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return bounded(loader, max_rows)

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import itertools
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from brainet_pl import files
 from brainet_pl.module import read_checkpoint
@@ -21,6 +22,7 @@ from brainet_pl.module import read_checkpoint
 LAST = "last"  # as a path of a checkpoint: the newest run's
 RUN = "brainet_run"  # the checkpoint's entry: what tells its run from others
 VERSION = "BRAINET_VERSION"  # in the environment of further processes of a run: the folder that the first has claimed
+WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of file names and addresses
 TESTED = ("test/", "ood/")  # metrics that a fit does not log
 
 Logger = CSVLogger | TensorBoardLogger
@@ -66,12 +68,25 @@ def enter(trainer: pl.Trainer, checkpoint: str | None) -> None:
     if checkpoint is None or run is None:
         return
     content = read_checkpoint(checkpoint)
-    wandb = (content.get(RUN) or {}).get("wandb")
+    wandb = _wandb_id(content)
     for any_logger in trainer.loggers:
         if isinstance(any_logger, WandbLogger) and any_logger.version is None and (same or run.name == wandb):
             any_logger._id = any_logger._wandb_init["id"] = wandb
         if same and isinstance(any_logger, CSVLogger) and isinstance(any_logger._experiment, Rows):
             any_logger._experiment.rewind(int(content["global_step"]))
+
+
+def _wandb_id(content: dict[str, Any]) -> str | None:
+    """The id of W&B's run that a checkpoint names; one that could be more than an id is left alone, with a warning."""
+    run = content.get(RUN)
+    found = run.get("wandb") if isinstance(run, dict) else None
+    if found is None or (isinstance(found, str) and WANDB_ID.fullmatch(found)):
+        return found
+    rank_zero_warn(
+        "expected the checkpoint to name W&B's run by letters, digits, - and _, got something else: this fit gets a "
+        "run of its own there"
+    )
+    return None
 
 
 def _local(trainer: pl.Trainer) -> list[Logger]:

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from torch.utils.data import DataLoader
 
-from brainet_pl.features import extract, is_sized
+from brainet_pl.features import extract, is_sized, unshuffled
 from brainet_pl.module import BRAINet
 
 
@@ -53,7 +53,7 @@ class FeatureCache(Callback):
             )
         size = train_loader.batch_size
         train = pl_module.training_features(progress=self.progress)
-        held = extract(pl_module.backbone, validation, device=trainer.strategy.root_device, progress=self.progress)
+        held = extract(pl_module.backbone, unshuffled(validation), device=trainer.strategy.root_device, progress=self.progress)
         loaders = {
             "train_dataloader": train.loader(size, shuffle=True),
             "structure_dataloader": train.loader(size, shuffle=False),

@@ -132,6 +132,17 @@ def test_a_checkpoint_that_was_copied_begins_another_run(tmp_path):
     assert (logger.version, board.version) == (1, None)
 
 
+@pytest.mark.parametrize("hostile", ["../../elsewhere", "a b", "", 7, ["abc"], {"id": "abc"}, "x" * 65])
+def test_an_id_of_wandb_that_is_more_than_an_id_is_not_taken(tmp_path, hostile):
+    folder = tmp_path / "runs" / "digits" / "version_0"
+    log(begin(CSVLogger("runs", name="digits")), 0, 1)
+    board = WandbLogger(offline=True)
+    with pytest.warns(UserWarning, match="a run of its own"):
+        runs.enter(stub(CSVLogger("runs", name="digits"), board), checkpoint(folder / "checkpoints", 1, hostile))
+    assert board.version is None
+    assert board._wandb_init["id"] is None
+
+
 def test_last_is_the_newest_run_even_if_it_has_no_checkpoint_yet(tmp_path):
     def found():
         return runs.find(stub(CSVLogger("runs", name="digits")), "last")

@@ -69,6 +69,20 @@ def test_every_input_goes_through_the_backbone_once(tmp_path, quiet_trainer, pla
     assert sum(shape[0] for shape in seen) == len(data.structure_set) + len(data.val_set)
 
 
+def test_looking_at_the_data_draws_nothing(tmp_path, quiet_trainer):
+    class Watch(pl.Callback):
+        def setup(self, trainer, pl_module, stage):
+            self.states.append(torch.get_rng_state())
+
+        states = []
+
+    callbacks = (Watch(), FeatureCache(progress=False), Watch())
+    model = small(head=Linear())
+    quiet_trainer(tmp_path, *callbacks).fit(model, datamodule=Digits(images=True))
+    before, after = Watch.states
+    assert torch.equal(before, after)
+
+
 def test_the_order_of_callbacks_changes_nothing(tmp_path, quiet_trainer):
     models = []
     for place in ("first", "last"):
