@@ -73,7 +73,7 @@ def check_classes(preds: Tensor, target: Tensor) -> None:
 def _check_numbers(preds: Tensor, target: Tensor) -> None:
     """Refuse what is not a mean and a variance (B, 2) and one target (B,) for each sample."""
     fit = preds.dim() == 2 and preds.shape[1] == 2 and target.shape == preds.shape[:1]
-    if not fit or not preds.is_floating_point() or target.is_complex():
+    if not fit or not preds.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise ValueError(
             f"expected means and variances (B, 2) and targets (B,), got {tuple(preds.shape)} of {preds.dtype} and "
             f"{tuple(target.shape)} of {target.dtype}: give one row and one target for each sample"

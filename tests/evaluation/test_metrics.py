@@ -144,3 +144,9 @@ def test_a_measure_says_how_it_is_read():
     assert IntervalCoverage(0.8).better is None
     assert (RiskAtCoverage(0.5).better, RiskAtCoverage(0.5).key) == ("lower", "sc/Risk@50Cov")
     assert classification_measures(3)[0].better == "higher"
+
+
+@pytest.mark.parametrize("measure", regression_measures(), ids=lambda measure: measure.key)
+def test_truth_values_are_no_numbers_to_predict(measure):
+    with pytest.raises(ValueError, match="targets .B,., got .* of torch.bool"):
+        measure.update(torch.rand(3, 2), torch.ones(3, dtype=torch.bool))
