@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
@@ -29,14 +29,17 @@ class StructureLearning(Callback):
     fingerprint of features and settings, so a repeated run does not learn again; a checkpoint brings its own tree.
 
     Args:
-        s: bootstrap samples, and so branches, at every node of the tree; 1 gives a single structure.
+        s: samples, and so branches, at every node of the tree; 1 gives a single structure.
         max_order: largest condition set; the depth of the tree is at most `max_order + 1`. null sets no limit.
-        test: the independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or by the path of a class.
+        test: the independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or by the path of a class; "auto" is
+            "g2" for features that are all categories, "gaussian" for any other.
         threshold: below it two features count as independent, in nats or as a significance level; null: the test's own.
+        bootstrap: "half" draws half of the rows for each sample and has second thoughts about what tests of few
+            variables miss; "paper" is Algorithm 1 to the letter.
         bins: levels of a continuous feature in the discrete tests and scores.
         score: "bdeu", "bge" or "bic"; null is the one that belongs to the test.
         ess: equivalent sample size of BDeu, weight of the prior of BGe.
-        seed: of the bootstrap samples.
+        seed: of the random samples of rows.
         max_rows: learn from a random sample of at most this many training samples; null takes all.
         max_tests: stop splitting after so many independence tests, with a warning; null sets no limit.
         max_seconds: stop splitting after so many seconds, with a warning; null sets no limit.
@@ -49,8 +52,9 @@ class StructureLearning(Callback):
         self,
         s: int = 2,
         max_order: int | None = 1,
-        test: type[IndependenceTest] | str = "gaussian",
+        test: type[IndependenceTest] | str = "auto",
         threshold: float | None = None,
+        bootstrap: Literal["half", "paper"] = "half",
         bins: int = 3,
         score: str | None = None,
         ess: float = 1.0,
@@ -67,6 +71,7 @@ class StructureLearning(Callback):
             "max_order": max_order,
             "test": test,
             "threshold": threshold,
+            "bootstrap": bootstrap,
             "bins": bins,
             "score": score,
             "ess": ess,

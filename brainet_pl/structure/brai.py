@@ -1,9 +1,14 @@
-"""Algorithm 1: recursion over bootstrap samples, from features to a scored tree of structures."""
+"""Algorithm 1: recursion over resampled data, from features to a scored tree of structures.
+
+The recursion goes level by level, all calls of one order before those of the next: a budget that ends early then leaves
+every branch tested to the same order, and one sample at a time serves all autonomous sets that share it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
@@ -12,8 +17,25 @@ from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import Margins
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
 from brainet_pl.structure.score import FamilyScore
+from brainet_pl.structure.search import MOST_ARROWS, improve_parents
 
 Path = tuple[int, ...]
+
+
+@dataclass
+class Call:
+    """One call of Algorithm 1: endogenous `X`, exogenous `X_ex`, the graph `B` that they share with their siblings.
+
+    Attributes:
+        path: the branch numbers from the root down; calls of one path share each of their s samples.
+        branches: the calls that each branch makes, the descendant's last; empty for a leaf.
+    """
+
+    B: Bools
+    X: Ints
+    X_ex: Ints
+    path: Path = ()
+    branches: list[list[Call]] = field(default_factory=list)
 
 
 @dataclass
@@ -21,12 +43,16 @@ class BRAI:
     """What stays the same through the recursion.
 
     Attributes:
-        s: bootstrap samples, and so branches, of every node.
+        s: samples, and so branches, of every node.
         max_order: largest condition set; a call beyond it is a leaf.
-        test_on: the independence test on the bootstrap sample of a path. A path holds the branch numbers from the root
-            down; the autonomous sets of one branch share its path and so each of its s samples.
+        test_on: the independence test on the sample of a path. A path holds the branch numbers from the root down; the
+            autonomous sets of one branch share its path and so each of its s samples.
         score: of a variable given its parents, on the full data.
         budget: when spent, every further call is a leaf.
+        check_colliders: v-structures are asked to explain away (see `autonomy.increase_separation`); the paper does
+            not ask.
+        dependent: (d, d) pairs that depend on each other in the full data; the parents of a leaf are then searched for
+            among them by the score. None: a leaf's parents are those of its graph, as in the paper.
     """
 
     s: int
@@ -34,40 +60,80 @@ class BRAI:
     test_on: Callable[[Path], Margins]
     score: FamilyScore
     budget: Budget
+    check_colliders: bool = False
+    dependent: Bools | None = None
     on_leaf: Callable[[], None] = lambda: None
     cut_short: bool = field(default=False, init=False)
 
     def learn(self, d: int) -> Tree:
         """The tree over d variables, from a complete graph."""
-        return self._learn(complete_graph(d), np.arange(d), np.empty(0, dtype=np.intp), 0, ())
+        root = Call(complete_graph(d), np.arange(d), np.empty(0, dtype=np.intp))
+        level, n = [root], 0
+        while level:
+            level = self._next_level(level, n)
+            n += 1
+        return self._tree(root)
 
-    def _learn(self, B: Bools, X: Ints, X_ex: Ints, n: int, path: Path) -> Tree:
-        if n > self.max_order or is_leaf(B, X, X_ex, n):  # line 2
-            return self._leaf(B, X, X_ex)  # lines 3–5
-        if self.budget.spent:
-            self.cut_short = True
-            return self._leaf(B, X, X_ex)
-        branches = []
-        for t in range(self.s):  # line 6
-            here = (*path, t)
-            test = self.test_on(here)  # line 7: the sample is drawn inside
-            B_star, _ = increase_separation(B, X, X_ex, n, test, self.budget)  # line 8
+    def _next_level(self, calls: list[Call], n: int) -> list[Call]:
+        """Test and decompose all calls of order n that are no leaves; returns the calls that they make."""
+        split = [call for call in calls if n <= self.max_order and not is_leaf(call.B, call.X, call.X_ex, n)]  # line 2
+        for path, group in groupby(split, key=lambda call: call.path):
+            together = list(group)
+            for t in range(self.s):  # line 6
+                if self.budget.spent:
+                    break
+                test = self.test_on((*path, t))  # line 7: the sample is drawn inside
+                for call in together:
+                    call.branches.append(self._branch(call, n, (*path, t), test))
             self.cut_short |= self.budget.spent
-            X_D, X_A = find_autonomous(B_star, X)  # line 9
-            ancestors = [self._learn(B_star, X_Ai, X_ex, n + 1, here) for X_Ai in X_A]  # lines 10–11
-            exogenous = np.sort(np.concatenate([X_ex, *X_A]))
-            descendant = self._learn(B_star, X_D, exogenous, n + 1, here)  # line 12
-            branches.append(Branch(tuple(ancestors), descendant))  # lines 13–15
-        return Node(tuple(X.tolist()), tuple(branches))  # line 16
+        return [child for call in split for branch in call.branches for child in branch]
+
+    def _branch(self, call: Call, n: int, path: Path, test: Margins) -> list[Call]:
+        """Lines 8 to 12: the calls that one sample leads to."""
+        X, X_ex = call.X, call.X_ex
+        B_star, _ = increase_separation(call.B, X, X_ex, n, test, self.budget, self.check_colliders)  # line 8
+        X_D, X_A = find_autonomous(B_star, X)  # line 9
+        exogenous = np.sort(np.concatenate([X_ex, *X_A]))
+        ancestors = [Call(B_star, X_Ai, X_ex, path) for X_Ai in X_A]  # lines 10–11
+        return [*ancestors, Call(B_star, X_D, exogenous, path)]  # line 12
+
+    def _tree(self, call: Call) -> Tree:
+        """Lines 13 to 16, from finished calls."""
+        if not call.branches:
+            return self._leaf(call.B, call.X, call.X_ex)  # lines 3–5
+        branches = []
+        for calls in call.branches:
+            *ancestors, descendant = (self._tree(child) for child in calls)
+            branches.append(Branch(tuple(ancestors), descendant))
+        return Node(tuple(call.X.tolist()), tuple(branches))
 
     def _leaf(self, B: Bools, X: Ints, X_ex: Ints) -> Leaf:
         """Lines 3–5: parents from a DAG that the leaf's graph stands for, and their score."""
-        outer = B[np.ix_(X_ex, X)]
-        inner = dag_extension(B[np.ix_(X, X)])
-        parents = []
-        for j in range(len(X)):
-            found = np.concatenate([X_ex[outer[:, j]], X[inner[:, j]]])
-            parents.append(tuple(np.sort(found).tolist()))
+        scope = np.concatenate([X_ex, X])
+        dag = np.zeros((len(scope), len(scope)), dtype=bool)
+        own = np.arange(len(X_ex), len(scope))
+        dag[: len(X_ex), own] = B[np.ix_(X_ex, X)]
+        dag[np.ix_(own, own)] = dag_extension(B[np.ix_(X, X)])
+        if self.dependent is not None:
+            dag = self._improved(dag, own, scope)
+        parents = [tuple(np.sort(scope[dag[:, j]]).tolist()) for j in own]
         score = sum(self.score(int(x), p) for x, p in zip(X, parents, strict=True))
         self.on_leaf()
         return Leaf(tuple(X.tolist()), tuple(parents), score)
+
+    def _improved(self, dag: Bools, own: Ints, scope: Ints) -> Bools:
+        """Better parents among all dependent pairs; among the graph's own if those are too many, or as they are."""
+        assert self.dependent is not None
+        within = self.dependent[np.ix_(scope, scope)]
+        for candidates in (within, dag | dag.T):
+            if candidates[:, own].sum() <= MOST_ARROWS:
+                return improve_parents(dag, own, candidates, self._local(scope), lambda: self.budget.spent)
+        return dag
+
+    def _local(self, scope: Ints) -> Callable[[int, tuple[int, ...]], float]:
+        """The score by places in `scope`."""
+
+        def score(x: int, parents: tuple[int, ...]) -> float:
+            return self.score(int(scope[x]), tuple(sorted(int(scope[p]) for p in parents)))
+
+        return score

@@ -18,11 +18,10 @@ from brainet_pl import files
 from brainet_pl.structure.canonical import canonical_order
 from brainet_pl.structure.data import as_table
 from brainet_pl.structure.ggt import GGT
-from brainet_pl.structure.independence import find_test
-from brainet_pl.structure.learn import learn_structure
+from brainet_pl.structure.learn import choose_test, learn_structure
 from brainet_pl.structure.score import find_score
 
-ALGORITHM = 1  # raise it whenever the same features and settings give another tree: old files are then not found
+ALGORITHM = 2  # raise it whenever the same features and settings give another tree: old files are then not found
 
 _PARAMETERS = inspect.signature(learn_structure).parameters.values()
 _DEFAULTS = {p.name: p.default for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY and p.name != "progress"}
@@ -43,10 +42,10 @@ def cache_key(features: Any, settings: Mapping[str, Any]) -> str:
             "give the arguments of learn_structure"
         )
     complete = {name: settings.get(name, default) for name, default in _DEFAULTS.items()}
-    test = find_test(complete.pop("test"))
+    values = as_table(features)
+    test = choose_test(complete.pop("test"), values)
     score = complete.pop("score")
     scoring = find_score(test.default_score if score is None else score, test.kind)
-    values = as_table(features)
     order = canonical_order(values)
     content = {
         "algorithm": ALGORITHM,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl.structure.canonical import CanonicalOrder, canonical_order
-from brainet_pl.structure.discretize import discretize, normal_scores
+from brainet_pl.structure.discretize import MAX_LEVELS, discretize, normal_scores
 from brainet_pl.structure.statistics import CodeTable
 
 Kind = Literal["discrete", "gaussian"]  # of a test or score: whether it reads `table` or `scores`
@@ -62,6 +62,13 @@ class PreparedData:
     def scores(self) -> NDArray[np.float32]:
         """(n, d) the normal scores that Gaussian tests and scores read."""
         return normal_scores(self.values)
+
+
+def are_categories(values: NDArray[Any]) -> bool:
+    """Whether every column of a table (N, d) is taken as categories: whole numbers with few levels."""
+    if values.dtype.kind not in "iub":
+        return False
+    return all(len(np.unique(values[:, j])) <= MAX_LEVELS for j in range(values.shape[1]))
 
 
 def as_table(features: Any) -> NDArray[Any]:

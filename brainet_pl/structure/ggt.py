@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,22 @@ from brainet_pl.structure.text import short, text_summary
 from brainet_pl.structure.tree import Branch, Leaf, Node, NumberedTree, SubNetwork, Tree
 
 __all__ = ["FORMAT", "GGT", "Branch", "Leaf", "Node", "SubNetwork", "Tree"]
+
+
+class Structure(NamedTuple):
+    """One of the distinct Bayesian networks of a tree.
+
+    Attributes:
+        parents: for each variable its parents.
+        score: the log marginal likelihood.
+        probability: among all distinct networks of the tree.
+        subnetworks: how many ways through the tree lead to it.
+    """
+
+    parents: tuple[tuple[int, ...], ...]
+    score: float
+    probability: float
+    subnetworks: int
 
 
 @dataclass(frozen=True)
@@ -228,6 +244,61 @@ class GGT:
                 "use sample, or raise limit"
             )
         return (SubNetwork(choices) for choices in tree.enumerate_choices(self.root))
+
+    def edge_probabilities(self, temperature: float | None = None) -> Floats:
+        """(d, d) the exact probability, under `sample`, that i is a parent of j.
+
+        With its transpose added, that i and j are joined. `temperature` None is `auto_temperature`.
+
+        Example:
+            Joined in one of two structures, and that one is drawn once in four times.
+
+            >>> import math
+            >>> joined = Branch((), Leaf((0, 1), ((), (0,)), 0.0))
+            >>> apart = Branch((Leaf((0,), ((),), 0.0),), Leaf((1,), ((),), math.log(3)))
+            >>> ggt = GGT(Node((0, 1), (joined, apart)), num_variables=2)
+            >>> ggt.edge_probabilities(temperature=1.0).round(2).tolist()
+            [[0.0, 0.25], [0.0, 0.0]]
+        """
+        temperature = self.auto_temperature if temperature is None else temperature
+        reached = posterior.reach(self._tree, self._log_probs(temperature))
+        edges = np.zeros((self.num_variables, self.num_variables))
+        for node, probability in zip(self.nodes, reached, strict=True):
+            if isinstance(node, Leaf):
+                for x, parents in zip(node.variables, node.parents, strict=True):
+                    edges[list(parents), x] += probability
+        return edges
+
+    def structures(self, temperature: float | None = None, limit: int = 100_000) -> list[Structure]:
+        """The distinct Bayesian networks of the tree, the likeliest first, each counted once.
+
+        `sample` and `log_prob` are about sub-networks, ways through the tree: a network that several ways lead to is
+        drawn by all of them. Here p(G) ∝ exp(score(G) / temperature) over different networks, however many ways lead
+        there. Refuses when there are more than `limit` sub-networks; `temperature` None is `auto_temperature`.
+
+        Example:
+            Three sub-networks with equal scores, two of them the same network.
+
+            >>> joined = Branch((), Leaf((0, 1), ((), (0,)), 0.0))
+            >>> apart = Branch((), Leaf((0, 1), ((), ()), 0.0))
+            >>> ggt = GGT(Node((0, 1), (joined, joined, apart)), num_variables=2)
+            >>> [(found.parents, found.subnetworks, round(found.probability, 2)) for found in ggt.structures(1.0)]
+            [(((), (0,)), 2, 0.5), (((), ()), 1, 0.5)]
+        """
+        temperature = posterior.check_temperature(self.auto_temperature if temperature is None else temperature)
+        ways: dict[tuple[tuple[int, ...], ...], list[float]] = {}
+        for subnetwork in self.enumerate(limit):
+            parents: list[tuple[int, ...]] = [()] * self.num_variables
+            leaves = self.leaves(subnetwork)
+            for leaf in leaves:
+                for x, found in zip(leaf.variables, leaf.parents, strict=True):
+                    parents[x] = found
+            ways.setdefault(tuple(parents), []).append(math.fsum(leaf.score for leaf in leaves))
+        scores = np.array([found[0] for found in ways.values()])
+        probabilities = posterior.softmax(scores, temperature)
+        order = np.argsort(-probabilities, kind="stable")
+        every = list(ways.items())
+        return [Structure(every[i][0], scores[i].item(), probabilities[i].item(), len(every[i][1])) for i in order]
 
     # -- in and out ---------------------------------------------------------------------------------------------------
 

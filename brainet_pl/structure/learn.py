@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,17 +11,19 @@ from tqdm.auto import tqdm
 
 from brainet_pl import checks
 from brainet_pl.structure.autonomy import Budget, recursive_autonomy, repair
-from brainet_pl.structure.brai import BRAI, Path
-from brainet_pl.structure.data import PreparedData
+from brainet_pl.structure.brai import BRAI
+from brainet_pl.structure.data import PreparedData, are_categories, as_table
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest, Margins, find_test
-from brainet_pl.structure.pdag import PDAG, complete_graph
+from brainet_pl.structure.pdag import PDAG, Bools, complete_graph
 from brainet_pl.structure.score import FamilyScore, Score, find_score
-from brainet_pl.structure.statistics import bootstrap_weights
+from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 
 TestName = str  # a name that `find_test` knows; tests and scores of a user's own have names too
 ScoreName = str  # a name that `find_score` knows
+Bootstrap = Literal["half", "paper"]
+AUTO = "auto"  # as a test: the one that belongs to the data
 MOST_SAMPLES = 1000  # bootstrap samples of a node; a tree of more would not fit anywhere
 RECURSION_ORDER = 2  # of plain RAI before `repair` takes over: later calls find little and cost most
 
@@ -32,8 +33,9 @@ def learn_structure(
     *,
     s: int = 2,
     max_order: int | None = 1,
-    test: str | type[IndependenceTest] = "cmi",
+    test: str | type[IndependenceTest] = AUTO,
     threshold: float | None = None,
+    bootstrap: Bootstrap = "half",
     bins: int = 3,
     score: str | type[Score] | None = None,
     ess: float = 1.0,
@@ -51,18 +53,22 @@ def learn_structure(
     Args:
         features: (N, d) array or tensor. Integer columns with at most 16 levels are categories; all others are binned
             for the discrete tests and rank-normalised for the Gaussian ones.
-        s: bootstrap samples at every node; 1 gives a single structure.
+        s: samples at every node; 1 gives a single structure.
         max_order: largest condition set; the depth of the tree is at most `max_order + 1`. None: no limit.
         test: the name of a test, or a subclass of `IndependenceTest`. "cmi" and "gaussian" compare (conditional) mutual
             information in nats with `threshold`; "g2" and "fisher_z" are significance tests at level `threshold`. The
-            first of each pair is discrete.
+            first of each pair is discrete. "auto" is "g2" for a table of categories, "gaussian" for any other.
         threshold: of the test, in its unit. None is the test's own: 0.02 nats for "cmi", 0.05 for the others. 0 keeps
             every edge: the tree becomes an ensemble of s branches a level over all variables.
+        bootstrap: "half" draws half of the rows for each sample, believes a v-structure only if its ends compete, and
+            with a significance test lets the score choose among the parents that a leaf could have. "paper" is
+            Algorithm 1 to the letter: rows drawn with replacement, and no second thoughts. Its repeated rows look like
+            dependence to a test, so its structures have many edges too many.
         bins: levels of a continuous column in the discrete tests and scores, from 2 to 256.
         score: "bdeu" (discrete), "bge" (Gaussian), "bic" (in the form of the test's kind), or a subclass of `Score`;
             None is the one that belongs to the test.
         ess: equivalent sample size of BDeu, weight of the prior of BGe.
-        seed: of the bootstrap samples.
+        seed: of the random samples of rows.
         max_rows: learn from a random sample of at most this many rows. None: from all.
         max_tests: number of tests after which what is open becomes a leaf, with a warning. None: no limit.
         max_seconds: time after which what is open becomes a leaf, with a warning. None: no limit.
@@ -79,13 +85,13 @@ def learn_structure(
         >>> ggt.dag(ggt.map()).astype(int).tolist()
         [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     """
-    chosen = find_test(test)
+    features = as_table(features)
+    chosen = choose_test(test, features)
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
-    s = checks.whole(
-        "s", s, 1, MOST_SAMPLES, hint="it is the number of bootstrap samples of a node; 1 gives a single structure"
-    )
+    s = checks.whole("s", s, 1, MOST_SAMPLES, hint="it is the number of samples of a node; 1 gives a single structure")
     order = _check_order(max_order)
     threshold = chosen.check_threshold(threshold)
+    as_in_paper = _check_bootstrap(bootstrap) == "paper"
     bins, max_rows = check_bins(bins), _check_rows(max_rows)
     ess = checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior; 1 is common")
     seed = checks.whole("seed", seed, 0, hint="any number from 0 on will do")
@@ -103,15 +109,18 @@ def learn_structure(
         def on_leaf() -> None:
             nonlocal leaves
             leaves += 1
-            bar.set_postfix(leaves=leaves, refresh=False)
+            bar.set_postfix(leaves=leaves, refresh=leaves % 64 == 1)  # drawing the bar takes longer than a leaf
 
         budget = Budget(*limits, bar.update)
+        weights = bootstrap_weights if as_in_paper else half_weights
         learner = BRAI(
             s=s,
             max_order=data.d if order is None else min(order, data.d),
-            test_on=_remember_last(lambda path: chosen.on(data, bootstrap_weights(data.n, seed, path), threshold)),
+            test_on=lambda path: chosen.on(data, weights(data.n, seed, path), threshold),
             score=FamilyScore(scoring.on(data, ess)),
             budget=budget,
+            check_colliders=not as_in_paper,
+            dependent=None if as_in_paper else _dependent(chosen, data, threshold, budget),
             on_leaf=on_leaf,
         )
         tree = learner.learn(data.d)
@@ -126,6 +135,7 @@ def learn_structure(
         "max_order": order,
         "test": chosen.name,
         "threshold": threshold,
+        "bootstrap": bootstrap,
         "bins": bins,
         "score": scoring.name,
         "ess": ess,
@@ -141,7 +151,7 @@ def learn_structure(
 def rai(
     features: Any,
     *,
-    test: str | type[IndependenceTest] | Margins = "g2",
+    test: str | type[IndependenceTest] | Margins = AUTO,
     threshold: float | None = None,
     max_order: int | None = None,
     bins: int = 3,
@@ -188,7 +198,8 @@ def rai(
     budget = Budget(*_check_budget(max_tests, max_seconds))
     tester: Margins
     if isinstance(test, str | type):
-        chosen = find_test(test)
+        features = as_table(features)
+        chosen = choose_test(test, features)
         threshold = chosen.check_threshold(threshold)
         data = PreparedData.prepare(features, bins, max_rows)
         columns, d = data.columns, data.d
@@ -218,19 +229,23 @@ def rai(
     return PDAG(A).permute(np.argsort(columns))
 
 
-def _remember_last(make: Callable[[Path], Margins]) -> Callable[[Path], Margins]:
-    """Keep the test of the current path and of sibling samples: autonomous sets of one branch ask for the same ones."""
-    kept: dict[Path, Margins] = {}
+def choose_test(test: str | type[IndependenceTest], values: NDArray[Any]) -> type[IndependenceTest]:
+    """The test of a name or class; "auto" looks at the table `values` (N, d)."""
+    if test == AUTO:
+        return find_test("g2" if are_categories(values) else "gaussian")
+    return find_test(test)
 
-    def get(path: Path) -> Margins:
-        if path not in kept:
-            # Samples of another branch of the same or a deeper level will not be asked for again.
-            for old in [p for p in kept if p[: len(path) - 1] != path[:-1] and p != path[: len(p)]]:
-                del kept[old]
-            kept[path] = make(path)
-        return kept[path]
 
-    return get
+def _dependent(test: type[IndependenceTest], data: PreparedData, threshold: float, budget: Budget) -> Bools | None:
+    """(d, d) the pairs that depend on each other in all rows, for a significance test.
+
+    None for a threshold in nats: it leaves weak dependences out on purpose, and the score would bring them back.
+    """
+    if test.unit == "nats":
+        return None
+    everything = np.arange(data.d)
+    budget.count(data.d * (data.d - 1) // 2)
+    return (test.on(data, None, threshold).block((), everything, everything) >= 0) & complete_graph(data.d)
 
 
 def _rename(node: Tree, columns: NDArray[np.intp]) -> Tree:
@@ -254,6 +269,15 @@ def _check_order(max_order: int | None) -> int | None:
 
 def _check_rows(max_rows: int | None) -> int | None:
     return checks.whole_or_none("max_rows", max_rows, 2, "dependence can't be seen in fewer; None learns from all rows")
+
+
+def _check_bootstrap(bootstrap: str) -> str:
+    if bootstrap not in get_args(Bootstrap):
+        raise ValueError(
+            f"expected bootstrap to be one of {', '.join(get_args(Bootstrap))}, got {checks.shown(bootstrap)}: half is "
+            "the better one, paper is Algorithm 1 to the letter"
+        )
+    return bootstrap
 
 
 def _check_budget(max_tests: int | None, max_seconds: float | None) -> tuple[int | None, float | None]:
@@ -282,6 +306,7 @@ def check_settings(
     max_order: int | None,
     test: str | type[IndependenceTest],
     threshold: float | None,
+    bootstrap: Bootstrap,
     bins: int,
     score: str | type[Score] | None,
     ess: float,
@@ -291,13 +316,15 @@ def check_settings(
     max_seconds: float | None,
 ) -> None:
     """Refuse settings of `learn_structure` that it would refuse, without data."""
-    chosen = find_test(test)
-    find_score(chosen.default_score if score is None else score, chosen.kind)
-    checks.whole(
-        "s", s, 1, MOST_SAMPLES, hint="it is the number of bootstrap samples of a node; 1 gives a single structure"
-    )
+    if test == AUTO:  # which it is, and so what a threshold means, is known once there is data
+        checks.number_or_none("threshold", threshold, 0, "None is the test's own")
+    else:
+        chosen = find_test(test)
+        find_score(chosen.default_score if score is None else score, chosen.kind)
+        chosen.check_threshold(threshold)
+    checks.whole("s", s, 1, MOST_SAMPLES, hint="it is the number of samples of a node; 1 gives a single structure")
     _check_order(max_order)
-    chosen.check_threshold(threshold)
+    _check_bootstrap(bootstrap)
     check_bins(bins)
     _check_rows(max_rows)
     checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior; 1 is common")

@@ -48,6 +48,14 @@ def branch_log_probs(tree: NumberedTree, temperature: float) -> LogProbs:
     return log_probs
 
 
+def softmax(scores: Floats, temperature: float) -> Floats:
+    """exp(score / temperature), normalised; temperature 0 shares everything among the best."""
+    if temperature == 0:
+        best = scores == scores.max()
+        return np.asarray(best / best.sum())
+    return np.asarray(np.exp(scores / temperature - logsumexp(scores / temperature)))
+
+
 def entropy(tree: NumberedTree, log_probs: LogProbs) -> float:
     """The entropy, in nats, of the sub-networks that these branch probabilities draw."""
     total = np.zeros(len(tree.nodes))
@@ -58,6 +66,16 @@ def entropy(tree: NumberedTree, log_probs: LogProbs) -> float:
             below = [sum(total[c] for c in children) for children in tree.branches[i]]
             total[i] = own + p @ below
     return float(total[0])
+
+
+def reach(tree: NumberedTree, log_probs: LogProbs) -> Floats:
+    """(nodes,) the probability that a draw by these branch probabilities meets each node."""
+    reached = np.zeros(len(tree.nodes))
+    reached[0] = 1.0
+    for i, branches in enumerate(tree.branches):  # children have larger numbers than their node
+        for t, children in enumerate(branches):
+            reached[children] = reached[i] * math.exp(log_probs[i][t])
+    return reached
 
 
 def warm_temperature(entropy_at: Callable[[float], float], num_subnetworks: int) -> float:

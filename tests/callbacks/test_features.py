@@ -70,16 +70,16 @@ def test_every_input_goes_through_the_backbone_once(tmp_path, quiet_trainer, pla
 
 
 def test_looking_at_the_data_draws_nothing(tmp_path, quiet_trainer):
+    states = []
+
     class Watch(pl.Callback):
         def setup(self, trainer, pl_module, stage):
-            self.states.append(torch.get_rng_state())
-
-        states = []
+            states.append(torch.get_rng_state())
 
     callbacks = (Watch(), FeatureCache(progress=False), Watch())
     model = small(head=Linear())
     quiet_trainer(tmp_path, *callbacks).fit(model, datamodule=Digits(images=True))
-    before, after = Watch.states
+    before, after = states
     assert torch.equal(before, after)
 
 

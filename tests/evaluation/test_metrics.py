@@ -148,5 +148,5 @@ def test_a_measure_says_how_it_is_read():
 
 @pytest.mark.parametrize("measure", regression_measures(), ids=lambda measure: measure.key)
 def test_truth_values_are_no_numbers_to_predict(measure):
-    with pytest.raises(ValueError, match="targets .B,., got .* of torch.bool"):
+    with pytest.raises(ValueError, match=r"targets .B,., got .* of torch.bool"):
         measure.update(torch.rand(3, 2), torch.ones(3, dtype=torch.bool))

@@ -12,12 +12,12 @@ from brainet_pl.structure.independence import PartialCorrelation
 
 # The trees of `integer_table` and the ALGORITHM they belong to. When a change of the learner makes this test fail, the
 # trees that users have cached are not those that it would learn now: raise ALGORITHM, and update both here.
-KNOWN_ALGORITHM = 1
+KNOWN_ALGORITHM = 2
 KNOWN_TREES = {
-    "cmi": "09278c78d21c1e9d",
-    "g2": "4812c021f44d3961",
+    "cmi": "df7205d70fca5811",
+    "g2": "d71653bffd543b47",
     "gaussian": "d71653bffd543b47",
-    "fisher_z": "403bbb3cd5af0b0f",
+    "fisher_z": "d71653bffd543b47",
 }
 
 
@@ -67,8 +67,10 @@ def test_the_key_sees_data_and_settings(features, monkeypatch):
     assert int(key, 16) >= 0
     rng = np.random.default_rng(0)
     assert cache_key(features[rng.permutation(len(features))], {}) == key
-    assert cache_key(torch.tensor(features), {"s": np.int64(2), "progress": False, "test": "cmi"}) == key
-    assert cache_key(features, {"score": "bdeu", "threshold": None}) == key  # as the defaults are
+    assert cache_key(torch.tensor(features), {"s": np.int64(2), "progress": False, "test": "gaussian"}) == key
+    assert (
+        cache_key(features, {"score": "bge", "threshold": None, "bootstrap": "half", "test": "auto"}) == key
+    )  # as the defaults are
     changed = features.copy()
     changed[3, 2] += 1e-9
     others = [
@@ -78,6 +80,7 @@ def test_the_key_sees_data_and_settings(features, monkeypatch):
         cache_key(features, {"seed": 1}),
         cache_key(features, {"threshold": 0.02}),
         cache_key(features, {"test": "g2"}),
+        cache_key(features, {"bootstrap": "paper"}),
         cache_key(features, {"score": "bic"}),
         cache_key(features, {"max_rows": 50}),
     ]
@@ -99,8 +102,8 @@ def test_the_key_tells_a_test_from_one_derived_of_it(features):
 
 
 def test_a_setting_that_is_none_is_refused(features):
-    with pytest.raises(ValueError, match=r"expected settings among s, .*, got bootstrap: give the arguments of"):
-        cache_key(features, {"bootstrap": 3})
+    with pytest.raises(ValueError, match=r"expected settings among s, .*, got straps: give the arguments of"):
+        cache_key(features, {"straps": 3})
     with pytest.raises(ValueError, match="one of cmi, fisher_z, g2, gaussian"):
         cache_key(features, {"test": "magic"})
 

@@ -3,6 +3,7 @@ import json
 import math
 import pickle
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -108,3 +109,37 @@ def test_more_subnetworks_than_floats_can_count(make_leaf):
     assert ggt.perplexity() == math.inf
     assert "about 10^331 sub-networks" in ggt.summary()
     assert short(2**20_000) == "about 10^6020"  # more digits than Python prints
+
+
+@pytest.mark.parametrize("temperature", [1.0, 30.0, 1e9])
+def test_edges_and_distinct_structures_against_every_subnetwork(features, temperature):
+    ggt = learn_structure(features[:, :6], s=3, max_order=2, threshold=0.05, progress=False)
+    every = list(ggt.enumerate())
+    assert len(every) > 20
+    edges = sum(math.exp(ggt.log_prob(way, temperature)) * ggt.dag(way) for way in every)
+    np.testing.assert_allclose(ggt.edge_probabilities(temperature), edges, atol=1e-12)
+
+    scores, ways = {}, Counter()
+    for way in every:
+        name = ggt.dag(way).tobytes()
+        scores[name], ways[name] = ggt.score(way), ways[name] + 1
+    most = max(scores.values())
+    weight = {name: math.exp((score - most) / temperature) for name, score in scores.items()}
+    found = ggt.structures(temperature)
+    assert len(found) == len(scores) < len(every)  # several ways lead to one network
+    for structure in found:
+        dag = np.zeros((6, 6), dtype=bool)
+        for x, parents in enumerate(structure.parents):
+            dag[list(parents), x] = True
+        name = dag.tobytes()
+        assert structure.probability == pytest.approx(weight[name] / sum(weight.values()), abs=1e-12)
+        assert structure.subnetworks == ways[name]
+    assert [s.probability for s in found] == sorted((s.probability for s in found), reverse=True)
+
+
+def test_at_temperature_zero_the_best_structures_share_everything(small_ggt):
+    found = small_ggt.structures(0.0)
+    best = max(structure.score for structure in found)
+    assert sum(s.probability for s in found if s.score == best) == pytest.approx(1)
+    with pytest.raises(ValueError, match="at most 2 sub-networks"):
+        small_ggt.structures(limit=2)

@@ -194,7 +194,7 @@ def test_odd_tables_are_handled():
         (np.zeros((5, 2)), {"ess": 0.0}, "ess of at least"),
         (np.zeros((5, 2)), {"max_rows": 1}, "max_rows of at least 2"),
         (np.zeros((5, 2)), {"test": "magic"}, "one of cmi, fisher_z, g2, gaussian"),
-        (np.zeros((5, 2)), {"score": "aic"}, "one of bdeu, bge, bic for a discrete test, got 'aic'"),
+        (np.zeros((5, 2)), {"score": "aic"}, "one of bdeu, bge, bic for a gaussian test, got 'aic'"),
         (np.zeros((5, 2)), {"threshold": -1.0}, "threshold of at least 0"),
         (np.zeros((5, 2)), {"test": "g2", "threshold": 2.0}, "significance level"),
         (np.zeros((5, 2)), {"max_order": -1}, "max_order of at least 0"),
@@ -243,8 +243,8 @@ def test_wrong_values_are_refused_by_both(features, settings, message):
         ({"seed": None}, "seed to be a whole number, got None: "),
         ({"ess": np.nan}, "ess to be a finite number, got nan: "),
         ({"ess": "one"}, "ess to be a finite number, got 'one': "),
-        ({"score": ""}, "one of bdeu, bge, bic for a discrete test, got '': "),
-        ({"score": 3}, "for a discrete test, got 3: "),
+        ({"score": ""}, "one of bdeu, bge, bic for a gaussian test, got '': "),
+        ({"score": 3}, "for a gaussian test, got 3: "),
     ],
 )
 def test_wrong_values_of_the_tree_are_refused(features, settings, message):

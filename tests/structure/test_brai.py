@@ -1,0 +1,178 @@
+"""Algorithm 1 level by level: the same tree as by plain recursion, and a budget that all branches share."""
+
+import numpy as np
+import pytest
+
+from brainet_pl.structure import Branch, DSeparation, Leaf, Node, PreparedData, find_test, learn_structure
+from brainet_pl.structure.autonomy import Budget, checked_votes, increase_separation, is_leaf
+from brainet_pl.structure.brai import BRAI
+from brainet_pl.structure.pdag import collider_votes, complete_graph, cpdag, find_autonomous, join_separations
+from brainet_pl.structure.score import FamilyScore, bdeu
+from brainet_pl.structure.statistics import bootstrap_weights, half_weights
+
+
+@pytest.fixture
+def table():
+    """(500, 8) categories in two groups and a common effect."""
+    rng = np.random.default_rng(0)
+    x = np.empty((500, 8), dtype=np.int64)
+    for j, parents in enumerate([(), (0,), (0,), (), (3,), (3,), (1, 4), (6,)]):
+        noise = rng.integers(0, 3, size=500)
+        x[:, j] = np.where(rng.random(500) < 0.75, sum(x[:, p] for p in parents) % 3, noise) if parents else noise
+    return x
+
+
+def recursive(learner, B, X, X_ex, n, path):
+    """Algorithm 1 as it is printed, depth first."""
+    if n > learner.max_order or is_leaf(B, X, X_ex, n):
+        return learner._leaf(B, X, X_ex)
+    branches = []
+    for t in range(learner.s):
+        here = (*path, t)
+        test = learner.test_on(here)
+        B_star, _ = increase_separation(B, X, X_ex, n, test, learner.budget, learner.check_colliders)
+        X_D, X_A = find_autonomous(B_star, X)
+        ancestors = tuple(recursive(learner, B_star, part, X_ex, n + 1, here) for part in X_A)
+        exogenous = np.sort(np.concatenate([X_ex, *X_A]))
+        branches.append(Branch(ancestors, recursive(learner, B_star, X_D, exogenous, n + 1, here)))
+    return Node(tuple(X.tolist()), tuple(branches))
+
+
+def learner_on(table, weights=half_weights, budget=None, seen=None, **settings):
+    data = PreparedData.prepare(table, 3)
+
+    def test_on(path):
+        if seen is not None:
+            seen.append(path)
+        return find_test("g2").on(data, weights(data.n, 0, path), 0.05)
+
+    score = FamilyScore(bdeu(data.table, 1.0))
+    return BRAI(test_on=test_on, score=score, budget=budget or Budget(), **({"s": 2, "max_order": 3} | settings))
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("searched", [False, True])
+def test_level_by_level_is_the_recursion(table, check, searched):
+    dependent = complete_graph(8) if searched else None
+    learner = learner_on(table, check_colliders=check, dependent=dependent)
+    expected = recursive(learner, complete_graph(8), np.arange(8), np.empty(0, dtype=np.intp), 0, ())
+    assert learner.learn(8) == expected
+    assert isinstance(expected, Node)
+
+
+def test_each_sample_is_drawn_once_and_orders_follow_each_other(table):
+    seen = []
+    learner_on(table, seen=seen, s=3).learn(8)
+    assert len(seen) == len(set(seen)) > 3
+    assert [len(path) for path in seen] == sorted(len(path) for path in seen)
+
+
+def orders(node, depth=0):
+    """The depth of every leaf."""
+    if isinstance(node, Leaf):
+        return [depth]
+    return [o for branch in node.branches for child in branch.children for o in orders(child, depth + 1)]
+
+
+def test_a_budget_is_spent_on_all_branches_alike(table):
+    whole = learner_on(table, s=3)
+    whole.learn(8)
+    one_order = learner_on(table, s=3, max_order=0)
+    one_order.learn(8)
+    budget = Budget(max_tests=one_order.budget.tests)
+    cut = learner_on(table, s=3, budget=budget)
+    tree = cut.learn(8)
+    assert cut.cut_short
+    assert not one_order.cut_short
+    assert set(orders(tree)) == {1}  # every branch has the tests of order 0, none those of order 1
+    assert len(tree.branches) == 3
+    assert whole.budget.tests > budget.tests
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_with_an_oracle_every_collider_explains_away(random_dag, seed):
+    """So the check never loses a true v-structure: both kinds of votes are equal at every order."""
+    dag = random_dag(seed, 8, 0.3)
+    test, d = DSeparation(dag), len(dag)
+    A = complete_graph(d)
+    nothing = np.empty(0, dtype=np.intp)
+    for n in range(3):
+        thinner, found = increase_separation(A, np.arange(d), nothing, n, test, Budget())
+        skeleton = thinner | thinner.T
+        plain = collider_votes(skeleton, found, np.ones(d, dtype=bool))
+        true = cpdag(dag).skeleton  # votes through edges that a later order removes need not agree
+        if (skeleton == true).all():
+            checked = checked_votes(skeleton, found, np.ones(d, dtype=bool), n, test, Budget())
+            assert (plain == checked).all()
+        A = skeleton
+
+
+class WeakChain:
+    """0 → 1 → 2 with ends so weakly dependent that no test of the pair alone sees it."""
+
+    def block(self, condition, left, right):
+        return np.array([[self.margin(x, y, condition) for y in right] for x in left])
+
+    def pairs(self, x, y, conditions):
+        return np.array([self.margin(a, b, tuple(z)) for a, b, z in zip(x, y, conditions.tolist(), strict=True)])
+
+    @staticmethod
+    def margin(x, y, condition):
+        return -1.0 if {x, y} == {0, 2} else 1.0
+
+
+def test_a_weak_chain_makes_no_collider():
+    start = (complete_graph(3), np.arange(3), np.empty(0, dtype=np.intp), 0, WeakChain(), Budget())
+    plain, _ = increase_separation(*start)
+    assert plain.astype(int).tolist() == [[0, 1, 0], [0, 0, 0], [0, 1, 0]]  # 0 → 1 ← 2, which is wrong
+    checked, _ = increase_separation(*start, check_colliders=True)
+    assert checked.astype(int).tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+
+
+def test_later_orders_are_checked_too():
+    """x ⟂ y | a only: the set that separates stays in the condition when the middle is asked."""
+    asked = []
+
+    class Watch(WeakChain):
+        def pairs(self, x, y, conditions):
+            asked.extend(zip(x.tolist(), y.tolist(), map(tuple, conditions.tolist()), strict=True))
+            return np.full(len(x), -1.0)
+
+    A = complete_graph(4)
+    A[0, 2] = A[2, 0] = False
+    found = join_separations([])._replace(pairs=np.array([[0, 2]]), owner=np.array([0]), member=np.array([3]))
+    votes = checked_votes(A, found, np.ones(4, dtype=bool), 1, Watch(), Budget())
+    assert asked == [(0, 2, (3, 1))]
+    assert not votes.any()
+    spent = Budget(max_tests=0)
+    assert checked_votes(A, found, np.ones(4, dtype=bool), 1, Watch(), spent)[[0, 2], 1].all()  # untested: all vote
+
+
+def test_half_of_the_rows_does_not_look_like_dependence():
+    """Of independent columns a test at 5 % should call 5 % dependent; repeated rows make it three times as many."""
+    x = np.random.default_rng(0).integers(0, 3, size=(400, 60))
+    data = PreparedData.prepare(x, 3)
+    share = {}
+    for weights in (half_weights, bootstrap_weights):
+        margins = find_test("g2").on(data, weights(data.n, 0, (0,)), 0.05).block((), np.arange(60), np.arange(60))
+        share[weights] = (margins[np.triu_indices(60, 1)] >= 0).mean()
+    assert share[half_weights] < 0.08
+    assert share[bootstrap_weights] > 0.15
+
+
+def test_the_paper_s_samples_and_leaves_are_still_to_be_had(table):
+    paper = learn_structure(table, test="g2", threshold=0.05, max_order=3, bootstrap="paper", progress=False)
+    learner = learner_on(PreparedData.prepare(table, 3).values, weights=bootstrap_weights)
+    expected = recursive(learner, complete_graph(8), np.arange(8), np.empty(0, dtype=np.intp), 0, ())
+    columns = PreparedData.prepare(table, 3).columns
+    names = {tuple(sorted(columns[list(leaf.variables)].tolist())) for leaf in leaves(expected)}
+    assert names == {leaf.variables for leaf in leaves(paper.root)}
+    assert sorted(leaf.score for leaf in leaves(expected)) == sorted(leaf.score for leaf in leaves(paper.root))
+    half = learn_structure(table, test="g2", threshold=0.05, max_order=3, progress=False)
+    assert half.score(half.map()) > paper.score(paper.map())
+
+
+def leaves(node):
+    if isinstance(node, Leaf):
+        return [node]
+    return [leaf for branch in node.branches for child in branch.children for leaf in leaves(child)]
