@@ -6,15 +6,17 @@ adjacency `A` described in `pdag.py`, take `X` and `X_ex` as sorted index arrays
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.independence import Margins
+from brainet_pl.structure.independence import Margins, SingleMargins
 from brainet_pl.structure.pdag import (
     Bools,
     Ints,
@@ -28,8 +30,11 @@ from brainet_pl.structure.pdag import (
 )
 
 BLOCK_PAIRS = 24  # from so many pairs on, a block costs less than a list (measured for 5,000 to 60,000 rows)
+THREADS = min(4, os.cpu_count() or 1)  # that look for single conditions; more wait for memory
+ENDS = 64  # ends of edges looked from before the budget is asked again
 LIST_LENGTH = 256  # pairs in one list
 LIST_ORDER = 4  # lists keep dense tables, which grow as levels^(order + 2)
+MOST_CONDITIONS = 64  # members of condition sets for one end of an edge: the variables that depend most on that end
 REPAIR_ORDER = 3  # largest set weighed when a v-structure is decided; more only adds noise and time
 
 
@@ -112,15 +117,16 @@ def _votes_by_middle(skeleton: Bools, found: Separations, targets: Bools, test: 
     apart = np.zeros_like(skeleton)
     apart[tuple(found.pairs.T)] = True
     apart |= apart.T
+    rivals = strongest(skeleton, test)  # of each middle: against them every other neighbour has to compete
     for z in np.flatnonzero(targets & (skeleton.sum(axis=0) > 1)):
-        around = np.flatnonzero(skeleton[z])
-        open_ends = apart[np.ix_(around, around)]
-        ends = np.flatnonzero(open_ends.any(axis=1))
-        if len(ends):
+        around, near = np.flatnonzero(skeleton[z]), np.flatnonzero(rivals[z])
+        open_ends = apart[np.ix_(around, near)]
+        x, y = around[open_ends.any(axis=1)], near[open_ends.any(axis=0)]
+        if len(x):
             budget.count(int(open_ends.sum()) // 2)
-            x = around[ends]
-            dependent = test.block((int(z),), x, x) >= 0
-            votes[x, z] = (dependent & open_ends[np.ix_(ends, ends)]).any(axis=1)
+            compete = (test.block((int(z),), x, y) >= 0) & apart[np.ix_(x, y)]
+            votes[x, z] |= compete.any(axis=1)
+            votes[y, z] |= compete.any(axis=0)
     return votes
 
 
@@ -199,8 +205,14 @@ class Evidence:
     def collect(self, pairs: Bools, potential: Bools, n: int, test: Margins, budget: Budget) -> None:
         """Test `pairs` (d, d) given every set of n of the `potential` parents (d, d) of either end.
 
-        A condition set shared by many pairs is tested as a block; those with few are gathered into long lists.
+        Of more than `MOST_CONDITIONS` potential parents those count that depend most on the variable, where the test
+        can say. A condition set shared by many pairs is tested as a block; those with few are gathered into long lists.
         """
+        if n:
+            potential = strongest(potential, test)
+        if n == 1 and isinstance(test, SingleMargins):
+            self._collect_singles(pairs, potential, test, budget)
+            return
         pending: list[tuple[int, Ints, Ints]] = []  # (index of the condition set, x, y)
         waiting = 0
         for condition, left in _conditions(pairs, potential, n, budget):
@@ -227,6 +239,36 @@ class Evidence:
                     pending, waiting = [], 0
         self._flush(pending, test)
 
+    def _collect_singles(self, pairs: Bools, potential: Bools, test: SingleMargins, budget: Budget) -> None:
+        """`collect` for sets of one variable, where the test can find the best of them by itself: one end at a time."""
+        before = len(self.conditions)
+        self.conditions += [(z,) for z in range(len(pairs))]
+        margins = np.full(pairs.shape, np.inf)
+        witness = np.zeros(pairs.shape, dtype=np.int32)
+        ends = np.flatnonzero(pairs.any(axis=1) & potential.any(axis=1))
+        # A pair is met from both its ends, and mostly given the same variables: each side counts for half.
+        asked = pairs.sum(axis=1) * potential.sum(axis=1)
+
+        def look_from(x: int) -> None:
+            y, z = np.flatnonzero(pairs[x]), np.flatnonzero(potential[x])
+            margins[x, y], best = test.weakest(x, y, z)
+            witness[x, y] = z[best]
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            for start in range(0, len(ends), ENDS):
+                if budget.spent:
+                    break
+                part = ends[start : start + ENDS]
+                list(pool.map(look_from, part.tolist()))
+                budget.count(int(asked[part].sum()) // 2)
+        np.round(margins, 12, out=margins)
+        other, other_witness = margins.T, witness.T
+        turned = (other < margins) | ((other == margins) & (other_witness < witness))
+        margins, witness = np.where(turned, other, margins), np.where(turned, other_witness, witness)
+        better = margins < self.best
+        self.best[better] = margins[better]
+        self.witness[better] = witness[better] + before
+
     def _flush(self, pending: list[tuple[int, Ints, Ints]], test: Margins) -> None:
         if pending:
             x = np.concatenate([xs for _, xs, _ in pending])
@@ -252,10 +294,31 @@ class Evidence:
     def separations(self, pairs: Bools) -> Separations:
         """The record of `pairs` (d, d), each with the condition set that made it most independent."""
         x, y = np.nonzero(np.triu(pairs & (self.witness >= 0)))
-        sets = [self.conditions[i] for i in self.witness[x, y]]
-        owner = np.repeat(np.arange(len(x)), [len(members) for members in sets]).astype(np.intp)
-        member = np.fromiter(chain.from_iterable(sets), dtype=np.intp)
-        return Separations(np.column_stack([x, y]), owner, member)
+        used, which = np.unique(self.witness[x, y], return_inverse=True)
+        sizes = np.array([len(self.conditions[i]) for i in used], dtype=np.intp)
+        first = np.cumsum(sizes) - sizes
+        members = np.fromiter(chain.from_iterable(self.conditions[i] for i in used), dtype=np.intp)
+        size = sizes[which]
+        owner = np.repeat(np.arange(len(x)), size)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(size) - size, size)  # within its set
+        return Separations(np.column_stack([x, y]), owner, members[first[which[owner]] + place])
+
+
+def strongest(potential: Bools, test: Margins) -> Bools:
+    """(d, d): of each row of `potential` the `MOST_CONDITIONS` that depend most on its variable, given nothing.
+
+    All of them where there are no more, or where the test has no `strength`.
+    """
+    strength = getattr(test, "strength", None)
+    crowded = np.flatnonzero(potential.sum(axis=1) > MOST_CONDITIONS)
+    if strength is None or not len(crowded):
+        return potential
+    kept = potential.copy()
+    kept[crowded] = False
+    for x in crowded:
+        z = np.flatnonzero(potential[x])
+        kept[x, z[np.argsort(-strength[x, z], kind="stable")[:MOST_CONDITIONS]]] = True
+    return kept
 
 
 def _conditions(edges: Bools, potential: Bools, n: int, budget: Budget) -> Iterator[tuple[tuple[int, ...], Ints]]:

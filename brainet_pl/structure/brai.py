@@ -51,6 +51,7 @@ class BRAI:
         budget: when spent, every further call is a leaf.
         check_colliders: v-structures are asked to explain away (see `autonomy.increase_separation`); the paper does
             not ask.
+        most_parents: of a variable in a leaf. None: all that its graph gives it, as in the paper.
         dependent: (d, d) pairs that depend on each other in the full data; the parents of a leaf are then searched for
             among them by the score. None: a leaf's parents are those of its graph, as in the paper.
     """
@@ -61,6 +62,7 @@ class BRAI:
     score: FamilyScore
     budget: Budget
     check_colliders: bool = False
+    most_parents: int | None = None
     dependent: Bools | None = None
     on_leaf: Callable[[], None] = lambda: None
     cut_short: bool = field(default=False, init=False)
@@ -114,12 +116,22 @@ class BRAI:
         own = np.arange(len(X_ex), len(scope))
         dag[: len(X_ex), own] = B[np.ix_(X_ex, X)]
         dag[np.ix_(own, own)] = dag_extension(B[np.ix_(X, X)])
+        if self.most_parents is not None:
+            dag = self._without_crowds(dag, own, scope, self.most_parents)
         if self.dependent is not None:
             dag = self._improved(dag, own, scope)
         parents = [tuple(np.sort(scope[dag[:, j]]).tolist()) for j in own]
         score = sum(self.score(int(x), p) for x, p in zip(X, parents, strict=True))
         self.on_leaf()
         return Leaf(tuple(X.tolist()), tuple(parents), score)
+
+    def _without_crowds(self, dag: Bools, own: Ints, scope: Ints, most: int) -> Bools:
+        """Only the `most` best of a variable's parents: those that alone would raise its score most."""
+        for j in own[dag[:, own].sum(axis=0) > most]:
+            x, parents = int(scope[j]), np.flatnonzero(dag[:, j])
+            alone = np.array([self.score(x, (int(p),)) for p in scope[parents]])
+            dag[parents[np.argsort(-alone, kind="stable")[most:]], j] = False
+        return dag
 
     def _improved(self, dag: Bools, own: Ints, scope: Ints) -> Bools:
         """Better parents among all dependent pairs; among the graph's own if those are too many, or as they are."""

@@ -25,6 +25,7 @@ ScoreName = str  # a name that `find_score` knows
 Bootstrap = Literal["half", "paper"]
 AUTO = "auto"  # as a test: the one that belongs to the data
 MOST_SAMPLES = 1000  # bootstrap samples of a node; a tree of more would not fit anywhere
+LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 RECURSION_ORDER = 2  # of plain RAI before `repair` takes over: later calls find little and cost most
 
 
@@ -120,6 +121,7 @@ def learn_structure(
             score=FamilyScore(scoring.on(data, ess)),
             budget=budget,
             check_colliders=not as_in_paper,
+            most_parents=None if as_in_paper else LEAF_PARENTS,
             dependent=None if as_in_paper else _dependent(chosen, data, threshold, budget),
             on_leaf=on_leaf,
         )

@@ -16,6 +16,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 DENSE = 64  # variables up to which plain matrix products find components faster than a graph library
+FIRST_LOOKS = 16  # of a boolean product: after so many, what is open is asked pair by pair
+_LIST_BYTES = 1 << 26  # of a list of rows looked at together
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.intp]
 
@@ -147,28 +149,94 @@ def meek(A: Bools) -> Bools:
     """Meek's rules R1 to R3 to a fixed point.
 
     All edges are oriented at once in each round, and an edge that is asked to point both ways stays undirected, so the
-    result does not depend on the order of variables.
+    result does not depend on the order of variables. What R1 and R2 ask for they ask for ever after, so that each round
+    looks only at what the last one directed.
     """
     A = A.copy()
-    while True:
-        undirected = A & A.T
+    turned = _transposed(A)
+    skeleton = A | turned
+    apart = ~skeleton
+    fresh = A & ~turned  # directed since the last round
+    asked = np.zeros_like(A)  # by R1 and R2
+    shielded = np.zeros_like(A)  # pairs that R3 has asked for and did not get
+    while fresh.any():
+        undirected = A & turned
         if not undirected.any():
-            return A
-        directed = A & ~A.T
-        if not directed.any():
-            return A
-        skeleton = A | A.T
-        ask = _count(directed.T, ~skeleton) > 0  # R1: a → b — c, a and c apart: b → c
-        ask |= _count(directed, directed) > 0  # R2: a → b → c and a — c: a → c
-        ask &= undirected
-        shields = (_count(undirected, directed) > 1.5) & undirected & ~ask
-        for a, b in zip(*np.nonzero(shields), strict=True):  # R3: a — c → b, a — d → b, c and d apart: a → b
-            k = np.flatnonzero(undirected[a] & directed[:, b])
-            ask[a, b] = not skeleton[np.ix_(k, k)][np.triu_indices(len(k), 1)].all()
-        ask &= ~ask.T
-        if not ask.any():
-            return A
-        A &= ~ask.T
+            break
+        directed = A & ~turned
+        # R1: a → b — c, a and c apart: b → c. R2: a → b → c and a — c: a → c.
+        asked |= _meets(_transposed(fresh), apart, undirected & ~asked)
+        asked |= _meets(fresh, directed, undirected & ~asked)
+        asked |= _meets(directed, fresh, undirected & ~asked)
+        # R3: a — c → b, a — d → b, c and d apart: a → b
+        ask = asked | _shields(undirected, directed, skeleton, (fresh.any(axis=0) | shielded) & undirected & ~asked)
+        shielded = ask & ~asked
+        ask &= undirected & ~_transposed(ask)
+        turned &= ~ask
+        A = _transposed(turned)
+        fresh = ask
+    return A
+
+
+def _transposed(a: Bools) -> Bools:
+    """A transpose whose rows lie together in memory: everything that follows reads it row by row."""
+    return np.ascontiguousarray(a.T)
+
+
+def _meets(left: Bools, right: Bools, wanted: Bools) -> Bools:
+    """(d, d): those of `wanted` [i, j] with some k for which left[i, k] and right[k, j].
+
+    The product of two boolean matrices, but most answers are found with one of the first k, and few questions are
+    asked: the rest is looked up pair by pair.
+    """
+    found = np.zeros_like(wanted)
+    count = left.sum(axis=1)
+    rows = np.flatnonzero(wanted.any(axis=1) & (count > 0))
+    if not len(rows):
+        return found
+    every = np.nonzero(left[rows])[1]
+    first = np.cumsum(count[rows]) - count[rows]
+    for i in range(min(FIRST_LOOKS, int(count[rows].max()))):
+        has = np.flatnonzero(count[rows] > i)  # rows with an i-th k
+        hit = wanted[rows[has]] & right[every[first[has] + i]]
+        found[rows[has]] |= hit
+        if i % 4 == 3:  # rows whose questions are all answered need no further look
+            still = (wanted[rows] & ~found[rows]).any(axis=1)
+            rows, first = rows[still], first[still]
+            if not len(rows):
+                return found
+    rows = rows[count[rows] > FIRST_LOOKS]
+    where, j = np.nonzero(wanted[rows] & ~found[rows])
+    if len(where):
+        a, b = np.packbits(left, axis=1), np.packbits(right.T, axis=1)
+        step = max(1, _LIST_BYTES // a.shape[1])
+        for start in range(0, len(where), step):
+            i, end = rows[where[start : start + step]], j[start : start + step]
+            found[i, end] = (a[i] & b[end]).any(axis=1)
+    return found
+
+
+def _shields(undirected: Bools, directed: Bools, skeleton: Bools, wanted: Bools) -> Bools:
+    """(d, d): those of `wanted` [a, b] with two c — a, c → b that are apart from each other."""
+    found = np.zeros_like(wanted)
+    a, b = np.nonzero(wanted & (directed.sum(axis=0) > 1) & (undirected.sum(axis=1) > 1)[:, None])
+    step, into = max(1, _LIST_BYTES // len(wanted)), _transposed(directed)
+    for start in range(0, len(a), step):
+        i, j = a[start : start + step], b[start : start + step]
+        both = undirected[i] & into[j]  # (pairs, d) the candidates for c
+        many = both.sum(axis=1) > 1
+        i, j, both = i[many], j[many], both[many]
+        left = both.copy()
+        while len(i):
+            c = left.argmax(axis=1)
+            left[np.arange(len(i)), c] = False
+            apart = both & ~skeleton[c]
+            apart[np.arange(len(i)), c] = False
+            hit = apart.any(axis=1)
+            found[i[hit], j[hit]] = True
+            go_on = ~hit & left.any(axis=1)
+            i, j, both, left = i[go_on], j[go_on], both[go_on], left[go_on]
+    return found
 
 
 class Autonomous(NamedTuple):

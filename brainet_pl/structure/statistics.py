@@ -210,9 +210,16 @@ def correlation(scores: NDArray[np.float32], weights: NDArray[np.int64] | None =
     gram, total = np.zeros((d, d)), np.zeros(d)
     for i in range(0, n, step):
         block = scores[i : i + step]
-        weighted = block if weights is None else block * weights[i : i + step, None].astype(np.float32)
-        gram += block.T @ weighted
-        total += weighted.sum(axis=0, dtype=np.float64)
+        if weights is not None:
+            drawn = np.flatnonzero(weights[i : i + step])
+            weight = weights[i : i + step][drawn].astype(np.float32)
+            block = block[drawn]
+            total += weight @ block
+            if (weight != 1).any():
+                block = block * np.sqrt(weight)[:, None]
+        else:
+            total += block.sum(axis=0, dtype=np.float64)
+        gram += block.T @ block  # of a matrix with itself: half the work of any other product
     count = n if weights is None else int(weights.sum())
     mean = total / count
     covariance = gram / count - np.outer(mean, mean)

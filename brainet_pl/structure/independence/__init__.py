@@ -1,6 +1,6 @@
 """Conditional-independence tests: one file a test, found by name through `find_test`."""
 
-from brainet_pl.structure.independence.base import IndependenceTest, Margins, find_test, known_tests
+from brainet_pl.structure.independence.base import IndependenceTest, Margins, SingleMargins, find_test, known_tests
 from brainet_pl.structure.independence.cmi import ConditionalMutualInformation
 from brainet_pl.structure.independence.fisher_z import FisherZ
 from brainet_pl.structure.independence.g2 import GSquare
@@ -15,6 +15,7 @@ __all__ = [
     "IndependenceTest",
     "Margins",
     "PartialCorrelation",
+    "SingleMargins",
     "find_test",
     "known_tests",
 ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,9 @@ _named: dict[str, type[IndependenceTest]] = {}
 class Margins(Protocol):
     """What the recursion asks of a test: any object with these two methods will do.
 
-    An object may also have `keeps_all`; if that is true, no pair is ever called independent and nothing is tested.
+    An object may also have `keeps_all`; if that is true, no pair is ever called independent and nothing is tested. With
+    `strength`, (d, d) numbers that rise with the dependence of two variables given nothing, condition sets are drawn
+    from the strongest where there are very many; with `weakest` (`SingleMargins`) single conditions are tested faster.
     """
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
@@ -41,6 +43,18 @@ class Margins(Protocol):
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
         """(T,) margins of x (T,) and y (T,) given conditions (T, n)."""
+        ...
+
+
+@runtime_checkable
+class SingleMargins(Margins, Protocol):
+    """A test that finds the best of many single conditions by itself."""
+
+    def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
+        """(Y,) the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and the place in z that gives it.
+
+        z = y is no condition; where there is no other, the margin is infinite.
+        """
         ...
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from brainet_pl.structure.data import PreparedData, Weights
 from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
-from brainet_pl.structure.independence.partial import partial_correlation, partial_correlation_of_pairs
+from brainet_pl.structure.independence.partial import (
+    partial_correlation,
+    partial_correlation_of_pairs,
+    weakest_of_singles,
+)
 from brainet_pl.structure.statistics import correlation
 
 
@@ -35,6 +41,16 @@ class PartialCorrelation(IndependenceTest):
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
         """(T,) information less the threshold."""
         return self._margin(partial_correlation_of_pairs(self.correlation, x, y, conditions))
+
+    def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
+        """(Y,) the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and which of them gives it."""
+        rho, place = weakest_of_singles(self.correlation, x, y, z)
+        return np.where(np.isnan(rho), np.inf, self._margin(rho)), place
+
+    @cached_property
+    def strength(self) -> Floats:
+        """(d, d) absolute correlations."""
+        return np.abs(self.correlation)
 
     def _margin(self, rho: Floats) -> Floats:
         with np.errstate(divide="ignore"):  # ρ = 1 is infinite information

@@ -6,6 +6,8 @@ import numpy as np
 
 from brainet_pl.structure.independence.base import Floats, Ints
 
+_BLOCK = 1 << 15  # values of a block of partial correlations: small enough for a processor's cache
+
 
 def partial_correlation(correlation: Floats, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
     """(L, R) correlation of what a linear fit on `condition` leaves of left and right.
@@ -26,6 +28,34 @@ def partial_correlation(correlation: Floats, condition: tuple[int, ...], left: I
         scale_right = np.where(rest_right > 1e-6, 1.0 / np.sqrt(np.maximum(rest_right, 1e-6)), 0.0)
         rho = (rho - to_left.T @ weights) * scale_left[:, None] * scale_right
     return np.clip(rho, -1.0, 1.0)
+
+
+def weakest_of_singles(correlation: Floats, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
+    """(Y,) the partial correlation of `x` with each of `y` nearest to 0 given one of `z`, and its place in z.
+
+    NaN where z holds nothing but y itself. Ties, up to rounding, go to the first.
+    """
+    to_y, to_z = correlation[x, y], correlation[x, z]
+    rest_x = 1.0 - to_z**2
+    rho, place = np.empty(len(y)), np.empty(len(y), dtype=np.intp)
+    step = max(1, _BLOCK // len(z))
+    for start in range(0, len(y), step):
+        part = slice(start, start + step)
+        between = correlation[np.ix_(y[part], z)]
+        square = to_y[part, None] - between * to_z
+        square *= square
+        rest = 1.0 - between**2
+        rest *= rest_x
+        # What z explains wholly, x or y, has nothing left to correlate: 0.
+        nothing = (rest <= 1e-6 * np.maximum(rest_x, 1.0 - between**2)) if (rest <= 1e-6).any() else None
+        np.divide(square, np.maximum(rest, 1e-300), out=square)
+        if nothing is not None:
+            square[nothing] = 0.0
+        square[y[part, None] == z] = np.inf
+        least = square.min(axis=1)
+        place[part] = (square <= least[:, None] * (1 + 1e-12) + 1e-15).argmax(axis=1)
+        rho[part] = np.where(np.isfinite(least), np.sqrt(np.minimum(least, 1.0)), np.nan)
+    return rho, place
 
 
 def partial_correlation_of_pairs(correlation: Floats, x: Ints, y: Ints, conditions: Ints) -> Floats:

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from brainet_pl.structure.independence import FisherZ, PartialCorrelation
+from brainet_pl.structure.independence import FisherZ, PartialCorrelation, partial
 from brainet_pl.structure.independence.partial import partial_correlation, partial_correlation_of_pairs
 from brainet_pl.structure.statistics import correlation
 
@@ -51,3 +51,26 @@ def test_fisher_z_keeps_its_level():
     rejected = [FisherZ(correlation(rng.normal(size=(100, 2)).astype(np.float32)), 0.1, 100) for _ in range(500)]
     rate = np.mean([t.block((), np.array([0]), np.array([1]))[0, 0] > 0 for t in rejected])
     assert 0.06 < rate < 0.14
+
+
+@pytest.mark.parametrize("make", [lambda c: PartialCorrelation(c, 0.05), lambda c: FisherZ(c, 0.05, 40)])
+def test_the_weakest_of_single_conditions_is_the_smallest_of_all(make, monkeypatch):
+    rng = np.random.default_rng(1)
+    z = (rng.normal(size=(40, 4)) @ rng.normal(size=(4, 9)) + 0.5 * rng.normal(size=(40, 9))).astype(np.float32)
+    z[:, 7] = z[:, 2]  # a copy, which explains the other wholly
+    test = make(correlation(z))
+    for block in (1 << 15, 5):  # in one piece and in several
+        monkeypatch.setattr(partial, "_BLOCK", block)
+        for x in range(9):
+            y = np.array([v for v in range(9) if v != x])
+            for given in (y, y[2:5], y[:1]):
+                margin, place = test.weakest(x, y, given)
+                for k, other in enumerate(y):
+                    every = [
+                        test.block((int(c),), np.array([x]), np.array([other]))[0, 0] if c != other else np.inf
+                        for c in given
+                    ]
+                    # From 10 nats on, rounding tells a copy from a near copy.
+                    assert min(margin[k], 10) == pytest.approx(min(*every, 10), abs=1e-9)
+                    if margin[k] < 10:
+                        assert every[place[k]] == pytest.approx(min(every), abs=1e-9)
