@@ -27,6 +27,7 @@ from brainet_pl.structure.pdag import (
     join_separations,
     orient,
     orient_surest_first,
+    transposed,
 )
 
 BLOCK_PAIRS = 24  # from so many pairs on, a block costs less than a list (measured for 5,000 to 60,000 rows)
@@ -82,8 +83,7 @@ def increase_separation(
     """
     if getattr(test, "keeps_all", False):  # the ensemble of the ablation: d² edges times d sets without a finding
         return A, join_separations([])
-    inside = np.zeros(len(A), dtype=bool)
-    inside[X] = True
+    inside = _mask(len(A), X)
     scope = np.sort(np.concatenate([X, X_ex]))
     A, from_outside = _thin(A, X, X_ex, scope, n, test, budget)
     A, from_inside = _thin(A, X, X, scope, n, test, budget)
@@ -92,6 +92,8 @@ def increase_separation(
         return A, found
     if check_colliders:
         votes = checked_votes(A, found, inside, n, test, budget)
+        if len(scope) == len(A):
+            return orient(A, votes), found
         A = A.copy()
         A[np.ix_(scope, scope)] = orient(A[np.ix_(scope, scope)], votes[np.ix_(scope, scope)])
         return A, found
@@ -161,6 +163,13 @@ def _orient_within(A: Bools, scope: Ints, inside: Bools, removed: Separations) -
     return A
 
 
+def _mask(d: int, members: Ints) -> Bools:
+    """(d,) which of d variables are `members`."""
+    mask = np.zeros(d, dtype=bool)
+    mask[members] = True
+    return mask
+
+
 def _thin(
     A: Bools, X: Ints, others: Ints, scope: Ints, n: int, test: Margins, budget: Budget
 ) -> tuple[Bools, Separations]:
@@ -169,13 +178,14 @@ def _thin(
     All tests refer to the graph as it was at the start, so their order does not matter. A condition set for an edge
     is drawn from the potential parents of either end.
     """
-    d = len(A)
-    edges = np.zeros((d, d), dtype=bool)
-    edges[np.ix_(X, others)] = (A | A.T)[np.ix_(X, others)]
-    edges |= edges.T
-    potential = np.zeros((d, d), dtype=bool)  # potential[x, z]: z is a potential parent of x within the scope
-    potential[np.ix_(scope, scope)] = A.T[np.ix_(scope, scope)]
-    evidence = Evidence.none(d)
+    if not len(others):
+        return A, join_separations([])
+    own, other, inside = (_mask(len(A), part) for part in (X, others, scope))
+    turned = transposed(A)
+    between = (own[:, None] & other) | (other[:, None] & own)
+    edges = (A | turned) & between
+    potential = turned & inside[:, None] & inside  # potential[x, z]: z is a potential parent of x within the scope
+    evidence = Evidence.none(len(A))
     evidence.collect(edges, potential, n, test, budget)
     removed = evidence.separations(edges & (evidence.best < 0))
     A = A.copy()
@@ -208,8 +218,10 @@ class Evidence:
         Of more than `MOST_CONDITIONS` potential parents those count that depend most on the variable, where the test
         can say. A condition set shared by many pairs is tested as a block; those with few are gathered into long lists.
         """
-        if n:
-            potential = strongest(potential, test)
+        if n == 0:
+            self._collect_marginal(pairs, test, budget)
+            return
+        potential = strongest(potential, test)
         if n == 1 and isinstance(test, SingleMargins):
             self._collect_singles(pairs, potential, test, budget)
             return
@@ -227,7 +239,7 @@ class Evidence:
             budget.count(len(row))
             number = len(self.conditions)
             self.conditions.append(condition)
-            if n == 0 or len(row) >= BLOCK_PAIRS or n > LIST_ORDER:
+            if len(row) >= BLOCK_PAIRS or n > LIST_ORDER:
                 right = np.unique(y)
                 margin = test.block(condition, left, right)
                 self._keep(left[row], y, margin[row, np.searchsorted(right, y)], np.full(len(row), number))
@@ -238,6 +250,22 @@ class Evidence:
                     self._flush(pending, test)
                     pending, waiting = [], 0
         self._flush(pending, test)
+
+    def _collect_marginal(self, pairs: Bools, test: Margins, budget: Budget) -> None:
+        """`collect` for the empty set: one block."""
+        ends = np.flatnonzero(pairs.any(axis=1))
+        if budget.spent or not len(ends):
+            return
+        budget.count(int(pairs.sum()) // 2)
+        margins = np.full(pairs.shape, np.inf)
+        whole = len(ends) == len(pairs)  # a copy of the whole matrix by index takes longer than the tests
+        block = np.round(test.block((), ends, ends), 12)
+        margins[slice(None) if whole else np.ix_(ends, ends)] = block
+        margins = np.minimum(margins, transposed(margins))  # the two halves may be rounded differently
+        better = pairs & (margins < self.best)
+        self.best[better] = margins[better]
+        self.witness[better] = len(self.conditions)
+        self.conditions.append(())
 
     def _collect_singles(self, pairs: Bools, potential: Bools, test: SingleMargins, budget: Budget) -> None:
         """`collect` for sets of one variable, where the test can find the best of them by itself: one end at a time."""
@@ -262,7 +290,7 @@ class Evidence:
                 list(pool.map(look_from, part.tolist()))
                 budget.count(int(asked[part].sum()) // 2)
         np.round(margins, 12, out=margins)
-        other, other_witness = margins.T, witness.T
+        other, other_witness = transposed(margins), transposed(witness)
         turned = (other < margins) | ((other == margins) & (other_witness < witness))
         margins, witness = np.where(turned, other, margins), np.where(turned, other_witness, witness)
         better = margins < self.best
@@ -322,12 +350,9 @@ def strongest(potential: Bools, test: Margins) -> Bools:
 
 
 def _conditions(edges: Bools, potential: Bools, n: int, budget: Budget) -> Iterator[tuple[tuple[int, ...], Ints]]:
-    """Every condition set of size n with the variables `left` of which it holds n potential parents."""
+    """Every condition set of size n ≥ 1 with the variables `left` of which it holds n potential parents."""
     ends = np.flatnonzero(edges.any(axis=1))
-    if n == 0:
-        if len(ends):
-            yield (), ends
-    elif n == 1:
+    if n == 1:
         for z in np.flatnonzero(potential[ends].any(axis=0)):
             yield (int(z),), ends[potential[ends, z]]
     else:

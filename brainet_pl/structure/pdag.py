@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from scipy.sparse.csgraph import connected_components
 
 DENSE = 64  # variables up to which plain matrix products find components faster than a graph library
 FIRST_LOOKS = 16  # of a boolean product: after so many, what is open is asked pair by pair
+TILE = 256  # rows and columns of a large matrix that are turned over together
 _LIST_BYTES = 1 << 26  # of a list of rows looked at together
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.intp]
@@ -127,9 +128,8 @@ def collider_votes(A: Bools, found: Separations, targets: Bools) -> Bools:
 
 def orient(A: Bools, votes: Bools) -> Bools:
     """Orient undirected edges by unopposed votes, then by Meek's rules; contradictory votes leave an edge as it is."""
-    undirected = A & A.T
-    towards = votes & ~votes.T & undirected
-    return meek(A & ~towards.T)
+    towards = votes & ~transposed(votes) & A & transposed(A)
+    return meek(A & ~transposed(towards))
 
 
 def orient_surest_first(skeleton: Bools, found: Separations, order: Ints) -> Bools:
@@ -153,7 +153,7 @@ def meek(A: Bools) -> Bools:
     looks only at what the last one directed.
     """
     A = A.copy()
-    turned = _transposed(A)
+    turned = transposed(A)
     skeleton = A | turned
     apart = ~skeleton
     fresh = A & ~turned  # directed since the last round
@@ -165,22 +165,29 @@ def meek(A: Bools) -> Bools:
             break
         directed = A & ~turned
         # R1: a → b — c, a and c apart: b → c. R2: a → b → c and a — c: a → c.
-        asked |= _meets(_transposed(fresh), apart, undirected & ~asked)
+        asked |= _meets(transposed(fresh), apart, undirected & ~asked)
         asked |= _meets(fresh, directed, undirected & ~asked)
         asked |= _meets(directed, fresh, undirected & ~asked)
         # R3: a — c → b, a — d → b, c and d apart: a → b
         ask = asked | _shields(undirected, directed, skeleton, (fresh.any(axis=0) | shielded) & undirected & ~asked)
         shielded = ask & ~asked
-        ask &= undirected & ~_transposed(ask)
+        ask &= undirected & ~transposed(ask)
         turned &= ~ask
-        A = _transposed(turned)
+        A = transposed(turned)
         fresh = ask
     return A
 
 
-def _transposed(a: Bools) -> Bools:
-    """A transpose whose rows lie together in memory: everything that follows reads it row by row."""
-    return np.ascontiguousarray(a.T)
+def transposed(a: NDArray[Any]) -> NDArray[Any]:
+    """A square matrix turned over, its rows together in memory; tile by tile, as large ones leave the cache."""
+    d = len(a)
+    if d <= TILE:
+        return np.ascontiguousarray(a.T)
+    turned = np.empty_like(a)
+    for i in range(0, d, TILE):
+        for j in range(0, d, TILE):
+            turned[j : j + TILE, i : i + TILE] = a[i : i + TILE, j : j + TILE].T
+    return turned
 
 
 def _meets(left: Bools, right: Bools, wanted: Bools) -> Bools:
@@ -220,7 +227,7 @@ def _shields(undirected: Bools, directed: Bools, skeleton: Bools, wanted: Bools)
     """(d, d): those of `wanted` [a, b] with two c — a, c → b that are apart from each other."""
     found = np.zeros_like(wanted)
     a, b = np.nonzero(wanted & (directed.sum(axis=0) > 1) & (undirected.sum(axis=1) > 1)[:, None])
-    step, into = max(1, _LIST_BYTES // len(wanted)), _transposed(directed)
+    step, into = max(1, _LIST_BYTES // len(wanted)), transposed(directed)
     for start in range(0, len(a), step):
         i, j = a[start : start + step], b[start : start + step]
         both = undirected[i] & into[j]  # (pairs, d) the candidates for c
