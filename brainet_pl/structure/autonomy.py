@@ -33,6 +33,7 @@ from brainet_pl.structure.pdag import (
 BLOCK_PAIRS = 24  # from so many pairs on, a block costs less than a list (measured for 5,000 to 60,000 rows)
 THREADS = min(4, os.cpu_count() or 1)  # that look for single conditions; more wait for memory
 ENDS = 64  # ends of edges looked from before the budget is asked again
+PAIRS = 2048  # separated pairs whose v-structures are looked for together
 LIST_LENGTH = 256  # pairs in one list
 LIST_ORDER = 4  # lists keep dense tables, which grow as levels^(order + 2)
 MOST_CONDITIONS = 64  # members of condition sets for one end of an edge: the variables that depend most on that end
@@ -110,7 +111,7 @@ def checked_votes(A: Bools, found: Separations, targets: Bools, n: int, test: Ma
         return collider_votes(A, found, targets)
     if n == 0:
         return _votes_by_middle(A | A.T, found, targets, test, budget)
-    return _votes_by_triple(A | A.T, found, targets, test, budget)
+    return _votes_by_triple(A | A.T, found, targets, n, test, budget)
 
 
 def _votes_by_middle(skeleton: Bools, found: Separations, targets: Bools, test: Margins, budget: Budget) -> Bools:
@@ -132,22 +133,29 @@ def _votes_by_middle(skeleton: Bools, found: Separations, targets: Bools, test: 
     return votes
 
 
-def _votes_by_triple(skeleton: Bools, found: Separations, targets: Bools, test: Margins, budget: Budget) -> Bools:
+def _votes_by_triple(
+    skeleton: Bools, found: Separations, targets: Bools, n: int, test: Margins, budget: Budget
+) -> Bools:
     """`checked_votes` of pairs with separating sets: each v-structure has a condition set of its own."""
     votes = np.zeros_like(skeleton)
-    first = np.searchsorted(found.owner, np.arange(len(found.pairs) + 1))
-    triples: list[tuple[int, ...]] = []  # (x, y, their separating set and the middle)
-    for i, (a, b) in enumerate(found.pairs.tolist()):
-        members = found.member[first[i] : first[i + 1]]
-        middle = skeleton[a] & skeleton[b] & targets
-        middle[members] = False
-        triples += [(a, b, *members.tolist(), int(z)) for z in np.flatnonzero(middle)]
-    for start in range(0, len(triples), LIST_LENGTH):
-        part = np.asarray(triples[start : start + LIST_LENGTH], dtype=np.intp)
-        budget.count(len(part))
-        x, y, z = part[:, 0], part[:, 1], part[:, -1]
-        dependent = test.pairs(x, y, part[:, 2:]) >= 0
-        votes[x[dependent], z[dependent]] = votes[y[dependent], z[dependent]] = True
+    members = found.member.reshape(len(found.pairs), n)
+    rivals = strongest(skeleton, test)
+    length = getattr(test, "list_length", LIST_LENGTH)
+    for start in range(0, len(found.pairs), PAIRS):
+        if budget.spent:
+            break
+        part = slice(start, start + PAIRS)
+        (x, y), given = found.pairs[part].T, members[part]
+        near = rivals[:, x].T | rivals[:, y].T  # one of the two is among the strongest neighbours of the middle
+        middle = skeleton[x] & skeleton[y] & targets & near
+        np.put_along_axis(middle, given, False, axis=1)
+        i, z = np.nonzero(middle)
+        for place in range(0, len(i), length):
+            these, middles = i[place : place + length], z[place : place + length]
+            budget.count(len(these))
+            a, b = x[these], y[these]
+            compete = test.pairs(a, b, np.column_stack([given[these], middles])) >= 0
+            votes[a[compete], middles[compete]] = votes[b[compete], middles[compete]] = True
     return votes
 
 

@@ -152,30 +152,29 @@ def meek(A: Bools) -> Bools:
     result does not depend on the order of variables. What R1 and R2 ask for they ask for ever after, so that each round
     looks only at what the last one directed.
     """
-    A = A.copy()
     turned = transposed(A)
+    undirected, directed, into = A & turned, A & ~turned, turned & ~A  # into[j, i]: i → j
     skeleton = A | turned
     apart = ~skeleton
-    fresh = A & ~turned  # directed since the last round
     asked = np.zeros_like(A)  # by R1 and R2
     shielded = np.zeros_like(A)  # pairs that R3 has asked for and did not get
-    while fresh.any():
-        undirected = A & turned
-        if not undirected.any():
-            break
-        directed = A & ~turned
+    start, end = np.nonzero(directed)  # of the edges directed since the last round
+    while len(start):
         # R1: a → b — c, a and c apart: b → c. R2: a → b → c and a — c: a → c.
-        asked |= _meets(transposed(fresh), apart, undirected & ~asked)
-        asked |= _meets(fresh, directed, undirected & ~asked)
-        asked |= _meets(directed, fresh, undirected & ~asked)
+        asked |= _meets(end, start, apart, undirected & ~asked)
+        asked |= _meets(start, end, directed, undirected & ~asked)
+        asked |= transposed(_meets(end, start, into, undirected & ~transposed(asked)))
         # R3: a — c → b, a — d → b, c and d apart: a → b
-        ask = asked | _shields(undirected, directed, skeleton, (fresh.any(axis=0) | shielded) & undirected & ~asked)
+        fresh = np.zeros(len(A), dtype=bool)
+        fresh[end] = True
+        ask = asked | _shields(undirected, into, skeleton, (fresh | shielded) & undirected & ~asked)
         shielded = ask & ~asked
-        ask &= undirected & ~transposed(ask)
-        turned &= ~ask
-        A = transposed(turned)
-        fresh = ask
-    return A
+        start, end = np.nonzero(ask & undirected)
+        one_way = ~ask[end, start]
+        start, end = start[one_way], end[one_way]
+        undirected[start, end] = undirected[end, start] = False
+        directed[start, end] = into[end, start] = True
+    return np.asarray(undirected | directed)
 
 
 def transposed(a: NDArray[Any]) -> NDArray[Any]:
@@ -190,44 +189,44 @@ def transposed(a: NDArray[Any]) -> NDArray[Any]:
     return turned
 
 
-def _meets(left: Bools, right: Bools, wanted: Bools) -> Bools:
-    """(d, d): those of `wanted` [i, j] with some k for which left[i, k] and right[k, j].
+def _meets(i: Ints, k: Ints, right: Bools, wanted: Bools) -> Bools:
+    """(d, d): those of `wanted` [i, j] with some of the pairs (i, k) for which right[k, j].
 
     The product of two boolean matrices, but most answers are found with one of the first k, and few questions are
     asked: the rest is looked up pair by pair.
     """
     found = np.zeros_like(wanted)
-    count = left.sum(axis=1)
-    rows = np.flatnonzero(wanted.any(axis=1) & (count > 0))
-    if not len(rows):
-        return found
-    every = np.nonzero(left[rows])[1]
-    first = np.cumsum(count[rows]) - count[rows]
-    for i in range(min(FIRST_LOOKS, int(count[rows].max()))):
-        has = np.flatnonzero(count[rows] > i)  # rows with an i-th k
-        hit = wanted[rows[has]] & right[every[first[has] + i]]
-        found[rows[has]] |= hit
-        if i % 4 == 3:  # rows whose questions are all answered need no further look
-            still = (wanted[rows] & ~found[rows]).any(axis=1)
-            rows, first = rows[still], first[still]
-            if not len(rows):
-                return found
-    rows = rows[count[rows] > FIRST_LOOKS]
-    where, j = np.nonzero(wanted[rows] & ~found[rows])
-    if len(where):
-        a, b = np.packbits(left, axis=1), np.packbits(right.T, axis=1)
+    order = np.argsort(i, kind="stable")
+    i, k = i[order], k[order]
+    rows, first, count = np.unique(i, return_index=True, return_counts=True)
+    kept = wanted[rows].any(axis=1)
+    rows, first, count = rows[kept], first[kept], count[kept]
+    for look in range(min(FIRST_LOOKS, int(count.max(initial=0)))):
+        has = np.flatnonzero(count > look)  # rows with so many k
+        found[rows[has]] |= wanted[rows[has]] & right[k[first[has] + look]]
+        if look % 4 == 3:  # rows whose questions are all answered need no further look
+            kept = (wanted[rows] & ~found[rows]).any(axis=1)
+            rows, first, count = rows[kept], first[kept], count[kept]
+    long = count > FIRST_LOOKS
+    rows, first, count = rows[long], first[long], count[long]
+    if len(rows):
+        left = np.zeros((len(rows), len(wanted)), dtype=bool)
+        for place, (begin, length) in enumerate(zip(first, count, strict=True)):
+            left[place, k[begin : begin + length]] = True
+        where, j = np.nonzero(wanted[rows] & ~found[rows])
+        a, b = np.packbits(left, axis=1), np.packbits(transposed(right), axis=1)
         step = max(1, _LIST_BYTES // a.shape[1])
-        for start in range(0, len(where), step):
-            i, end = rows[where[start : start + step]], j[start : start + step]
-            found[i, end] = (a[i] & b[end]).any(axis=1)
+        for begin in range(0, len(where), step):
+            row, column = where[begin : begin + step], j[begin : begin + step]
+            found[rows[row], column] = (a[row] & b[column]).any(axis=1)
     return found
 
 
-def _shields(undirected: Bools, directed: Bools, skeleton: Bools, wanted: Bools) -> Bools:
+def _shields(undirected: Bools, into: Bools, skeleton: Bools, wanted: Bools) -> Bools:
     """(d, d): those of `wanted` [a, b] with two c — a, c → b that are apart from each other."""
     found = np.zeros_like(wanted)
-    a, b = np.nonzero(wanted & (directed.sum(axis=0) > 1) & (undirected.sum(axis=1) > 1)[:, None])
-    step, into = max(1, _LIST_BYTES // len(wanted)), transposed(directed)
+    a, b = np.nonzero(wanted & (into.sum(axis=1) > 1) & (undirected.sum(axis=1) > 1)[:, None])
+    step = max(1, _LIST_BYTES // len(wanted))
     for start in range(0, len(a), step):
         i, j = a[start : start + step], b[start : start + step]
         both = undirected[i] & into[j]  # (pairs, d) the candidates for c

@@ -10,6 +10,7 @@ from scipy.special import ndtr
 from brainet_pl.structure.data import PreparedData, Weights
 from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
 from brainet_pl.structure.independence.partial import (
+    inverse_rest,
     partial_correlation,
     partial_correlation_of_pairs,
     weakest_of_singles,
@@ -25,6 +26,7 @@ class FisherZ(IndependenceTest):
     unit = "significance level"
     default_threshold = 0.05
     default_score = "bge"
+    list_length = 8192  # pairs that are tested together; a few numbers each
 
     def __init__(self, correlation: Floats, threshold: float, n: int) -> None:
         self.correlation, self.threshold, self.n = correlation, threshold, n
@@ -45,8 +47,12 @@ class FisherZ(IndependenceTest):
 
     def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
         """(Y,) the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and which of them gives it."""
-        rho, place = weakest_of_singles(self.correlation, x, y, z)
+        rho, place = weakest_of_singles(self.correlation, self._inverse, x, y, z)
         return np.where(np.isnan(rho), np.inf, self._margin(rho, 1)), place
+
+    @cached_property
+    def _inverse(self) -> Floats:
+        return inverse_rest(self.correlation)
 
     @cached_property
     def strength(self) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 from brainet_pl.structure.data import PreparedData, Weights
 from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
 from brainet_pl.structure.independence.partial import (
+    inverse_rest,
     partial_correlation,
     partial_correlation_of_pairs,
     weakest_of_singles,
@@ -24,6 +25,7 @@ class PartialCorrelation(IndependenceTest):
     unit = "nats"
     default_threshold = 0.05
     default_score = "bge"
+    list_length = 8192  # pairs that are tested together; a few numbers each
 
     def __init__(self, correlation: Floats, threshold: float) -> None:
         self.correlation, self.threshold = correlation, threshold
@@ -44,8 +46,12 @@ class PartialCorrelation(IndependenceTest):
 
     def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
         """(Y,) the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and which of them gives it."""
-        rho, place = weakest_of_singles(self.correlation, x, y, z)
+        rho, place = weakest_of_singles(self.correlation, self._inverse, x, y, z)
         return np.where(np.isnan(rho), np.inf, self._margin(rho)), place
+
+    @cached_property
+    def _inverse(self) -> Floats:
+        return inverse_rest(self.correlation)
 
     @cached_property
     def strength(self) -> Floats:

@@ -30,28 +30,41 @@ def partial_correlation(correlation: Floats, condition: tuple[int, ...], left: I
     return np.clip(rho, -1.0, 1.0)
 
 
-def weakest_of_singles(correlation: Floats, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
+def inverse_rest(correlation: Floats) -> Floats:
+    """(d, d) 1/(1-ρ²): one over the share of either variable that the other does not explain; 0 where that is nothing.
+
+    What is explained wholly has nothing left to correlate, so a partial correlation times 0 is what it should be.
+    """
+    rest = correlation * correlation
+    np.subtract(1.0, rest, out=rest)
+    nothing = rest <= 1e-6
+    np.divide(1.0, rest, out=rest, where=~nothing)
+    rest[nothing] = 0.0
+    return rest
+
+
+def weakest_of_singles(correlation: Floats, inverse: Floats, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
     """(Y,) the partial correlation of `x` with each of `y` nearest to 0 given one of `z`, and its place in z.
 
-    NaN where z holds nothing but y itself. Ties, up to rounding, go to the first.
+    `inverse` is that of `inverse_rest`; y and z are sorted. NaN where z holds nothing but y itself. Ties, up to
+    rounding, go to the first.
     """
-    to_y, to_z = correlation[x, y], correlation[x, z]
-    rest_x = 1.0 - to_z**2
+    to_y, to_z, inverse_z = correlation[x, y], correlation[x, z], inverse[x, z]
     rho, place = np.empty(len(y)), np.empty(len(y), dtype=np.intp)
+    itself = np.minimum(np.searchsorted(z, y), len(z) - 1)
+    own = z[itself] == y
     step = max(1, _BLOCK // len(z))
     for start in range(0, len(y), step):
         part = slice(start, start + step)
-        between = correlation[np.ix_(y[part], z)]
-        square = to_y[part, None] - between * to_z
+        pairs = np.ix_(y[part], z)
+        square = correlation[pairs]
+        square *= to_z
+        np.subtract(to_y[part, None], square, out=square)
         square *= square
-        rest = 1.0 - between**2
-        rest *= rest_x
-        # What z explains wholly, x or y, has nothing left to correlate: 0.
-        nothing = (rest <= 1e-6 * np.maximum(rest_x, 1.0 - between**2)) if (rest <= 1e-6).any() else None
-        np.divide(square, np.maximum(rest, 1e-300), out=square)
-        if nothing is not None:
-            square[nothing] = 0.0
-        square[y[part, None] == z] = np.inf
+        square *= inverse[pairs]
+        square *= inverse_z
+        rows = np.flatnonzero(own[part])
+        square[rows, itself[part][rows]] = np.inf
         least = square.min(axis=1)
         place[part] = (square <= least[:, None] * (1 + 1e-12) + 1e-15).argmax(axis=1)
         rho[part] = np.where(np.isfinite(least), np.sqrt(np.minimum(least, 1.0)), np.nan)
