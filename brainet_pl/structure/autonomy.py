@@ -139,17 +139,18 @@ def _votes_by_triple(
     """`checked_votes` of pairs with separating sets: each v-structure has a condition set of its own."""
     votes = np.zeros_like(skeleton)
     members = found.member.reshape(len(found.pairs), n)
-    rivals = strongest(skeleton, test)
+    # Bits in place of bytes: most of the time goes to reading rows.
+    around = np.packbits(skeleton & targets, axis=1)
+    near = np.packbits(transposed(strongest(skeleton, test)), axis=1)  # [x, z]: x is one of the strongest around z
     length = getattr(test, "list_length", LIST_LENGTH)
     for start in range(0, len(found.pairs), PAIRS):
         if budget.spent:
             break
         part = slice(start, start + PAIRS)
         (x, y), given = found.pairs[part].T, members[part]
-        near = rivals[:, x].T | rivals[:, y].T  # one of the two is among the strongest neighbours of the middle
-        middle = skeleton[x] & skeleton[y] & targets & near
-        np.put_along_axis(middle, given, False, axis=1)
-        i, z = np.nonzero(middle)
+        i, z = _set_bits(around[x] & around[y] & (near[x] | near[y]))
+        open_ = (given[i] != z[:, None]).all(axis=1)
+        i, z = i[open_], z[open_]
         for place in range(0, len(i), length):
             these, middles = i[place : place + length], z[place : place + length]
             budget.count(len(these))
@@ -157,6 +158,13 @@ def _votes_by_triple(
             compete = test.pairs(a, b, np.column_stack([given[these], middles])) >= 0
             votes[a[compete], middles[compete]] = votes[b[compete], middles[compete]] = True
     return votes
+
+
+def _set_bits(packed: NDArray[np.uint8]) -> tuple[Ints, Ints]:
+    """Row and column of every bit of `packed` (R, C/8) that is set."""
+    row, byte = np.nonzero(packed)
+    place, bit = np.nonzero(np.unpackbits(packed[row, byte][:, None], axis=1))
+    return row[place], byte[place] * 8 + bit
 
 
 def _orient_within(A: Bools, scope: Ints, inside: Bools, removed: Separations) -> Bools:
