@@ -8,7 +8,6 @@ from scipy.special import ndtr
 from brainet_pl.structure.data import PreparedData, Weights
 from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
 from brainet_pl.structure.independence.partial import partial_correlation, partial_correlation_of_pairs
-from brainet_pl.structure.statistics import correlation
 
 
 class FisherZ(IndependenceTest):
@@ -26,7 +25,7 @@ class FisherZ(IndependenceTest):
     @classmethod
     def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> FisherZ:
         """The test on the normal scores of `data`, rows counted as often as `weights` (N,) says."""
-        return cls(correlation(data.scores, weights), threshold, data.n)
+        return cls(data.correlation(weights), threshold, data.n)
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) significance level less the p-value."""

@@ -7,7 +7,6 @@ import numpy as np
 from brainet_pl.structure.data import PreparedData, Weights
 from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
 from brainet_pl.structure.independence.partial import partial_correlation, partial_correlation_of_pairs
-from brainet_pl.structure.statistics import correlation
 
 
 class PartialCorrelation(IndependenceTest):
@@ -26,7 +25,7 @@ class PartialCorrelation(IndependenceTest):
     @classmethod
     def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> PartialCorrelation:
         """The test on the normal scores of `data`, rows counted as often as `weights` (N,) says."""
-        return cls(correlation(data.scores, weights), threshold)
+        return cls(data.correlation(weights), threshold)
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) information less the threshold."""
