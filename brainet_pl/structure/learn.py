@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from brainet_pl.structure.independence import IndependenceTest, Margins, find_te
 from brainet_pl.structure.pdag import PDAG, complete_graph
 from brainet_pl.structure.score import FamilyScore, Score, find_score
 from brainet_pl.structure.statistics import bootstrap_weights
+from brainet_pl.structure.stream import shared_by_processes
 
 TestName = str  # a name that `find_test` knows; tests and scores of a user's own have names too
 ScoreName = str  # a name that `find_score` knows
@@ -27,6 +29,7 @@ MOST_SAMPLES = 1000  # bootstrap samples of a node; a tree of more would not fit
 RECURSION_ORDER = 2  # of plain RAI before `repair` takes over: later calls find little and cost most
 
 
+@shared_by_processes
 def learn_structure(
     features: Any,
     *,
@@ -49,8 +52,9 @@ def learn_structure(
     consistently, nor on the number of threads.
 
     Args:
-        features: (N, d) array or tensor. Integer columns with at most 16 levels are categories; all others are binned
-            for the discrete tests and rank-normalised for the Gaussian ones.
+        features: (N, d) array or tensor, or a `FeatureStream` of batches that are never held. Integer columns with at
+            most 16 levels are categories; all others are binned for the discrete tests and rank-normalised for the
+            Gaussian ones.
         s: bootstrap samples at every node; 1 gives a single structure.
         max_order: largest condition set; the depth of the tree is at most `max_order + 1`. None: no limit.
         test: the name of a test, or a subclass of `IndependenceTest`. "cmi" and "gaussian" compare (conditional) mutual
@@ -97,6 +101,7 @@ def learn_structure(
             "expected a max_order when threshold is 0, got None: nothing is ever separated, so the tree would have "
             f"{s}^{data.d} leaves; set max_order=1 for an ensemble of {s} stacked networks"
         )
+    data.announce(lambda path: bootstrap_weights(data.n, seed, path), _first_paths(s, 1 if order is None else order))
     with tqdm(desc="learning structure", unit=" tests", disable=not show, delay=1, leave=False) as bar:
         leaves = 0
 
@@ -138,6 +143,7 @@ def learn_structure(
     return GGT(_rename(tree, data.columns), data.d, data.n, settings)
 
 
+@shared_by_processes
 def rai(
     features: Any,
     *,
@@ -153,7 +159,7 @@ def rai(
     """Learn one structure by recursive autonomy identification, without bootstrap.
 
     Args:
-        features: (N, d) array or tensor, as in `learn_structure`; with a test object, the number of variables d.
+        features: (N, d) array, tensor or `FeatureStream`, as in `learn_structure`; with a test object, the number of variables d.
         test: the name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
             methods `block` and `pairs`, such as `DSeparation`.
         threshold: of the test, in its unit; None is the test's own. A test object brings its own.
@@ -216,6 +222,12 @@ def rai(
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
     return PDAG(A).permute(np.argsort(columns))
+
+
+def _first_paths(s: int, max_order: int) -> Iterator[Path]:
+    """Paths of the samples that a tree may ask for, level by level; without a limit on the order, of two levels."""
+    for depth in range(1, max_order + 2):
+        yield from product(range(s), repeat=depth)
 
 
 def _remember_last(make: Callable[[Path], Margins]) -> Callable[[Path], Margins]:
