@@ -64,6 +64,13 @@ def exchange(work: Callable[[], T]) -> list[T]:
     return [value for value, _ in found]  # type: ignore[misc]
 
 
+def agree(work: Callable[[], T]) -> T:
+    """What `work` gives in this process; where it fails in one, an error is raised in all. A collective."""
+    kept: list[T] = []
+    exchange(lambda: kept.append(work()))
+    return kept[0]
+
+
 def summed(array: NDArray[Any]) -> NDArray[Any]:
     """The sum of an array of floats over all processes; a collective."""
     return total(torch.from_numpy(array)).numpy() if processes() > 1 else array
