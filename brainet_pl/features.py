@@ -54,7 +54,8 @@ class Extracted(NamedTuple):
 
         def load() -> DataLoader[Any]:
             last = shuffle and len(data) > batch_size
-            return DataLoader(data, batch_size, shuffle, drop_last=last, collate_fn=_collate)
+            # By name: Lightning makes the loader anew for several processes, and can't move what has no name.
+            return DataLoader(data, batch_size=batch_size, shuffle=shuffle, drop_last=last, collate_fn=_collate)
 
         return load
 
@@ -286,7 +287,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def in_step(backbone: nn.Module, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """(batch, True) for every batch; of a sharded backbone also (batch, False) for as long as other processes have some.
+    """(batch, True) for every batch; of a sharded backbone also (batch, False) while other processes have more.
 
     The processes that share a backbone must run it equally often, or those that do it once more wait for ever.
     """

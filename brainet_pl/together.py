@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed
 from numpy.typing import NDArray

@@ -53,7 +53,9 @@ class FeatureCache(Callback):
             )
         size = train_loader.batch_size
         train = pl_module.training_features(progress=self.progress)
-        held = extract(pl_module.backbone, unshuffled(validation), device=trainer.strategy.root_device, progress=self.progress)
+        held = extract(
+            pl_module.backbone, unshuffled(validation), device=trainer.strategy.root_device, progress=self.progress
+        )
         loaders = {
             "train_dataloader": train.loader(size, shuffle=True),
             "structure_dataloader": train.loader(size, shuffle=False),

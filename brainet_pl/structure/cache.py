@@ -32,8 +32,8 @@ def cache_key(features: Any, settings: Mapping[str, Any]) -> str:
     """16 hexadecimal digits that name the tree of `features` (N, d) learned with `settings`.
 
     Args:
-        features: array or tensor as `learn_structure` takes it, or what was prepared of it. The order of its rows does not matter to a tree and not
-            to the key; the order of columns does, because a stored tree is numbered by it.
+        features: array or tensor as `learn_structure` takes it, or what was prepared of it. The order of its rows does
+            not matter to a tree and not to the key; the order of columns does, because a stored tree is numbered by it.
         settings: arguments of `learn_structure`; what is left out has its default there, and `progress` is ignored.
     """
     unknown = set(settings) - set(_DEFAULTS) - {"progress"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -101,7 +100,9 @@ def learn_structure(
             "expected a max_order when threshold is 0, got None: nothing is ever separated, so the tree would have "
             f"{s}^{data.d} leaves; set max_order=1 for an ensemble of {s} stacked networks"
         )
-    data.announce(lambda path: bootstrap_weights(data.n, seed, path), _first_paths(s, 1 if order is None else order))
+    data.announce(
+        lambda path: bootstrap_weights(data.n, seed, path), _first_paths(s, 2 if order is None else order + 1)
+    )
     with tqdm(desc="learning structure", unit=" tests", disable=not show, delay=1, leave=False) as bar:
         leaves = 0
 
@@ -159,7 +160,8 @@ def rai(
     """Learn one structure by recursive autonomy identification, without bootstrap.
 
     Args:
-        features: (N, d) array, tensor or `FeatureStream`, as in `learn_structure`; with a test object, the number of variables d.
+        features: (N, d) array, tensor or `FeatureStream`, as in `learn_structure`; with a test object, the number of
+            variables d.
         test: the name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
             methods `block` and `pairs`, such as `DSeparation`.
         threshold: of the test, in its unit; None is the test's own. A test object brings its own.
@@ -224,10 +226,11 @@ def rai(
     return PDAG(A).permute(np.argsort(columns))
 
 
-def _first_paths(s: int, max_order: int) -> Iterator[Path]:
-    """Paths of the samples that a tree may ask for, level by level; without a limit on the order, of two levels."""
-    for depth in range(1, max_order + 2):
-        yield from product(range(s), repeat=depth)
+def _first_paths(s: int, depth: int, path: Path = ()) -> Iterator[Path]:
+    """Paths of the samples that a tree of at most this depth asks for, in the order in which `BRAI` does."""
+    for t in range(s if depth else 0):
+        yield (*path, t)
+        yield from _first_paths(s, depth - 1, (*path, t))
 
 
 def _remember_last(make: Callable[[Path], Margins]) -> Callable[[Path], Margins]:

@@ -5,8 +5,8 @@ Everything that a structure is learned from is a sum over rows, except for two t
 - the order of rows, which numbers them for the bootstrap: a hash of 8 bytes a row is held, so every row has the very
   number that it has in `canonical_order`, however it is stored;
 - the ranks of values. A column with few distinct values, at most `FeatureStream.resolution`, has exact ones. Any other
-  is cut into that many cells, whose edges are values of a random sample of rows and whose rows are then counted exactly:
-  only the order within a cell is lost.
+  is cut into that many cells, whose edges are values of a random sample of rows and whose rows are then counted: only
+  the order within a cell is lost.
 
 The data is read four times for Gaussian tests: hashes of columns, hashes of rows, counts of values, and then one pass
 for all samples of the tree whose matrices fit into memory together; discrete tests read their codes, one byte a value,
@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from inspect import signature
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -137,6 +136,8 @@ class StreamedData(PreparedData):
         self.ask: Callable[[Any], Any] = self.serve
         self._sample: tuple[Words, NDArray[Any]]
         self._dtype: np.dtype[Any] | None = None
+        self._own_rows: int | None = None
+        self._own_hash: Words | None = None
         row_hash, self._column_hash = refine(self._column_sums, self._row_hashes)
         if len(row_hash) < 2:
             raise ValueError(f"expected at least 2 rows, got {len(row_hash)}: dependence can't be seen in fewer")
@@ -148,6 +149,7 @@ class StreamedData(PreparedData):
         self._n = len(rows) if max_rows is None else min(max_rows, len(rows))
         self._announced: Iterator[Weights] = iter(())
         self._known: dict[str, Floats] = {}
+        self._given: set[str] = set()
         self.exact: NDArray[np.bool_] | None = None
 
     @property
@@ -187,18 +189,27 @@ class StreamedData(PreparedData):
 
     def correlation(self, weights: Weights | None = None) -> Floats:
         """(d, d) correlation of the normal scores, rows counted as often as `weights` (n,) says."""
-        weights = np.ones(self.n, dtype=np.uint8) if weights is None else weights
+        weights = _small(np.ones(self.n, dtype=np.uint8) if weights is None else weights)
         key = _key(weights)
         if key not in self._known:
-            self._known = {}  # whoever asked for these has them
-            room = min(_MOST_GRAMS, max(1, _GRAM_BYTES // (8 * self.d**2)))
-            asked = [weights, *islice(self._announced, room - 1)]
-            known = {_key(w): i for i, w in enumerate(asked)}
-            found = self.ask(("grams", np.stack([w.astype(np.min_scalar_type(int(w.max()))) for w in asked])))
-            for name, i in known.items():
-                self._known[name] = standardised(*found[i], int(asked[i].sum()))
-                found[i] = (np.empty(0), np.empty(0))
+            self._sum_many(key, weights)
+        self._given.add(key)
         return self._known[key]
+
+    def _sum_many(self, key: str, weights: NDArray[Any]) -> None:
+        """Find the correlation of a sample, and in the same pass of as many announced ones as there is room for."""
+        # Whoever was given one has it; what nobody has asked for yet stays.
+        self._known = {name: found for name, found in self._known.items() if name not in self._given}
+        room = min(_MOST_GRAMS, _GRAM_BYTES // (8 * self.d**2)) - len(self._known)
+        wanted = {key: weights}
+        while len(wanted) < room and (more := next(self._announced, None)) is not None:
+            wanted.setdefault(_key(more), _small(more))
+        wanted = {name: sample for name, sample in wanted.items() if name not in self._known}
+        found = self.ask(("grams", np.stack(list(wanted.values()))))
+        for i, (name, sample) in enumerate(wanted.items()):
+            gram, total = found[i]
+            found[i] = (np.empty(0), np.empty(0))  # one by one, so that no more than one is there twice
+            self._known[name] = standardised(gram, total, int(sample.sum()))
 
     # -- passes over the data -----------------------------------------------------------------------------------------
 
@@ -206,22 +217,21 @@ class StreamedData(PreparedData):
         """(number of the first row, block): all rows of this process, as they were in earlier passes."""
         start = 0
         for block in self.stream.blocks():
-            if hasattr(self, "_own_hash"):
-                # One row of each block is compared: enough to notice another order, at next to no cost.
-                known = self._own_hash[start : start + 1]
-                same = row_hashes(block[:1], self._column_hash)
-                if start + len(block) > len(self._own_hash) or not np.array_equal(known, same):
-                    raise ValueError(
-                        f"expected the same batches in the same order in every pass, got another row {start}: give "
-                        "FeatureStream a function that begins anew each time, without shuffling or augmentation"
-                    )
+            # One row of each block is compared: enough to notice another order, at next to no cost.
+            expected = None if self._own_hash is None else self._own_hash[start : start + 1]
+            if expected is not None and (row_hashes(block[: len(expected)], self._column_hash) != expected).any():
+                raise ValueError(
+                    f"expected the same batches in the same order in every pass, got another row {start}: give "
+                    "FeatureStream a function that begins anew each time, without shuffling or augmentation"
+                )
             yield start, block
             start += len(block)
-        if hasattr(self, "_own_hash") and start != len(self._own_hash):
+        if self._own_rows is not None and start != self._own_rows:
             raise ValueError(
-                f"expected {len(self._own_hash):,} rows in every pass, got {start:,}: give FeatureStream a function "
-                "that begins anew each time, such as `lambda: loader`, not an iterator that is used up"
+                f"expected {self._own_rows:,} rows in every pass, got {start:,}: give FeatureStream a function that "
+                "begins anew each time, such as `lambda: loader`, not an iterator that is used up"
             )
+        self._own_rows = start
 
     def _kept(self) -> Iterator[tuple[NDArray[np.intp], NDArray[Any]]]:
         """(canonical numbers (m,), values (m, d) with columns in canonical order) of the rows that are learned from."""
@@ -259,7 +269,7 @@ class StreamedData(PreparedData):
         self._dtype = found[0].dtype
         if row_hash is None and self._most:
             self._levels = [_union([seen.levels[j] for seen in found], self._most) for j in range(len(found[0].sums))]
-        return np.sum([seen.sums for seen in found], axis=0, dtype=np.uint64)
+        return np.asarray(np.sum([seen.sums for seen in found], axis=0, dtype=np.uint64))
 
     @property
     def _most(self) -> int:
@@ -267,7 +277,9 @@ class StreamedData(PreparedData):
 
     def _row_hashes(self, column_hash: Words) -> Words:
         """(N,) hashes of the rows of all processes; keeps a random sample of the rows beside them."""
-        most = 0 if self.stream.held is not None else min(4 * self.stream.resolution, _SAMPLE_VALUES // len(column_hash))
+        most = (
+            0 if self.stream.held is not None else min(4 * self.stream.resolution, _SAMPLE_VALUES // len(column_hash))
+        )
 
         def look() -> tuple[Words, Words, NDArray[Any]]:
             hashes, sample = [np.empty(0, dtype=np.uint64)], _Smallest(most, len(column_hash), self._dtype)
@@ -303,7 +315,7 @@ class StreamedData(PreparedData):
         self._edges: list[NDArray[Any]] = []
         for first in range(0, self.d, _GROUP):
             group = range(first, min(first + _GROUP, self.d))
-            found = self._together(lambda group=group: [np.unique(own[:, j], return_counts=True) for j in group])
+            found = self._together(partial(_counted, own[:, first : first + _GROUP]))
             for j, shares in zip(group, zip(*found, strict=True), strict=True):
                 levels, count = _add_counts(shares)
                 self._held_scores[:, j] = level_scores(count)[np.searchsorted(levels, own[:, j])]
@@ -325,7 +337,7 @@ class StreamedData(PreparedData):
         found = self._together(count)
         self._cells, self._cell_scores, self._edges = cells, [], []
         for j, edges in enumerate(cells):
-            total = np.sum([counts[j] for counts in found], axis=0, dtype=np.int64)
+            total = np.asarray(np.sum([counts[j] for counts in found], axis=0, dtype=np.int64))
             filled = np.flatnonzero(total)
             score = np.zeros(len(total), dtype=np.float32)
             score[filled] = level_scores(total[filled])
@@ -404,6 +416,11 @@ class _Smallest:
         self.hashes, self.rows = hashes[order], rows[order]
 
 
+def _small(weights: NDArray[Any]) -> NDArray[Any]:
+    """The same weights in as few bytes as hold them."""
+    return weights.astype(np.min_scalar_type(int(weights.max())))
+
+
 def _key(weights: NDArray[Any]) -> str:
     return hashlib.blake2b(np.ascontiguousarray(weights, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
 
@@ -424,6 +441,11 @@ def _union(levels: list[NDArray[Any] | None], most: int) -> NDArray[Any] | None:
     for more in levels[1:]:
         known = None if more is None else _more_levels(known, more, most)
     return known
+
+
+def _counted(values: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """The distinct values of each column of `values` (n, d), and how often they occur."""
+    return [np.unique(column, return_counts=True) for column in values.T]
 
 
 def _add_counts(shares: Iterable[tuple[NDArray[Any], NDArray[np.int64]]]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -74,7 +74,7 @@ def test_looking_at_the_data_draws_nothing(tmp_path, quiet_trainer):
         def setup(self, trainer, pl_module, stage):
             self.states.append(torch.get_rng_state())
 
-        states = []
+        states = []  # noqa: RUF012
 
     callbacks = (Watch(), FeatureCache(progress=False), Watch())
     model = small(head=Linear())
