@@ -3,7 +3,7 @@
     python benchmarks/structure.py accuracy --data DIR   # distance to five known networks, 15 cells
     python benchmarks/structure.py speed --data DIR      # ALARM, against a plain loop and causal-learn
     python benchmarks/structure.py scale --data DIR      # ResNet-20 features, 512 features, MNIST pixels
-    python benchmarks/structure.py growth                # time and memory against d, N, s, max_order and ranks: a figure
+    python benchmarks/structure.py growth                # time and memory against d, N, s, max_order, ranks: a figure
 
 Each prints a table and updates docs/results/structure.json. DIR holds `networks/*.bif`, `cifar10_train.npz`,
 `resnet20_cifar10.pth` and `MNIST/raw`. Peers come with `pip install brainet_pl[benchmarks]`.

@@ -135,16 +135,21 @@ class TableData(PreparedData):
         return correlation(self.scores, weights)
 
 
+def as_array(features: Any) -> NDArray[Any]:
+    """An array of whatever shape from an array or tensor, unchecked."""
+    if hasattr(features, "detach"):
+        features = features.detach().cpu()
+        # NumPy has no bfloat16; 16 bits of either kind are exact in 32.
+        features = (features.float() if str(features.dtype) == "torch.bfloat16" else features).numpy()
+    return np.asarray(features)
+
+
 def as_table(features: Any, part: bool = False) -> NDArray[Any]:
     """`features` as a numeric array (N, d) without gaps; refuses what no structure can be learned from.
 
     A `part` of a table may be a single row.
     """
-    if hasattr(features, "detach"):
-        features = features.detach().cpu()
-        # NumPy has no bfloat16; 16 bits of either kind are exact in 32.
-        features = (features.float() if str(features.dtype) == "torch.bfloat16" else features).numpy()
-    values = np.asarray(features)
+    values = as_array(features)
     if values.ndim != 2 or not values.shape[0] or not values.shape[1]:
         raise ValueError(
             f"expected features of shape (rows, columns) with at least one of each, got {values.shape}: "

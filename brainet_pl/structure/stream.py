@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from brainet_pl import checks
 from brainet_pl.structure.canonical import Words, column_sums, in_order, refine, row_hashes
-from brainet_pl.structure.data import Floats, Path, PreparedData, Weights, as_table
+from brainet_pl.structure.data import Floats, Path, PreparedData, Weights, as_array, as_table
 from brainet_pl.structure.discretize import Codes, check_bins, level_edges, level_scores
 from brainet_pl.structure.statistics import CodeTable, standardised
 from brainet_pl.together import exchange, lead, processes, rank, summed
@@ -79,7 +79,7 @@ class FeatureStream:
     @classmethod
     def share(cls, features: Any) -> FeatureStream:
         """This process's share (n, d) of data that the processes hold together in memory; all ranks are exact then."""
-        values = np.asarray(features.detach().cpu() if hasattr(features, "detach") else features)
+        values = as_array(features)  # checked when all processes look at their shares, so that all hear of an error
         stream = cls(lambda: [values] if len(values) else [], shared=True)
         stream.held = values
         return stream
