@@ -53,6 +53,13 @@ def same_tree(one, two):
     assert one.settings["tests"] == two.settings["tests"]
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Many blocks even of little data."""
+    monkeypatch.setattr(stream, "_BLOCK_ROWS", 500)
+    monkeypatch.setattr(stream, "_BLOCK_VALUES", 1)
+
+
 @pytest.fixture(scope="module")
 def x():
     return chain(1500, 12)
