@@ -59,8 +59,7 @@ class FeatureStream:
         >>> from brainet_pl.structure import learn_structure
         >>> x = np.random.default_rng(0).normal(size=(300, 5)).cumsum(axis=1)
         >>> stream = FeatureStream(lambda: np.array_split(x, 7))
-        >>> tree = learn_structure(stream, test="gaussian", progress=False)
-        >>> tree.fingerprint == learn_structure(x, test="gaussian", progress=False).fingerprint
+        >>> learn_structure(stream, progress=False).fingerprint == learn_structure(x, progress=False).fingerprint
         True
     """
 
