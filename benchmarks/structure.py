@@ -3,7 +3,7 @@
     python benchmarks/structure.py accuracy --data DIR   # distance to five known networks, 15 cells
     python benchmarks/structure.py speed --data DIR      # ALARM, against a plain loop and causal-learn
     python benchmarks/structure.py scale --data DIR      # ResNet-20 features, 512 features, MNIST pixels
-    python benchmarks/structure.py growth                # time against d, N, s and max_order: a figure
+    python benchmarks/structure.py growth                # time and memory against d, N, s, max_order, ranks: a figure
 
 Each prints a table and updates docs/results/structure.json. DIR holds `networks/*.bif`, `cifar10_train.npz`,
 `resnet20_cifar10.pth` and `MNIST/raw`. Peers come with `pip install brainet_pl[benchmarks]`.
@@ -27,6 +27,7 @@ import numpy as np
 from bif import read_bif
 from common.data import relu_features
 from common.tables import table
+from growth import measure
 from numpy.typing import NDArray
 
 from brainet_pl.structure import PDAG, cpdag, find_test, learn_structure, rai
@@ -238,46 +239,9 @@ def scale(data: Path) -> None:
     table(header, rows)
 
 
-def growth() -> None:
-    """Time against each of d, N, s and max_order, the others fixed; docs/structure_growth.png."""
-    from matplotlib.figure import Figure
-
-    base = {"d": 64, "N": 10_000, "s": 2, "max_order": 1}
-    sweeps = {
-        "d": [16, 32, 64, 128, 256],
-        "N": [1000, 3000, 10_000, 30_000],
-        "s": [1, 2, 3, 4],
-        "max_order": [0, 1, 2, 3],
-    }
-    result: dict[str, Any] = {}
-    figure = Figure(figsize=(11, 3), layout="constrained")
-    axes = figure.subplots(1, 4, sharey=True)
-    for ax, (name, values) in zip(axes, sweeps.items(), strict=True):
-        for test, style in (("gaussian", "o-"), ("cmi", "s--")):
-            seconds = []
-            for value in values:
-                c = {**base, name: value}
-                x = relu_features(c["N"], c["d"])
-                settings = {"s": c["s"], "max_order": c["max_order"], "test": test, "threshold": 0.05}
-                learn = partial(learn_structure, x, progress=False, **settings)
-                seconds.append(timed(learn, 3)[1])
-            result[f"{name}, {test}"] = dict(zip(map(str, values), seconds, strict=True))
-            ax.plot(values, seconds, style, label=test)
-            print(name, test, [round(v, 3) for v in seconds], flush=True)
-        ax.set_yscale("log")
-        if name in ("d", "N"):
-            ax.set_xscale("log")
-        ax.set_xlabel({"d": "variables d", "N": "rows N", "s": "samples s", "max_order": "largest order"}[name])
-        ax.set_xticks(values, [f"{v:,}" for v in values])
-        ax.minorticks_off()
-        ax.grid(alpha=0.3)
-    axes[0].set_ylabel("seconds (median of 3)")
-    axes[0].legend(title="test")
-    fixed = ", ".join(f"{k} = {v:,}" for k, v in base.items())
-    figure.suptitle(f"Time to learn a structure on 2 cores; where not on the axis: {fixed}", fontsize=10)
-    OUT.mkdir(parents=True, exist_ok=True)
-    figure.savefig(OUT / "structure_growth.png", dpi=130)
-    save("growth", result)
+def growth(smoke: bool = False) -> None:
+    """Time and memory against d, N, s, max_order and processes; a run that was cut goes on where it was."""
+    measure(OUT, timed, relu_features, smoke)
 
 
 def main() -> None:

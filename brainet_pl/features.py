@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from tqdm.auto import tqdm
+
+from brainet_pl.together import agree, everyones
 
 STREAM_ROWS = 50_000  # rows that stand for a stream of unknown length, which may never end
 
@@ -50,9 +54,37 @@ class Extracted(NamedTuple):
 
         def load() -> DataLoader[Any]:
             last = shuffle and len(data) > batch_size
-            return DataLoader(data, batch_size, shuffle, drop_last=last, collate_fn=_collate)
+            # By name: Lightning makes the loader anew for several processes, and can't move what has no name.
+            return DataLoader(data, batch_size=batch_size, shuffle=shuffle, drop_last=last, collate_fn=_collate)
 
         return load
+
+
+class ExtractedShare(NamedTuple):
+    """What one of several processes extracts: every so manieth batch, in order; batches are (n_i, d) and (n_i, …).
+
+    All processes run the batches that one process would run: features, and so the order of rows that a structure is
+    learned from, depend in their last bits on which samples share a batch.
+    """
+
+    features: list[Tensor]
+    targets: list[Tensor]
+
+    @property
+    def together(self) -> Extracted:
+        """This share as one table; (0, 0) if there is nothing in it."""
+        if not self.features:
+            return Extracted(torch.empty(0, 0), torch.empty(0))
+        return Extracted(torch.cat(self.features), torch.cat(self.targets))
+
+    def gathered(self) -> Extracted:
+        """The features and targets of all processes, in the order of one; a collective."""
+        shares = everyones(self)
+        most = max(len(share.features) for share in shares)
+        dealt = [(share, i) for i in range(most) for share in shares if i < len(share.features)]
+        return Extracted(
+            torch.cat([share.features[i] for share, i in dealt]), torch.cat([share.targets[i] for share, i in dealt])
+        )
 
 
 def _collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[Precomputed, Tensor]:
@@ -60,10 +92,13 @@ def _collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[Precomputed, Tensor]
     return Precomputed(torch.stack(features)), torch.stack(targets)
 
 
-def structure_loader(trainer: pl.Trainer, model: pl.LightningModule, max_rows: int | None = None) -> Iterable[Any]:
+def structure_loader(
+    trainer: pl.Trainer, model: pl.LightningModule, max_rows: int | None = None, every: int = 1, first: int = 0
+) -> Iterable[Any]:
     """Batches of training data in a fixed order; with `max_rows`, of a random sample of that many rows.
 
-    A datamodule may offer `structure_dataloader` (un-augmented); else the training loader is rebuilt without shuffling.
+    With `every`, only batches `first`, `first + every`, `first + 2·every`, …: the share of one of so many processes. A
+    datamodule may offer `structure_dataloader` (un-augmented); else the training loader is rebuilt without shuffling.
     """
     source: Any = trainer.fit_loop._data_source.instance  # not trainer.datamodule: an earlier fit may have left that
     if source is None:
@@ -72,7 +107,7 @@ def structure_loader(trainer: pl.Trainer, model: pl.LightningModule, max_rows: i
         source = source.structure_dataloader()
     elif hasattr(source, "train_dataloader"):
         source = source.train_dataloader()
-    return unshuffled(source, max_rows)
+    return unshuffled(source, max_rows, every, first)
 
 
 def chosen_rows(total: int, max_rows: int | None) -> Tensor | None:
@@ -82,18 +117,32 @@ def chosen_rows(total: int, max_rows: int | None) -> Tensor | None:
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
 
 
-def unshuffled(loader: Any, max_rows: int | None = None) -> Iterable[Any]:
-    """A loader over the same samples, un-shuffled; one over a stream keeps its order, up to a number of rows."""
+def unshuffled(loader: Any, max_rows: int | None = None, every: int = 1, first: int = 0) -> Iterable[Any]:
+    """A loader over the same samples, un-shuffled; one over a stream keeps its order, up to a number of rows.
+
+    With `every`, a loader over the batches `first`, `first + every`, ….
+    """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return bounded(loader, max_rows)
+        batches = bounded(loader, max_rows)
+        return batches if every == 1 else islice(batches, first, None, every)
     total = len(loader.dataset)  # type: ignore[arg-type]
     rows = sorted(getattr(loader.sampler, "indices", range(total)))  # a subset sampler leaves the others out on purpose
     drawn = chosen_rows(len(rows), max_rows)
     if drawn is not None:
         rows = [rows[i] for i in drawn]
+    size = loader.batch_size or 256
+    if every > 1:
+        starts = range(first * size, len(rows), every * size)
+        return DataLoader(
+            loader.dataset,
+            batch_sampler=[rows[i : i + size] for i in starts],
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            generator=torch.Generator().manual_seed(0),
+        )
     return DataLoader(
         loader.dataset if len(rows) == total else Subset(loader.dataset, rows),
-        batch_size=loader.batch_size or 256,
+        batch_size=size,
         shuffle=False,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
@@ -160,6 +209,25 @@ def extract(
     return Extracted(features, torch.cat(targets)[: len(features)].cpu())
 
 
+def extract_share(
+    backbone: nn.Module, batches: Iterable[Any], *, device: torch.device | str | None = None, progress: bool = True
+) -> ExtractedShare:
+    """`extract` for one of several processes, whose share of the batches may be empty."""
+    stream = iter(batches)
+    start = list(islice(stream, 1))
+    if not start:
+        return ExtractedShare([], [])
+    sizes: list[int] = []
+
+    def watched() -> Iterator[Any]:
+        for batch in chain(start, stream):
+            sizes.append(len(inputs_of(batch)))
+            yield batch
+
+    found = extract(backbone, watched(), device=device, progress=progress)
+    return ExtractedShare(list(found.features.split(sizes)), list(found.targets.split(sizes)))  # type: ignore[no-untyped-call]
+
+
 def extract_features(
     backbone: nn.Module,
     batches: Iterable[Any],
@@ -178,9 +246,13 @@ def extract_features(
     rows = 0
     try:
         with torch.no_grad():
-            for batch in tqdm(batches, desc="extracting features", disable=not progress, delay=2, leave=False):
+            bar = tqdm(batches, desc="extracting features", disable=not progress, delay=2, leave=False)
+            for batch, own in in_step(backbone, bar):
                 inputs = inputs_of(batch)
                 if isinstance(inputs, Tensor) and inputs.dim() and not len(inputs):
+                    continue
+                if not own:  # for the others, who need our parts of the weights
+                    backbone(inputs.to(target))
                     continue
                 known = isinstance(inputs, Precomputed)
                 like = inputs.shape[1:] if like is None and not known else like
@@ -207,6 +279,36 @@ def extract_features(
     if not rows:
         raise ValueError("expected training data to extract features from, got no sample: check the data or its loader")
     return torch.cat(found)[:max_rows]
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether parts of a module's weights are in other processes: then every forward pass is a collective."""
+    return any(isinstance(part, FSDPModule | FullyShardedDataParallel) for part in module.modules())
+
+
+def in_step(backbone: nn.Module, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """(batch, True) for every batch; of a sharded backbone also (batch, False) while other processes have more.
+
+    The processes that share a backbone must run it equally often, or those that do it once more wait for ever.
+    """
+    stream = iter(batches)
+    if not is_sharded(backbone):
+        for batch in stream:
+            yield batch, True
+        return
+    last = None
+    while True:
+        more = agree(lambda: list(islice(stream, 1)))
+        left = everyones(bool(more))
+        if not any(left):
+            return
+        last = more[0] if more else last
+        if any(everyones(last is None)):
+            raise ValueError(
+                f"expected a batch for each of the {len(left)} processes that share the backbone, got fewer batches: "
+                "lower the batch size, or the number of processes"
+            )
+        yield last, bool(more)
 
 
 def inputs_of(batch: Any) -> Any:

@@ -22,7 +22,16 @@ from brainet_pl.calibration import Calibrator
 from brainet_pl.cut import HeadLayer
 from brainet_pl.evaluation.metrics import Measure, collect
 from brainet_pl.evaluation.record import SampleBatch
-from brainet_pl.features import Extracted, Precomputed, extract, extract_features, first_batch, structure_loader
+from brainet_pl.features import (
+    Extracted,
+    ExtractedShare,
+    Precomputed,
+    extract,
+    extract_features,
+    extract_share,
+    first_batch,
+    structure_loader,
+)
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, need_tree
 from brainet_pl.parts import arguments, make_part, primitive
@@ -31,6 +40,7 @@ from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
+from brainet_pl.together import agree
 
 if not TYPE_CHECKING:  # what the command line offers: with modules in it, help would list every one there is
     BackboneLike = Backbone | str | None
@@ -118,6 +128,7 @@ class BRAINet(pl.LightningModule):
         self.head: Head | None = None
         self._in_features: int | None = None
         self._kept: Extracted | None = None  # training features, while a fit is set up
+        self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
         extra = list(metrics or ())
         self.val_metrics = self._collect("val/", extra)
@@ -201,6 +212,8 @@ class BRAINet(pl.LightningModule):
 
         While a fit is set up, features of a frozen backbone are extracted once, whoever asks first.
         """
+        if self._kept is None and self._kept_share is not None:
+            self._kept = self._kept_share.gathered()  # all processes have a share, or none
         if self._kept is not None:
             return self._kept.sample(max_rows)
         loader = structure_loader(self.trainer, self, max_rows)
@@ -210,17 +223,41 @@ class BRAINet(pl.LightningModule):
             self._kept = found
         return found
 
+    def training_share(self, max_rows: int | None = None, progress: bool = True) -> ExtractedShare:
+        """What `training_features` gives, dealt out to the processes batch by batch: each extracts its own share.
+
+        While a fit is set up, features of a frozen backbone are extracted once, whoever asks first.
+        """
+        if self._kept_share is not None and max_rows is None:
+            return self._kept_share
+        if self._kept is not None:
+            mine = [part[self.global_rank :: self.trainer.world_size] for part in self._kept.sample(max_rows)]
+            return ExtractedShare([mine[0]], [mine[1]])
+        loader = structure_loader(self.trainer, self, max_rows, self.trainer.world_size, self.global_rank)
+        device = self.trainer.strategy.root_device
+        found = agree(lambda: extract_share(self.backbone, loader, device=device, progress=progress))
+        if self.backbone.frozen and max_rows is None:
+            self._kept_share = found
+        return found
+
     def forget_features(self) -> None:
         """Drop the features that `training_features` kept; called when the set-up of a fit is over."""
-        self._kept = None
+        self._kept = self._kept_share = None
 
     def fit_scores(self, scores: Sequence[Score], progress: bool = True) -> None:
-        """Fit scores to the training features. Every process reads all the data, so there is nothing to send."""
-        found = self.training_features(progress=progress)
+        """Fit scores to the training features; several processes share the samples and the work."""
+        several = self.trainer.world_size > 1
+        share = self.training_share(progress=progress) if several else None
+        found = self.training_features(progress=progress) if share is None else share.together
         labels, classes = self.task.classes(found.targets)
         for score in scores:
             score.surround(Surroundings(classes, self.backbone.raw, self.ggt))
-            score.learn(found.features, labels)
+            if share is None:
+                score.learn(found.features, labels)
+            elif score.sums:
+                score.learn_share(found.features, labels)
+            else:
+                score.learn_alone(share._replace(targets=list(labels.split([len(part) for part in share.targets]))))  # type: ignore[no-untyped-call]
 
     def on_fit_start(self) -> None:
         """The set-up is over."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import pytorch_lightning as pl
 import torch
-import torch.distributed
 from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from brainet_pl.together import everyones, keep_alive
+
 T = TypeVar("T")
-HEARTBEAT = 1.0  # seconds between two signs of life of a process that works for all
+
+__all__ = ["Places", "Share", "active_loaders", "everyones", "first_asks", "on_rank_zero", "share_of"]
 
 
 # -- samples ----------------------------------------------------------------------------------------------------------
@@ -83,50 +84,20 @@ class Places:
         return numbers if total is None else numbers[numbers < total]
 
 
-def everyones(own: T) -> list[T]:
-    """The object of each process, in the order of ranks; a collective, so all processes must call it."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [own]
-    found: list[T | None] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, own)
-    return found  # type: ignore[return-value]
-
-
 # -- work -------------------------------------------------------------------------------------------------------------
 
 
 def on_rank_zero(trainer: pl.Trainer, work: Callable[[], T]) -> T:
     """What `work` gives in the first process, in all processes; its error is raised in all of them too.
 
-    A collective, so all processes must call it; `work` itself must not contain one. The first process gives a sign of
-    life every second. So the work may take longer than the time after which the process group gives up, and if a
-    process dies meanwhile, the others hear of it at once.
+    A collective, so all processes must call it; `work` itself must not contain one. It may take longer than the time
+    after which the process group gives up, and if a process dies meanwhile, the others hear of it at once.
     """
+    return first_asks(trainer, lambda ask: work(), lambda request: None)
+
+
+def first_asks(trainer: pl.Trainer, work: Callable[[Callable[[Any], Any]], T], serve: Callable[[Any], Any]) -> T:
+    """`on_rank_zero` for work that needs the others: `ask(request)` runs `serve(request)` in all processes."""
     if trainer.world_size == 1:
-        return work()
-    done: dict[str, Any] = {}
-    worker = threading.Thread(target=_run, args=(work, done), daemon=True)  # a process that fails does not wait for it
-    if trainer.is_global_zero:
-        worker.start()
-    while True:
-        if trainer.is_global_zero:
-            worker.join(HEARTBEAT)
-        state = dict(done)  # a copy: the worker may finish while it is sent
-        error = state.pop("error", None)
-        if error is not None:
-            state["failure"] = f"{type(error).__name__}: {error}"
-        state = trainer.strategy.broadcast(state)
-        if error is not None:
-            raise error  # the original, with its traceback
-        if "failure" in state:
-            raise RuntimeError(f"the first process failed while this one waited for it: {state['failure']}")
-        if "result" in state:
-            result: T = state["result"]
-            return result
-
-
-def _run(work: Callable[[], Any], done: dict[str, Any]) -> None:
-    try:
-        done["result"] = work()
-    except BaseException as error:  # of any kind: whoever waits must hear of it
-        done["error"] = error
+        return work(serve)
+    return keep_alive(work, serve, trainer.is_global_zero, trainer.strategy.broadcast)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +14,12 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from brainet_pl import files
 from brainet_pl.callbacks.logging import log_artifact, log_figure, run_folder
 from brainet_pl.module import BRAINet, refuse_sharding
-from brainet_pl.ranks import on_rank_zero
+from brainet_pl.ranks import first_asks, on_rank_zero
 from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.independence import IndependenceTest
 from brainet_pl.structure.learn import check_settings
+from brainet_pl.structure.stream import FeatureStream, StreamedData
 
 ORPHANED = 600.0  # seconds: a temporary file as old as that was left by a killed run; a younger one may be in use
 
@@ -83,17 +85,35 @@ class StructureLearning(Callback):
         check_settings(**self.settings)
         self.file, self.cache, self.progress = file, cache, progress
         self._facts: dict[str, float] = {}
+        self._data: StreamedData | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Callback.setup is the last hook before the optimizer where the data is already there."""
         if stage != "fit" or not isinstance(pl_module, BRAINet) or not pl_module.needs_structure:
             return
         refuse_sharding(trainer)
-        # One process learns; the others receive its tree, so that all build the same head.
-        ggt = GGT.from_json(on_rank_zero(trainer, lambda: self._obtain(trainer, pl_module).to_json()))
+        self._data = None
+        if trainer.world_size > 1 and self.file is None:
+            self._data = self._share(pl_module)
+
+        # One process learns, and all read the data for it; they receive its tree, so that all build the same head.
+        def work(ask: Callable[[Any], Any]) -> str:
+            if self._data is not None:
+                self._data.ask = ask
+            return self._obtain(trainer, pl_module).to_json()
+
+        serve = (lambda request: None) if self._data is None else self._data.serve
+        ggt = GGT.from_json(first_asks(trainer, work, serve))
+        self._data = None
         pl_module.set_structure(ggt)
         if ggt.perplexity() < 1.01 and ggt.num_subnetworks > 1:
             rank_zero_warn("the posterior over sub-networks has collapsed: all passes will be the same network")
+
+    def _share(self, module: BRAINet) -> StreamedData:
+        """The training features that all processes hold together."""
+        # What is sampled is chosen before extraction, so all rows that are extracted are learned from.
+        found = module.training_share(self.settings["max_rows"], self.progress).together
+        return StreamedData(FeatureStream.share(found.features), self.settings["bins"], self.settings["max_rows"])
 
     def _obtain(self, trainer: pl.Trainer, module: BRAINet) -> GGT:
         start = time.monotonic()
@@ -114,7 +134,9 @@ class StructureLearning(Callback):
         return GGT.from_json(path.read_text())
 
     def _learned(self, trainer: pl.Trainer, module: BRAINet) -> GGT:
-        features = module.training_features(self.settings["max_rows"], self.progress).features.numpy()
+        features: Any = self._data
+        if features is None:
+            features = module.training_features(self.settings["max_rows"], self.progress).features.numpy()
         if self.cache == "":
             return learn_structure(features, progress=self.progress, **self.settings)
         folder = Path(trainer.default_root_dir) / "structures" if self.cache is None else Path(self.cache)

@@ -14,10 +14,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from brainet_pl.features import ExtractedShare
 from brainet_pl.parts import Part
 from brainet_pl.passes import Passes
 from brainet_pl.scores.density import check_training, keep_wide
 from brainet_pl.structure.ggt import GGT
+from brainet_pl.together import exchange, lead, rank, total
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,12 @@ class Score(Part, nn.Module, ABC):
         units: name → unit of each score that `forward` may give; "" for a number without one. Every score is higher for
             an input more unlike the training data.
         needs_fit: whether `fit` must run before the score can be used.
+        shared: while `fit` runs, whether it is given a share of the samples and other processes have the rest.
     """
 
     units: ClassVar[Mapping[str, str]]
     needs_fit: ClassVar[bool] = True
+    shared: bool = False
     fitted: Tensor
 
     def __init__(self) -> None:
@@ -72,6 +76,46 @@ class Score(Part, nn.Module, ABC):
         check_training(features, labels)
         self.fit(features, labels)
         self.fitted.fill_(True)
+
+    @property
+    def sums(self) -> bool:
+        """Whether `fit` can take a share of the samples, because it passes all that it adds up through `sum`."""
+        return False
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """A sum over the samples that `fit` was given → over those of all processes."""
+        return total(tensor) if self.shared else tensor
+
+    def learn_share(self, features: Tensor, labels: Tensor) -> None:
+        """`learn` from shares (n, d) and (n,) of the samples in all processes; a collective, for a score that `sums`.
+
+        A share may be empty, whatever its d.
+        """
+
+        def check() -> int:
+            if len(features):
+                check_training(features, labels)
+            return int(features.shape[1])
+
+        width = max(exchange(check))
+        self.shared = True
+        try:
+            self.fit(features if len(features) else features.new_empty(0, width), labels)
+        finally:
+            self.shared = False
+        self.fitted.fill_(True)
+
+    def learn_alone(self, share: ExtractedShare) -> None:
+        """`learn` in the first process, from the samples of all; the others take what it learned. A collective."""
+        found = share.gathered()
+
+        def work(ask: Any) -> dict[str, Tensor]:
+            self.learn(found.features, found.targets)
+            return {name: value.cpu() for name, value in self.state_dict().items()}
+
+        learned = lead(work, lambda request: None)
+        if rank() > 0:
+            self.load_state_dict(learned)
 
     def fit(self, features: Tensor, labels: Tensor) -> Any:
         """Learn from training features (N, d) and labels (N,)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from tqdm.auto import tqdm
 
 from brainet_pl import checks
 from brainet_pl.structure.ggt import GGT, Leaf
+from brainet_pl.together import agree, processes, rank, total
 
 Kind = Literal["gaussian", "discrete"]
 Family = tuple[int, tuple[int, ...]]
@@ -109,6 +111,21 @@ class GenerativeScore(nn.Module):
         self._check(features)
         check_training(features, labels, self.num_classes)
         self.families.fit(self._prepare(features), labels.long())
+        return self
+
+    @torch.no_grad()
+    def fit_share(self, features: Tensor, labels: Tensor) -> GenerativeScore:
+        """`fit`, in all processes, each with a share of the samples, which may be empty; for "gaussian" only."""
+        assert isinstance(self.families, GaussianFamilies)
+        families = self.families
+
+        def check() -> None:
+            self._check(features)
+            if len(features):
+                check_training(features, labels, self.num_classes)
+
+        agree(check)
+        families.fit(self._prepare(features), labels.long(), shared=True)
         return self
 
     @torch.no_grad()
@@ -295,22 +312,32 @@ class GaussianFamilies(nn.Module):
         self.register_buffer("intercept", torch.zeros(len(families), 1, num_classes))
         self.register_buffer("log_variance", torch.zeros(len(families), 1, num_classes))
 
-    def fit(self, x: Tensor, labels: Tensor) -> None:
-        """From features (N, d) and labels (N,); classes without a row get the common covariance around the mean."""
+    def fit(self, x: Tensor, labels: Tensor, shared: bool = False) -> None:
+        """From features (N, d) and labels (N,); classes without a row get the common covariance around the mean.
+
+        With `shared`, these are a share of the samples: sums go over all processes, and each solves a part of the
+        families.
+        """
         classes = self._classes
-        x, count = x.double(), torch.bincount(labels, minlength=classes).double()
+
+        def over_all(tensor: Tensor) -> Tensor:
+            return total(tensor) if shared else tensor
+
+        x, count = x.double(), over_all(torch.bincount(labels, minlength=classes).double())
         onehot = F.one_hot(labels, classes).double()
-        mean = torch.where(count[:, None] > 0, onehot.t() @ x / count.clamp_min(1)[:, None], x.mean(dim=0))
+        n, sums = count.sum(), over_all(onehot.t() @ x)
+        mean = torch.where(count[:, None] > 0, sums / count.clamp_min(1)[:, None], sums.sum(dim=0) / n)
         residual = x - mean[labels]
-        common = residual.t() @ residual / len(x)
+        common = over_all(residual.t() @ residual) / n
         own_scale = common.diagonal()
         floor = 1e-3 * own_scale + 1e-6 * own_scale.mean().clamp_min(1e-12)  # constants must not make novelty infinite
         covariance = common.unsqueeze(0)
         if not self.tied:
-            own = torch.stack([residual[labels == c].t() @ residual[labels == c] for c in range(classes)])
+            own = over_all(torch.stack([residual[labels == c].t() @ residual[labels == c] for c in range(classes)]))
             covariance = (self.prior * common + own) / (self.prior + count)[:, None, None]
         deviation = own_scale.clamp_min(1e-30).sqrt()
-        for i, (v, parents) in enumerate(self._families):  # all classes at once: (C, p, p) and (C, p)
+        step, first = (processes(), rank()) if shared else (1, 0)
+        for i, (v, parents) in islice(enumerate(self._families), first, None, step):  # all classes: (C, p, p), (C, p)
             p = torch.tensor(parents, dtype=torch.long, device=x.device)
             if len(p) > self.parents.shape[1]:
                 strength = (common[v, p] / deviation[p]).abs()
@@ -323,6 +350,11 @@ class GaussianFamilies(nn.Module):
             self.slopes[i, : len(p)] = slopes.t().float()
             self.intercept[i, 0] = (mean[:, v] - (slopes * mean[:, p]).sum(dim=1)).float()
             self.log_variance[i, 0] = variance.clamp_min(floor[v]).log().float()
+        if shared:
+            mine = torch.arange(len(self._families), device=x.device) % step == first
+            for buffer in (self.parents, self.slopes, self.intercept, self.log_variance):
+                buffer[~mine.to(buffer.device)] = 0
+                buffer.copy_(total(buffer))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, d) → (F, B, C)."""

@@ -16,7 +16,7 @@ from brainet_pl.parts import primitive
 from brainet_pl.passes import Passes
 from brainet_pl.scores.base import Score, Surroundings
 from brainet_pl.scores.density import GenerativeScore, Kind, check_density
-from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.structure import GGT, FeatureStream, learn_structure
 from brainet_pl.structure.learn import MOST_SAMPLES
 
 
@@ -83,20 +83,29 @@ class Generative(Score):
         """Learn the tree from training features (N, d), then its parameters for each class of labels (N,)."""
         normalize = not self._around.raw if self.normalize is None else self.normalize
         settings = {"kind": self.kind, "prior": self.prior, "bins": self.bins, "max_parents": self.max_parents}
-        classes = max(self._around.num_classes, int(labels.max()) + 1)
+        classes = self._around.num_classes
+        if not self.shared:  # a share need not hold the last class
+            classes = max(classes, int(labels.max()) + 1)
         score = GenerativeScore(self._tree(features), classes, normalize=normalize, **settings)  # type: ignore[arg-type]
-        self.density = score.fit(features, labels).to(self.reference.device)
+        fitted = score.fit_share(features, labels) if self.shared else score.fit(features, labels)
+        self.density = fitted.to(self.reference.device)
         text = json.dumps(primitive(self.density.to_dict()), separators=(",", ":"))
         self.blueprint = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.reference.device)
         return self
 
+    @property
+    def sums(self) -> bool:
+        """Means and covariances are sums; quantiles, which a discrete density needs, are not."""
+        return self.kind == "gaussian"
+
     def _tree(self, features: Tensor) -> GGT:
         if self.threshold is not None:
+            rows = int(self.sum(torch.tensor(len(features))))
             # N independent pairs have a mutual information of about 1/(2N) nats; one in two thousand exceeds 6/N.
             return learn_structure(
-                features,
+                FeatureStream.share(features) if self.shared else features,
                 test="gaussian" if self.kind == "gaussian" else "cmi",
-                threshold=max(self.threshold, 6.0 / len(features)),
+                threshold=max(self.threshold, 6.0 / rows),
                 bins=4,
                 s=self.s,
                 max_order=self.max_order,

@@ -46,14 +46,21 @@ class Mahalanobis(Score):
     def fit(self, features: Tensor, labels: Tensor) -> Mahalanobis:
         """Means and covariances of training features (N, d); a class without a sample is left out."""
         x, labels = self._prepare(features).double(), labels.long()
-        onehot = F.one_hot(labels, max(self._classes or 0, int(labels.max()) + 1)).double()
-        count = onehot.sum(dim=0)
-        means = onehot.t() @ x / count.clamp_min(1)[:, None]
-        rounding = torch.finfo(self.means.dtype).eps * x.square().mean(dim=0).sqrt()
-        self.within = _whitening(x - means[labels], rounding).to(self.within)
-        self.overall = _whitening(x - x.mean(dim=0), rounding).to(self.overall)
-        self.means, self.center = means[count > 0].to(self.means), x.mean(dim=0).to(self.center)
+        seen = int(labels.max()) + 1 if len(labels) else 0  # a share may be empty
+        onehot = F.one_hot(labels, max(self._classes or 0, seen)).double()
+        count = self.sum(onehot.sum(dim=0))
+        n, sums = count.sum(), self.sum(onehot.t() @ x)
+        means, center = sums / count.clamp_min(1)[:, None], sums.sum(dim=0) / n
+        rounding = torch.finfo(self.means.dtype).eps * (self.sum(x.square().sum(dim=0)) / n).sqrt()
+        for name, gap in (("within", x - means[labels]), ("overall", x - center)):
+            setattr(self, name, _whitening(self.sum(gap.t() @ gap) / n, rounding).to(self.means))
+        self.means, self.center = means[count > 0].to(self.means), center.to(self.center)
         return self
+
+    @property
+    def sums(self) -> bool:
+        """Means and covariances are sums."""
+        return True
 
     @torch.no_grad()
     def distances(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,16 +92,16 @@ def _squared(gap: Tensor, whitening: Tensor) -> Tensor:
     return (gap @ whitening).square().sum(dim=1)
 
 
-def _whitening(gap: Tensor, rounding: Tensor) -> Tensor:
-    """Centred features (N, d) in 64 bits → W (d, d) with W·Wᵀ = Σ⁻¹ where Σ has an inverse.
+def _whitening(covariance: Tensor, rounding: Tensor) -> Tensor:
+    """Covariance (d, d) in 64 bits → W (d, d) with W·Wᵀ = Σ⁻¹ where Σ has an inverse.
 
     `rounding` (d,) is the error that features have anyway. A direction that varies by less than a hundred times of it
     gets no weight: divided by next to nothing, the error would be all that a distance shows. Features are scaled by
     their own deviation first, so that their units do not matter.
     """
-    spread = gap.square().mean(dim=0).sqrt()
+    spread = covariance.diagonal().sqrt()
     scale = torch.where(spread > 100 * rounding, 1 / spread, 0.0)
-    values, vectors = torch.linalg.eigh((gap * scale).t() @ (gap * scale) / len(gap))
+    values, vectors = torch.linalg.eigh(scale[:, None] * covariance * scale)
     least = vectors.square().t() @ (100 * rounding * scale).square()
     exact = len(values) * torch.finfo(values.dtype).eps * values.max()
     weight = torch.where(values > torch.maximum(least, exact), values.rsqrt(), 0.0)

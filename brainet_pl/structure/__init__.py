@@ -6,12 +6,14 @@ from brainet_pl.structure.independence import DSeparation, IndependenceTest, fin
 from brainet_pl.structure.learn import learn_structure, rai
 from brainet_pl.structure.pdag import PDAG, cpdag
 from brainet_pl.structure.score import Score, find_score
+from brainet_pl.structure.stream import FeatureStream
 
 __all__ = [
     "GGT",
     "PDAG",
     "Branch",
     "DSeparation",
+    "FeatureStream",
     "IndependenceTest",
     "Leaf",
     "Node",

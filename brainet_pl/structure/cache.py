@@ -16,7 +16,7 @@ import numpy as np
 
 from brainet_pl import files
 from brainet_pl.structure.canonical import canonical_order
-from brainet_pl.structure.data import as_table
+from brainet_pl.structure.data import PreparedData, as_table
 from brainet_pl.structure.ggt import GGT
 from brainet_pl.structure.learn import choose_test, learn_structure
 from brainet_pl.structure.score import find_score
@@ -31,8 +31,8 @@ def cache_key(features: Any, settings: Mapping[str, Any]) -> str:
     """16 hexadecimal digits that name the tree of `features` (N, d) learned with `settings`.
 
     Args:
-        features: array or tensor as `learn_structure` takes it. The order of its rows does not matter to a tree and not
-            to the key; the order of columns does, because a stored tree is numbered by it.
+        features: array or tensor as `learn_structure` takes it, or what was prepared of it. The order of its rows does
+            not matter to a tree and not to the key; the order of columns does, because a stored tree is numbered by it.
         settings: arguments of `learn_structure`; what is left out has its default there, and `progress` is ignored.
     """
     unknown = set(settings) - set(_DEFAULTS) - {"progress"}
@@ -42,17 +42,21 @@ def cache_key(features: Any, settings: Mapping[str, Any]) -> str:
             "give the arguments of learn_structure"
         )
     complete = {name: settings.get(name, default) for name, default in _DEFAULTS.items()}
-    values = as_table(features)
+    values = features if isinstance(features, PreparedData) else as_table(features)
     test = choose_test(complete.pop("test"), values)
     score = complete.pop("score")
     scoring = find_score(test.default_score if score is None else score, test.kind)
-    order = canonical_order(values)
+    if isinstance(values, PreparedData):
+        digest, columns, categories = values.digest, values.columns, values.categories
+    else:
+        _, columns, digest = canonical_order(values)
+        categories = values.dtype.kind in "iub"
     content = {
         "algorithm": ALGORITHM,
-        "data": order.digest,
-        "columns": order.columns.tolist(),
+        "data": digest,
+        "columns": columns.tolist(),
         # The digest sees numbers only, but whole numbers are categories if they are stored as integers.
-        "categories": values.dtype.kind in "iub",
+        "categories": categories,
         "test": [test.__module__, test.__qualname__, test.version],
         "score": [scoring.__module__, scoring.__qualname__, scoring.version],
         "settings": {k: v.item() if isinstance(v, np.generic) else v for k, v in complete.items()},

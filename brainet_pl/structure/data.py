@@ -2,24 +2,106 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl.structure.canonical import CanonicalOrder, canonical_order
 from brainet_pl.structure.discretize import MAX_LEVELS, discretize, normal_scores
-from brainet_pl.structure.statistics import CodeTable
+from brainet_pl.structure.statistics import CodeTable, correlation
 
-Kind = Literal["discrete", "gaussian"]  # of a test or score: whether it reads `table` or `scores`
+Kind = Literal["discrete", "gaussian"]  # of a test or score: whether it reads the codes or the normal scores
 Weights = NDArray[np.int64]
+Path = tuple[int, ...]
+Floats = NDArray[np.float64]
+
+
+class PreparedData(ABC):
+    """Checked features with rows and columns in canonical order, as the tests and scores read them.
+
+    `TableData` holds them in memory; sources of other kinds, such as `FeatureStream`, enter themselves in `sources`.
+
+    Attributes:
+        columns: (d,) the user's number of each column.
+        digest: a hash of the whole table that does not see the order of rows and columns.
+        bins: the number of levels that `table` gives a continuous column.
+        categories: whether columns are integers, and so categories where they have few levels.
+        n: the number of rows that are learned from.
+        d: the number of variables.
+    """
+
+    columns: NDArray[np.intp]
+    digest: str
+    bins: int
+    sources: ClassVar[dict[type, Callable[[Any, int, int | None], PreparedData]]] = {}
+
+    @staticmethod
+    def prepare(features: Any, bins: int, max_rows: int | None = None) -> PreparedData:
+        """Check and sort `features`, keeping a random sample of `max_rows` rows.
+
+        Args:
+            features: (N, d) array or tensor, a `FeatureStream`, or what this function has given already.
+            bins: the number of levels of a continuous column.
+            max_rows: of the random sample; None keeps all rows.
+        """
+        if isinstance(features, PreparedData):
+            return features
+        for kind, make in PreparedData.sources.items():
+            if isinstance(features, kind):
+                return make(features, bins, max_rows)
+        values = as_table(features)
+        order: CanonicalOrder = canonical_order(values)
+        rows = order.rows
+        if max_rows is not None:
+            rows = rows[:max_rows]  # sorted by hash: the first rows are a random sample
+        return TableData(values[rows][:, order.columns], order.columns, order.digest, bins)
+
+    @property
+    @abstractmethod
+    def n(self) -> int:
+        """The number of rows that are learned from."""
+
+    @property
+    def d(self) -> int:
+        """The number of variables."""
+        return len(self.columns)
+
+    @property
+    @abstractmethod
+    def categories(self) -> bool:
+        """Whether columns are integers, and so categories where they have few levels."""
+
+    @property
+    @abstractmethod
+    def only_categories(self) -> bool:
+        """Whether every column is taken as categories: whole numbers with few levels."""
+
+    @property
+    @abstractmethod
+    def table(self) -> CodeTable:
+        """The codes (n, d) that discrete tests and scores read."""
+
+    @property
+    @abstractmethod
+    def scores(self) -> NDArray[np.float32]:
+        """(n, d) the normal scores; prefer `correlation`, which needs no row in memory."""
+
+    @abstractmethod
+    def correlation(self, weights: Weights | None = None) -> Floats:
+        """(d, d) correlation of the normal scores, rows counted as often as `weights` (n,) says."""
+
+    def announce(self, draw: Callable[[Path], Weights], paths: Iterable[Path]) -> None:  # noqa: B027
+        """Hear which samples `correlation` will be asked for, in about this order; whoever reads data anew listens."""
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedData:
-    """A checked table in canonical order, and what the tests and scores need of it, made when first asked for.
+class TableData(PreparedData):
+    """A table in memory, and what the tests and scores need of it, made when first asked for.
 
     Attributes:
         values: (n, d) the table with rows and columns in canonical order.
@@ -33,25 +115,20 @@ class PreparedData:
     digest: str
     bins: int
 
-    @classmethod
-    def prepare(cls, features: Any, bins: int, max_rows: int | None = None) -> PreparedData:
-        """Check and sort `features` (N, d), an array or tensor, and keep a random sample of `max_rows` rows."""
-        values = as_table(features)
-        order: CanonicalOrder = canonical_order(values)
-        rows = order.rows
-        if max_rows is not None:
-            rows = rows[:max_rows]  # sorted by hash: the first rows are a random sample
-        return cls(values[rows][:, order.columns], order.columns, order.digest, bins)
-
     @property
     def n(self) -> int:
         """The number of rows that are learned from."""
         return len(self.values)
 
     @property
-    def d(self) -> int:
-        """The number of variables."""
-        return int(self.values.shape[1])
+    def categories(self) -> bool:
+        """Whether columns are integers, and so categories where they have few levels."""
+        return self.values.dtype.kind in "iub"
+
+    @cached_property
+    def only_categories(self) -> bool:
+        """Whether every column is taken as categories: whole numbers with few levels."""
+        return are_categories(self.values)
 
     @cached_property
     def table(self) -> CodeTable:
@@ -63,6 +140,10 @@ class PreparedData:
         """(n, d) the normal scores that Gaussian tests and scores read."""
         return normal_scores(self.values)
 
+    def correlation(self, weights: Weights | None = None) -> Floats:
+        """(d, d) correlation of the normal scores, rows counted as often as `weights` (n,) says."""
+        return correlation(self.scores, weights)
+
 
 def are_categories(values: NDArray[Any]) -> bool:
     """Whether every column of a table (N, d) is taken as categories: whole numbers with few levels."""
@@ -71,13 +152,21 @@ def are_categories(values: NDArray[Any]) -> bool:
     return all(len(np.unique(values[:, j])) <= MAX_LEVELS for j in range(values.shape[1]))
 
 
-def as_table(features: Any) -> NDArray[Any]:
-    """`features` as a numeric array (N, d) without gaps; refuses what no structure can be learned from."""
+def as_array(features: Any) -> NDArray[Any]:
+    """An array of whatever shape from an array or tensor, unchecked."""
     if hasattr(features, "detach"):
         features = features.detach().cpu()
         # NumPy has no bfloat16; 16 bits of either kind are exact in 32.
         features = (features.float() if str(features.dtype) == "torch.bfloat16" else features).numpy()
-    values = np.asarray(features)
+    return np.asarray(features)
+
+
+def as_table(features: Any, part: bool = False) -> NDArray[Any]:
+    """`features` as a numeric array (N, d) without gaps; refuses what no structure can be learned from.
+
+    A `part` of a table may be a single row.
+    """
+    values = as_array(features)
     if values.ndim != 2 or not values.shape[0] or not values.shape[1]:
         raise ValueError(
             f"expected features of shape (rows, columns) with at least one of each, got {values.shape}: "
@@ -95,6 +184,6 @@ def as_table(features: Any) -> NDArray[Any]:
             )
         if values.dtype != np.float32:
             values = values.astype(np.float64)
-    if len(values) < 2:
+    if len(values) < 2 and not part:
         raise ValueError("expected at least 2 rows, got 1: dependence can't be seen in one row")
     return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,32 +55,9 @@ def check_bins(bins: int) -> int:
 
 def _code_column(column: NDArray[np.generic], bins: int, integer: bool) -> tuple[NDArray[np.uint8], int]:
     ordered = np.sort(column)
-    levels = ordered[np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))]
-    if len(levels) <= (MAX_LEVELS if integer else bins):
-        edges = levels[:-1]
-    else:
-        edges = _quantile_edges(ordered, bins)
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    edges = level_edges(ordered[first], np.diff(np.append(first, len(ordered))), bins, integer)
     return np.searchsorted(edges, column, side="left").astype(np.uint8), len(edges) + 1
-
-
-def _quantile_edges(ordered: NDArray[np.generic], bins: int) -> NDArray[np.generic]:
-    """Upper edges (inclusive) of all bins but the last, from a sorted column with more than `bins` distinct values.
-
-    A value that alone fills more than a bin (the zeros of a ReLU feature) becomes a level of its own and the other
-    bins share the rest, so that `bins` levels carry as much information as ties allow.
-    """
-    n, edges, start = len(ordered), [], 0
-    last = np.searchsorted(ordered, ordered[-1], side="left")  # the largest value can't be an upper edge
-    for remaining in range(bins, 1, -1):
-        position = start + max(0, (n - start) // remaining - 1)
-        end = int(np.searchsorted(ordered, ordered[position], side="right"))
-        if end > last:  # the rest is ties with the maximum: cut just below it, if anything is there
-            end = int(last)
-        if end <= start:
-            break
-        edges.append(ordered[end - 1])
-        start = end
-    return np.asarray(edges)
 
 
 def normal_scores(values: NDArray[np.generic]) -> NDArray[np.float32]:
@@ -95,8 +72,40 @@ def normal_scores(values: NDArray[np.generic]) -> NDArray[np.float32]:
         ordered = values[order, j]
         first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
         count = np.diff(np.append(first, n))
-        score = ndtri((first + 0.5 * count) / n)
-        score -= np.average(score, weights=count)
-        spread = np.sqrt(np.average(score**2, weights=count))
-        scores[order, j] = np.repeat(score / spread if spread > 0 else score, count)
+        scores[order, j] = np.repeat(level_scores(count), count)
     return scores
+
+
+def level_scores(count: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(K,) normal score of each distinct value of a column, from how often each occurs (K,), in ascending order."""
+    first = np.cumsum(count) - count
+    score = ndtri((first + 0.5 * count) / count.sum())
+    score -= np.average(score, weights=count)
+    spread = np.sqrt(np.average(score**2, weights=count))
+    return np.asarray(score / spread if spread > 0 else score)
+
+
+def level_edges(levels: NDArray[Any], count: NDArray[np.int64], bins: int, integer: bool) -> NDArray[Any]:
+    """Upper edges (inclusive) of all codes of a column but the last.
+
+    A value that alone fills more than a bin (the zeros of a ReLU feature) becomes a level of its own and the other
+    bins share the rest, so that `bins` levels carry as much information as ties allow.
+
+    Args:
+        levels: (K,) the distinct values, ascending.
+        count: (K,) how often each occurs.
+        bins: the number of codes of a continuous column.
+        integer: whether values are integers, and so categories if they are few.
+    """
+    if len(levels) <= (MAX_LEVELS if integer else bins):
+        return levels[:-1]
+    ends = np.cumsum(count)  # row number at which each level ends, were the column sorted
+    n, last, edges, start = int(ends[-1]), int(ends[-2]), [], 0
+    for remaining in range(bins, 1, -1):
+        position = start + max(0, (n - start) // remaining - 1)
+        end = min(int(ends[np.searchsorted(ends, position, side="right")]), last)  # never the ties with the maximum
+        if end <= start:
+            break
+        edges.append(levels[np.searchsorted(ends, end)])
+        start = end
+    return np.asarray(edges)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from itertools import product
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -12,13 +14,14 @@ from tqdm.auto import tqdm
 from brainet_pl import checks
 from brainet_pl.structure.autonomy import Budget, recursive_autonomy, repair
 from brainet_pl.structure.brai import BRAI
-from brainet_pl.structure.data import PreparedData, are_categories, as_table
+from brainet_pl.structure.data import Path, PreparedData, are_categories
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest, Margins, find_test
 from brainet_pl.structure.pdag import PDAG, Bools, complete_graph
 from brainet_pl.structure.score import FamilyScore, Score, find_score
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
+from brainet_pl.structure.stream import shared_by_processes
 
 TestName = str  # a name that `find_test` knows; tests and scores of a user's own have names too
 ScoreName = str  # a name that `find_score` knows
@@ -29,6 +32,7 @@ LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of
 RECURSION_ORDER = 2  # of plain RAI before `repair` takes over: later calls find little and cost most
 
 
+@shared_by_processes
 def learn_structure(
     features: Any,
     *,
@@ -52,8 +56,9 @@ def learn_structure(
     consistently, nor on the number of threads.
 
     Args:
-        features: (N, d) array or tensor. Integer columns with at most 16 levels are categories; all others are binned
-            for the discrete tests and rank-normalised for the Gaussian ones.
+        features: (N, d) array or tensor, or a `FeatureStream` of batches that are never held. Integer columns with at
+            most 16 levels are categories; all others are binned for the discrete tests and rank-normalised for the
+            Gaussian ones.
         s: samples at every node; 1 gives a single structure.
         max_order: largest condition set; the depth of the tree is at most `max_order + 1`. None: no limit.
         test: the name of a test, or a subclass of `IndependenceTest`. "cmi" and "gaussian" compare (conditional) mutual
@@ -86,24 +91,27 @@ def learn_structure(
         >>> ggt.dag(ggt.map()).astype(int).tolist()
         [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     """
-    features = as_table(features)
-    chosen = choose_test(test, features)
-    scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
     s = checks.whole("s", s, 1, MOST_SAMPLES, hint="it is the number of samples of a node; 1 gives a single structure")
     order = _check_order(max_order)
-    threshold = chosen.check_threshold(threshold)
     as_in_paper = _check_bootstrap(bootstrap) == "paper"
     bins, max_rows = check_bins(bins), _check_rows(max_rows)
     ess = checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior; 1 is common")
     seed = checks.whole("seed", seed, 0, hint="any number from 0 on will do")
     show = checks.flag("progress", progress)
     limits = _check_budget(max_tests, max_seconds)
+    if test != AUTO:
+        find_test(test)  # before the data is looked at, which may take a while
     data = PreparedData.prepare(features, bins, max_rows)
+    chosen = choose_test(test, data)
+    scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
+    threshold = chosen.check_threshold(threshold)
     if threshold == 0 and order is None:
         raise ValueError(
             "expected a max_order when threshold is 0, got None: nothing is ever separated, so the tree would have "
             f"{s}^{data.d} leaves; set max_order=1 for an ensemble of {s} stacked networks"
         )
+    draw = bootstrap_weights if as_in_paper else half_weights
+    data.announce(lambda path: draw(data.n, seed, path), _paths(s, 2 if order is None else order + 1))
     with tqdm(desc="learning structure", unit=" tests", disable=not show, delay=1, leave=False) as bar:
         leaves = 0
 
@@ -113,11 +121,10 @@ def learn_structure(
             bar.set_postfix(leaves=leaves, refresh=leaves % 64 == 1)  # drawing the bar takes longer than a leaf
 
         budget = Budget(*limits, bar.update)
-        weights = bootstrap_weights if as_in_paper else half_weights
         learner = BRAI(
             s=s,
             max_order=data.d if order is None else min(order, data.d),
-            test_on=lambda path: chosen.on(data, weights(data.n, seed, path), threshold),
+            test_on=lambda path: chosen.on(data, draw(data.n, seed, path), threshold),
             score=FamilyScore(scoring.on(data, ess)),
             budget=budget,
             check_colliders=not as_in_paper,
@@ -150,6 +157,7 @@ def learn_structure(
     return GGT(_rename(tree, data.columns), data.d, data.n, settings)
 
 
+@shared_by_processes
 def rai(
     features: Any,
     *,
@@ -165,7 +173,8 @@ def rai(
     """Learn one structure by recursive autonomy identification, without bootstrap.
 
     Args:
-        features: (N, d) array or tensor, as in `learn_structure`; with a test object, the number of variables d.
+        features: (N, d) array, tensor or `FeatureStream`, as in `learn_structure`; with a test object, the number of
+            variables d.
         test: the name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
             methods `block` and `pairs`, such as `DSeparation`.
         threshold: of the test, in its unit; None is the test's own. A test object brings its own.
@@ -200,10 +209,9 @@ def rai(
     budget = Budget(*_check_budget(max_tests, max_seconds))
     tester: Margins
     if isinstance(test, str | type):
-        features = as_table(features)
-        chosen = choose_test(test, features)
-        threshold = chosen.check_threshold(threshold)
         data = PreparedData.prepare(features, bins, max_rows)
+        chosen = choose_test(test, data)
+        threshold = chosen.check_threshold(threshold)
         columns, d = data.columns, data.d
         tester = chosen.on(data, None, threshold)
     else:
@@ -231,11 +239,20 @@ def rai(
     return PDAG(A).permute(np.argsort(columns))
 
 
-def choose_test(test: str | type[IndependenceTest], values: NDArray[Any]) -> type[IndependenceTest]:
-    """The test of a name or class; "auto" looks at the table `values` (N, d)."""
-    if test == AUTO:
-        return find_test("g2" if are_categories(values) else "gaussian")
+def choose_test(
+    test: str | type[IndependenceTest], data: PreparedData | NDArray[Any] | None = None
+) -> type[IndependenceTest]:
+    """The test of a name or class; "auto" looks at the data, prepared or as a table (N, d)."""
+    if isinstance(test, str) and test == AUTO:
+        categories = data.only_categories if isinstance(data, PreparedData) else are_categories(np.asarray(data))
+        return find_test("g2" if categories else "gaussian")
     return find_test(test)
+
+
+def _paths(s: int, depth: int) -> Iterator[Path]:
+    """Paths of the samples that a tree of at most this depth asks for, in the order in which `BRAI` does."""
+    for length in range(1, depth + 1):
+        yield from product(range(s), repeat=length)
 
 
 def _dependent(test: type[IndependenceTest], data: PreparedData, threshold: float, budget: Budget) -> Bools | None:

@@ -18,7 +18,7 @@ from scipy.special import gammaln
 
 from brainet_pl.structure.data import Kind, PreparedData
 from brainet_pl.structure.registry import register
-from brainet_pl.structure.statistics import CodeTable, correlation
+from brainet_pl.structure.statistics import CodeTable
 
 Floats = NDArray[np.float64]
 LocalScore = Callable[[int, tuple[int, ...]], float]
@@ -151,7 +151,8 @@ class Score(ABC):
 
     Attributes:
         name: what `learn_structure(score=…)` calls it. Two scores may share a name if they go with different tests.
-        kind: which prepared data it reads: "discrete" the codes `data.table`, "gaussian" the normal scores.
+        kind: which prepared data it reads: "discrete" the codes `data.table`, "gaussian" the normal scores,
+            by way of `data.correlation`.
         goes_with: the kinds of tests it may be combined with; its own kind alone if a subclass says nothing.
         version: goes into the key of cached trees; raise it when the values of a score of your own change.
     """
@@ -206,7 +207,7 @@ class BGe(Score):
     @classmethod
     def on(cls, data: PreparedData, ess: float) -> LocalScore:
         """The score with a prior of weight `ess`."""
-        return bge(correlation(data.scores), data.n, ess)
+        return bge(data.correlation(), data.n, ess)
 
 
 class DiscreteBIC(Score):
@@ -230,7 +231,7 @@ class GaussianBIC(Score):
     @classmethod
     def on(cls, data: PreparedData, ess: float) -> LocalScore:
         """The score; it has no prior, so `ess` does not matter."""
-        return gaussian_bic(correlation(data.scores), data.n)
+        return gaussian_bic(data.correlation(), data.n)
 
 
 def known_scores(kind: Kind) -> list[str]:

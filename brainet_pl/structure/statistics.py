@@ -6,8 +6,9 @@ every sum over rows is a matrix product.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,11 +66,15 @@ class CodeTable:
         """N."""
         return len(self.codes)
 
+    @property
+    def dtype(self) -> type[np.floating[Any]]:
+        """Of products of indicators: exact in float32 as long as no count reaches 2^24; float64 beyond."""
+        return np.float32 if self.num_rows < 1 << 23 else np.float64
+
     @cached_property
-    def indicators(self) -> NDArray[np.float32]:
-        """Exact in float32 as long as no count reaches 2^24; float64 beyond."""
-        dtype = np.float32 if self.num_rows < 1 << 23 else np.float64
-        matrix = np.zeros((self.num_rows, self.starts[-1]), dtype=dtype)
+    def indicators(self) -> NDArray[np.uint8]:
+        """Bytes, of which a few rows at a time become floats for a product: a quarter of the memory."""
+        matrix = np.zeros((self.num_rows, self.starts[-1]), dtype=np.uint8)
         matrix[:, 0] = 1
         for j, start in enumerate(self.starts[:-1]):
             for level in range(1, self.arities[j]):
@@ -106,7 +111,7 @@ class CountSample:
             weights = np.ones(table.num_rows, dtype=np.int64)
         self.total = int(weights.sum())
         self._rows = np.flatnonzero(weights)
-        self._weights = weights[self._rows].astype(table.indicators.dtype)
+        self._weights = weights[self._rows].astype(table.dtype)
         self._codes = np.take(table.codes, self._rows, axis=0)
 
     @cached_property
@@ -121,9 +126,9 @@ class CountSample:
         """(1 + C, 1 + C) weighted counts of all pairs of levels."""
         width = self.table.indicators.shape[1]
         step = max(1, _GRAM_VALUES // width)
-        gram = np.zeros((width, width), dtype=self.table.indicators.dtype)
+        gram = np.zeros((width, width), dtype=self.table.dtype)
         for i in range(0, len(self._rows), step):
-            block = self.table.indicators[self._rows[i : i + step]]
+            block = self.table.indicators[self._rows[i : i + step]].astype(self.table.dtype)
             gram += block.T @ (block * self._weights[i : i + step, None])
         return gram
 
@@ -150,25 +155,29 @@ class CountSample:
         The cheap way for a few pairs at a time: one joint code a row, then one histogram for all T tests together.
         """
         r = self.most_levels(x, y, conditions)
-        code = self._code_rows[x]  # (T, rows)
-        for variable in (y, *conditions.T):
-            code *= r
-            code += self._code_rows[variable]
-        # The condition set leads the code last, so its digits are the lowest ones.
         q = r ** conditions.shape[1]
-        code += (np.arange(len(x)) * (r * r * q))[:, None]
-        weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel()
-        counts = np.bincount(code.ravel(), weights=weights, minlength=len(x) * r * r * q)
-        return counts.astype(np.int64).reshape(len(x), r, r, q).transpose(0, 3, 1, 2)
+        counts = np.empty((len(x), r * r * q), dtype=np.int64)
+        step = max(1, _GRAM_VALUES // max(1, len(self._rows)))  # codes are as many as tests times rows
+        for part in (slice(i, i + step) for i in range(0, len(x), step)):
+            code = self._code_rows[x[part]].astype(np.int64)  # (T, rows)
+            for variable in (y[part], *conditions[part].T):
+                code *= r
+                code += self._code_rows[variable]
+            # The condition set leads the code last, so its digits are the lowest ones.
+            code += (np.arange(len(code)) * counts.shape[1])[:, None]
+            weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel()
+            found = np.bincount(code.ravel(), weights=weights, minlength=len(code) * counts.shape[1])
+            counts[part] = found.reshape(len(code), -1)
+        return counts.reshape(len(x), r, r, q).transpose(0, 3, 1, 2)
 
     def most_levels(self, x: Ints, y: Ints, conditions: Ints) -> int:
         """The largest arity among the variables of a list of tests."""
         return int(self.table.arities[np.concatenate([x, y, conditions.ravel()])].max())
 
     @cached_property
-    def _code_rows(self) -> NDArray[np.int64]:
-        """(d, rows) the codes of the drawn rows, a variable after the other, as wide as a histogram wants them."""
-        return np.ascontiguousarray(self._codes.T, dtype=np.int64)
+    def _code_rows(self) -> NDArray[np.uint8]:
+        """(d, rows) the codes of the drawn rows, a variable after the other."""
+        return np.ascontiguousarray(self._codes.T)
 
     def _split(self, condition: tuple[int, ...], left_columns: Ints, right_columns: Ints) -> NDArray[np.float32]:
         """(q - 1, 1 + Cl, 1 + Cr) counts in each configuration of `condition` but the one of all levels 0."""
@@ -183,24 +192,43 @@ class CountSample:
         order = np.argsort(kept, kind="stable")
         selected, kept = selected[order], kept[order]
         ends = np.append(np.flatnonzero(kept[1:] != kept[:-1]) + 1, len(kept)) if kept.size else np.empty(0, np.intp)
-        indicators, rows, weights = self.table.indicators, self._rows[selected], self._weights[selected]
-        parts = np.empty((len(ends), len(left_columns), len(right_columns)), dtype=indicators.dtype)
+        table, rows, weights = self.table, self._rows[selected], self._weights[selected]
+        parts = np.zeros((len(ends), len(left_columns), len(right_columns)), dtype=table.dtype)
         # Whole rows copy several times faster than scattered values, so a wider product is often the cheaper one.
-        width, few = indicators.shape[1], len(left_columns) + len(right_columns)
+        width, few = table.indicators.shape[1], len(left_columns) + len(right_columns)
         if width * (1 + width / 100) < few * 3 + len(left_columns) * len(right_columns) / 50:
             # Rows repeated by their weights: the product of a matrix with itself costs half of a general one.
             times = weights.astype(np.intp)
-            a = indicators.take(np.repeat(rows, times), axis=0)
-            cuts = np.cumsum(times)[ends - 1] if len(ends) else ends
-            for i, (start, end) in enumerate(zip([0, *cuts], cuts, strict=False)):
-                segment = a[start:end]
-                parts[i] = (segment.T @ segment)[left_columns[:, None], right_columns]
+            rows = np.repeat(rows, times)
+            ends = np.cumsum(times)[ends - 1] if len(ends) else ends
+            for first, last, segments in _chunks(ends, max(1, _GRAM_VALUES // width)):
+                a = table.indicators.take(rows[first:last], axis=0).astype(table.dtype)
+                for i, start, end in segments:
+                    segment = a[start:end]
+                    parts[i] += (segment.T @ segment)[left_columns[:, None], right_columns]
         else:
-            a = indicators[rows[:, None], left_columns]
-            b = indicators[rows[:, None], right_columns] * weights[:, None]
-            for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-                parts[i] = a[start:end].T @ b[start:end]
+            for first, last, segments in _chunks(ends, max(1, _GRAM_VALUES // few)):
+                chunk = rows[first:last, None]
+                a = table.indicators[chunk, left_columns].astype(table.dtype)
+                b = table.indicators[chunk, right_columns] * weights[first:last, None]
+                for i, start, end in segments:
+                    parts[i] += a[start:end].T @ b[start:end]
         return parts
+
+
+def _chunks(ends: Ints, step: int) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
+    """Rows in chunks of at most `step`: (first, last, [(segment, start, end), …]), starts and ends within the chunk.
+
+    Segment i of the rows ends before row `ends[i]`, where the next one begins.
+    """
+    total = int(ends[-1]) if len(ends) else 0
+    starts = np.concatenate([[0], ends[:-1]])
+    for first in range(0, total, step):
+        last = min(first + step, total)
+        low, high = np.searchsorted(ends, first, side="right"), np.searchsorted(ends, last - 1, side="right")
+        inside = np.arange(low, high + 1)
+        begin, end = np.maximum(starts[inside], first) - first, np.minimum(ends[inside], last) - first
+        yield first, last, list(zip(inside.tolist(), begin.tolist(), end.tolist(), strict=True))
 
 
 def correlation(scores: NDArray[np.float32], weights: NDArray[np.int64] | None = None) -> Floats:
@@ -220,7 +248,11 @@ def correlation(scores: NDArray[np.float32], weights: NDArray[np.int64] | None =
         else:
             total += block.sum(axis=0, dtype=np.float64)
         gram += block.T @ block  # of a matrix with itself: half the work of any other product
-    count = n if weights is None else int(weights.sum())
+    return standardised(gram, total, n if weights is None else int(weights.sum()))
+
+
+def standardised(gram: Floats, total: Floats, count: int) -> Floats:
+    """(d, d) correlation from sums over `count` rows: of products (d, d) and of values (d,)."""
     mean = total / count
     covariance = gram / count - np.outer(mean, mean)
     deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))

@@ -143,9 +143,14 @@ def chain(load, structure, monkeypatch):
 
 
 def test_growth(structure, tmp_path):
-    structure.growth()
-    assert len(json.loads((tmp_path / "structure.json").read_text())["growth"]) == 8
+    structure.growth(smoke=True)
+    cells = json.loads((tmp_path / "structure_growth.json").read_text())["cells"]
+    kinds = [key.split(",")[0] for key in cells]
+    assert [kinds.count(kind) for kind in ("tree", "stream", "ranks")] == [28, 3, 1]
     assert (tmp_path / "structure_growth.png").is_file()
+    before = (tmp_path / "structure_growth.json").stat().st_mtime_ns
+    structure.growth(smoke=True)  # nothing is left to do
+    assert (tmp_path / "structure_growth.json").stat().st_mtime_ns == before
 
 
 def test_scale(structure, tmp_path):

@@ -63,8 +63,8 @@ class IndependenceTest(ABC):
 
     Attributes:
         name: what `learn_structure(test=…)` calls it; a subclass without its own name is not registered.
-        kind: which prepared data it reads: "discrete" the codes `data.table`, "gaussian" the normal scores
-            `data.scores`. A score named "bic" takes the form that belongs to this kind.
+        kind: which prepared data it reads: "discrete" the codes `data.table`, "gaussian" the normal scores,
+            best by way of `data.correlation`. A score named "bic" takes the form that belongs to this kind.
         unit: of the threshold: "nats" (of information, 0 or more) or "significance level" (between 0 and 1).
         default_threshold: the threshold where the user gives none.
         default_score: the name of the score that belongs to the test.

@@ -15,7 +15,6 @@ from brainet_pl.structure.independence.partial import (
     partial_correlation_of_pairs,
     weakest_of_singles,
 )
-from brainet_pl.structure.statistics import correlation
 
 
 class FisherZ(IndependenceTest):
@@ -34,7 +33,7 @@ class FisherZ(IndependenceTest):
     @classmethod
     def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> FisherZ:
         """The test on the normal scores of `data`, rows counted as often as `weights` (N,) says."""
-        return cls(correlation(data.scores, weights), threshold, data.n if weights is None else int(weights.sum()))
+        return cls(data.correlation(weights), threshold, data.n if weights is None else int(weights.sum()))
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) significance level less the p-value."""

@@ -14,7 +14,6 @@ from brainet_pl.structure.independence.partial import (
     partial_correlation_of_pairs,
     weakest_of_singles,
 )
-from brainet_pl.structure.statistics import correlation
 
 
 class PartialCorrelation(IndependenceTest):
@@ -34,7 +33,7 @@ class PartialCorrelation(IndependenceTest):
     @classmethod
     def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> PartialCorrelation:
         """The test on the normal scores of `data`, rows counted as often as `weights` (N,) says."""
-        return cls(correlation(data.scores, weights), threshold)
+        return cls(data.correlation(weights), threshold)
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """(L, R) information less the threshold."""
