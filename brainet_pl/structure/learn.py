@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from brainet_pl import checks
-from brainet_pl.structure.autonomy import Budget, recursive_autonomy, repair
+from brainet_pl.structure.autonomy import Budget, marginally_dependent, orient_by_evidence, recursive_autonomy, retest_widely
 from brainet_pl.structure.brai import BRAI, Path
+from brainet_pl.structure.climb import climb
+from brainet_pl.structure.copies import find_copies, with_copies
 from brainet_pl.structure.data import PreparedData
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
@@ -24,6 +26,8 @@ from brainet_pl.structure.statistics import bootstrap_weights
 TestName = str  # a name that `find_test` knows; tests and scores of a user's own have names too
 ScoreName = str  # a name that `find_score` knows
 MOST_SAMPLES = 1000  # bootstrap samples of a node; a tree of more would not fit anywhere
+EDGE_COST = 1.0
+ESS = 1.0
 RECURSION_ORDER = 2  # of plain RAI before `repair` takes over: later calls find little and cost most
 
 
@@ -143,7 +147,7 @@ def rai(
     *,
     test: str | type[IndependenceTest] | Margins = "g2",
     threshold: float | None = None,
-    max_order: int | None = None,
+    max_order: int | None = 3,
     bins: int = 3,
     max_rows: int | None = None,
     max_tests: int | None = None,
@@ -187,12 +191,16 @@ def rai(
     again = checks.flag("second_pass", second_pass)
     budget = Budget(*_check_budget(max_tests, max_seconds))
     tester: Margins
+    score: FamilyScore | None = None
     if isinstance(test, str | type):
         chosen = find_test(test)
         threshold = chosen.check_threshold(threshold)
         data = PreparedData.prepare(features, bins, max_rows)
         columns, d = data.columns, data.d
+        original = find_copies(data.table.codes if chosen.kind == "discrete" else data.scores)
         tester = chosen.on(data, None, threshold)
+        if chosen.unit == "significance level":
+            score = FamilyScore(find_score(chosen.default_score, chosen.kind).on(data, ESS))
     else:
         tester, d = _check_object(test), _check_variables(features)
         for name, value in (("threshold", threshold), ("max_rows", max_rows)):
@@ -200,7 +208,7 @@ def rai(
                 raise ValueError(
                     f"expected no {name} beside a test object, got {value}: the object decides on its own; drop {name}"
                 )
-        columns = np.arange(d)
+        columns = original = np.arange(d)
         known = getattr(test, "num_variables", d)
         if known != d:
             raise ValueError(
@@ -210,9 +218,16 @@ def rai(
     most = d if order is None else min(order, d)
     nothing = np.empty(0, dtype=np.intp)
     first = min(most, RECURSION_ORDER) if again else most
-    A, _ = recursive_autonomy(complete_graph(d), np.arange(d), nothing, 0, first, tester, budget)
+    X = np.flatnonzero(original == np.arange(d))
+    start = np.zeros((d, d), dtype=bool)
+    start[np.ix_(X, X)] = complete_graph(len(X))
+    A, found = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
     if again:
-        A = repair(A, most, tester, budget)
+        skeleton, found = retest_widely(A, X, found, most, tester, budget)
+        A = orient_by_evidence(skeleton, found, most, tester, budget)
+        if score is not None and most:
+            A = climb(A, marginally_dependent(d, X, tester, budget), score, EDGE_COST * np.log(d), budget)
+    A = with_copies(A, original)
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
     return PDAG(A).permute(np.argsort(columns))

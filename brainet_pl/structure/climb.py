@@ -1,0 +1,101 @@
+"""Greedy steps of a score from a graph that tests have found: one edge added, removed or turned at a time.
+
+Tests decide edge by edge and can't weigh one decision against another; a score of the whole graph can, and a climb that
+begins near the truth does not end in the poor local optima of one that begins with nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from brainet_pl.structure.autonomy import Budget
+from brainet_pl.structure.pdag import Bools, cpdag, dag_extension
+from brainet_pl.structure.score import LocalScore
+
+SMALLEST_GAIN = 1e-9  # nats; less is rounding, and turning an edge back and forth for it would never end
+
+
+def climb(A: Bools, allowed: Bools, score: LocalScore, edge_cost: float, budget: Budget) -> Bools:
+    """The equivalence class (d, d) of the DAG in which greedy steps from a DAG of the graph `A` (d, d) end.
+
+    Each step is the one that raises Σ score(x, parents) - edge_cost·|edges| most, and keeps the graph without cycles.
+
+    Args:
+        A: where to begin.
+        allowed: (d, d), symmetric: the pairs that may be joined; edges of `A` always may.
+        score: of a variable given sorted parents, in nats.
+        edge_cost: what an edge costs by the prior over graphs, in nats.
+        budget: no step is begun once it is spent.
+
+    Example:
+        A score that likes nothing but 0 → 1 takes away the wrong edge 1 — 2 and joins the right pair:
+
+        >>> wrong = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 0]], dtype=bool)
+        >>> likes = lambda x, parents: float((x, parents) in {(1, (0,)), (0, (1,))})
+        >>> climb(wrong, ~np.eye(3, dtype=bool), likes, 0.5, Budget()).astype(int).tolist()
+        [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    """
+    dag = dag_extension(A)
+    y, x = np.nonzero(allowed | dag | dag.T)  # all changes are toggles of y in the parents of x
+    place = np.full(dag.shape, -1)
+    place[y, x] = np.arange(len(x))
+    turned = place[x, y]
+    rows_of = [np.flatnonzero(x == v) for v in range(len(dag))]
+    gain = np.zeros(len(x))
+
+    def weigh(v: int) -> None:
+        parents = set(np.flatnonzero(dag[:, v]).tolist())
+        now = score(v, tuple(sorted(parents)))
+        for i in rows_of[v]:
+            changed = parents ^ {int(y[i])}
+            gain[i] = score(v, tuple(sorted(changed))) - now - edge_cost * (len(changed) - len(parents))
+
+    for v in range(len(dag)):
+        if budget.spent:
+            return A
+        weigh(v)
+    while not budget.spent:
+        here, back = dag[y, x], dag[x, y]
+        single = np.where(back, -np.inf, gain)  # add y → x, or remove it
+        turning = np.where(here, gain + gain[turned], -np.inf)  # y → x becomes x → y
+        gains = np.concatenate([single, turning])
+        for k in _best_first(gains):
+            i = k % len(x)
+            a, b = int(y[i]), int(x[i])
+            if k >= len(x):
+                dag[a, b] = False
+                if _reaches(dag, a, b):
+                    dag[a, b] = True
+                    continue
+                dag[b, a] = True
+                weigh(a)
+            elif here[i]:
+                dag[a, b] = False
+            elif _reaches(dag, b, a):
+                continue
+            else:
+                dag[a, b] = True
+            weigh(b)
+            break
+        else:
+            break
+    return cpdag(dag).adjacency
+
+
+def _best_first(gains: np.ndarray) -> np.ndarray:
+    """Indices of all gains worth a step, the largest first."""
+    worth = np.flatnonzero(gains > SMALLEST_GAIN)
+    return worth[np.argsort(-gains[worth], kind="stable")]
+
+
+def _reaches(dag: Bools, a: int, b: int) -> bool:
+    """Some directed path leads from a to b."""
+    seen = np.zeros(len(dag), dtype=bool)
+    front = seen.copy()
+    front[a] = True
+    while front.any():
+        if front[b]:
+            return True
+        seen |= front
+        front = dag[front].any(axis=0) & ~seen
+    return False
