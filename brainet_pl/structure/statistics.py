@@ -133,25 +133,33 @@ class CountSample:
         return JointCounts(whole, left_blocks, right_blocks)
 
     def pair_tables(self, x: Ints, y: Ints, conditions: Ints) -> NDArray[np.int64]:
-        """(T, q, r, r) counts of pairs x (T,), y (T,) given conditions (T, n), all levels kept, padded to one arity r.
+        """(T, q, r, s) counts of pairs x (T,), y (T,) given conditions (T, n), all levels kept, padded to one shape.
 
         The cheap way for a few pairs at a time: one joint code a row, then one histogram for all T tests together.
         """
-        r = self.most_levels(x, y, conditions)
-        code = self._code_rows[x]  # (T, rows)
-        for variable in (y, *conditions.T):
-            code *= r
+        q, r, s = self._table_shape(x, y, conditions)
+        code = np.zeros((len(x), self._code_rows.shape[1]), dtype=np.int64)
+        for variable in conditions.T:
+            code *= self.table.arities[variable][:, None]
             code += self._code_rows[variable]
-        # The condition set leads the code last, so its digits are the lowest ones.
-        q = r ** conditions.shape[1]
-        code += (np.arange(len(x)) * (r * r * q))[:, None]
+        code += (np.arange(len(x)) * q)[:, None]
+        for variable, levels in ((x, r), (y, s)):
+            code *= levels
+            code += self._code_rows[variable]
         weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel()
-        counts = np.bincount(code.ravel(), weights=weights, minlength=len(x) * r * r * q)
-        return counts.astype(np.int64).reshape(len(x), r, r, q).transpose(0, 3, 1, 2)
+        counts = np.bincount(code.ravel(), weights=weights, minlength=len(x) * q * r * s)
+        return counts.astype(np.int64).reshape(len(x), q, r, s)
 
-    def most_levels(self, x: Ints, y: Ints, conditions: Ints) -> int:
-        """The largest arity among the variables of a list of tests."""
-        return int(self.table.arities[np.concatenate([x, y, conditions.ravel()])].max())
+    def table_cells(self, x: Ints, y: Ints, conditions: Ints) -> int:
+        """The size of one table of `pair_tables`."""
+        q, r, s = self._table_shape(x, y, conditions)
+        return q * r * s
+
+    def _table_shape(self, x: Ints, y: Ints, conditions: Ints) -> tuple[int, int, int]:
+        arities = self.table.arities
+        # As floats, because a set of many variables has more configurations than an integer holds.
+        q = arities[conditions].astype(np.float64).prod(axis=1).max()
+        return int(q), int(arities[x].max()), int(arities[y].max())
 
     @cached_property
     def _code_rows(self) -> NDArray[np.int64]:
