@@ -277,6 +277,25 @@ def marginally_dependent(d: int, X: Ints, test: Margins, budget: Budget) -> Bool
     return inside & (evidence.best >= 0)
 
 
+def unexplained(dag: Bools, X: Ints, test: Margins, budget: Budget) -> Bools:
+    """(d, d): pairs of `X` that are dependent given the parents of either end in a DAG (d, d).
+
+    Dependences that cancel, such as a direct one and one by another way, show only here and not given nothing.
+    """
+    pairs = np.zeros(dag.shape, dtype=bool)
+    for x in X:
+        parents = np.flatnonzero(dag[:, x])
+        if not len(parents):
+            continue
+        if budget.spent:
+            break
+        others = np.setdiff1d(X, np.append(parents, x))
+        budget.count(len(others))
+        margin = test.block(tuple(parents.tolist()), np.array([x]), others)[0]
+        pairs[x, others[margin > 0]] = True
+    return pairs | pairs.T
+
+
 def retest_widely(
     A: Bools, X: Ints, found: Separations, max_order: int, test: Margins, budget: Budget
 ) -> tuple[Bools, Separations]:

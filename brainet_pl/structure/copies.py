@@ -11,29 +11,46 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from brainet_pl.structure.data import Kind, PreparedData
 from brainet_pl.structure.pdag import Bools, Ints, meek
 
 
-def find_copies(values: NDArray[Any]) -> Ints:
-    """(d,) for each column of `values` (N, d) the first column that it determines and that determines it.
+def find_copies(data: PreparedData, kind: Kind) -> Ints:
+    """(d,) for each column of `data` the first column that it determines and that determines it, as a test sees them.
 
-    A column without a copy has its own number; so have columns that never vary, which say nothing.
+    Discrete: the levels of one are those of the other by other names. Gaussian: one rises, or falls, exactly where the
+    other does. A column without a copy has its own number; so have columns that never vary, which say nothing.
 
     Example:
         The second column is the first with its levels renamed; the third joins two of them, which can't be undone.
 
-        >>> find_copies(np.array([[0, 2, 0], [1, 0, 1], [2, 1, 1], [1, 0, 1]])).tolist()
-        [0, 0, 2]
+        >>> table = np.array([[0, 2, 0], [1, 0, 1], [2, 1, 1], [1, 0, 1]])
+        >>> data = PreparedData.prepare(table, bins=3)
+        >>> first = find_copies(data, "discrete")
+        >>> len(np.unique(first)), sorted(data.columns[first != np.arange(3)].tolist()) in ([0], [1])
+        (2, True)
     """
     first: dict[bytes, int] = {}
-    original = np.arange(values.shape[1])
-    for j in range(values.shape[1]):
-        _, where, code = np.unique(values[:, j], return_index=True, return_inverse=True)
-        if len(where) > 1:
-            # Levels numbered by their first row are the same for every renaming.
-            renamed = np.argsort(np.argsort(where))[code].astype(np.int32)
-            original[j] = first.setdefault(renamed.tobytes(), j)
+    original = np.arange(data.d)
+    columns, name = (data.table.codes, _renamed) if kind == "discrete" else (data.scores, _signed)
+    for j in range(data.d):
+        if (columns[:, j] != columns[0, j]).any():
+            original[j] = first.setdefault(name(columns[:, j]).tobytes(), j)
     return original
+
+
+def _renamed(codes: NDArray[Any]) -> NDArray[Any]:
+    """(N,) levels numbered by the first row that has them: the same for every renaming."""
+    seen, where = np.unique(codes, return_index=True)
+    number = np.zeros(int(seen[-1]) + 1, dtype=np.uint8)
+    number[seen[np.argsort(where)]] = np.arange(len(seen))
+    return number[codes]
+
+
+def _signed(scores: NDArray[Any]) -> NDArray[Any]:
+    """(N,) scores, up to rounding, with the sign that makes the first one that is not zero positive."""
+    rounded = np.round(scores, 5) + 0.0
+    return rounded * np.sign(rounded[np.flatnonzero(rounded)[:1]].sum()) + 0.0
 
 
 def with_copies(A: Bools, original: Ints) -> Bools:

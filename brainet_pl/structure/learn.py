@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from brainet_pl import checks
-from brainet_pl.structure.autonomy import Budget, marginally_dependent, orient_by_evidence, recursive_autonomy, retest_widely
+from brainet_pl.structure.autonomy import Budget, marginally_dependent, orient_by_evidence, recursive_autonomy, retest_widely, unexplained
 from brainet_pl.structure.brai import BRAI, Path
 from brainet_pl.structure.climb import climb
 from brainet_pl.structure.copies import find_copies, with_copies
@@ -28,7 +28,7 @@ ScoreName = str  # a name that `find_score` knows
 MOST_SAMPLES = 1000  # bootstrap samples of a node; a tree of more would not fit anywhere
 EDGE_COST = 1.0
 ESS = 1.0
-RECURSION_ORDER = 2  # of plain RAI before `repair` takes over: later calls find little and cost most
+RECURSION_ORDER = 1  # of plain RAI before `repair` takes over: later calls find little and cost most
 
 
 def learn_structure(
@@ -197,7 +197,7 @@ def rai(
         threshold = chosen.check_threshold(threshold)
         data = PreparedData.prepare(features, bins, max_rows)
         columns, d = data.columns, data.d
-        original = find_copies(data.table.codes if chosen.kind == "discrete" else data.scores)
+        original = find_copies(data, chosen.kind)
         tester = chosen.on(data, None, threshold)
         if chosen.unit == "significance level":
             score = FamilyScore(find_score(chosen.default_score, chosen.kind).on(data, ESS))
@@ -226,7 +226,8 @@ def rai(
         skeleton, found = retest_widely(A, X, found, most, tester, budget)
         A = orient_by_evidence(skeleton, found, most, tester, budget)
         if score is not None and most:
-            A = climb(A, marginally_dependent(d, X, tester, budget), score, EDGE_COST * np.log(d), budget)
+            allowed = marginally_dependent(d, X, tester, budget)
+            A = climb(A, allowed, lambda dag: unexplained(dag, X, tester, budget), score, EDGE_COST * np.log(d), budget)
     A = with_copies(A, original)
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
