@@ -19,7 +19,7 @@ SMALLEST_GAIN = 1e-9  # nats; less is rounding, and turning an edge back and for
 TRIES = 3  # other members of the equivalence class to begin from before the climb ends
 
 
-def climb(
+def climb_from(
     A: Bools,
     allowed: Bools,
     unexplained: Callable[[Bools], Bools],
@@ -38,7 +38,7 @@ def climb(
         allowed: (d, d), symmetric: the pairs that may be joined; edges of `A` always may.
         unexplained: from a DAG (d, d) to further pairs (d, d), symmetric, that may be joined.
         score: of a variable given sorted parents, in nats.
-        edge_cost: what an edge costs by the prior over graphs, in nats.
+        edge_cost: what an edge costs by the prior over graphs, in nats: log d expects about one parent a variable.
         budget: no step is begun once it is spent.
 
     Example:
@@ -47,7 +47,7 @@ def climb(
         >>> wrong = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 0]], dtype=bool)
         >>> likes = lambda x, parents: float((x, parents) in {(1, (0,)), (0, (1,))})
         >>> every = ~np.eye(3, dtype=bool)
-        >>> climb(wrong, every, lambda dag: every, likes, 0.5, Budget()).astype(int).tolist()
+        >>> climb_from(wrong, every, lambda dag: every, likes, 0.5, Budget()).astype(int).tolist()
         [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
     """
     rng = np.random.default_rng(0)  # variables are in canonical order: the same data give the same draws
@@ -56,7 +56,7 @@ def climb(
         order = rng.permutation(len(A))
         back = np.argsort(order)
         start = dag_extension(best[np.ix_(order, order)])[np.ix_(back, back)]
-        dag, reached = _climb_from(start, allowed, score, edge_cost, budget)
+        dag, reached = _to_the_top(start, allowed, score, edge_cost, budget)
         tries -= 1
         if reached > highest + SMALLEST_GAIN:
             best, highest, tries = cpdag(dag).adjacency, reached, TRIES
@@ -64,7 +64,7 @@ def climb(
     return best
 
 
-def _climb_from(
+def _to_the_top(
     dag: Bools, allowed: Bools, score: LocalScore, edge_cost: float, budget: Budget
 ) -> tuple[Bools, float]:
     """The DAG (d, d) where no single step from `dag` gains any more, and its score."""
@@ -86,6 +86,8 @@ def _climb_from(
             gain[i] = score(v, tuple(sorted(changed))) - now - edge_cost * (len(changed) - len(parents))
 
     for v in range(len(dag)):
+        if budget.spent:
+            return dag, -np.inf  # not all is weighed: no step from here is known to be the best
         weigh(v)
     while not budget.spent:
         here, back = dag[y, x], dag[x, y]

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from brainet_pl import checks
 from brainet_pl.structure.autonomy import Budget, marginally_dependent, orient_by_evidence, recursive_autonomy, retest_widely, unexplained
 from brainet_pl.structure.brai import BRAI, Path
-from brainet_pl.structure.climb import climb
+from brainet_pl.structure.climb import climb_from
 from brainet_pl.structure.copies import find_copies, with_copies
 from brainet_pl.structure.data import PreparedData
 from brainet_pl.structure.discretize import check_bins
@@ -26,9 +26,8 @@ from brainet_pl.structure.statistics import bootstrap_weights
 TestName = str  # a name that `find_test` knows; tests and scores of a user's own have names too
 ScoreName = str  # a name that `find_score` knows
 MOST_SAMPLES = 1000  # bootstrap samples of a node; a tree of more would not fit anywhere
-EDGE_COST = 1.0
-ESS = 1.0
-RECURSION_ORDER = 1  # of plain RAI before `repair` takes over: later calls find little and cost most
+RAI_ESS = 5.0  # weight of the prior in the climb of `rai`: better than 1 or 10 on most networks at 500 rows
+RECURSION_ORDER = 1  # of plain RAI before the second pass takes over: later calls find little and cost most
 
 
 def learn_structure(
@@ -60,8 +59,9 @@ def learn_structure(
         test: the name of a test, or a subclass of `IndependenceTest`. "cmi" and "gaussian" compare (conditional) mutual
             information in nats with `threshold`; "g2" and "fisher_z" are significance tests at level `threshold`. The
             first of each pair is discrete.
-        threshold: of the test, in its unit. None is the test's own: 0.02 nats for "cmi", 0.05 for the others. 0 keeps
-            every edge: the tree becomes an ensemble of s branches a level over all variables.
+        threshold: of the test, in its unit. None is the test's own: 0.02 nats for "cmi", 0.05 nats for "gaussian", the
+            level 0.01 for "g2" and for "fisher_z", where it falls with the number of pairs: 2 / d(d - 1) for more than
+            14 variables. 0 nats keep every edge: the tree becomes an ensemble of s branches a level over all variables.
         bins: levels of a continuous column in the discrete tests and scores, from 2 to 256.
         score: "bdeu" (discrete), "bge" (Gaussian), "bic" (in the form of the test's kind), or a subclass of `Score`;
             None is the one that belongs to the test.
@@ -89,13 +89,14 @@ def learn_structure(
         "s", s, 1, MOST_SAMPLES, hint="it is the number of bootstrap samples of a node; 1 gives a single structure"
     )
     order = _check_order(max_order)
-    threshold = chosen.check_threshold(threshold)
+    chosen.check_threshold(threshold)
     bins, max_rows = check_bins(bins), _check_rows(max_rows)
     ess = checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior; 1 is common")
     seed = checks.whole("seed", seed, 0, hint="any number from 0 on will do")
     show = checks.flag("progress", progress)
     limits = _check_budget(max_tests, max_seconds)
     data = PreparedData.prepare(features, bins, max_rows)
+    threshold = chosen.check_threshold(threshold, data.d)
     if threshold == 0 and order is None:
         raise ValueError(
             "expected a max_order when threshold is 0, got None: nothing is ever separated, so the tree would have "
@@ -153,21 +154,33 @@ def rai(
     max_tests: int | None = None,
     max_seconds: float | None = None,
     second_pass: bool = True,
+    climb: bool | None = None,
 ) -> PDAG:
     """Learn one structure by recursive autonomy identification, without bootstrap.
+
+    The recursion thins the complete graph; a second pass tests what is left without believing any direction, and
+    directs it; then greedy steps of the test's score begin where the tests ended. With a perfect oracle and no limit on
+    the order the result is the equivalence class of the true graph; where a limit, such as the default 3, is below the
+    size of some separating set, as in dense graphs, the edge stays.
+
+    Columns that determine each other are tested as one, and joined to the first of them afterwards.
 
     Args:
         features: (N, d) array or tensor, as in `learn_structure`; with a test object, the number of variables d.
         test: the name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
             methods `block` and `pairs`, such as `DSeparation`.
-        threshold: of the test, in its unit; None is the test's own. A test object brings its own.
+        threshold: of the test, in its unit; None is the test's own, as in `learn_structure`. A test object brings its
+            own.
         max_order: largest condition set. None: no limit.
         bins: levels of a continuous column in the discrete tests, from 2 to 256.
         max_rows: learn from a random sample of at most this many rows. None: from all.
         max_tests: number of tests after which the edges left stay, with a warning. None: no limit.
         max_seconds: time after which the edges left stay, with a warning. None: no limit.
-        second_pass: test the edges that the recursion leaves once more, given all neighbours, and orient anew; False
-            gives the recursion's own graph.
+        second_pass: test the edges that the recursion leaves once more, first given every single variable that depends
+            on one of their ends, then given neighbours, and orient anew; False gives the recursion's own graph.
+        climb: after the second pass, take greedy steps of the test's score, each edge at a cost of log d nats. None:
+            for significance tests only, because a threshold in nats asks for strong edges, and a score for all that
+            the data support. A test object has no data to score.
 
     Example:
         Two causes are independent until their effect is known, and that fixes both arrows. An oracle that reads a known
@@ -189,21 +202,23 @@ def rai(
     order = _check_order(max_order)
     bins, max_rows = check_bins(bins), _check_rows(max_rows)
     again = checks.flag("second_pass", second_pass)
+    climbing = None if climb is None else checks.flag("climb", climb)
     budget = Budget(*_check_budget(max_tests, max_seconds))
     tester: Margins
     score: FamilyScore | None = None
     if isinstance(test, str | type):
         chosen = find_test(test)
-        threshold = chosen.check_threshold(threshold)
+        chosen.check_threshold(threshold)
         data = PreparedData.prepare(features, bins, max_rows)
+        threshold = chosen.check_threshold(threshold, data.d)
         columns, d = data.columns, data.d
         original = find_copies(data, chosen.kind)
         tester = chosen.on(data, None, threshold)
-        if chosen.unit == "significance level":
-            score = FamilyScore(find_score(chosen.default_score, chosen.kind).on(data, ESS))
+        if again and (chosen.unit == "significance level" if climbing is None else climbing):
+            score = FamilyScore(find_score(chosen.default_score, chosen.kind).on(data, RAI_ESS))
     else:
         tester, d = _check_object(test), _check_variables(features)
-        for name, value in (("threshold", threshold), ("max_rows", max_rows)):
+        for name, value in (("threshold", threshold), ("max_rows", max_rows), ("climb", climbing or None)):
             if value is not None:
                 raise ValueError(
                     f"expected no {name} beside a test object, got {value}: the object decides on its own; drop {name}"
@@ -225,9 +240,9 @@ def rai(
     if again:
         skeleton, found = retest_widely(A, X, found, most, tester, budget)
         A = orient_by_evidence(skeleton, found, most, tester, budget)
-        if score is not None and most:
-            allowed = marginally_dependent(d, X, tester, budget)
-            A = climb(A, allowed, lambda dag: unexplained(dag, X, tester, budget), score, EDGE_COST * np.log(d), budget)
+    if score is not None and most:  # order 0 asks for dependence given nothing, which no score looks for
+        allowed = marginally_dependent(d, X, tester, budget)
+        A = climb_from(A, allowed, lambda dag: unexplained(dag, X, tester, budget), score, float(np.log(d)), budget)
     A = with_copies(A, original)
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)

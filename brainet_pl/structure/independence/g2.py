@@ -19,7 +19,8 @@ from brainet_pl.structure.statistics import CountSample
 class GSquare(IndependenceTest):
     """The likelihood-ratio test: independent when G² = 2·N·CMI is unsurprising at significance level `threshold`.
 
-    Degrees of freedom count only levels that occur in each configuration of the condition set.
+    Degrees of freedom count only levels that occur in each configuration of the condition set. Without any, because the
+    set determines one of the pair, the margin is 0: nothing was tested, so nothing is called independent.
     """
 
     name = "g2"
@@ -27,7 +28,6 @@ class GSquare(IndependenceTest):
     unit = "significance level"
     default_threshold = 0.01
     default_score = "bdeu"
-    version = 2
 
     def __init__(self, sample: CountSample, threshold: float) -> None:
         self.sample, self.threshold = sample, threshold
@@ -54,8 +54,7 @@ class GSquare(IndependenceTest):
         return self._margin(table_information(counts, self.sample.n_log_n), freedom.astype(np.float64), conditions.shape[1])
 
     def _margin(self, half_g: Floats, freedom: Floats, order: int) -> Floats:
-        # Without freedom nothing was tested: the condition set determines an end of the pair, which says nothing about
-        # the pair. Only with no condition set is it an answer: a column that never varies depends on nothing.
+        # Only given nothing is it an answer: a column that never varies depends on nothing.
         untested = self.threshold if order else 1.0
         p = np.where(freedom > 0, gammaincc(np.maximum(freedom, 1) / 2.0, half_g), untested)
         return np.asarray(self.threshold - p)
