@@ -284,12 +284,12 @@ def unexplained(dag: Bools, X: Ints, test: Margins, budget: Budget) -> Bools:
     """
     pairs = np.zeros(dag.shape, dtype=bool)
     for x in X:
-        parents = np.flatnonzero(dag[:, x])
-        if not len(parents):
-            continue
         if budget.spent:
             break
+        parents = np.flatnonzero(dag[:, x])
         others = np.setdiff1d(X, np.append(parents, x))
+        if not len(parents) or not len(others):
+            continue
         budget.count(len(others))
         margin = test.block(tuple(parents.tolist()), np.array([x]), others)[0]
         pairs[x, others[margin > 0]] = True

@@ -64,9 +64,7 @@ def climb_from(
     return best
 
 
-def _to_the_top(
-    dag: Bools, allowed: Bools, score: LocalScore, edge_cost: float, budget: Budget
-) -> tuple[Bools, float]:
+def _to_the_top(dag: Bools, allowed: Bools, score: LocalScore, edge_cost: float, budget: Budget) -> tuple[Bools, float]:
     """The DAG (d, d) where no single step from `dag` gains any more, and its score."""
     dag = dag.copy()
     y, x = np.nonzero(allowed | dag | dag.T)  # all changes are toggles of y in the parents of x

@@ -44,13 +44,13 @@ def _renamed(codes: NDArray[Any]) -> NDArray[Any]:
     seen, where = np.unique(codes, return_index=True)
     number = np.zeros(int(seen[-1]) + 1, dtype=np.uint8)
     number[seen[np.argsort(where)]] = np.arange(len(seen))
-    return number[codes]
+    return np.asarray(number[codes])
 
 
 def _signed(scores: NDArray[Any]) -> NDArray[Any]:
     """(N,) scores, up to rounding, with the sign that makes the first one that is not zero positive."""
     rounded = np.round(scores, 5) + 0.0
-    return rounded * np.sign(rounded[np.flatnonzero(rounded)[:1]].sum()) + 0.0
+    return np.asarray(rounded * np.sign(rounded[np.flatnonzero(rounded)[:1]].sum()) + 0.0)
 
 
 def with_copies(A: Bools, original: Ints) -> Bools:

@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from brainet_pl import checks
-from brainet_pl.structure.autonomy import Budget, marginally_dependent, orient_by_evidence, recursive_autonomy, retest_widely, unexplained
+from brainet_pl.structure.autonomy import (
+    Budget,
+    marginally_dependent,
+    orient_by_evidence,
+    recursive_autonomy,
+    retest_widely,
+    unexplained,
+)
 from brainet_pl.structure.brai import BRAI, Path
 from brainet_pl.structure.climb import climb_from
 from brainet_pl.structure.copies import find_copies, with_copies

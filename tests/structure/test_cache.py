@@ -15,9 +15,9 @@ from brainet_pl.structure.independence import PartialCorrelation
 KNOWN_ALGORITHM = 2
 KNOWN_TREES = {
     "cmi": "09278c78d21c1e9d",
-    "g2": "4812c021f44d3961",
+    "g2": "5836c3ad5b00a8b7",
     "gaussian": "d71653bffd543b47",
-    "fisher_z": "403bbb3cd5af0b0f",
+    "fisher_z": "0d8aa2b954208c9b",
 }
 
 

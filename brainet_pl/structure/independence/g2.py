@@ -51,7 +51,9 @@ class GSquare(IndependenceTest):
         counts = self.sample.pair_tables(x, y, conditions)
         seen_x, seen_y = (counts.any(axis=3).sum(axis=2), counts.any(axis=2).sum(axis=2))  # (T, q)
         freedom = (np.maximum(seen_x - 1, 0) * np.maximum(seen_y - 1, 0)).sum(axis=1)
-        return self._margin(table_information(counts, self.sample.n_log_n), freedom.astype(np.float64), conditions.shape[1])
+        return self._margin(
+            table_information(counts, self.sample.n_log_n), freedom.astype(np.float64), conditions.shape[1]
+        )
 
     def _margin(self, half_g: Floats, freedom: Floats, order: int) -> Floats:
         # Only given nothing is it an answer: a column that never varies depends on nothing.
