@@ -208,15 +208,19 @@ def report(cells: dict[str, dict[str, Any]]) -> None:
             return "–"
         return f"{np.mean([c['shd'] for c in found]):.1f} ({np.mean([c['seconds'] for c in found]):.2f} s)"
 
+    def finished(found: list[dict[str, Any]]) -> bool:
+        return bool(found) and all("shd" in cell for cell in found)
+
     rows = [[problem, n, *(shown(found.get(m, [])) for m in DISCRETE)] for (problem, n), found in runs.items()]
-    for label, chosen in (("mean of networks", NETWORKS), ("mean of Gaussians", None)):
-        kept = [f for (p, _), f in runs.items() if (p in NETWORKS) == (chosen is not None)]
-        line = []
-        for method in DISCRETE:
-            done = [f.get(method, []) for f in kept]
-            whole = all(d and all("shd" in c for c in d) for d in done)
-            line.append(shown([c for d in done for c in d]) if whole else "–")
-        rows.append([label, "", *line])
+    for label, methods, networks in (("networks", DISCRETE, True), ("Gaussians", GAUSSIAN, False)):
+        kept = [f for (p, _), f in runs.items() if (p in NETWORKS) == networks]
+        common = [f for f in kept if all(finished(f.get(m, [])) for m in methods)]
+        for name, cells_of in ((f"mean of {label}", kept), (f"mean of the {len(common)} that all finish", common)):
+            line = []
+            for method in DISCRETE:
+                done = [f.get(method, []) for f in cells_of]
+                line.append(shown([c for d in done for c in d]) if done and all(map(finished, done)) else "–")
+            rows.append([name, label, *line])
     table(["problem", "rows", *DISCRETE], rows)
 
 
