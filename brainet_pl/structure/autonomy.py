@@ -277,23 +277,34 @@ def marginally_dependent(d: int, X: Ints, test: Margins, budget: Budget) -> Bool
     return inside & (evidence.best >= 0)
 
 
-def unexplained(dag: Bools, X: Ints, test: Margins, budget: Budget) -> Bools:
-    """(d, d): pairs of `X` that are dependent given the parents of either end in a DAG (d, d).
+class Unexplained:
+    """From a DAG (d, d) to the pairs of `X` (d, d) that are dependent given the parents of either end.
 
-    Dependences that cancel, such as a direct one and one by another way, show only here and not given nothing.
+    Dependences that cancel, such as a direct one and one by another way, show only here and not given nothing. What was
+    tested once is remembered, because most parents stay from one DAG to the next.
     """
-    pairs = np.zeros(dag.shape, dtype=bool)
-    for x in X:
-        if budget.spent:
-            break
-        parents = np.flatnonzero(dag[:, x])
-        others = np.setdiff1d(X, np.append(parents, x))
-        if not len(parents) or not len(others):
-            continue
-        budget.count(len(others))
-        margin = test.block(tuple(parents.tolist()), np.array([x]), others)[0]
-        pairs[x, others[margin > 0]] = True
-    return pairs | pairs.T
+
+    def __init__(self, X: Ints, test: Margins, budget: Budget) -> None:
+        self.X, self.test, self.budget = X, test, budget
+        self._known: dict[tuple[int, tuple[int, ...]], Ints] = {}
+
+    def __call__(self, dag: Bools) -> Bools:
+        """(d, d), symmetric."""
+        pairs = np.zeros(dag.shape, dtype=bool)
+        for x in self.X.tolist():
+            parents = tuple(np.flatnonzero(dag[:, x]).tolist())
+            if parents and not self.budget.spent:
+                pairs[x, self._dependent(x, parents)] = True
+        return pairs | pairs.T
+
+    def _dependent(self, x: int, parents: tuple[int, ...]) -> Ints:
+        if (x, parents) not in self._known:
+            others = np.setdiff1d(self.X, [x, *parents])
+            if len(others):
+                self.budget.count(len(others))
+                others = others[self.test.block(parents, np.array([x]), others)[0] > 0]
+            self._known[x, parents] = others
+        return self._known[x, parents]
 
 
 def retest_widely(

@@ -72,6 +72,7 @@ def _to_the_top(dag: Bools, allowed: Bools, score: LocalScore, edge_cost: float,
     place[y, x] = np.arange(len(x))
     turned = place[x, y]
     rows_of = [np.flatnonzero(x == v) for v in range(len(dag))]
+    children = [set(np.flatnonzero(row).tolist()) for row in dag]
     gain = np.zeros(len(x))
     value = np.zeros(len(dag))
 
@@ -96,17 +97,20 @@ def _to_the_top(dag: Bools, allowed: Bools, score: LocalScore, edge_cost: float,
             i = k % len(x)
             a, b = int(y[i]), int(x[i])
             if k >= len(x):
-                dag[a, b] = False
-                if _reaches(dag, a, b):
-                    dag[a, b] = True
+                children[a].remove(b)
+                if _reaches(children, a, b):
+                    children[a].add(b)
                     continue
-                dag[b, a] = True
+                children[b].add(a)
+                dag[a, b], dag[b, a] = False, True
                 weigh(a)
             elif here[i]:
+                children[a].remove(b)
                 dag[a, b] = False
-            elif _reaches(dag, b, a):
+            elif _reaches(children, b, a):
                 continue
             else:
+                children[a].add(b)
                 dag[a, b] = True
             weigh(b)
             break
@@ -121,14 +125,13 @@ def _best_first(gains: NDArray[np.float64]) -> NDArray[np.intp]:
     return worth[np.argsort(-gains[worth], kind="stable")]
 
 
-def _reaches(dag: Bools, a: int, b: int) -> bool:
+def _reaches(children: list[set[int]], a: int, b: int) -> bool:
     """Some directed path leads from a to b."""
-    seen = np.zeros(len(dag), dtype=bool)
-    front = seen.copy()
-    front[a] = True
-    while front.any():
-        if front[b]:
+    seen, waiting = {a}, [a]
+    while waiting:
+        more = children[waiting.pop()] - seen
+        if b in more:
             return True
-        seen |= front
-        front = dag[front].any(axis=0) & ~seen
+        seen |= more
+        waiting += more
     return False

@@ -13,11 +13,11 @@ from tqdm.auto import tqdm
 from brainet_pl import checks
 from brainet_pl.structure.autonomy import (
     Budget,
+    Unexplained,
     marginally_dependent,
     orient_by_evidence,
     recursive_autonomy,
     retest_widely,
-    unexplained,
 )
 from brainet_pl.structure.brai import BRAI, Path
 from brainet_pl.structure.climb import climb_from
@@ -246,10 +246,11 @@ def rai(
     A, found = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
     if again:
         skeleton, found = retest_widely(A, X, found, most, tester, budget)
-        A = orient_by_evidence(skeleton, found, most, tester, budget)
+        # The climb weighs every arrow once more, so it needs no more than a fair beginning.
+        A = orient_by_evidence(skeleton, found, most if score is None else min(most, 1), tester, budget)
     if score is not None and most:  # order 0 asks for dependence given nothing, which no score looks for
         allowed = marginally_dependent(d, X, tester, budget)
-        A = climb_from(A, allowed, lambda dag: unexplained(dag, X, tester, budget), score, float(np.log(d)), budget)
+        A = climb_from(A, allowed, Unexplained(X, tester, budget), score, float(np.log(d)), budget)
     A = with_copies(A, original)
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
