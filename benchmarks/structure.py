@@ -166,11 +166,11 @@ def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[st
     }
     networks = {name: read_bif(data / "networks" / f"{name}.bif") for name in NETWORKS}
     problems: dict[str, tuple[Callable[[int, int], Any], dict[str, Any], list[int]]] = {}
-    for name, network in networks.items():
-        problems[name] = (lambda n, seed, b=network: (b.dag, b.sample(n, seed)), DISCRETE, SIZES)
     for d, degree in GAUSSIANS:
         draw = partial(linear_gaussian, d, degree)
         problems[f"Gaussian, d = {d}, degree {degree}"] = (draw, GAUSSIAN, SIZES[:2])
+    for name, network in networks.items():
+        problems[name] = (lambda n, seed, b=network: (b.dag, b.sample(n, seed)), DISCRETE, SIZES)
 
     def run(make: Callable[[int, int], Any], method: Callable[[Any], PDAG], n: int, seed: int) -> dict[str, Any]:
         dag, x = make(n, seed)

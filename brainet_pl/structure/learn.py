@@ -246,8 +246,7 @@ def rai(
     A, found = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
     if again:
         skeleton, found = retest_widely(A, X, found, most, tester, budget)
-        # The climb weighs every arrow once more, so it needs no more than a fair beginning.
-        A = orient_by_evidence(skeleton, found, most if score is None else min(most, 1), tester, budget)
+        A = orient_by_evidence(skeleton, found, most, tester, budget)
     if score is not None and most:  # order 0 asks for dependence given nothing, which no score looks for
         allowed = marginally_dependent(d, X, tester, budget)
         A = climb_from(A, allowed, Unexplained(X, tester, budget), score, float(np.log(d)), budget)
