@@ -146,8 +146,11 @@ def limited(call: Callable[[], dict[str, Any]], seconds: int) -> dict[str, Any] 
     send.close()
     try:
         return receive.recv()
-    except EOFError:  # the system ended it
-        return None
+    except EOFError:
+        process.join()
+        if process.exitcode is not None and process.exitcode < 0:  # the system ended it
+            return None
+        raise RuntimeError("expected a graph from the method, got an error: see its traceback above") from None
     finally:
         process.join()
 
