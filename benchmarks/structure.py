@@ -1,6 +1,6 @@
 """The structure learner beside its peers: accuracy, speed and scaling.
 
-    python benchmarks/structure.py accuracy --data DIR   # distance to five known networks, 15 cells
+    python benchmarks/structure.py accuracy --data DIR   # distance to eight known networks and to random Gaussian DAGs
     python benchmarks/structure.py speed --data DIR      # ALARM, against a plain loop and causal-learn
     python benchmarks/structure.py scale --data DIR      # ResNet-20 features, 512 features, MNIST pixels
     python benchmarks/structure.py growth                # time and memory against d, N, s, max_order, ranks: a figure
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import multiprocessing
 import resource
 import statistics
 import time
@@ -33,8 +34,9 @@ from numpy.typing import NDArray
 from brainet_pl.structure import PDAG, cpdag, find_test, learn_structure, rai
 
 OUT = Path(__file__).parents[1] / "docs" / "results"
-NETWORKS = ["asia", "child", "insurance", "alarm", "win95pts"]
+NETWORKS = ["asia", "child", "insurance", "alarm", "win95pts", "hailfinder", "hepar2", "andes"]
 SIZES = [500, 5000, 20000]
+GAUSSIANS = [(50, 2), (50, 4), (100, 2), (100, 4)]  # variables, average degree
 
 
 def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[Any, float]:
@@ -63,63 +65,167 @@ def save(section: str, content: Any) -> None:
 # -- accuracy -------------------------------------------------------------------------------------------------------
 
 
-def causal_learn_pc(x: NDArray[np.int64], alpha: float = 0.05) -> PDAG:
-    """PC with the G² test and the library's defaults."""
+def causal_learn_pc(x: NDArray[Any], alpha: float = 0.05, test: str = "gsq") -> PDAG:
+    """PC with the G² test, or Fisher's z, and the library's defaults."""
     from causallearn.search.ConstraintBased.PC import pc
 
-    marks = pc(x, alpha=alpha, indep_test="gsq", show_progress=False).G.graph
+    marks = pc(x, alpha=alpha, indep_test=test, show_progress=False).G.graph
     # i → j is marks[i, j] = -1, marks[j, i] = 1; i — j is -1, -1; a conflict is 1, 1
     return PDAG((marks == -1) | ((marks == 1) & (marks.T == 1)))
 
 
-def pyagrum_miic(x: NDArray[np.int64]) -> PDAG:
-    """MIIC, pyAgrum's constraint-based learner, as an equivalence class."""
+def _pyagrum_learner(x: NDArray[np.int64]) -> tuple[Any, list[int]]:
+    """A learner of the codes, and the column of each of its node numbers."""
     import pandas as pd
     import pyagrum as gum
 
     learner = gum.BNLearner(pd.DataFrame(x.astype(str), columns=[str(j) for j in range(x.shape[1])]))
+    return learner, [int(learner.nameFromId(i)) for i in range(x.shape[1])]
+
+
+def pyagrum_miic(x: NDArray[np.int64]) -> PDAG:
+    """MIIC, pyAgrum's constraint-based learner, as an equivalence class."""
+    learner, column = _pyagrum_learner(x)
     learner.useMIIC()
     graph = learner.learnPDAG()
     A = np.zeros((x.shape[1],) * 2, dtype=bool)
-    name = [int(learner.nameFromId(i)) for i in range(x.shape[1])]
     for i, j in graph.arcs():
-        A[name[i], name[j]] = True
+        A[column[i], column[j]] = True
     for i, j in graph.edges():
-        A[name[i], name[j]] = A[name[j], name[i]] = True
+        A[column[i], column[j]] = A[column[j], column[i]] = True
     return PDAG(A)
 
 
-def accuracy(data: Path, seeds: int) -> None:
-    """Mean structural Hamming distance to the true equivalence class over seeds, for 5 networks × 3 sizes."""
+def pyagrum_hill_climbing(x: NDArray[np.int64]) -> PDAG:
+    """Greedy hill climbing with pyAgrum's default score, as the equivalence class of the DAG it ends in."""
+    learner, column = _pyagrum_learner(x)
+    learner.useGreedyHillClimbing()
+    A = np.zeros((x.shape[1],) * 2, dtype=bool)
+    for i, j in learner.learnDAG().arcs():
+        A[column[i], column[j]] = True
+    return cpdag(A)
+
+
+def linear_gaussian(d: int, degree: float, n: int, seed: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """A random DAG (d, d) of that average degree, and (n, d) rows: weights of size 0.25 to 1, noise of variance 1.
+
+    The rows are standardised, so that variances do not give the order away.
+    """
+    rng = np.random.default_rng([seed, d, int(10 * degree)])
+    dag = np.triu(rng.random((d, d)) < degree / (d - 1), 1)
+    weights = dag * rng.uniform(0.25, 1.0, (d, d)) * rng.choice([-1.0, 1.0], (d, d))
+    x = np.linalg.solve(np.eye(d) - weights.T, rng.normal(size=(d, n))).T
+    order = rng.permutation(d)
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    return dag[np.ix_(order, order)], x[:, order]
+
+
+DISCRETE: dict[str, Callable[[NDArray[Any]], PDAG]] = {
+    "rai": lambda x: rai(x, test="g2"),
+    "rai, recursion only": lambda x: rai(x, test="g2", second_pass=False, max_order=2),
+    "pyAgrum hill climbing": pyagrum_hill_climbing,
+    "pyAgrum MIIC": pyagrum_miic,
+    "causal-learn PC": causal_learn_pc,
+}
+GAUSSIAN: dict[str, Callable[[NDArray[Any]], PDAG]] = {
+    "rai": lambda x: rai(x, test="fisher_z"),
+    "causal-learn PC": lambda x: causal_learn_pc(x, test="fisherz"),
+}
+
+
+def limited(call: Callable[[], dict[str, Any]], seconds: int) -> dict[str, Any] | None:
+    """What `call` returns in a process of its own, or None where it needs more processor time than `seconds`."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        send.send(call())
+
+    process = context.Process(target=work)
+    process.start()
+    send.close()
+    try:
+        return receive.recv()
+    except EOFError:
+        process.join()
+        if process.exitcode is not None and process.exitcode < 0:  # the system ended it
+            return None
+        raise RuntimeError("expected a graph from the method, got an error: see its traceback above") from None
+    finally:
+        process.join()
+
+
+def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[str]) -> None:
+    """Structural Hamming distance to the true equivalence class, cell by cell.
+
+    Eight networks and eight kinds of linear-Gaussian random DAGs, by rows, seed and method. Every finished cell is
+    kept in the JSON file at once, so that an interrupted run goes on where it was; `again` names methods to repeat.
+    """
     warnings.filterwarnings("ignore")
-    methods: dict[str, Callable[[NDArray[np.int64]], PDAG]] = {
-        "rai": lambda x: rai(x, test="g2"),
-        "rai, recursion only": lambda x: rai(x, test="g2", second_pass=False, max_order=2),
-        "causal-learn PC": causal_learn_pc,
-        "pyAgrum MIIC": pyagrum_miic,
+    path = OUT / "structure.json"
+    stored = json.loads(path.read_text()).get("accuracy", {}) if path.exists() else {}
+    cells: dict[str, dict[str, Any]] = {
+        key: cell for key, cell in stored.get("cells", {}).items() if key.split(" | ")[-1] not in again
     }
-    rows, result = [], []
-    for name in NETWORKS:
-        network = read_bif(data / "networks" / f"{name}.bif")
-        truth = cpdag(network.dag)
-        for n in SIZES:
-            cell: dict[str, Any] = {"network": name, "rows": n}
-            for label, method in methods.items():
-                runs = []
-                for seed in range(seeds):
-                    x = network.sample(n, seed)
-                    graph, seconds = timed(lambda method=method, x=x: method(x))
-                    skeleton = int(np.triu(graph.skeleton != truth.skeleton).sum())
-                    runs.append((graph.shd(truth), skeleton, seconds))
-                shd, skeleton, seconds = np.mean(runs, axis=0).tolist()
-                cell[label] = {"shd": shd, "skeleton": skeleton, "seconds": seconds}
-            result.append(cell)
-            rows.append([name, n, *(f"{cell[m]['shd']:.1f} ({cell[m]['seconds']:.2f} s)" for m in methods)])
-            print(rows[-1], flush=True)
-    mean = {m: {k: float(np.mean([c[m][k] for c in result])) for k in ("shd", "skeleton", "seconds")} for m in methods}
-    rows.append(["mean", "", *(f"{mean[m]['shd']:.2f} ({mean[m]['seconds']:.2f} s)" for m in methods)])
-    table(["network", "rows", *methods], rows)
-    save("accuracy", {"seeds": seeds, "mean": mean, "cells": result})
+    networks = {name: read_bif(data / "networks" / f"{name}.bif") for name in NETWORKS}
+    problems: dict[str, tuple[Callable[[int, int], Any], dict[str, Any], list[int]]] = {}
+    for d, degree in GAUSSIANS:
+        draw = partial(linear_gaussian, d, degree)
+        problems[f"Gaussian, d = {d}, degree {degree}"] = (draw, GAUSSIAN, SIZES[:2])
+    for name, network in networks.items():
+        problems[name] = (lambda n, seed, b=network: (b.dag, b.sample(n, seed)), DISCRETE, SIZES)
+
+    def run(make: Callable[[int, int], Any], method: Callable[[Any], PDAG], n: int, seed: int) -> dict[str, Any]:
+        dag, x = make(n, seed)
+        truth = cpdag(dag)
+        start = time.process_time()
+        graph = method(x)
+        seconds = time.process_time() - start
+        wrong = graph.skeleton != truth.skeleton
+        extra, missing = int(np.triu(wrong & graph.skeleton).sum()), int(np.triu(wrong & truth.skeleton).sum())
+        return {"shd": graph.shd(truth), "extra": extra, "missing": missing, "seconds": round(seconds, 4)}
+
+    for seed in range(seeds):
+        for method in DISCRETE:
+            for problem, (make, methods, sizes) in problems.items():
+                for n in sizes:
+                    key = f"{problem} | {n} | {seed} | {method}"
+                    if key in cells or method not in methods or (only and method not in only):
+                        continue
+                    found = limited(partial(run, make, methods[method], n, seed), limit)
+                    cells[key] = {"not finished in": limit} if found is None else found
+                    print(key, cells[key], flush=True)
+                    save("accuracy", {"seconds": "of processor time", "cells": cells})
+    report(cells)
+
+
+def report(cells: dict[str, dict[str, Any]]) -> None:
+    """Print the mean over seeds of every problem, size and method; a dash where some seed did not finish."""
+    runs: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    for key, cell in cells.items():
+        problem, n, _, method = key.split(" | ")
+        runs.setdefault((problem, n), {}).setdefault(method, []).append(cell)
+
+    def shown(found: list[dict[str, Any]]) -> str:
+        if not found or any("shd" not in cell for cell in found):
+            return "–"
+        return f"{np.mean([c['shd'] for c in found]):.1f} ({np.mean([c['seconds'] for c in found]):.2f} s)"
+
+    def finished(found: list[dict[str, Any]]) -> bool:
+        return bool(found) and all("shd" in cell for cell in found)
+
+    rows = [[problem, n, *(shown(found.get(m, [])) for m in DISCRETE)] for (problem, n), found in runs.items()]
+    for label, methods, networks in (("networks", DISCRETE, True), ("Gaussians", GAUSSIAN, False)):
+        kept = [f for (p, _), f in runs.items() if (p in NETWORKS) == networks]
+        common = [f for f in kept if all(finished(f.get(m, [])) for m in methods)]
+        for name, cells_of in ((f"mean of {label}", kept), (f"mean of the {len(common)} that all finish", common)):
+            line = []
+            for method in DISCRETE:
+                done = [f.get(method, []) for f in cells_of]
+                line.append(shown([c for d in done for c in d]) if done and all(map(finished, done)) else "–")
+            rows.append([name, label, *line])
+    table(["problem", "rows", *DISCRETE], rows)
 
 
 # -- speed ----------------------------------------------------------------------------------------------------------
@@ -251,11 +357,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with the real data")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--limit", type=int, default=300, help="seconds of processor time for one graph")
+    parser.add_argument("--again", nargs="*", default=[], choices=list(DISCRETE), help="methods to repeat")
+    parser.add_argument("--only", nargs="*", default=[], choices=list(DISCRETE), help="methods to run")
     args = parser.parse_args()
     if args.part != "growth" and args.data is None:
         parser.error(f"{args.part} needs --data DIR")
     if args.part == "accuracy":
-        accuracy(args.data, args.seeds)
+        accuracy(args.data, args.seeds, args.limit, args.again, args.only)
     elif args.part == "speed":
         speed(args.data, args.repeats)
     elif args.part == "scale":

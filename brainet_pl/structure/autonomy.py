@@ -127,7 +127,7 @@ def _votes_by_middle(skeleton: Bools, found: Separations, targets: Bools, test: 
         x, y = around[open_ends.any(axis=1)], near[open_ends.any(axis=0)]
         if len(x):
             budget.count(int(open_ends.sum()) // 2)
-            compete = (test.block((int(z),), x, y) >= 0) & apart[np.ix_(x, y)]
+            compete = (test.block((int(z),), x, y) > 0) & apart[np.ix_(x, y)]
             votes[x, z] |= compete.any(axis=1)
             votes[y, z] |= compete.any(axis=0)
     return votes
@@ -155,7 +155,7 @@ def _votes_by_triple(
             these, middles = i[place : place + length], z[place : place + length]
             budget.count(len(these))
             a, b = x[these], y[these]
-            compete = test.pairs(a, b, np.column_stack([given[these], middles])) >= 0
+            compete = test.pairs(a, b, np.column_stack([given[these], middles])) > 0
             votes[a[compete], middles[compete]] = votes[b[compete], middles[compete]] = True
     return votes
 
@@ -201,13 +201,29 @@ def _thin(
     between = (own[:, None] & other) | (other[:, None] & own)
     edges = (A | turned) & between
     potential = turned & inside[:, None] & inside  # potential[x, z]: z is a potential parent of x within the scope
+    return _remove_separated(A, edges, potential, n, test, budget)
+
+
+def _remove_separated(
+    A: Bools, edges: Bools, potential: Bools, n: int, test: Margins, budget: Budget
+) -> tuple[Bools, Separations]:
+    """Remove from `A` those of `edges` (d, d) that some set of n `potential` parents (d, d) of either end separates.
+
+    A set that determines an end of an edge leaves nothing to test (margin 0). It stands in for that end where the
+    other end is still joined to all of the set: the edge then goes as well. If instead the set was separated from the
+    other end, it was by the end that it determines, and this edge is the one to keep.
+    """
     evidence = Evidence.none(len(A))
     evidence.collect(edges, potential, n, test, budget)
-    removed = evidence.separations(edges & (evidence.best < 0))
-    A = A.copy()
-    x, y = removed.pairs.T
-    A[x, y] = A[y, x] = False
-    return A, removed
+    gone = edges & (evidence.best < 0)
+    left = edges & ~gone
+    skeleton = (A | transposed(A)) & ~gone
+    for a, b, number in sorted(evidence.silent):
+        members = list(evidence.conditions[number])
+        if left[a, b] and skeleton[np.ix_(members, [a, b])].all():
+            left[a, b] = left[b, a] = skeleton[a, b] = skeleton[b, a] = False
+            evidence.witness[a, b] = evidence.witness[b, a] = number
+    return A & skeleton, evidence.separations(edges & ~left)
 
 
 @dataclass
@@ -217,16 +233,19 @@ class Evidence:
     Attributes:
         best: (d, d) margins, symmetric.
         witness: (d, d) index into `conditions`, -1 where no set was tried.
+        conditions: all sets tried.
+        silent: (x, y, index into `conditions`) of tests that could not say anything.
     """
 
     best: NDArray[np.float64]
     witness: NDArray[np.int64]
     conditions: list[tuple[int, ...]]
+    silent: list[tuple[int, int, int]]
 
     @classmethod
     def none(cls, d: int) -> Evidence:
         """Nothing is known yet."""
-        return cls(np.full((d, d), np.inf), np.full((d, d), -1), [])
+        return cls(np.full((d, d), np.inf), np.full((d, d), -1), [], [])
 
     def collect(self, pairs: Bools, potential: Bools, n: int, test: Margins, budget: Budget) -> None:
         """Test `pairs` (d, d) given every set of n of the `potential` parents (d, d) of either end.
@@ -326,6 +345,10 @@ class Evidence:
         """Remember smaller margins; ties, up to rounding, go to the condition set that came first."""
         margin = np.round(margin, 12)
         low, high = np.minimum(x, y), np.maximum(x, y)
+        said_nothing = margin == 0
+        if said_nothing.any():
+            parts = (low[said_nothing], high[said_nothing], number[said_nothing])
+            self.silent += zip(*(part.tolist() for part in parts), strict=True)
         order = np.lexsort((number, margin, high, low))
         first = np.ones(len(order), dtype=bool)
         first[1:] = (low[order][1:] != low[order][:-1]) | (high[order][1:] != high[order][:-1])
@@ -334,6 +357,16 @@ class Evidence:
         low, high = low[chosen], high[chosen]
         self.best[low, high] = self.best[high, low] = margin[chosen]
         self.witness[low, high] = self.witness[high, low] = number[chosen]
+
+    def add(self, found: Separations, pairs: Bools, test: Margins, budget: Budget) -> None:
+        """Test `pairs` (d, d) given the sets that are recorded for them in `found`."""
+        ends = np.searchsorted(found.owner, np.arange(len(found.pairs) + 1))
+        for i in np.flatnonzero(pairs[found.pairs[:, 0], found.pairs[:, 1]]):
+            condition = tuple(sorted(found.member[ends[i] : ends[i + 1]].tolist()))
+            x, y = found.pairs[i : i + 1].T
+            budget.count(1)
+            self.conditions.append(condition)
+            self._keep(x, y, test.block(condition, x, y)[0], np.array([len(self.conditions) - 1]))
 
     def separations(self, pairs: Bools) -> Separations:
         """The record of `pairs` (d, d), each with the condition set that made it most independent."""
@@ -397,24 +430,83 @@ def recursive_autonomy(
     return merged, join_separations([found, *(more for _, more in results)])
 
 
-def repair(A: Bools, max_order: int, test: Margins, budget: Budget) -> Bools:
-    """Second thoughts about a finished graph: test the few edges left against all neighbours, and orient anew.
+def marginally_dependent(d: int, X: Ints, test: Margins, budget: Budget) -> Bools:
+    """(d, d): pairs of `X` that the test does not call independent given nothing."""
+    inside = np.zeros((d, d), dtype=bool)
+    inside[np.ix_(X, X)] = complete_graph(len(X))
+    evidence = Evidence.none(d)
+    evidence.collect(inside, inside, 0, test, budget)
+    return inside & (evidence.best >= 0)
 
-    A weak dependence that an early test misses makes a false v-structure, which hides a separating set from later
-    calls. Here directions are forgotten: every remaining edge is tested given neighbours of either end, and each
-    v-structure is decided by the set that makes its ends most independent, the surest first.
+
+class Unexplained:
+    """From a DAG (d, d) to the pairs of `X` (d, d) that are dependent given the parents of either end.
+
+    Dependences that cancel, such as a direct one and one by another way, show only here and not given nothing. What was
+    tested once is remembered, because most parents stay from one DAG to the next.
+    """
+
+    def __init__(self, X: Ints, test: Margins, budget: Budget) -> None:
+        self.X, self.test, self.budget = X, test, budget
+        self._known: dict[tuple[int, tuple[int, ...]], Ints] = {}
+
+    def __call__(self, dag: Bools) -> Bools:
+        """(d, d), symmetric."""
+        pairs = np.zeros(dag.shape, dtype=bool)
+        for x in self.X.tolist():
+            parents = tuple(np.flatnonzero(dag[:, x]).tolist())
+            if parents and not self.budget.spent:
+                pairs[x, self._dependent(x, parents)] = True
+        return pairs | pairs.T
+
+    def _dependent(self, x: int, parents: tuple[int, ...]) -> Ints:
+        if (x, parents) not in self._known:
+            others = np.setdiff1d(self.X, [x, *parents])
+            if len(others):
+                self.budget.count(len(others))
+                others = others[self.test.block(parents, np.array([x]), others)[0] > 0]
+            self._known[x, parents] = others
+        return self._known[x, parents]
+
+
+def retest_widely(
+    A: Bools, X: Ints, found: Separations, max_order: int, test: Margins, budget: Budget
+) -> tuple[Bools, Separations]:
+    """Second thoughts about the edges among `X` that the recursion left: no direction is believed any more.
+
+    A weak dependence that an early test misses makes a false v-structure, which hides separating sets from later
+    calls. So every remaining edge is tested given each single variable that depends on one of its ends, neighbour or
+    not (one such test often does what would take two neighbours), and then given neighbours of either end up to
+    `max_order`. Returns the skeleton, and `found` with what was separated here.
     """
     skeleton = A | A.T
-    everything = np.arange(len(A))
+    if max_order < 1:
+        return skeleton, found
+    dependent = marginally_dependent(len(A), X, test, budget)
+    parts = [found]
     for n in range(1, max_order + 1):
-        if skeleton.sum(axis=0).max() <= n:
+        candidates = dependent if n == 1 else skeleton
+        if n > 1 and skeleton.sum(axis=0).max() <= n:
             break
-        skeleton, _ = _thin(skeleton, everything, everything, everything, n, test, budget)
+        skeleton, removed = _remove_separated(skeleton, skeleton, candidates, n, test, budget)
+        parts.append(removed)
+    return skeleton, join_separations(parts)
+
+
+def orient_by_evidence(skeleton: Bools, found: Separations, max_order: int, test: Margins, budget: Budget) -> Bools:
+    """Direct the edges of a finished skeleton: v-structures, the surest first, then Meek's rules.
+
+    The ends of each open triple x — z — y are tested given neighbours of either end, and the set that makes them most
+    independent says whether z is in the middle. Where none of these sets separates them, the one in `found`, which
+    did, decides: with a perfect oracle every decision is therefore right.
+    """
+    d = len(skeleton)
     common = (skeleton.astype(np.float32) @ skeleton.astype(np.float32)) > 0
-    open_ends = common & ~skeleton & complete_graph(len(A))
-    evidence = Evidence.none(len(A))
+    open_ends = common & ~skeleton & complete_graph(d)
+    evidence = Evidence.none(d)
     for n in range(min(max_order, REPAIR_ORDER) + 1):
         evidence.collect(open_ends, skeleton, n, test, budget)
-    found = evidence.separations(open_ends)
-    x, y = found.pairs.T
-    return orient_surest_first(skeleton, found, np.argsort(evidence.best[x, y], kind="stable"))
+    evidence.add(found, open_ends & (evidence.best >= 0), test, budget)
+    chosen = evidence.separations(open_ends & (evidence.best < 0))
+    x, y = chosen.pairs.T
+    return orient_surest_first(skeleton, chosen, np.argsort(evidence.best[x, y], kind="stable"))

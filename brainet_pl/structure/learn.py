@@ -12,9 +12,18 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from brainet_pl import checks
-from brainet_pl.structure.autonomy import Budget, recursive_autonomy, repair
+from brainet_pl.structure.autonomy import (
+    Budget,
+    Unexplained,
+    marginally_dependent,
+    orient_by_evidence,
+    recursive_autonomy,
+    retest_widely,
+)
 from brainet_pl.structure.brai import BRAI
-from brainet_pl.structure.data import Path, PreparedData, are_categories
+from brainet_pl.structure.climb import climb_from
+from brainet_pl.structure.copies import find_copies, with_copies
+from brainet_pl.structure.data import Path, PreparedData, TableData, are_categories
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest, Margins, find_test
@@ -29,7 +38,8 @@ Bootstrap = Literal["half", "paper"]
 AUTO = "auto"  # as a test: the one that belongs to the data
 MOST_SAMPLES = 1000  # bootstrap samples of a node; a tree of more would not fit anywhere
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
-RECURSION_ORDER = 2  # of plain RAI before `repair` takes over: later calls find little and cost most
+RAI_ESS = 5.0  # weight of the prior in the climb of `rai`: better than 1 or 10 on most networks at 500 rows
+RECURSION_ORDER = 1  # of plain RAI before the second pass takes over: later calls find little and cost most
 
 
 @shared_by_processes
@@ -64,8 +74,9 @@ def learn_structure(
         test: the name of a test, or a subclass of `IndependenceTest`. "cmi" and "gaussian" compare (conditional) mutual
             information in nats with `threshold`; "g2" and "fisher_z" are significance tests at level `threshold`. The
             first of each pair is discrete. "auto" is "g2" for a table of categories, "gaussian" for any other.
-        threshold: of the test, in its unit. None is the test's own: 0.02 nats for "cmi", 0.05 for the others. 0 keeps
-            every edge: the tree becomes an ensemble of s branches a level over all variables.
+        threshold: of the test, in its unit. None is the test's own: 0.02 nats for "cmi", 0.05 nats for "gaussian", the
+            level 0.01 for "g2" and for "fisher_z", where it falls with the number of pairs: 2 / d(d - 1) for more than
+            14 variables. 0 nats keep every edge: the tree becomes an ensemble of s branches a level over all variables.
         bootstrap: "half" draws half of the rows for each sample, believes a v-structure only if its ends compete, and
             with a significance test lets the score choose among the parents that a leaf could have. "paper" is
             Algorithm 1 to the letter: rows drawn with replacement, and no second thoughts. Its repeated rows look like
@@ -100,11 +111,11 @@ def learn_structure(
     show = checks.flag("progress", progress)
     limits = _check_budget(max_tests, max_seconds)
     if test != AUTO:
-        find_test(test)  # before the data is looked at, which may take a while
+        find_test(test).check_threshold(threshold)  # before the data is looked at, which may take a while
     data = PreparedData.prepare(features, bins, max_rows)
     chosen = choose_test(test, data)
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
-    threshold = chosen.check_threshold(threshold)
+    threshold = chosen.check_threshold(threshold, data.d)
     if threshold == 0 and order is None:
         raise ValueError(
             "expected a max_order when threshold is 0, got None: nothing is ever separated, so the tree would have "
@@ -163,28 +174,40 @@ def rai(
     *,
     test: str | type[IndependenceTest] | Margins = AUTO,
     threshold: float | None = None,
-    max_order: int | None = None,
+    max_order: int | None = 3,
     bins: int = 3,
     max_rows: int | None = None,
     max_tests: int | None = None,
     max_seconds: float | None = None,
     second_pass: bool = True,
+    climb: bool | None = None,
 ) -> PDAG:
     """Learn one structure by recursive autonomy identification, without bootstrap.
+
+    The recursion thins the complete graph; a second pass tests what is left without believing any direction, and
+    directs it; then greedy steps of the test's score begin where the tests ended. With a perfect oracle and no limit on
+    the order the result is the equivalence class of the true graph; where a limit, such as the default 3, is below the
+    size of some separating set, as in dense graphs, the edge stays.
+
+    Columns that determine each other are tested as one, and joined to the first of them afterwards.
 
     Args:
         features: (N, d) array, tensor or `FeatureStream`, as in `learn_structure`; with a test object, the number of
             variables d.
         test: the name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
             methods `block` and `pairs`, such as `DSeparation`.
-        threshold: of the test, in its unit; None is the test's own. A test object brings its own.
+        threshold: of the test, in its unit; None is the test's own, as in `learn_structure`. A test object brings its
+            own.
         max_order: largest condition set. None: no limit.
         bins: levels of a continuous column in the discrete tests, from 2 to 256.
         max_rows: learn from a random sample of at most this many rows. None: from all.
         max_tests: number of tests after which the edges left stay, with a warning. None: no limit.
         max_seconds: time after which the edges left stay, with a warning. None: no limit.
-        second_pass: test the edges that the recursion leaves once more, given all neighbours, and orient anew; False
-            gives the recursion's own graph.
+        second_pass: test the edges that the recursion leaves once more, first given every single variable that depends
+            on one of their ends, then given neighbours, and orient anew; False gives the recursion's own graph.
+        climb: after the second pass, take greedy steps of the test's score, each edge at a cost of log d nats. None:
+            for significance tests only, because a threshold in nats asks for strong edges, and a score for all that
+            the data support. A test object has no data to score.
 
     Example:
         Two causes are independent until their effect is known, and that fixes both arrows. An oracle that reads a known
@@ -206,22 +229,28 @@ def rai(
     order = _check_order(max_order)
     bins, max_rows = check_bins(bins), _check_rows(max_rows)
     again = checks.flag("second_pass", second_pass)
+    climbing = None if climb is None else checks.flag("climb", climb)
     budget = Budget(*_check_budget(max_tests, max_seconds))
     tester: Margins
+    score: FamilyScore | None = None
     if isinstance(test, str | type):
         data = PreparedData.prepare(features, bins, max_rows)
         chosen = choose_test(test, data)
-        threshold = chosen.check_threshold(threshold)
+        threshold = chosen.check_threshold(threshold, data.d)
         columns, d = data.columns, data.d
+        whole = isinstance(data, TableData) or chosen.kind == "discrete"  # a stream's numbers can't be compared
+        original = find_copies(data, chosen.kind) if whole else np.arange(d)
         tester = chosen.on(data, None, threshold)
+        if again and (chosen.unit == "significance level" if climbing is None else climbing):
+            score = FamilyScore(find_score(chosen.default_score, chosen.kind).on(data, RAI_ESS))
     else:
         tester, d = _check_object(test), _check_variables(features)
-        for name, value in (("threshold", threshold), ("max_rows", max_rows)):
+        for name, value in (("threshold", threshold), ("max_rows", max_rows), ("climb", climbing or None)):
             if value is not None:
                 raise ValueError(
                     f"expected no {name} beside a test object, got {value}: the object decides on its own; drop {name}"
                 )
-        columns = np.arange(d)
+        columns = original = np.arange(d)
         known = getattr(test, "num_variables", d)
         if known != d:
             raise ValueError(
@@ -231,9 +260,17 @@ def rai(
     most = d if order is None else min(order, d)
     nothing = np.empty(0, dtype=np.intp)
     first = min(most, RECURSION_ORDER) if again else most
-    A, _ = recursive_autonomy(complete_graph(d), np.arange(d), nothing, 0, first, tester, budget)
+    X = np.flatnonzero(original == np.arange(d))
+    start = np.zeros((d, d), dtype=bool)
+    start[np.ix_(X, X)] = complete_graph(len(X))
+    A, found = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
     if again:
-        A = repair(A, most, tester, budget)
+        skeleton, found = retest_widely(A, X, found, most, tester, budget)
+        A = orient_by_evidence(skeleton, found, most, tester, budget)
+    if score is not None and most:  # order 0 asks for dependence given nothing, which no score looks for
+        allowed = marginally_dependent(d, X, tester, budget)
+        A = climb_from(A, allowed, Unexplained(X, tester, budget), score, float(np.log(d)), budget)
+    A = with_copies(A, original)
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
     return PDAG(A).permute(np.argsort(columns))

@@ -150,29 +150,37 @@ class CountSample:
         return JointCounts(whole, left_blocks, right_blocks)
 
     def pair_tables(self, x: Ints, y: Ints, conditions: Ints) -> NDArray[np.int64]:
-        """(T, q, r, r) counts of pairs x (T,), y (T,) given conditions (T, n), all levels kept, padded to one arity r.
+        """(T, q, r, s) counts of pairs x (T,), y (T,) given conditions (T, n), all levels kept, padded to one shape.
 
         The cheap way for a few pairs at a time: one joint code a row, then one histogram for all T tests together.
         """
-        r = self.most_levels(x, y, conditions)
-        q = r ** conditions.shape[1]
-        counts = np.empty((len(x), r * r * q), dtype=np.int64)
+        q, r, s = self._table_shape(x, y, conditions)
+        counts = np.empty((len(x), q * r * s), dtype=np.int64)
         step = max(1, _GRAM_VALUES // max(1, len(self._rows)))  # codes are as many as tests times rows
         for part in (slice(i, i + step) for i in range(0, len(x), step)):
-            code = self._code_rows[x[part]].astype(np.int64)  # (T, rows)
-            for variable in (y[part], *conditions[part].T):
-                code *= r
+            code = np.zeros((len(x[part]), len(self._rows)), dtype=np.int64)
+            for variable in conditions[part].T:
+                code *= self.table.arities[variable][:, None]
                 code += self._code_rows[variable]
-            # The condition set leads the code last, so its digits are the lowest ones.
-            code += (np.arange(len(code)) * counts.shape[1])[:, None]
+            code += (np.arange(len(code)) * q)[:, None]
+            for variable, levels in ((x[part], r), (y[part], s)):
+                code *= levels
+                code += self._code_rows[variable]
             weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel()
             found = np.bincount(code.ravel(), weights=weights, minlength=len(code) * counts.shape[1])
             counts[part] = found.reshape(len(code), -1)
-        return counts.reshape(len(x), r, r, q).transpose(0, 3, 1, 2)
+        return counts.reshape(len(x), q, r, s)
 
-    def most_levels(self, x: Ints, y: Ints, conditions: Ints) -> int:
-        """The largest arity among the variables of a list of tests."""
-        return int(self.table.arities[np.concatenate([x, y, conditions.ravel()])].max())
+    def table_cells(self, x: Ints, y: Ints, conditions: Ints) -> int:
+        """The size of one table of `pair_tables`."""
+        q, r, s = self._table_shape(x, y, conditions)
+        return q * r * s
+
+    def _table_shape(self, x: Ints, y: Ints, conditions: Ints) -> tuple[int, int, int]:
+        arities = self.table.arities
+        # As floats, because a set of many variables has more configurations than an integer holds.
+        q = arities[conditions].astype(np.float64).prod(axis=1).max()
+        return int(q), int(arities[x].max()), int(arities[y].max())
 
     @cached_property
     def _code_rows(self) -> NDArray[np.uint8]:

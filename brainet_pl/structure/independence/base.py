@@ -1,6 +1,7 @@
 """Conditional-independence tests, all answering one question: how far are pairs from being called independent?
 
-The answer is a margin: below zero means independent, and the smaller the more so. It can be asked for a block of pairs
+The answer is a margin: below zero means independent, and the smaller the more so; exactly zero means that there was
+nothing to test, because the condition set determines one of the pair. It can be asked for a block of pairs
 left × right given one condition set (`block`), or for a list of pairs each with its own (`pairs`); the two differ only
 in cost. Tests never see a graph, and graphs never see data.
 
@@ -66,7 +67,7 @@ class IndependenceTest(ABC):
         kind: which prepared data it reads: "discrete" the codes `data.table`, "gaussian" the normal scores,
             best by way of `data.correlation`. A score named "bic" takes the form that belongs to this kind.
         unit: of the threshold: "nats" (of information, 0 or more) or "significance level" (between 0 and 1).
-        default_threshold: the threshold where the user gives none.
+        default_threshold: the threshold where the user gives none; `default_for` may lower it for many variables.
         default_score: the name of the score that belongs to the test.
         version: goes into the key of cached trees; raise it when the answers of a test of your own change.
         keeps_all: no pair can be called independent, so nothing needs to be tested.
@@ -101,10 +102,18 @@ class IndependenceTest(ABC):
         """(T,) margins of x (T,) and y (T,) given conditions (T, n)."""
 
     @classmethod
-    def check_threshold(cls, threshold: float | None) -> float:
-        """The threshold as a plain number, None being the default; refuses what has no meaning in the test's unit."""
+    def default_for(cls, d: int) -> float:
+        """The threshold for `d` variables where the user gives none."""
+        return float(cls.default_threshold)
+
+    @classmethod
+    def check_threshold(cls, threshold: float | None, d: int = 1) -> float:
+        """The threshold for `d` variables as a plain number; refuses what has no meaning in the test's unit.
+
+        None is the default, which for some tests depends on `d`.
+        """
         try:
-            value = float(cls.default_threshold if threshold is None else threshold)
+            value = float(cls.default_for(d) if threshold is None else threshold)
         except (TypeError, ValueError):
             value = math.nan
         if not 0 <= value < math.inf or (cls.unit == "significance level" and value > 1):

@@ -11,6 +11,7 @@ from brainet_pl.structure.independence.base import Floats, Ints
 from brainet_pl.structure.statistics import CountSample, JointCounts
 
 MOST_CELLS = 1 << 21  # of the dense tables in memory at a time
+SIZES_TOGETHER = 3.0  # bits by which tables of one list may differ in size before they are padded
 
 
 class CountTest(Protocol):
@@ -28,14 +29,29 @@ class CountTest(Protocol):
 
 
 def in_small_lists(test: CountTest, x: Ints, y: Ints, conditions: Ints) -> Floats:
-    """(T,) margins, as many tests at a time as dense tables allow; one by one where a single table is too large."""
-    cells = test.sample.most_levels(x, y, conditions) ** (conditions.shape[1] + 2)
-    if cells > MOST_CELLS:
-        tests = zip(x, y, conditions.tolist(), strict=True)
-        return np.array([test.block(tuple(z), np.array([a]), np.array([b]))[0, 0] for a, b, z in tests])
-    step = MOST_CELLS // cells
-    parts = [slice(i, i + step) for i in range(0, len(x), step)]
-    return np.concatenate([test.small_list(x[part], y[part], conditions[part]) for part in parts])
+    """(T,) margins, as many tests at a time as dense tables allow; one by one where a single table is too large.
+
+    Tables of a list are padded to one shape, so tests are gathered by the size of their own: a variable with many
+    levels would otherwise make all tables of its list as large.
+    """
+    arities = test.sample.table.arities
+    swap = arities[x] < arities[y]
+    x, y = np.where(swap, y, x), np.where(swap, x, y)
+    sizes = np.log2(arities[x]) + np.log2(arities[y]) + np.log2(arities[conditions]).sum(axis=1)
+    group_of = (sizes / SIZES_TOGETHER).astype(np.intp)
+    margins = np.empty(len(x))
+    for number in np.unique(group_of):
+        group = np.flatnonzero(group_of == number)
+        cells = test.sample.table_cells(x[group], y[group], conditions[group])
+        if cells > MOST_CELLS:
+            for i in group:
+                margins[i] = test.block(tuple(conditions[i].tolist()), x[i : i + 1], y[i : i + 1])[0, 0]
+            continue
+        step = MOST_CELLS // cells
+        for start in range(0, len(group), step):
+            part = group[start : start + step]
+            margins[part] = test.small_list(x[part], y[part], conditions[part])
+    return margins
 
 
 def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:

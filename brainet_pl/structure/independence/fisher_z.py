@@ -18,17 +18,31 @@ from brainet_pl.structure.independence.partial import (
 
 
 class FisherZ(IndependenceTest):
-    """Fisher's z test of a vanishing partial correlation at significance level `threshold`, for `n` rows."""
+    """Fisher's z test of a vanishing partial correlation at significance level `threshold`, for `n` rows.
+
+    The level falls with the number of pairs: of d = 100 variables there are 4,950, and a fixed one would join dozens of
+    independent ones.
+    """
 
     name = "fisher_z"
     kind = "gaussian"
     unit = "significance level"
-    default_threshold = 0.05
+    default_threshold = 0.01
     default_score = "bge"
     list_length = 8192  # pairs that are tested together; a few numbers each
 
     def __init__(self, correlation: Floats, threshold: float, n: int) -> None:
         self.correlation, self.threshold, self.n = correlation, threshold, n
+
+    @classmethod
+    def default_for(cls, d: int) -> float:
+        """0.01, or the level at which one pair of `d` independent variables is joined on average if that is lower.
+
+        Example:
+            >>> FisherZ.default_for(10), round(FisherZ.default_for(100), 6)
+            (0.01, 0.000202)
+        """
+        return min(cls.default_threshold, 2.0 / max(1, d * (d - 1)))
 
     @classmethod
     def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> FisherZ:

@@ -47,9 +47,9 @@ def test_what_the_four_tests_declare():
     }
     assert declared == {
         "cmi": (ConditionalMutualInformation, "discrete", "nats", 0.02, "bdeu"),
-        "g2": (GSquare, "discrete", "significance level", 0.05, "bdeu"),
+        "g2": (GSquare, "discrete", "significance level", 0.01, "bdeu"),
         "gaussian": (PartialCorrelation, "gaussian", "nats", 0.05, "bge"),
-        "fisher_z": (FisherZ, "gaussian", "significance level", 0.05, "bge"),
+        "fisher_z": (FisherZ, "gaussian", "significance level", 0.01, "bge"),
     }
 
 
@@ -62,7 +62,7 @@ def test_a_class_is_as_good_as_its_name(features, name):
     assert by_class.settings == by_name.settings
     assert rai(features, test=chosen) == rai(features, test=name)
     bound = chosen.on(PreparedData.prepare(features, bins=3), None, chosen.default_threshold)
-    assert rai(10, test=bound).skeleton.sum() == rai(features, test=name).skeleton.sum()
+    assert rai(10, test=bound).skeleton.sum() == rai(features, test=name, climb=False).skeleton.sum()
 
 
 def test_a_test_of_ones_own_is_used_by_its_name(features):
@@ -169,9 +169,21 @@ def test_thresholds_are_checked_in_the_unit_of_the_test(name):
             cls.check_threshold(7)
 
 
+def test_the_level_of_fisher_z_falls_with_the_number_of_pairs():
+    assert find_test("fisher_z").check_threshold(None, 100) == pytest.approx(1 / 4950)
+    assert find_test("g2").check_threshold(None, 100) == 0.01
+    assert find_test("fisher_z").check_threshold(0.3, 100) == 0.3
+    wide = np.random.default_rng(0).normal(size=(200, 40))
+    settings = learn_structure(wide, test="fisher_z", s=1, progress=False).settings
+    assert settings["threshold"] == pytest.approx(1 / 780)
+    noise = np.random.default_rng(1).normal(size=(300, 100))
+    assert rai(noise, test="fisher_z").skeleton.sum() / 2 < 5  # one is expected, a fixed 0.05 finds dozens
+    assert rai(noise, test="fisher_z", threshold=0.05, climb=False).skeleton.sum() / 2 > 24
+
+
 def test_what_is_given_beside_a_test_object_is_not_silently_ignored(features):
     bound = GSquare.on(PreparedData.prepare(features, bins=3), None, 0.05)
-    for settings in ({"threshold": 0.1}, {"max_rows": 100}):
+    for settings in ({"threshold": 0.1}, {"max_rows": 100}, {"climb": True}):
         with pytest.raises(ValueError, match=f"no {next(iter(settings))} beside a test object"):
             rai(10, test=bound, **settings)
     with pytest.raises(

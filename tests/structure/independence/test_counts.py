@@ -50,7 +50,32 @@ def test_counts_give_the_textbook_information(arities, condition, bootstrap):
             if x == y:
                 continue
             mi, freedom = information_and_freedom(codes, weights, x, y, condition)
-            expected = mi if name == "cmi" else 0.05 - (chi2.sf(2 * 60 * mi, freedom) if freedom else 1.0)
+            nothing_to_test = 0.05 if condition else 1.0  # given a set, no answer: a margin of 0
+            expected = mi if name == "cmi" else 0.05 - (chi2.sf(2 * 60 * mi, freedom) if freedom else nothing_to_test)
             assert block[i, j] == pytest.approx(expected, abs=1e-9)
             pair = test.pairs(np.array([x]), np.array([y]), np.array([condition], dtype=int).reshape(1, -1))
             assert pair[0] == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_set_that_determines_one_of_a_pair_never_makes_it_independent():
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 4, size=500)
+    x, other = z // 2, rng.integers(0, 2, size=500)
+    y = np.where(rng.random(500) < 0.9, x, other)
+    g2 = GSquare(CountSample(CodeTable(Codes(np.stack([x, y, z], axis=1).astype(np.uint8), np.array([2, 2, 4])))), 0.01)
+    assert g2.block((2,), np.array([0]), np.array([1]))[0, 0] == 0
+    assert g2.pairs(np.array([0]), np.array([1]), np.array([[2]]))[0] == 0
+
+
+def test_lists_of_tests_with_tables_of_many_sizes_agree_with_blocks():
+    rng = np.random.default_rng(1)
+    arities = np.array([2, 11, 3, 2, 7, 1])
+    codes = np.stack([rng.integers(0, r, size=300) for r in arities], axis=1).astype(np.uint8)
+    sample = CountSample(CodeTable(Codes(codes, arities)))
+    x, y = np.array([0, 1, 3, 4, 5]), np.array([1, 0, 0, 2, 0])
+    conditions = np.array([[2, 3], [4, 5], [1, 4], [0, 3], [1, 2]])
+    for bound in (GSquare(sample, 0.05), ConditionalMutualInformation(sample, 0.01)):
+        listed = bound.pairs(x, y, conditions)
+        for i, given in enumerate(conditions.tolist()):
+            block = bound.block(tuple(given), x[i : i + 1], y[i : i + 1])[0, 0]
+            assert listed[i] == pytest.approx(block, abs=1e-9)

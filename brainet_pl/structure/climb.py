@@ -1,0 +1,137 @@
+"""Greedy steps of a score from a graph that tests have found: one edge added, removed or turned at a time.
+
+Tests decide edge by edge and can't weigh one decision against another; a score of the whole graph can, and a climb that
+begins near the truth does not end in the poor local optima of one that begins with nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brainet_pl.structure.autonomy import Budget
+from brainet_pl.structure.pdag import Bools, cpdag, dag_extension
+from brainet_pl.structure.score import LocalScore
+
+SMALLEST_GAIN = 1e-9  # nats; less is rounding, and turning an edge back and forth for it would never end
+TRIES = 3  # other members of the equivalence class to begin from before the climb ends
+
+
+def climb_from(
+    A: Bools,
+    allowed: Bools,
+    unexplained: Callable[[Bools], Bools],
+    score: LocalScore,
+    edge_cost: float,
+    budget: Budget,
+) -> Bools:
+    """The equivalence class (d, d) of the DAG in which greedy steps from the graph `A` (d, d) end.
+
+    Each step is the one that raises Σ score(x, parents) - edge_cost·|edges| most, and keeps the graph without cycles.
+    Where no step gains, the climb begins again from another DAG of the same class, whose single steps are others, and
+    with what the DAG leaves unexplained among the pairs; it ends when that gained nothing `TRIES` times in a row.
+
+    Args:
+        A: where to begin.
+        allowed: (d, d), symmetric: the pairs that may be joined; edges of `A` always may.
+        unexplained: from a DAG (d, d) to further pairs (d, d), symmetric, that may be joined.
+        score: of a variable given sorted parents, in nats.
+        edge_cost: what an edge costs by the prior over graphs, in nats: log d expects about one parent a variable.
+        budget: no step is begun once it is spent.
+
+    Example:
+        A score that likes nothing but 0 — 1 takes away the wrong edge 1 — 2 and joins the right pair:
+
+        >>> wrong = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 0]], dtype=bool)
+        >>> likes = lambda x, parents: float((x, parents) in {(1, (0,)), (0, (1,))})
+        >>> every = ~np.eye(3, dtype=bool)
+        >>> climb_from(wrong, every, lambda dag: every, likes, 0.5, Budget()).astype(int).tolist()
+        [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    """
+    rng = np.random.default_rng(0)  # variables are in canonical order: the same data give the same draws
+    best, highest, tries = A, -np.inf, TRIES
+    while tries and not budget.spent:
+        order = rng.permutation(len(A))
+        back = np.argsort(order)
+        start = dag_extension(best[np.ix_(order, order)])[np.ix_(back, back)]
+        dag, reached = _to_the_top(start, allowed, score, edge_cost, budget)
+        tries -= 1
+        if reached > highest + SMALLEST_GAIN:
+            best, highest, tries = cpdag(dag).adjacency, reached, TRIES
+            allowed = allowed | unexplained(dag)
+    return best
+
+
+def _to_the_top(dag: Bools, allowed: Bools, score: LocalScore, edge_cost: float, budget: Budget) -> tuple[Bools, float]:
+    """The DAG (d, d) where no single step from `dag` gains any more, and its score."""
+    dag = dag.copy()
+    y, x = np.nonzero(allowed | dag | dag.T)  # all changes are toggles of y in the parents of x
+    place = np.full(dag.shape, -1)
+    place[y, x] = np.arange(len(x))
+    turned = place[x, y]
+    rows_of = [np.flatnonzero(x == v) for v in range(len(dag))]
+    children = [set(np.flatnonzero(row).tolist()) for row in dag]
+    gain = np.zeros(len(x))
+    value = np.zeros(len(dag))
+
+    def weigh(v: int) -> None:
+        parents = set(np.flatnonzero(dag[:, v]).tolist())
+        now = score(v, tuple(sorted(parents)))
+        value[v] = now - edge_cost * len(parents)
+        for i in rows_of[v]:
+            changed = parents ^ {int(y[i])}
+            gain[i] = score(v, tuple(sorted(changed))) - now - edge_cost * (len(changed) - len(parents))
+
+    for v in range(len(dag)):
+        if budget.spent:
+            return dag, -np.inf  # not all is weighed: no step from here is known to be the best
+        weigh(v)
+    while not budget.spent:
+        here, back = dag[y, x], dag[x, y]
+        single = np.where(back, -np.inf, gain)  # add y → x, or remove it
+        turning = np.where(here, gain + gain[turned], -np.inf)  # y → x becomes x → y
+        gains = np.concatenate([single, turning])
+        for k in _best_first(gains):
+            i = k % len(x)
+            a, b = int(y[i]), int(x[i])
+            if k >= len(x):
+                children[a].remove(b)
+                if _reaches(children, a, b):
+                    children[a].add(b)
+                    continue
+                children[b].add(a)
+                dag[a, b], dag[b, a] = False, True
+                weigh(a)
+            elif here[i]:
+                children[a].remove(b)
+                dag[a, b] = False
+            elif _reaches(children, b, a):
+                continue
+            else:
+                children[a].add(b)
+                dag[a, b] = True
+            weigh(b)
+            break
+        else:
+            break
+    return dag, float(value.sum())
+
+
+def _best_first(gains: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Indices of all gains worth a step, the largest first."""
+    worth = np.flatnonzero(gains > SMALLEST_GAIN)
+    return worth[np.argsort(-gains[worth], kind="stable")]
+
+
+def _reaches(children: list[set[int]], a: int, b: int) -> bool:
+    """Some directed path leads from a to b."""
+    seen, waiting = {a}, [a]
+    while waiting:
+        more = children[waiting.pop()] - seen
+        if b in more:
+            return True
+        seen |= more
+        waiting += more
+    return False
