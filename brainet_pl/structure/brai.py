@@ -13,11 +13,11 @@ from itertools import groupby
 import numpy as np
 
 from brainet_pl.structure.autonomy import Budget, increase_separation, is_leaf
+from brainet_pl.structure.climb import MOST_ARROWS, improve_parents
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import Margins
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
 from brainet_pl.structure.score import FamilyScore
-from brainet_pl.structure.search import MOST_ARROWS, improve_parents
 
 Path = tuple[int, ...]
 

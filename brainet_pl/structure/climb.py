@@ -1,7 +1,9 @@
 """Greedy steps of a score from a graph that tests have found: one edge added, removed or turned at a time.
 
 Tests decide edge by edge and can't weigh one decision against another; a score of the whole graph can, and a climb that
-begins near the truth does not end in the poor local optima of one that begins with nothing.
+begins near the truth does not end in the poor local optima of one that begins with nothing. `climb_from` serves `rai`;
+`improve_parents` serves a leaf of a tree, where the recursion has decided which sets come before which: there only the
+arrows into the leaf's own variables change.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl.structure.autonomy import Budget
-from brainet_pl.structure.pdag import Bools, cpdag, dag_extension
+from brainet_pl.structure.pdag import Bools, Ints, cpdag, dag_extension
 from brainet_pl.structure.score import LocalScore
 
 SMALLEST_GAIN = 1e-9  # nats; less is rounding, and turning an edge back and forth for it would never end
+MOST_PARENTS = 8  # of a variable in a leaf that is improved; tables of more parents are empty at any number of rows
+MOST_ARROWS = 20_000  # up to which a graph is climbed: each is a family to score, again after each change
 TRIES = 3  # other members of the equivalence class to begin from before the climb ends
 
 
@@ -56,7 +60,7 @@ def climb_from(
         order = rng.permutation(len(A))
         back = np.argsort(order)
         start = dag_extension(best[np.ix_(order, order)])[np.ix_(back, back)]
-        dag, reached = _to_the_top(start, allowed, score, edge_cost, budget)
+        dag, reached = _to_the_top(start, allowed | start | start.T, score, edge_cost, lambda: budget.spent)
         tries -= 1
         if reached > highest + SMALLEST_GAIN:
             best, highest, tries = cpdag(dag).adjacency, reached, TRIES
@@ -64,10 +68,36 @@ def climb_from(
     return best
 
 
-def _to_the_top(dag: Bools, allowed: Bools, score: LocalScore, edge_cost: float, budget: Budget) -> tuple[Bools, float]:
-    """The DAG (d, d) where no single step from `dag` gains any more, and its score."""
+def improve_parents(
+    dag: Bools, X: Ints, candidates: Bools, score: LocalScore, spent: Callable[[], bool] = lambda: False
+) -> Bools:
+    """The DAG (d, d) in which greedy steps over the arrows into `X` end: a leaf's second thoughts.
+
+    Args:
+        dag: (d, d) where to begin; [i, j] means i → j. A variable with more than `MOST_PARENTS` parents begins without.
+        X: the variables whose parents may change.
+        candidates: (d, d) arrows that may be added; one can be turned if both its directions may.
+        score: of a variable given its sorted parents, in nats.
+        spent: says when to stop early.
+    """
     dag = dag.copy()
-    y, x = np.nonzero(allowed | dag | dag.T)  # all changes are toggles of y in the parents of x
+    dag[:, X[dag[:, X].sum(axis=0) > MOST_PARENTS]] = False
+    allowed = np.zeros_like(dag)
+    allowed[:, X] = (candidates | dag)[:, X]
+    return _to_the_top(dag, allowed, score, 0.0, spent, MOST_PARENTS)[0]
+
+
+def _to_the_top(
+    dag: Bools,
+    allowed: Bools,
+    score: LocalScore,
+    edge_cost: float,
+    spent: Callable[[], bool],
+    most_parents: int | None = None,
+) -> tuple[Bools, float]:
+    """The DAG (d, d) where no single step from `dag` over `allowed` arrows (d, d) gains any more, and its score."""
+    dag = dag.copy()
+    y, x = np.nonzero(allowed)  # all changes are toggles of y in the parents of x
     place = np.full(dag.shape, -1)
     place[y, x] = np.arange(len(x))
     turned = place[x, y]
@@ -82,16 +112,20 @@ def _to_the_top(dag: Bools, allowed: Bools, score: LocalScore, edge_cost: float,
         value[v] = now - edge_cost * len(parents)
         for i in rows_of[v]:
             changed = parents ^ {int(y[i])}
-            gain[i] = score(v, tuple(sorted(changed))) - now - edge_cost * (len(changed) - len(parents))
+            if most_parents is not None and len(parents) < len(changed) > most_parents:
+                gain[i] = -np.inf
+            else:
+                gain[i] = score(v, tuple(sorted(changed))) - now - edge_cost * (len(changed) - len(parents))
 
     for v in range(len(dag)):
-        if budget.spent:
+        if spent():
             return dag, -np.inf  # not all is weighed: no step from here is known to be the best
-        weigh(v)
-    while not budget.spent:
+        if len(rows_of[v]):
+            weigh(v)
+    while not spent():
         here, back = dag[y, x], dag[x, y]
         single = np.where(back, -np.inf, gain)  # add y → x, or remove it
-        turning = np.where(here, gain + gain[turned], -np.inf)  # y → x becomes x → y
+        turning = np.where(here & (turned >= 0), gain + gain[turned], -np.inf)  # y → x becomes x → y
         gains = np.concatenate([single, turning])
         for k in _best_first(gains):
             i = k % len(x)

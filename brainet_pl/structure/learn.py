@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, Literal, get_args
 
@@ -21,7 +21,7 @@ from brainet_pl.structure.autonomy import (
     retest_widely,
 )
 from brainet_pl.structure.brai import BRAI
-from brainet_pl.structure.climb import climb_from
+from brainet_pl.structure.climb import MOST_ARROWS, climb_from
 from brainet_pl.structure.copies import find_copies, with_copies
 from brainet_pl.structure.data import Path, PreparedData, TableData, are_categories
 from brainet_pl.structure.discretize import check_bins
@@ -269,11 +269,20 @@ def rai(
         A = orient_by_evidence(skeleton, found, most, tester, budget)
     if score is not None and most:  # order 0 asks for dependence given nothing, which no score looks for
         allowed = marginally_dependent(d, X, tester, budget)
-        A = climb_from(A, allowed, Unexplained(X, tester, budget), score, float(np.log(d)), budget)
+        unexplained: Callable[[Bools], Bools] = Unexplained(X, tester, budget)
+        if allowed.sum() > MOST_ARROWS:
+            allowed, unexplained = A | A.T, _nothing_more
+        if allowed.sum() <= MOST_ARROWS:
+            A = climb_from(A, allowed, unexplained, score, float(np.log(d)), budget)
     A = with_copies(A, original)
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
     return PDAG(A).permute(np.argsort(columns))
+
+
+def _nothing_more(dag: Bools) -> Bools:
+    """No further pairs (d, d) to join."""
+    return np.zeros_like(dag)
 
 
 def choose_test(
