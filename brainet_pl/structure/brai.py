@@ -67,9 +67,12 @@ class BRAI:
     on_leaf: Callable[[], None] = lambda: None
     cut_short: bool = field(default=False, init=False)
 
-    def learn(self, d: int) -> Tree:
-        """The tree over d variables, from a complete graph."""
-        root = Call(complete_graph(d), np.arange(d), np.empty(0, dtype=np.intp))
+    def learn(self, d: int, X: Ints | None = None) -> Tree:
+        """The tree over d variables, or those of them in `X`, from a complete graph."""
+        X = np.arange(d) if X is None else X
+        B = np.zeros((d, d), dtype=bool)
+        B[np.ix_(X, X)] = complete_graph(len(X))
+        root = Call(B, X, np.empty(0, dtype=np.intp))
         level, n = [root], 0
         while level:
             level = self._next_level(level, n)

@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.data import Kind, PreparedData
+from brainet_pl.structure.data import Kind, PreparedData, TableData
 from brainet_pl.structure.pdag import Bools, Ints, meek
+from brainet_pl.structure.score import LocalScore
+from brainet_pl.structure.tree import Branch, Leaf, Node, Tree
 
 
 def find_copies(data: PreparedData, kind: Kind) -> Ints:
     """(d,) for each column of `data` the first column that it determines and that determines it, as a test sees them.
 
     Discrete: the levels of one are those of the other by other names. Gaussian: one rises, or falls, exactly where the
-    other does. A column without a copy has its own number; so have columns that never vary, which say nothing.
+    other does. A column without a copy has its own number; so have columns that never vary, which say nothing, and the
+    numbers of a stream, which nobody holds to compare.
 
     Example:
         The second column is the first with its levels renamed; the third joins two of them, which can't be undone.
@@ -32,6 +35,8 @@ def find_copies(data: PreparedData, kind: Kind) -> Ints:
     """
     first: dict[bytes, int] = {}
     original = np.arange(data.d)
+    if kind == "gaussian" and not isinstance(data, TableData):
+        return original
     columns, name = (data.table.codes, _renamed) if kind == "discrete" else (data.scores, _signed)
     for j in range(data.d):
         if (columns[:, j] != columns[0, j]).any():
@@ -51,6 +56,28 @@ def _signed(scores: NDArray[Any]) -> NDArray[Any]:
     """(N,) scores, up to rounding, with the sign that makes the first one that is not zero positive."""
     rounded = np.round(scores, 5) + 0.0
     return np.asarray(rounded * np.sign(rounded[np.flatnonzero(rounded)[:1]].sum()) + 0.0)
+
+
+def tree_with_copies(tree: Tree, original: Ints, score: LocalScore) -> Tree:
+    """The tree with each copy in every set that its `original` (d,) is in, and in leaves as its child."""
+    copies: dict[int, list[int]] = {}
+    for copy in np.flatnonzero(original != np.arange(len(original))).tolist():
+        copies.setdefault(int(original[copy]), []).append(copy)
+
+    def complete(variables: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(v for x in variables for v in (x, *copies.get(x, ()))))
+
+    def rebuild(node: Tree) -> Tree:
+        if isinstance(node, Leaf):
+            parents = dict(zip(node.variables, node.parents, strict=True))
+            parents |= {copy: (x,) for x in node.variables for copy in copies.get(x, ())}
+            variables = complete(node.variables)
+            more = sum(score(v, parents[v]) for v in variables if v not in node.variables)
+            return Leaf(variables, tuple(parents[v] for v in variables), node.score + more)
+        branches = (Branch(tuple(map(rebuild, b.ancestors)), rebuild(b.descendant)) for b in node.branches)
+        return Node(complete(node.variables), tuple(branches))
+
+    return rebuild(tree) if copies else tree
 
 
 def with_copies(A: Bools, original: Ints) -> Bools:

@@ -22,8 +22,8 @@ from brainet_pl.structure.autonomy import (
 )
 from brainet_pl.structure.brai import BRAI
 from brainet_pl.structure.climb import MOST_ARROWS, climb_from
-from brainet_pl.structure.copies import find_copies, with_copies
-from brainet_pl.structure.data import Path, PreparedData, TableData, are_categories
+from brainet_pl.structure.copies import find_copies, tree_with_copies, with_copies
+from brainet_pl.structure.data import Path, PreparedData, are_categories
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest, Margins, find_test
@@ -143,7 +143,9 @@ def learn_structure(
             dependent=None if as_in_paper else _dependent(chosen, data, threshold, budget),
             on_leaf=on_leaf,
         )
-        tree = learner.learn(data.d)
+        original = np.arange(data.d) if as_in_paper or threshold == 0 else find_copies(data, chosen.kind)
+        tree = learner.learn(data.d, np.flatnonzero(original == np.arange(data.d)))
+        tree = tree_with_copies(tree, original, learner.score)
     if learner.cut_short:
         warnings.warn(
             f"the budget was spent after {budget.tests:,} tests: the tree is valid but smaller than the data would "
@@ -238,8 +240,7 @@ def rai(
         chosen = choose_test(test, data)
         threshold = chosen.check_threshold(threshold, data.d)
         columns, d = data.columns, data.d
-        whole = isinstance(data, TableData) or chosen.kind == "discrete"  # a stream's numbers can't be compared
-        original = find_copies(data, chosen.kind) if whole else np.arange(d)
+        original = find_copies(data, chosen.kind)
         tester = chosen.on(data, None, threshold)
         if again and (chosen.unit == "significance level" if climbing is None else climbing):
             score = FamilyScore(find_score(chosen.default_score, chosen.kind).on(data, RAI_ESS))
