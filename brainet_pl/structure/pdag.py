@@ -6,11 +6,12 @@ edge and orienting it both only clear entries, so results for different parts of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
@@ -156,25 +157,37 @@ def meek(A: Bools) -> Bools:
     undirected, directed, into = A & turned, A & ~turned, turned & ~A  # into[j, i]: i → j
     skeleton = A | turned
     apart = ~skeleton
-    asked = np.zeros_like(A)  # by R1 and R2
-    shielded = np.zeros_like(A)  # pairs that R3 has asked for and did not get
+    asked, asked_back = np.zeros_like(A), np.zeros_like(A)  # by R1 and R2; the second is the transpose of the first
+
+    def ask(i: Ints, j: Ints) -> None:
+        asked[i, j] = asked_back[j, i] = True
+
+    shields = (np.empty(0, dtype=np.intp),) * 2  # pairs (a, b) that R3 asked for in the last round
     start, end = np.nonzero(directed)  # of the edges directed since the last round
     while len(start):
         # R1: a → b — c, a and c apart: b → c. R2: a → b → c and a — c: a → c.
-        asked |= _meets(end, start, apart, undirected & ~asked)
-        asked |= _meets(start, end, directed, undirected & ~asked)
-        asked |= transposed(_meets(end, start, into, undirected & ~transposed(asked)))
+        ask(*_meets(end, start, apart, lambda b: undirected[b] & ~asked[b]))
+        ask(*_meets(start, end, directed, lambda a: undirected[a] & ~asked[a]))
+        ask(*_meets(end, start, into, lambda c: undirected[c] & ~asked_back[c])[::-1])
         # R3: a — c → b, a — d → b, c and d apart: a → b
-        fresh = np.zeros(len(A), dtype=bool)
-        fresh[end] = True
-        ask = asked | _shields(undirected, into, skeleton, (fresh | shielded) & undirected & ~asked)
-        shielded = ask & ~asked
-        start, end = np.nonzero(ask & undirected)
-        one_way = ~ask[end, start]
-        start, end = start[one_way], end[one_way]
+        fresh = np.unique(end)
+        place, a = np.nonzero(undirected[fresh] & ~asked_back[fresh])
+        a, b = np.concatenate([a, shields[0]]), np.concatenate([fresh[place], shields[1]])
+        open_ = undirected[a, b] & ~asked[a, b]
+        shields = _shields(undirected, into, skeleton, a[open_], b[open_])
+        start, end = _one_way(undirected, asked, asked_back, shields)
         undirected[start, end] = undirected[end, start] = False
         directed[start, end] = into[end, start] = True
     return np.asarray(undirected | directed)
+
+
+def _one_way(undirected: Bools, asked: Bools, asked_back: Bools, shields: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """The undirected edges that are asked to point one way only, by `asked` or by pairs in `shields`."""
+    if len(shields[0]):
+        asked, asked_back = asked.copy(), asked_back.copy()
+        asked[shields] = asked_back[shields[::-1]] = True
+    start, end = np.nonzero(undirected & asked & ~asked_back)
+    return start, end
 
 
 def transposed(a: NDArray[Any]) -> NDArray[Any]:
@@ -182,6 +195,9 @@ def transposed(a: NDArray[Any]) -> NDArray[Any]:
     d = len(a)
     if d <= TILE:
         return np.ascontiguousarray(a.T)
+    if a.dtype == bool:  # bytes are turned over three times faster by torch, numbers are not
+        whole: NDArray[Any] = torch.from_numpy(a).t().contiguous().numpy()
+        return whole
     turned = np.empty_like(a)
     for i in range(0, d, TILE):
         for j in range(0, d, TILE):
@@ -189,60 +205,62 @@ def transposed(a: NDArray[Any]) -> NDArray[Any]:
     return turned
 
 
-def _meets(i: Ints, k: Ints, right: Bools, wanted: Bools) -> Bools:
-    """(d, d): those of `wanted` [i, j] with some of the pairs (i, k) for which right[k, j].
+def _meets(i: Ints, k: Ints, right: Bools, wanted_of: Callable[[Ints], Bools]) -> tuple[Ints, Ints]:
+    """Pairs (i, j), wanted ones, with some of the pairs (i, k) for which right[k, j].
 
     The product of two boolean matrices, but most answers are found with one of the first k, and few questions are
-    asked: the rest is looked up pair by pair.
+    asked: the rest is looked up pair by pair. `wanted_of(rows)` gives the questions (rows, d) of some i.
     """
-    found = np.zeros_like(wanted)
     order = np.argsort(i, kind="stable")
     i, k = i[order], k[order]
     rows, first, count = np.unique(i, return_index=True, return_counts=True)
-    kept = wanted[rows].any(axis=1)
-    rows, first, count = rows[kept], first[kept], count[kept]
+    wanted = wanted_of(rows)
+    kept = np.flatnonzero(wanted.any(axis=1))
+    rows, first, count, wanted = rows[kept], first[kept], count[kept], wanted[kept]
+    found = np.zeros_like(wanted)
+    open_ = np.arange(len(rows))  # places in rows with a question left
     for look in range(min(FIRST_LOOKS, int(count.max(initial=0)))):
-        has = np.flatnonzero(count > look)  # rows with so many k
-        found[rows[has]] |= wanted[rows[has]] & right[k[first[has] + look]]
-        if look % 4 == 3:  # rows whose questions are all answered need no further look
-            kept = (wanted[rows] & ~found[rows]).any(axis=1)
-            rows, first, count = rows[kept], first[kept], count[kept]
-    long = count > FIRST_LOOKS
-    rows, first, count = rows[long], first[long], count[long]
-    if len(rows):
-        left = np.zeros((len(rows), len(wanted)), dtype=bool)
-        for place, (begin, length) in enumerate(zip(first, count, strict=True)):
-            left[place, k[begin : begin + length]] = True
-        where, j = np.nonzero(wanted[rows] & ~found[rows])
+        has = open_[count[open_] > look]  # with so many k
+        found[has] |= wanted[has] & right[k[first[has] + look]]
+        if look % 4 == 3:
+            open_ = open_[(wanted[open_] & ~found[open_]).any(axis=1)]
+    open_ = open_[count[open_] > FIRST_LOOKS]
+    if len(open_):
+        left = np.zeros((len(open_), wanted.shape[1]), dtype=bool)
+        for place, row in enumerate(open_.tolist()):
+            left[place, k[first[row] : first[row] + count[row]]] = True
+        where, j = np.nonzero(wanted[open_] & ~found[open_])
         a, b = np.packbits(left, axis=1), np.packbits(transposed(right), axis=1)
         step = max(1, _LIST_BYTES // a.shape[1])
         for begin in range(0, len(where), step):
-            row, column = where[begin : begin + step], j[begin : begin + step]
-            found[rows[row], column] = (a[row] & b[column]).any(axis=1)
-    return found
+            asked, column = where[begin : begin + step], j[begin : begin + step]
+            found[open_[asked], column] = (a[asked] & b[column]).any(axis=1)
+    hits, j = np.nonzero(found)
+    return rows[hits], j
 
 
-def _shields(undirected: Bools, into: Bools, skeleton: Bools, wanted: Bools) -> Bools:
-    """(d, d): those of `wanted` [a, b] with two c — a, c → b that are apart from each other."""
-    found = np.zeros_like(wanted)
-    a, b = np.nonzero(wanted & (into.sum(axis=1) > 1) & (undirected.sum(axis=1) > 1)[:, None])
-    step = max(1, _LIST_BYTES // len(wanted))
+def _shields(undirected: Bools, into: Bools, skeleton: Bools, a: Ints, b: Ints) -> tuple[Ints, Ints]:
+    """Those of the pairs (a, b) with two c — a, c → b that are apart from each other."""
+    kept = (into.sum(axis=1)[b] > 1) & (undirected.sum(axis=1)[a] > 1)
+    a, b = a[kept], b[kept]
+    found = np.zeros(len(a), dtype=bool)
+    step = max(1, _LIST_BYTES // len(skeleton))
     for start in range(0, len(a), step):
-        i, j = a[start : start + step], b[start : start + step]
-        both = undirected[i] & into[j]  # (pairs, d) the candidates for c
+        which = np.arange(start, min(start + step, len(a)))
+        both = undirected[a[which]] & into[b[which]]  # (pairs, d) the candidates for c
         many = both.sum(axis=1) > 1
-        i, j, both = i[many], j[many], both[many]
+        which, both = which[many], both[many]
         left = both.copy()
-        while len(i):
+        while len(which):
             c = left.argmax(axis=1)
-            left[np.arange(len(i)), c] = False
+            left[np.arange(len(which)), c] = False
             apart = both & ~skeleton[c]
-            apart[np.arange(len(i)), c] = False
+            apart[np.arange(len(which)), c] = False
             hit = apart.any(axis=1)
-            found[i[hit], j[hit]] = True
+            found[which[hit]] = True
             go_on = ~hit & left.any(axis=1)
-            i, j, both, left = i[go_on], j[go_on], both[go_on], left[go_on]
-    return found
+            which, both, left = which[go_on], both[go_on], left[go_on]
+    return a[found], b[found]
 
 
 class Autonomous(NamedTuple):

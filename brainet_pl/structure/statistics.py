@@ -260,13 +260,17 @@ def correlation(scores: NDArray[np.float32], weights: NDArray[np.int64] | None =
 
 
 def standardised(gram: Floats, total: Floats, count: int) -> Floats:
-    """(d, d) correlation from sums over `count` rows: of products (d, d) and of values (d,)."""
+    """(d, d) correlation from sums over `count` rows: of products (d, d), symmetric, and of values (d,).
+
+    The products are overwritten: a matrix of thousands of variables is best touched few times.
+    """
     mean = total / count
-    covariance = gram / count - np.outer(mean, mean)
-    deviation = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
+    gram /= count
+    gram -= np.outer(mean, mean)
+    deviation = np.sqrt(np.maximum(gram.diagonal(), 0.0))
     varies = deviation > 1e-6
     scale = np.where(varies, 1.0 / np.where(varies, deviation, 1.0), 0.0)
-    result = np.clip(covariance * scale[:, None] * scale, -1.0, 1.0)
-    result = 0.5 * (result + result.T)
-    np.fill_diagonal(result, 1.0)
-    return result
+    gram *= np.outer(scale, scale)  # one factor, so that the result is symmetric to the last bit
+    np.clip(gram, -1.0, 1.0, out=gram)
+    np.fill_diagonal(gram, 1.0)
+    return gram
