@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch.multiprocessing import start_processes
 
 from brainet_pl.structure import FeatureStream, PreparedData, learn_structure
-from brainet_pl.structure.learn import _first_paths
-from brainet_pl.structure.statistics import bootstrap_weights
+from brainet_pl.structure.learn import sample_paths
+from brainet_pl.structure.statistics import half_weights
 
 BASE = {"d": 64, "N": 10_000, "s": 2, "max_order": 1}
 SWEEPS = {
@@ -79,7 +79,7 @@ def stream_cell(n: int, d: int) -> dict[str, float]:
     """Seconds of the seven matrices of a tree of two levels, and of the tree; MiB beyond those at the start."""
     before, batches, start = forget_peak(), Batches(n, d), time.perf_counter()
     data = PreparedData.prepare(FeatureStream(batches), 3)
-    data.announce(lambda path: bootstrap_weights(data.n, 0, path), _first_paths(2, 2))
+    data.announce(lambda path: half_weights(data.n, 0, path), sample_paths(2, 2))
     data.correlation()
     found = {"matrices": time.perf_counter() - start - batches.seconds, "passes": float(batches.passes)}
     if d <= WHOLE_TREE:

@@ -1,6 +1,7 @@
 """The structure learner beside its peers: accuracy, speed and scaling.
 
     python benchmarks/structure.py accuracy --data DIR   # distance to eight known networks and to random Gaussian DAGs
+    python benchmarks/structure.py posterior --data DIR  # edge probabilities beside bootstrapped peers: a figure
     python benchmarks/structure.py speed --data DIR      # ALARM, against a plain loop and causal-learn
     python benchmarks/structure.py scale --data DIR      # ResNet-20 features, 512 features, MNIST pixels
     python benchmarks/structure.py growth                # time and memory against d, N, s, max_order, ranks: a figure
@@ -353,7 +354,7 @@ def growth(smoke: bool = False) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["accuracy", "speed", "scale", "growth"])
+    parser.add_argument("part", choices=["accuracy", "posterior", "speed", "scale", "growth"])
     parser.add_argument("--data", type=Path, help="folder with the real data")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
@@ -365,6 +366,10 @@ def main() -> None:
         parser.error(f"{args.part} needs --data DIR")
     if args.part == "accuracy":
         accuracy(args.data, args.seeds, args.limit, args.again, args.only)
+    elif args.part == "posterior":
+        from posterior import posterior
+
+        posterior(args.data, args.seeds, OUT)
     elif args.part == "speed":
         speed(args.data, args.repeats)
     elif args.part == "scale":

@@ -33,6 +33,7 @@ from brainet_pl.structure.pdag import (
 BLOCK_PAIRS = 24  # from so many pairs on, a block costs less than a list (measured for 5,000 to 60,000 rows)
 THREADS = min(4, os.cpu_count() or 1)  # that look for single conditions; more wait for memory
 ENDS = 64  # ends of edges looked from before the budget is asked again
+CROWD = 1 << 17  # separated pairs beyond which both, not one, have to be among the strongest around a middle
 PAIRS = 2048  # separated pairs whose v-structures are looked for together
 LIST_LENGTH = 256  # pairs in one list
 LIST_ORDER = 4  # lists keep dense tables, which grow as levels^(order + 2)
@@ -143,12 +144,14 @@ def _votes_by_triple(
     around = np.packbits(skeleton & targets, axis=1)
     near = np.packbits(transposed(strongest(skeleton, test)), axis=1)  # [x, z]: x is one of the strongest around z
     length = getattr(test, "list_length", LIST_LENGTH)
+    crowded = len(found.pairs) > CROWD
     for start in range(0, len(found.pairs), PAIRS):
         if budget.spent:
             break
         part = slice(start, start + PAIRS)
         (x, y), given = found.pairs[part].T, members[part]
-        i, z = _set_bits(around[x] & around[y] & (near[x] | near[y]))
+        close = near[x] & near[y] if crowded else near[x] | near[y]
+        i, z = _set_bits(around[x] & around[y] & close)
         open_ = (given[i] != z[:, None]).all(axis=1)
         i, z = i[open_], z[open_]
         for place in range(0, len(i), length):

@@ -16,6 +16,7 @@ from brainet_pl.structure.autonomy import Budget, increase_separation, is_leaf
 from brainet_pl.structure.climb import MOST_ARROWS, improve_parents
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import Margins
+from brainet_pl.structure.independence.base import Floats
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
 from brainet_pl.structure.score import FamilyScore
 
@@ -52,6 +53,7 @@ class BRAI:
         check_colliders: v-structures are asked to explain away (see `autonomy.increase_separation`); the paper does
             not ask.
         most_parents: of a variable in a leaf. None: all that its graph gives it, as in the paper.
+        strength: (d, d) numbers that rise with the dependence of two variables, where the test has them.
         dependent: (d, d) pairs that depend on each other in the full data; the parents of a leaf are then searched for
             among them by the score. None: a leaf's parents are those of its graph, as in the paper.
     """
@@ -63,6 +65,7 @@ class BRAI:
     budget: Budget
     check_colliders: bool = False
     most_parents: int | None = None
+    strength: Floats | None = None
     dependent: Bools | None = None
     on_leaf: Callable[[], None] = lambda: None
     cut_short: bool = field(default=False, init=False)
@@ -129,10 +132,13 @@ class BRAI:
         return Leaf(tuple(X.tolist()), tuple(parents), score)
 
     def _without_crowds(self, dag: Bools, own: Ints, scope: Ints, most: int) -> Bools:
-        """Only the `most` best of a variable's parents: those that alone would raise its score most."""
+        """Only the `most` best of a variable's parents: the strongest, or those that alone raise its score most."""
         for j in own[dag[:, own].sum(axis=0) > most]:
             x, parents = int(scope[j]), np.flatnonzero(dag[:, j])
-            alone = np.array([self.score(x, (int(p),)) for p in scope[parents]])
+            if self.strength is None:
+                alone = np.array([self.score(x, (int(p),)) for p in scope[parents]])
+            else:
+                alone = self.strength[scope[parents], x]
             dag[parents[np.argsort(-alone, kind="stable")[most:]], j] = False
         return dag
 

@@ -122,7 +122,7 @@ def learn_structure(
             f"{s}^{data.d} leaves; set max_order=1 for an ensemble of {s} stacked networks"
         )
     draw = bootstrap_weights if as_in_paper else half_weights
-    data.announce(lambda path: draw(data.n, seed, path), _paths(s, 2 if order is None else order + 1))
+    data.announce(lambda path: draw(data.n, seed, path), sample_paths(s, 2 if order is None else order + 1))
     with tqdm(desc="learning structure", unit=" tests", disable=not show, delay=1, leave=False) as bar:
         leaves = 0
 
@@ -132,6 +132,7 @@ def learn_structure(
             bar.set_postfix(leaves=leaves, refresh=leaves % 64 == 1)  # drawing the bar takes longer than a leaf
 
         budget = Budget(*limits, bar.update)
+        on_all = None if as_in_paper else chosen.on(data, None, threshold)
         learner = BRAI(
             s=s,
             max_order=data.d if order is None else min(order, data.d),
@@ -140,7 +141,8 @@ def learn_structure(
             budget=budget,
             check_colliders=not as_in_paper,
             most_parents=None if as_in_paper else LEAF_PARENTS,
-            dependent=None if as_in_paper else _dependent(chosen, data, threshold, budget),
+            strength=getattr(on_all, "strength", None),
+            dependent=_dependent(on_all, data.d, budget),
             on_leaf=on_leaf,
         )
         original = np.arange(data.d) if as_in_paper or threshold == 0 else find_copies(data, chosen.kind)
@@ -296,22 +298,22 @@ def choose_test(
     return find_test(test)
 
 
-def _paths(s: int, depth: int) -> Iterator[Path]:
+def sample_paths(s: int, depth: int) -> Iterator[Path]:
     """Paths of the samples that a tree of at most this depth asks for, in the order in which `BRAI` does."""
     for length in range(1, depth + 1):
         yield from product(range(s), repeat=length)
 
 
-def _dependent(test: type[IndependenceTest], data: PreparedData, threshold: float, budget: Budget) -> Bools | None:
+def _dependent(test: IndependenceTest | None, d: int, budget: Budget) -> Bools | None:
     """(d, d) the pairs that depend on each other in all rows, for a significance test.
 
     None for a threshold in nats: it leaves weak dependences out on purpose, and the score would bring them back.
     """
-    if test.unit == "nats":
+    if test is None or test.unit == "nats":
         return None
-    everything = np.arange(data.d)
-    budget.count(data.d * (data.d - 1) // 2)
-    return (test.on(data, None, threshold).block((), everything, everything) >= 0) & complete_graph(data.d)
+    everything = np.arange(d)
+    budget.count(d * (d - 1) // 2)
+    return (test.block((), everything, everything) >= 0) & complete_graph(d)
 
 
 def _rename(node: Tree, columns: NDArray[np.intp]) -> Tree:
