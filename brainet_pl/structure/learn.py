@@ -113,6 +113,7 @@ def learn_structure(
     if test != AUTO:
         find_test(test).check_threshold(threshold)  # before the data is looked at, which may take a while
     data = PreparedData.prepare(features, bins, max_rows)
+    _warn_of_few_rows(data)
     chosen = choose_test(test, data)
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
     threshold = chosen.check_threshold(threshold, data.d)
@@ -239,6 +240,7 @@ def rai(
     score: FamilyScore | None = None
     if isinstance(test, str | type):
         data = PreparedData.prepare(features, bins, max_rows)
+        _warn_of_few_rows(data)
         chosen = choose_test(test, data)
         threshold = chosen.check_threshold(threshold, data.d)
         columns, d = data.columns, data.d
@@ -281,6 +283,15 @@ def rai(
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
     return PDAG(A).permute(np.argsort(columns))
+
+
+def _warn_of_few_rows(data: PreparedData) -> None:
+    if data.n < data.d:
+        warnings.warn(
+            f"expected more rows than columns, got {data.n:,} rows of {data.d:,}: much that is found will be chance; "
+            "give more rows, or fewer features",
+            stacklevel=4,  # past the decorator of the caller
+        )
 
 
 def _nothing_more(dag: Bools) -> Bools:

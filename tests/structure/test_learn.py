@@ -134,6 +134,17 @@ def test_budget_gives_a_smaller_valid_tree_and_says_so(features):
         learn(features, max_order=3, threshold=0.005, max_seconds=0.0)
 
 
+def test_fewer_rows_than_columns_are_said_and_end_soon():
+    x = np.random.default_rng(0).normal(size=(3, 300))
+    start = time.monotonic()
+    for call in (learn_structure, rai):
+        settings = {"progress": False} if call is learn_structure else {}
+        with pytest.warns(UserWarning, match="more rows than columns, got 3 rows of 300") as said:
+            call(x, **settings)
+        assert said[0].filename == __file__
+    assert time.monotonic() - start < 60
+
+
 def test_a_budget_spent_in_the_last_order_is_said(features):
     with pytest.warns(UserWarning, match="budget was spent"):
         assert learn(features, s=3, max_order=0, max_tests=15).settings["cut_short"]
@@ -175,7 +186,8 @@ def test_odd_tables_are_handled():
             assert isinstance(learn(x[:, :1], test=test).root, Leaf)  # one column
             learn(np.c_[x, np.ones(50)], test=test)  # a constant column
             learn(np.c_[x, x], test=test)  # copies
-            learn(rng.normal(size=(5, 12)), test=test)  # fewer rows than columns
+            with pytest.warns(UserWarning, match="5 rows of 12"):
+                learn(rng.normal(size=(5, 12)), test=test)
             learn(np.ones((10, 3)), test=test)  # nothing varies
 
 

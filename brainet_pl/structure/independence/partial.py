@@ -6,8 +6,6 @@ import numpy as np
 
 from brainet_pl.structure.independence.base import Floats, Ints
 
-_BLOCK = 1 << 15  # values of a block of partial correlations: small enough for a processor's cache
-
 
 def partial_correlation(correlation: Floats, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
     """(L, R) correlation of what a linear fit on `condition` leaves of left and right.
@@ -49,26 +47,25 @@ def weakest_of_singles(correlation: Floats, inverse: Floats, x: int, y: Ints, z:
     `inverse` is that of `inverse_rest`; y and z are sorted. NaN where z holds nothing but y itself. Ties, up to
     rounding, go to the first.
     """
-    to_y, to_z, inverse_z = correlation[x, y], correlation[x, z], inverse[x, z]
-    rho, place = np.empty(len(y)), np.empty(len(y), dtype=np.intp)
-    itself = np.minimum(np.searchsorted(z, y), len(z) - 1)
-    own = z[itself] == y
-    step = max(1, _BLOCK // len(z))
-    for start in range(0, len(y), step):
-        part = slice(start, start + step)
-        pairs = np.ix_(y[part], z)
-        square = correlation[pairs]
-        square *= to_z
-        np.subtract(to_y[part, None], square, out=square)
-        square *= square
-        square *= inverse[pairs]
-        square *= inverse_z
-        rows = np.flatnonzero(own[part])
-        square[rows, itself[part][rows]] = np.inf
-        least = square.min(axis=1)
-        place[part] = (square <= least[:, None] * (1 + 1e-12) + 1e-15).argmax(axis=1)
-        rho[part] = np.where(np.isfinite(least), np.sqrt(np.minimum(least, 1.0)), np.nan)
-    return rho, place
+    few = 4 * len(y) < len(correlation)  # else whole rows are read faster than chosen columns
+    to_y, itself = correlation[x], z
+    square, rest = correlation[z], inverse[z]  # (Z, d)
+    if few:
+        to_y, square, rest = to_y[y], square[:, y], rest[:, y]
+        itself = np.searchsorted(y, z)
+    square *= correlation[x, z][:, None]
+    np.subtract(to_y, square, out=square)
+    square *= square
+    square *= rest
+    square *= inverse[x, z][:, None]
+    inside = itself < square.shape[1]
+    if few:
+        inside[inside] = y[itself[inside]] == z[inside]
+    square[np.flatnonzero(inside), itself[inside]] = np.inf
+    least = square.min(axis=0)
+    place = (square <= least * (1 + 1e-12) + 1e-15).argmax(axis=0)
+    rho = np.where(np.isfinite(least), np.sqrt(np.minimum(least, 1.0)), np.nan)
+    return (rho, place) if few else (rho[y], place[y])
 
 
 def partial_correlation_of_pairs(correlation: Floats, x: Ints, y: Ints, conditions: Ints) -> Floats:
