@@ -131,7 +131,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     for d in (64,) if args.smoke else (64, 512, 784):
         for threshold in (0.05, 0.15):
-            ggt = learn_structure(relu_features(5000, d), test="gaussian", threshold=threshold, progress=False)
+            ggt = learn_structure(
+                relu_features(5000, d), bootstrap="paper", test="gaussian", threshold=threshold, progress=False
+            )
             for num_params in (16_000, 240_000):
                 try:
                     row = compare(ggt, d, num_params, args.seconds)

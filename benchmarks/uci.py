@@ -239,7 +239,7 @@ def tree_of(variant: str, x: Floats, settings: dict[str, Any]) -> GGT:
     hidden = VARIANTS[variant]
     if hidden:
         return stacked_tree(x.shape[1], hidden)
-    ggt = learn_structure(x, progress=False, max_seconds=20, **settings["structure"])
+    ggt = learn_structure(x, bootstrap="paper", progress=False, max_seconds=20, **settings["structure"])
     return ggt.only(ggt.map())
 
 
@@ -446,7 +446,10 @@ def speed(out: Path, seconds: float) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2000, 8))
     x[:, 4:] += x[:, :4]
-    trees = {"one hidden layer": stacked_tree(8, 1), "learned": learn_structure(x, test="gaussian", progress=False)}
+    trees = {
+        "one hidden layer": stacked_tree(8, 1),
+        "learned": learn_structure(x, bootstrap="paper", test="gaussian", progress=False),
+    }
     rows = []
     for label, ggt in trees.items():
         for members in (5, 20):

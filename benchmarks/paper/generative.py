@@ -88,14 +88,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = cifar_features(args.data, args.cache, copies=1)
     layer = last_layer(args.data)
     cells: dict[str, Cell] = store.cell("anchors", lambda: anchors(data, layer))
-    learned = learn_structure(data.plain[0], test="gaussian", threshold=THRESHOLD, progress=False)
+    learned = learn_structure(data.plain[0], bootstrap="paper", test="gaussian", threshold=THRESHOLD, progress=False)
     empty = GGT(Leaf(tuple(range(64)), ((),) * 64, 0.0), 64, len(data.plain[0]))
     for name, tree in (("no edges", empty), ("shuffled wiring", shuffled(learned)), ("learned wiring", learned)):
         found = store.cell(name, lambda tree=tree: generative(tree, data, layer))
         cells |= {f"{score}, {name}": cell for score, cell in found.items()}
 
     def discrete() -> dict[str, Cell]:
-        tree = learn_structure(data.plain[0], test="cmi", threshold=THRESHOLD, bins=4, progress=False)
+        tree = learn_structure(
+            data.plain[0], bootstrap="paper", test="cmi", threshold=THRESHOLD, bins=4, progress=False
+        )
         return generative(tree, data, layer, kind="discrete")
 
     found = store.cell("discrete", discrete)

@@ -59,7 +59,9 @@ class Lab:
         """A tree of two layers, learned from at most 20,000 of the images."""
         if (threshold, s) not in self.trees:
             settings: dict[str, Any] = {"threshold": threshold, "s": s, "max_order": 1, "max_rows": 20_000}
-            self.trees[threshold, s] = learn_structure(self.x, test="gaussian", progress=False, **settings)
+            self.trees[threshold, s] = learn_structure(
+                self.x, bootstrap="paper", test="gaussian", progress=False, **settings
+            )
         return self.trees[threshold, s]
 
     def brainet(self, budget: int, threshold: float, s: int = 2, control: bool = False) -> Maker:

@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
                 def count(s: int = s, order: int = order, threshold: float = threshold) -> dict[str, float]:
                     settings = {"s": s, "max_order": order, "threshold": threshold, "max_rows": 10_000}
-                    ggt = learn_structure(x, test="gaussian", progress=False, max_seconds=60, **settings)
+                    ggt = learn_structure(
+                        x, bootstrap="paper", test="gaussian", progress=False, max_seconds=60, **settings
+                    )
                     try:
                         head = BRAINetHead(ggt, 10, num_params=BUDGET)
                     except ValueError:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             def count(size: int = size, seed: int = seed) -> dict[str, float]:
                 chosen = np.random.default_rng(seed).permutation(len(x))[:size]
                 settings = {k: v for k, v in SETTINGS.items() if k != "pool"}
-                ggt = learn_structure(x[chosen], seed=seed, progress=False, **settings)
+                ggt = learn_structure(x[chosen], bootstrap="paper", seed=seed, progress=False, **settings)
                 return {
                     "log10 unique": math.log10(ggt.num_unique_structures),
                     "log10 sub-networks": math.log10(ggt.num_subnetworks),

@@ -61,7 +61,13 @@ class Experiment:
         """s = 2 and two layers, as in the paper."""
         if threshold not in self.trees:
             self.trees[threshold] = learn_structure(
-                self.data.plain[0], test="gaussian", threshold=threshold, s=2, max_order=1, progress=False
+                self.data.plain[0],
+                bootstrap="paper",
+                test="gaussian",
+                threshold=threshold,
+                s=2,
+                max_order=1,
+                progress=False,
             )
         return self.trees[threshold]
 

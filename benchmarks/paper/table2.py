@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(arguments(__doc__, epochs=6), argv)
     store = Store(args.out / "table2.json", {"budget": BUDGET, "threshold": THRESHOLD, "epochs": args.epochs})
     data = cifar_features(args.data, args.cache)
-    tree = learn_structure(data.plain[0], test="gaussian", threshold=THRESHOLD, s=2, max_order=1, progress=False)
+    tree = learn_structure(
+        data.plain[0], bootstrap="paper", test="gaussian", threshold=THRESHOLD, s=2, max_order=1, progress=False
+    )
     control = shuffled(tree)
     heads: dict[str, tuple[Callable[[int], nn.Module], str]] = {
         "baseline": (lambda out: MLPHead(64, out, BUDGET), "max_softmax"),

@@ -81,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     store = Store(args.out / "table3.json", settings)
     data = cifar_features(args.data, args.cache)
     layer = last_layer(args.data)
-    tree = learn_structure(data.plain[0], test="gaussian", threshold=THRESHOLD, s=2, max_order=1, progress=False)
+    tree = learn_structure(
+        data.plain[0], bootstrap="paper", test="gaussian", threshold=THRESHOLD, s=2, max_order=1, progress=False
+    )
     heads: dict[str, Callable[[], nn.Module]] = {
         "linear, trained again": lambda: LinearHead(64, 10),
         "MC-dropout": lambda: MLPHead(64, 10, BUDGET, 2, RATE),
