@@ -38,7 +38,7 @@ test-all: lint
 
 test-min: .venv-min/.ready
 	cat .venv-min/constraints.txt
-	.venv-min/bin/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 demo: $(READY)
 	$(BIN)/python -m brainet_pl.demo

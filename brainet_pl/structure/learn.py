@@ -200,7 +200,8 @@ def rai(
         features: (N, d) array, tensor or `FeatureStream`, as in `learn_structure`; with a test object, the number of
             variables d.
         test: the name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
-            methods `block` and `pairs`, such as `DSeparation`.
+            methods `block` and `pairs`, such as `DSeparation`. "auto" is "g2" for a table of categories and "fisher_z"
+            for any other: a graph should have the weak edges too, which a tree for a network is better without.
         threshold: of the test, in its unit; None is the test's own, as in `learn_structure`. A test object brings its
             own.
         max_order: largest condition set. None: no limit.
@@ -241,7 +242,7 @@ def rai(
     if isinstance(test, str | type):
         data = PreparedData.prepare(features, bins, max_rows)
         _warn_of_few_rows(data)
-        chosen = choose_test(test, data)
+        chosen = choose_test(test, data, "fisher_z")
         threshold = chosen.check_threshold(threshold, data.d)
         columns, d = data.columns, data.d
         original = find_copies(data, chosen.kind)
@@ -300,12 +301,12 @@ def _nothing_more(dag: Bools) -> Bools:
 
 
 def choose_test(
-    test: str | type[IndependenceTest], data: PreparedData | NDArray[Any] | None = None
+    test: str | type[IndependenceTest], data: PreparedData | NDArray[Any], of_numbers: str = "gaussian"
 ) -> type[IndependenceTest]:
     """The test of a name or class; "auto" looks at the data, prepared or as a table (N, d)."""
     if isinstance(test, str) and test == AUTO:
-        categories = data.only_categories if isinstance(data, PreparedData) else are_categories(np.asarray(data))
-        return find_test("g2" if categories else "gaussian")
+        categories = data.only_categories if isinstance(data, PreparedData) else are_categories(data)
+        return find_test("g2" if categories else of_numbers)
     return find_test(test)
 
 

@@ -176,3 +176,27 @@ def leaves(node):
     if isinstance(node, Leaf):
         return [node]
     return [leaf for branch in node.branches for child in branch.children for leaf in leaves(child)]
+
+
+def test_copies_stay_together_and_hang_on_their_original(table):
+    """A column and its copy determine each other; without care each hides the other's dependences."""
+    renamed = np.array([2, 0, 1])[table[:, 3]]
+    plain = learn_structure(table, s=3, progress=False)
+    ggt = learn_structure(np.c_[table, renamed], s=3, progress=False)
+    together = [node for node in ggt.nodes if 3 in node.variables or 8 in node.variables]
+    assert together
+    assert all({3, 8} <= set(node.variables) for node in together)
+    for leaf in together:
+        if isinstance(leaf, Leaf):
+            parents = dict(zip(leaf.variables, leaf.parents, strict=True))
+            assert (parents[8] == (3,)) != (parents[3] == (8,))  # which is the first is decided by the content
+    score = FamilyScore(bdeu(PreparedData.prepare(np.c_[table, renamed], 3).table, 1.0))
+    assert score(0, ()) < 0
+    for way in ggt.sample(5, rng=0):  # the score is that of all families, copies included
+        columns = PreparedData.prepare(np.c_[table, renamed], 3).columns
+        place, dag = np.argsort(columns), ggt.dag(way)
+        families = ((place[x], tuple(np.sort(place[np.flatnonzero(dag[:, x])]).tolist())) for x in range(9))
+        assert ggt.score(way) == pytest.approx(sum(score(int(x), parents) for x, parents in families))
+    assert plain.num_variables == 8
+    paper = learn_structure(np.c_[table, renamed], s=3, bootstrap="paper", progress=False)
+    assert paper.num_variables == 9
