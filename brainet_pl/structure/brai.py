@@ -18,7 +18,7 @@ from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import Margins
 from brainet_pl.structure.independence.base import Floats
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
-from brainet_pl.structure.score import FamilyScore
+from brainet_pl.structure.score import FamilyScore, LocalScore
 
 Path = tuple[int, ...]
 
@@ -56,6 +56,7 @@ class BRAI:
         strength: (d, d) numbers that rise with the dependence of two variables, where the test has them.
         dependent: (d, d) pairs that depend on each other in the full data; the parents of a leaf are then searched for
             among them by the score. None: a leaf's parents are those of its graph, as in the paper.
+        score_on: the score on the sample of a path, for that search. None: on the full data too.
     """
 
     s: int
@@ -67,6 +68,7 @@ class BRAI:
     most_parents: int | None = None
     strength: Floats | None = None
     dependent: Bools | None = None
+    score_on: Callable[[Path], LocalScore] | None = None
     on_leaf: Callable[[], None] = lambda: None
     cut_short: bool = field(default=False, init=False)
 
@@ -108,14 +110,14 @@ class BRAI:
     def _tree(self, call: Call) -> Tree:
         """Lines 13 to 16, from finished calls."""
         if not call.branches:
-            return self._leaf(call.B, call.X, call.X_ex)  # lines 3–5
+            return self._leaf(call.B, call.X, call.X_ex, call.path)  # lines 3–5
         branches = []
         for calls in call.branches:
             *ancestors, descendant = (self._tree(child) for child in calls)
             branches.append(Branch(tuple(ancestors), descendant))
         return Node(tuple(call.X.tolist()), tuple(branches))
 
-    def _leaf(self, B: Bools, X: Ints, X_ex: Ints) -> Leaf:
+    def _leaf(self, B: Bools, X: Ints, X_ex: Ints, path: Path = ()) -> Leaf:
         """Lines 3–5: parents from a DAG that the leaf's graph stands for, and their score."""
         scope = np.concatenate([X_ex, X])
         dag = np.zeros((len(scope), len(scope)), dtype=bool)
@@ -125,7 +127,7 @@ class BRAI:
         if self.most_parents is not None:
             dag = self._without_crowds(dag, own, scope, self.most_parents)
         if self.dependent is not None:
-            dag = self._improved(dag, own, scope)
+            dag = self._improved(dag, own, scope, path)
         parents = [tuple(np.sort(scope[dag[:, j]]).tolist()) for j in own]
         score = sum(self.score(int(x), p) for x, p in zip(X, parents, strict=True))
         self.on_leaf()
@@ -142,19 +144,25 @@ class BRAI:
             dag[parents[np.argsort(-alone, kind="stable")[most:]], j] = False
         return dag
 
-    def _improved(self, dag: Bools, own: Ints, scope: Ints) -> Bools:
-        """Better parents among all dependent pairs; among the graph's own if those are too many, or as they are."""
+    def _improved(self, dag: Bools, own: Ints, scope: Ints, path: Path) -> Bools:
+        """Better parents among all dependent pairs; among the graph's own if those are too many, or as they are.
+
+        The first branch of a node asks all rows, the others a sample: what one sample finds and another does not is
+        doubtful, and an average over branches should say so.
+        """
         assert self.dependent is not None
+        score = self.score_on(path) if self.score_on is not None and path and path[-1] else self.score
         within = self.dependent[np.ix_(scope, scope)]
         for candidates in (within, dag | dag.T):
             if candidates[:, own].sum() <= MOST_ARROWS:
-                return improve_parents(dag, own, candidates, self._local(scope), lambda: self.budget.spent)
+                return improve_parents(dag, own, candidates, _by_place(score, scope), lambda: self.budget.spent)
         return dag
 
-    def _local(self, scope: Ints) -> Callable[[int, tuple[int, ...]], float]:
-        """The score by places in `scope`."""
 
-        def score(x: int, parents: tuple[int, ...]) -> float:
-            return self.score(int(scope[x]), tuple(sorted(int(scope[p]) for p in parents)))
+def _by_place(score: LocalScore, scope: Ints) -> LocalScore:
+    """The score of places in `scope`."""
 
-        return score
+    def local(x: int, parents: tuple[int, ...]) -> float:
+        return score(int(scope[x]), tuple(sorted(int(scope[p]) for p in parents)))
+
+    return local

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import product
 from typing import Any, Literal, get_args
 
@@ -28,7 +29,7 @@ from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest, Margins, find_test
 from brainet_pl.structure.pdag import PDAG, Bools, complete_graph
-from brainet_pl.structure.score import FamilyScore, Score, find_score
+from brainet_pl.structure.score import FamilyScore, LocalScore, Score, find_score
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 from brainet_pl.structure.stream import shared_by_processes
 
@@ -144,6 +145,7 @@ def learn_structure(
             most_parents=None if as_in_paper else LEAF_PARENTS,
             strength=getattr(on_all, "strength", None),
             dependent=_dependent(on_all, data.d, budget),
+            score_on=_score_on_samples(scoring, data, ess, seed),
             on_leaf=on_leaf,
         )
         original = np.arange(data.d) if as_in_paper or threshold == 0 else find_copies(data, chosen.kind)
@@ -284,6 +286,20 @@ def rai(
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
     return PDAG(A).permute(np.argsort(columns))
+
+
+def _score_on_samples(scoring: type[Score], data: PreparedData, ess: float, seed: int) -> Callable[[Path], LocalScore]:
+    """The score on the bootstrap sample of a path; on all rows where a score knows no samples.
+
+    A score is not misled by repeated rows as a test is: a parent more costs it the logarithm of their number.
+    """
+
+    @lru_cache(maxsize=4)  # leaves of one path follow each other
+    def score_on(path: Path) -> LocalScore:
+        local = scoring.on_sample(data, ess, bootstrap_weights(data.n, seed, path))
+        return FamilyScore(scoring.on(data, ess) if local is None else local)
+
+    return score_on
 
 
 def _warn_of_few_rows(data: PreparedData) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from brainet_pl.structure.data import Kind, PreparedData
+from brainet_pl.structure.data import Kind, PreparedData, Weights
 from brainet_pl.structure.registry import register
 from brainet_pl.structure.statistics import CodeTable
 
@@ -183,6 +183,14 @@ class Score(ABC):
         """The score of a family on all rows of `data`; `ess` is the weight of the prior, where there is one."""
         raise NotImplementedError(f"expected {cls.__qualname__} to define `on`, got the one of the abstract base")
 
+    @classmethod
+    def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
+        """The score on a sample, rows counted as often as `weights` (N,) says; None where there is no such thing.
+
+        The leaves of a tree are scored on all rows. Samples only make them differ in what they find.
+        """
+        return None
+
 
 class BDeu(Score):
     """`bdeu` of the codes; continuous columns are binned, so it goes with every test."""
@@ -195,6 +203,11 @@ class BDeu(Score):
     def on(cls, data: PreparedData, ess: float) -> LocalScore:
         """The score with equivalent sample size `ess`."""
         return bdeu(data.table, ess)
+
+    @classmethod
+    def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
+        """The score on a sample, rows counted as often as `weights` (N,) says."""
+        return bdeu(data.table.drawn(weights), ess)
 
 
 class BGe(Score):
@@ -209,6 +222,11 @@ class BGe(Score):
         """The score with a prior of weight `ess`."""
         return bge(data.correlation(), data.n, ess)
 
+    @classmethod
+    def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
+        """The score on a sample, rows counted as often as `weights` (N,) says."""
+        return bge(data.correlation(weights), int(weights.sum()), ess)
+
 
 class DiscreteBIC(Score):
     """`discrete_bic` of the codes, the form of "bic" for discrete tests."""
@@ -220,6 +238,11 @@ class DiscreteBIC(Score):
     def on(cls, data: PreparedData, ess: float) -> LocalScore:
         """The score; it has no prior, so `ess` does not matter."""
         return discrete_bic(data.table)
+
+    @classmethod
+    def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
+        """The score on a sample, rows counted as often as `weights` (N,) says."""
+        return discrete_bic(data.table.drawn(weights))
 
 
 class GaussianBIC(Score):

@@ -66,6 +66,10 @@ class CodeTable:
         """N."""
         return len(self.codes)
 
+    def drawn(self, weights: NDArray[np.int64]) -> CodeTable:
+        """The table of a sample, each row as often as `weights` (N,) says; levels that no longer occur still count."""
+        return CodeTable(Codes(self.codes[np.repeat(np.arange(self.num_rows), weights)], self.arities))
+
     @property
     def dtype(self) -> type[np.floating[Any]]:
         """Of products of indicators: exact in float32 as long as no count reaches 2^24; float64 beyond."""

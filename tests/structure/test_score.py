@@ -19,7 +19,7 @@ from brainet_pl.structure.score import (
     discrete_bic,
     gaussian_bic,
 )
-from brainet_pl.structure.statistics import CodeTable, correlation
+from brainet_pl.structure.statistics import CodeTable, bootstrap_weights, correlation
 
 
 def random_table(seed, arities=(2, 3, 2, 4, 3), n=80):
@@ -190,3 +190,33 @@ def test_an_incomplete_score_is_refused(forget):
         type("Wrong", (Score,), {"name": "wrong", "kind": "binary"})
     with pytest.raises(ValueError, match=r"free for Other, got \('bic', 'discrete'\), which belongs to .*DiscreteBIC"):
         type("Other", (Score,), {"name": "bic", "kind": "discrete"})
+
+
+@pytest.mark.parametrize("name", ["bdeu", "bic", "bge"])
+def test_a_sample_is_scored_as_its_rows_would_be(features, name):
+    """Weights stand for repeated rows; the levels, or the ranks, stay those of the whole table."""
+    kind = "gaussian" if name == "bge" else "discrete"
+    data = PreparedData.prepare(features, 3)
+    weights = bootstrap_weights(data.n, 0, (1,))
+    scoring = find_score(name, kind)
+    sampled = scoring.on_sample(data, 1.0, weights)
+    rows = np.repeat(np.arange(data.n), weights)
+    if kind == "discrete":
+        table = CodeTable(Codes(data.table.codes[rows], data.table.arities))
+        expected = bdeu(table, 1.0) if name == "bdeu" else discrete_bic(table)
+    else:
+        expected = bge(correlation(data.scores[rows]), data.n, 1.0)
+    for x, parents in ((0, ()), (3, (1,)), (5, (0, 2, 7))):
+        assert sampled(x, parents) == pytest.approx(expected(x, parents), rel=1e-5)
+        assert sampled(x, parents) != pytest.approx(scoring.on(data, 1.0)(x, parents), rel=1e-5)
+
+
+def test_a_score_without_samples_of_its_own_says_so():
+    class Plain(Score):
+        kind = "discrete"
+
+        @classmethod
+        def on(cls, data, ess):
+            return lambda x, parents: 0.0
+
+    assert Plain.on_sample(None, 1.0, None) is None
