@@ -208,7 +208,8 @@ def test_a_sample_is_scored_as_its_rows_would_be(features, name):
         expected = bge(correlation(data.scores[rows]), data.n, 1.0)
     for x, parents in ((0, ()), (3, (1,)), (5, (0, 2, 7))):
         assert sampled(x, parents) == pytest.approx(expected(x, parents), rel=1e-5)
-        assert sampled(x, parents) != pytest.approx(scoring.on(data, 1.0)(x, parents), rel=1e-5)
+        if parents:  # without, standardised numbers all score alike
+            assert sampled(x, parents) != pytest.approx(scoring.on(data, 1.0)(x, parents), rel=1e-5)
 
 
 def test_a_score_without_samples_of_its_own_says_so():
