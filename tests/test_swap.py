@@ -1,10 +1,12 @@
 """What people give to `swap_head`, and what it leaves alone."""
 
 import copy
+import time
 
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -163,3 +165,16 @@ def test_class_labels_are_whole_numbers_in_range():
             measure.update(torch.full((2, 3), 1 / 3), torch.tensor([0, 3]))
         with pytest.raises(ValueError, match=r"expected probabilities \(B, C\) and labels \(B,\), got"):
             measure.update(torch.full((2, 3), 1 / 3), torch.tensor([0]))
+
+
+@pytest.mark.slow
+def test_the_wide_head_of_vgg_is_swapped_in_time():
+    """4,096 features, more than rows: it returns, and soon."""
+    torch.manual_seed(0)
+    model = torchvision.models.vgg11(num_classes=10)
+    start = time.monotonic()
+    with pytest.warns(UserWarning, match="more rows than columns, got 300 rows of 4,096"):
+        swapped = swap_head(model, torch.randn(300, 3, 32, 32), 10, head=Tree(num_params=300_000), progress=False)
+    assert time.monotonic() - start < 300
+    assert swapped.head.ggt.num_variables == 4096
+    assert swapped.eval()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
