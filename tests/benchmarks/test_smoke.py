@@ -1,5 +1,6 @@
 """Every benchmark runs from end to end on small synthetic data, so that none can rot unnoticed."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -129,6 +130,7 @@ def structure(load, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "relu_features", lambda n, d: relu_features(min(n, 500), min(d, 32)))
     monkeypatch.setattr(module, "NETWORKS", ["asia"])
     monkeypatch.setattr(module, "SIZES", [500])
+    monkeypatch.setattr(module, "GAUSSIANS", [(20, 2)])
     return module
 
 
@@ -167,21 +169,53 @@ def test_scale(structure, tmp_path):
 
 
 def test_accuracy_and_speed_without_peers(structure, chain, tmp_path, monkeypatch):
-    for peer in ("causal_learn_pc", "pyagrum_miic"):
-        monkeypatch.setattr(structure, peer, lambda x: rai(x, test="g2"))
-    structure.accuracy(tmp_path, seeds=1)
+    monkeypatch.setattr(structure, "causal_learn_pc", lambda x: rai(x, test="g2"))
+    structure.accuracy(tmp_path, 1, 60, [], ["rai"])
     structure.speed(tmp_path, repeats=1)
     found = json.loads((tmp_path / "structure.json").read_text())
-    assert found["accuracy"]["cells"][0]["rai"]["shd"] <= 2
+    assert found["accuracy"]["cells"]["asia | 500 | 0 | rai"]["shd"] <= 2
+    assert found["accuracy"]["cells"]["Gaussian, d = 20, degree 2 | 500 | 0 | rai"]["shd"] <= 10
     assert found["speed"]["loop"]["ratio"] > 1
 
 
 def test_accuracy_of_peers(structure, chain, tmp_path):
     pytest.importorskip("causallearn")
     pytest.importorskip("pyagrum")
-    structure.accuracy(tmp_path, seeds=1)
-    cell = json.loads((tmp_path / "structure.json").read_text())["accuracy"]["cells"][0]
-    assert cell["causal-learn PC"]["shd"] <= 3
+    structure.accuracy(tmp_path, 1, 60, [], [])
+    cells = json.loads((tmp_path / "structure.json").read_text())["accuracy"]["cells"]
+    assert cells["asia | 500 | 0 | causal-learn PC"]["shd"] <= 3
+
+
+def test_posterior(load, structure, chain, tmp_path, monkeypatch):
+    posterior = load("posterior")
+    monkeypatch.setattr(posterior, "read_bif", structure.read_bif)
+    monkeypatch.setattr(posterior, "NETWORKS", ["asia"])
+    monkeypatch.setattr(posterior, "SIZES", [300, 500])
+    monkeypatch.setattr(posterior, "GAUSSIANS", [(8, 2)])
+    for name in ("pyagrum_miic", "pyagrum_hill_climbing"):  # by the name under which the other script imports it
+        monkeypatch.setattr(importlib.import_module("structure"), name, lambda x: rai(x, test="g2"))
+    posterior.posterior(tmp_path, 1, tmp_path)
+    cells = json.loads((tmp_path / "structure_posterior.json").read_text())
+    assert len(cells) == 4
+    cell = cells["asia/500/0"]
+    assert cell["tree"]["ap"] > 0.9
+    assert cell["true score"] == pytest.approx(cell["map score"], abs=30)
+    assert sum(cell["tree"]["bins"][0]) >= 4
+    assert (tmp_path / "structure_posterior.png").is_file()
+
+
+def test_measures_of_edges(load):
+    measures = load("posterior").edge_measures
+    true = np.array([True, True, False, False])
+    assert measures(true.astype(float), true) == {
+        "ap": 1.0,
+        "brier": 0.0,
+        "ece": 0.0,
+        "bins": [[0] * 9 + [2], [0.0] * 9 + [2.0], [0.0] * 9 + [2.0]],
+    }
+    found = measures(np.array([0.5, 0.5, 0.5, 0.0]), true)
+    assert found["brier"] == pytest.approx(3 * 0.25 / 2)
+    assert found["ece"] == pytest.approx(2 / 3 - 0.5)
 
 
 def test_networks_are_read(load, tmp_path):
