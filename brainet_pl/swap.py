@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from brainet_pl import checks
 from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.features import bounded, extract_features
-from brainet_pl.network import Head, HeadSettings, Tree
+from brainet_pl.network import Head, HeadSettings, Tree, smallest_budget
 from brainet_pl.parts import make_part
 from brainet_pl.structure import GGT, learn_structure
 
@@ -57,7 +57,8 @@ def swap_head(
         num_classes: outputs of the new head.
         head_layer: the layer to remove; None finds it.
         freeze: keep the backbone as it is.
-        head: settings of the new head; None is `Tree()`, a BRAINet of 16,000 parameters.
+        head: settings of the new head; None is `Tree()`, a BRAINet of 16,000 parameters, or of as many more as a tree
+            over very many features needs.
         **learn: settings of `learn_structure`.
 
     >>> _ = torch.manual_seed(0)
@@ -76,6 +77,9 @@ def swap_head(
         features = extract_features(backbone, batches, max_rows=None if settings.needs_tree else 1)
         ggt = learn_structure(features, **learn) if settings.needs_tree else None  # type: ignore[assignment]
         in_features = features.shape[1]
+    if head is None and ggt is not None:
+        # Nobody asked for 16,000: thousands of features need more for one neuron a layer.
+        settings = Tree(num_params=max(Tree().num_params, smallest_budget(ggt, num_classes)))
     device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
     return SwappedModel(backbone, settings.build(in_features, num_classes, ggt).to(device))
 
