@@ -33,9 +33,9 @@ class Generative(Score):
         threshold: of the tree that is learned for the density, in nats; a density wants more edges than a network of
             dense layers. It is raised to 6/N for N samples, where noise alone would make edges. null takes the tree of
             the head.
-        s: bootstrap samples at every node of that tree.
+        s: samples at every node of that tree.
         max_order: largest condition set while that tree is learned.
-        seed: of its bootstrap samples.
+        seed: of its samples of rows.
         normalize: bring the features of every sample to length 1 first; null does so behind a backbone only.
         prior: weight, in rows, of what all classes have in common when a class's own parameters are estimated. null is
             16 for each variable (gaussian) or 5 (discrete).

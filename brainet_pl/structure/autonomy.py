@@ -387,9 +387,9 @@ class Evidence:
 def strongest(potential: Bools, test: Margins) -> Bools:
     """(d, d): of each row of `potential` the `MOST_CONDITIONS` that depend most on its variable, given nothing.
 
-    All of them where there are no more, or where the test has no `strength`.
+    All of them where there are no more, or where the test has no `strength` or wants no cap.
     """
-    strength = getattr(test, "strength", None)
+    strength = getattr(test, "strength", None) if getattr(test, "capped", True) else None
     crowded = np.flatnonzero(potential.sum(axis=1) > MOST_CONDITIONS)
     if strength is None or not len(crowded):
         return potential

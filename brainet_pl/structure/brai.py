@@ -14,13 +14,12 @@ import numpy as np
 
 from brainet_pl.structure.autonomy import Budget, increase_separation, is_leaf
 from brainet_pl.structure.climb import MOST_ARROWS, improve_parents
+from brainet_pl.structure.data import Path
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import Margins
 from brainet_pl.structure.independence.base import Floats
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
 from brainet_pl.structure.score import FamilyScore, LocalScore
-
-Path = tuple[int, ...]
 
 
 @dataclass

@@ -33,11 +33,9 @@ from brainet_pl.structure.score import FamilyScore, LocalScore, Score, find_scor
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 from brainet_pl.structure.stream import shared_by_processes
 
-TestName = str  # a name that `find_test` knows; tests and scores of a user's own have names too
-ScoreName = str  # a name that `find_score` knows
 Bootstrap = Literal["half", "paper"]
 AUTO = "auto"  # as a test: the one that belongs to the data
-MOST_SAMPLES = 1000  # bootstrap samples of a node; a tree of more would not fit anywhere
+MOST_SAMPLES = 1000  # samples of a node; a tree of more would not fit anywhere
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 RAI_ESS = 5.0  # weight of the prior in the climb of `rai`: better than 1 or 10 on most networks at 500 rows
 RECURSION_ORDER = 1  # of plain RAI before the second pass takes over: later calls find little and cost most
@@ -124,6 +122,12 @@ def learn_structure(
             f"{s}^{data.d} leaves; set max_order=1 for an ensemble of {s} stacked networks"
         )
     draw = bootstrap_weights if as_in_paper else half_weights
+
+    def test_on(path: Path) -> IndependenceTest:
+        test = chosen.on(data, draw(data.n, seed, path), threshold)
+        test.capped = not as_in_paper
+        return test
+
     data.announce(lambda path: draw(data.n, seed, path), sample_paths(s, 2 if order is None else order + 1))
     with tqdm(desc="learning structure", unit=" tests", disable=not show, delay=1, leave=False) as bar:
         leaves = 0
@@ -138,7 +142,7 @@ def learn_structure(
         learner = BRAI(
             s=s,
             max_order=data.d if order is None else min(order, data.d),
-            test_on=lambda path: chosen.on(data, draw(data.n, seed, path), threshold),
+            test_on=test_on,
             score=FamilyScore(scoring.on(data, ess)),
             budget=budget,
             check_colliders=not as_in_paper,

@@ -36,7 +36,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Node:
-    """A set of variables with `branches`, the alternatives found from s bootstrap samples."""
+    """A set of variables with `branches`, the alternatives found from s samples."""
 
     variables: tuple[int, ...]
     branches: tuple[Branch, ...]

@@ -60,7 +60,7 @@ class SingleMargins(Margins, Protocol):
 
 
 class IndependenceTest(ABC):
-    """The base of all tests on data; an instance is bound to one bootstrap sample and one threshold.
+    """The base of all tests on data; an instance is bound to one sample and one threshold.
 
     Attributes:
         name: what `learn_structure(test=…)` calls it; a subclass without its own name is not registered.
@@ -71,6 +71,8 @@ class IndependenceTest(ABC):
         default_score: the name of the score that belongs to the test.
         version: goes into the key of cached trees; raise it when the answers of a test of your own change.
         keeps_all: no pair can be called independent, so nothing needs to be tested.
+        capped: where an end of an edge has very many potential parents, condition sets are drawn from the strongest
+            of them, if the test has a `strength`. False draws from all, as the paper does.
     """
 
     name: ClassVar[str]
@@ -80,6 +82,7 @@ class IndependenceTest(ABC):
     default_score: ClassVar[str]
     version: ClassVar[int] = 1
     keeps_all: bool = False
+    capped: bool = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -90,7 +93,7 @@ class IndependenceTest(ABC):
     @classmethod
     @abstractmethod
     def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> IndependenceTest:
-        """The test on a bootstrap sample: `weights` (N,) counts how often each row is drawn, None is every row once."""
+        """The test on a sample: `weights` (N,) counts how often each row is drawn, None is every row once."""
         raise NotImplementedError(f"expected {cls.__qualname__} to define `on`, got the one of the abstract base")
 
     @abstractmethod

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 from scipy.special import ndtr
 
 from brainet_pl.structure.data import PreparedData, Weights
-from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
-from brainet_pl.structure.independence.partial import (
-    inverse_rest,
-    partial_correlation,
-    partial_correlation_of_pairs,
-    weakest_of_singles,
-)
+from brainet_pl.structure.independence.base import Floats
+from brainet_pl.structure.independence.partial import PartialCorrelationTest
 
 
-class FisherZ(IndependenceTest):
+class FisherZ(PartialCorrelationTest):
     """Fisher's z test of a vanishing partial correlation at significance level `threshold`, for `n` rows.
 
     The level falls with the number of pairs: of d = 100 variables there are 4,950, and a fixed one would join dozens of
@@ -25,11 +18,8 @@ class FisherZ(IndependenceTest):
     """
 
     name = "fisher_z"
-    kind = "gaussian"
     unit = "significance level"
     default_threshold = 0.01
-    default_score = "bge"
-    list_length = 8192  # pairs that are tested together; a few numbers each
 
     def __init__(self, correlation: Floats, threshold: float, n: int) -> None:
         self.correlation, self.threshold, self.n = correlation, threshold, n
@@ -49,30 +39,8 @@ class FisherZ(IndependenceTest):
         """The test on the normal scores of `data`, rows counted as often as `weights` (N,) says."""
         return cls(data.correlation(weights), threshold, data.n if weights is None else int(weights.sum()))
 
-    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """(L, R) significance level less the p-value."""
-        return self._margin(partial_correlation(self.correlation, condition, left, right), len(condition))
-
-    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) significance level less the p-value."""
-        rho = partial_correlation_of_pairs(self.correlation, x, y, conditions)
-        return self._margin(rho, conditions.shape[1])
-
-    def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
-        """(Y,) the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and which of them gives it."""
-        rho, place = weakest_of_singles(self.correlation, self._inverse, x, y, z)
-        return np.where(np.isnan(rho), np.inf, self._margin(rho, 1)), place
-
-    @cached_property
-    def _inverse(self) -> Floats:
-        return inverse_rest(self.correlation)
-
-    @cached_property
-    def strength(self) -> Floats:
-        """(d, d) absolute correlations."""
-        return np.abs(self.correlation)
-
-    def _margin(self, rho: Floats, order: int) -> Floats:
+    def margin(self, rho: Floats, order: int) -> Floats:
+        """Significance level less the p-value."""
         with np.errstate(divide="ignore"):
             z = np.abs(np.arctanh(rho)) * np.sqrt(max(self.n - order - 3, 1))
         return np.asarray(self.threshold - 2.0 * ndtr(-z))

@@ -1,10 +1,49 @@
-"""Partial correlations from a correlation matrix alone, in blocks and in lists."""
+"""Partial correlations from a correlation matrix alone, in blocks and in lists, and the tests that read them."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from functools import cached_property
+
 import numpy as np
 
-from brainet_pl.structure.independence.base import Floats, Ints
+from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
+
+
+class PartialCorrelationTest(IndependenceTest):
+    """The base of tests that look at a partial correlation ρ alone: a subclass says how far ρ is from none."""
+
+    kind = "gaussian"
+    default_score = "bge"
+    list_length = 8192  # pairs that are tested together; a few numbers each
+    correlation: Floats
+
+    @abstractmethod
+    def margin(self, rho: Floats, order: int) -> Floats:
+        """The margins of partial correlations of any shape, given `order` variables each."""
+
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+        """(L, R) margins of left × right given `condition`."""
+        return self.margin(partial_correlation(self.correlation, condition, left, right), len(condition))
+
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) margins of x (T,) and y (T,) given conditions (T, n)."""
+        rho = partial_correlation_of_pairs(self.correlation, x, y, conditions)
+        return self.margin(rho, conditions.shape[1])
+
+    def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
+        """(Y,) the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and which of them gives it."""
+        rho, place = weakest_of_singles(self.correlation, self._inverse, x, y, z)
+        return np.where(np.isnan(rho), np.inf, self.margin(rho, 1)), place
+
+    @cached_property
+    def strength(self) -> Floats:
+        """(d, d) absolute correlations."""
+        return np.abs(self.correlation)
+
+    @cached_property
+    def _inverse(self) -> Floats:
+        return inverse_rest(self.correlation)
 
 
 def partial_correlation(correlation: Floats, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
