@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from brainet_pl import BRAINet, learn_structure, swap_head
+from brainet_pl import BRAINet, learn_structure, swap, swap_head
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.parts import make_part
 from brainet_pl.scores import KNN, Generative
@@ -165,6 +165,15 @@ def test_class_labels_are_whole_numbers_in_range():
             measure.update(torch.full((2, 3), 1 / 3), torch.tensor([0, 3]))
         with pytest.raises(ValueError, match=r"expected probabilities \(B, C\) and labels \(B,\), got"):
             measure.update(torch.full((2, 3), 1 / 3), torch.tensor([0]))
+
+
+def test_a_head_that_nobody_chose_is_as_large_as_its_tree_needs(monkeypatch):
+    monkeypatch.setattr(swap, "smallest_budget", lambda ggt, out: 20_000)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    data = torch.randn(100, 6, generator=torch.Generator().manual_seed(0))
+    assert swap_head(model, data, 3, progress=False).head.num_params == pytest.approx(20_000, rel=0.02)
+    chosen = swap_head(model, data, 3, head=Tree(num_params=2_000), progress=False)
+    assert chosen.head.num_params == pytest.approx(2_000, rel=0.02)  # what somebody chose stays
 
 
 @pytest.mark.slow

@@ -77,3 +77,12 @@ def test_the_cap_keeps_trees_independent_of_the_order_of_columns(features, monke
 
 def leaf_sets(ggt, names):
     return sorted(sorted(int(names[v]) for v in node.variables) for node in ggt.nodes)
+
+
+def test_the_paper_s_samples_meet_no_cap(features, monkeypatch):
+    settings = {"test": "gaussian", "threshold": 0.02, "progress": False}
+    before = {b: learn_structure(features, bootstrap=b, **settings).fingerprint for b in ("paper", "half")}
+    monkeypatch.setattr(autonomy, "MOST_CONDITIONS", 1)
+    after = {b: learn_structure(features, bootstrap=b, **settings).fingerprint for b in ("paper", "half")}
+    assert after["paper"] == before["paper"]
+    assert after["half"] != before["half"]
