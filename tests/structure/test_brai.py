@@ -92,7 +92,7 @@ def test_a_budget_is_spent_on_all_branches_alike(table):
 def test_with_an_oracle_every_collider_explains_away(random_dag):
     """So the check never loses a true v-structure: both kinds of votes are equal once the skeleton is right."""
     compared = set()
-    for seed in range(30):
+    for seed in range(100):
         dag = random_dag(seed, 8, 0.1 if seed % 2 else 0.3)  # sparse ones are right after order 0
         test, d = DSeparation(dag), len(dag)
         A, everything, nothing = complete_graph(d), np.arange(d), np.empty(0, dtype=np.intp)
