@@ -1,5 +1,6 @@
 """A run that cannot be lost: resumed fits repeat uninterrupted ones to the bit, and go on in their folder."""
 
+import contextlib
 import importlib.util
 import os
 import random
@@ -112,7 +113,7 @@ class Stop(Callback):
 def test_a_stopped_fit_leaves_a_state_to_go_on_from_exactly(tmp_path, quiet_trainer, kind, step):
     head = Tree(num_params=4000)
     whole = fit(tmp_path, quiet_trainer, head)
-    with pytest.raises(SystemExit):
+    with contextlib.suppress(SystemExit):  # Lightning 2.6.0 ends a fit after Ctrl-C without it
         fit(tmp_path, quiet_trainer, head, LastCheckpoint(str(tmp_path)), Stop(kind, epoch=1))
     n = whole[0].num_training_batches
     last = tmp_path / "last.ckpt"

@@ -79,7 +79,7 @@ def test_risk_coverage_is_the_mean_over_all_orders_of_ties(samples):
 def error_of(confidence, correct, n_bins=N_BINS):
     """The definition, in 64 bits and one bin after the other; bins are those of the 32-bit product."""
     place = np.minimum((np.float32(confidence) * np.float32(n_bins)).astype(int), n_bins - 1)
-    p, hit = np.float64(np.float32(confidence)), np.float64(correct)
+    p, hit = np.float32(confidence).astype(np.float64), correct.astype(np.float64)
     gaps = (abs(hit[place == b].mean() - p[place == b].mean()) * (place == b).mean() for b in set(place.tolist()))
     return sum(gaps)
 

@@ -27,7 +27,7 @@ def units(seed, n, d):
 
 def twin(bank, new, k):
     """Sort all distances, one sample at a time, in 64 bits."""
-    bank, new = (np.array([row / np.sqrt((row**2).sum()) for row in np.float64(v)]) for v in (bank, new))
+    bank, new = (np.array([row / np.sqrt((row**2).sum()) for row in v.astype(np.float64)]) for v in (bank, new))
     return [sorted(((row - other) ** 2).sum() for other in bank)[min(k, len(bank)) - 1] for row in new]
 
 
