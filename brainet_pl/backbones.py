@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from brainet_pl import checks
-from brainet_pl.cut import HeadLayer, Reached, check_layer, find_head, remove_head
+from brainet_pl import batches, checks
+from brainet_pl.batches import Precomputed
+from brainet_pl.cut import HeadLayer, Reached, check_layer, find_head, quiet, remove_head
+from brainet_pl.taps import Catcher, Tap, Taps, Use, View, channels_of, check_fits, pooled, watch
+from brainet_pl.together import everyones
 
 # -- CIFAR networks ---------------------------------------------------------------------------------------------------
 
@@ -198,6 +201,11 @@ class Backbone:
         freeze: keep the backbone as it is, batch-norm statistics included; false trains it with the head.
         lr: learning rate of a backbone that is not frozen; null is a tenth of the head's.
         options: arguments for the constructor of a named model.
+        layers: the layers whose outputs are the features: paths, patterns such as "layer*", or "auto" for the ends of
+            the model's stages; null is what the classification layer was given.
+        pool: how maps and tokens become features: "mean", "mean_std", a grid such as "4x4", "cls", "tokens" or
+            "flatten"; one for all layers, or a list with one for each. null averages, except that tokens of the last
+            layer are flattened.
     """
 
     model: Any = None  # nn.Module | str | None; jsonargparse would list every module that there is
@@ -206,6 +214,8 @@ class Backbone:
     freeze: bool = True
     lr: float | None = None
     options: dict[str, Any] | None = None
+    layers: str | list[str] | None = None
+    pool: str | list[str] | None = None
 
     def __post_init__(self) -> None:
         checks.flag("freeze", self.freeze)
@@ -220,11 +230,16 @@ class Backbone:
             raise ValueError(
                 f"expected a backbone to be a module, a name or None, got {type(self.model).__name__}: see Backbone"
             )
+        Taps.of(self.layers, self.pool)
 
     def build(self) -> FeatureExtractor:
         """The feature extractor of a copy; the model's own classification layer goes with the first inputs."""
         model = copy.deepcopy(make_backbone(self.model, self.weights, self.options))  # never the user's own
-        return FeatureExtractor(model, frozen=self.freeze or model is None, head_layer=self.head_layer)
+        taps = Taps.of(self.layers, self.pool)
+        pool = self.pool if taps is None and isinstance(self.pool, str) else None
+        return FeatureExtractor(
+            model, frozen=self.freeze or model is None, head_layer=self.head_layer, taps=taps, pool=pool
+        )
 
 
 def make_backbone(
@@ -304,98 +319,270 @@ def check_stored_backbone(stored: Any, imported: bool = True) -> None:
 
 
 class FeatureExtractor(nn.Module):
-    """Any module, or none, as (B, …) → (B, d): maps are averaged over space, the rest is flattened.
+    """Any module, or none, as inputs (B, …) → features (B, d) of its last layer, or of any layers that are tapped.
 
     The classification layer is found and removed with the first inputs that come, because only a pass tells which layer
-    is used last. A frozen extractor stays in evaluation mode, so that its batch-norm statistics do not drift, and needs
-    no gradient.
+    is used last; it is kept aside for the model's own logits. A frozen extractor stays in evaluation mode, so that its
+    batch-norm statistics do not drift, and needs no gradient.
 
     Args:
         model: a module, which is changed where it has a layer to remove, or None for raw features.
         frozen: keep it as it is.
         head_layer: the classification layer to remove; None finds it, "" removes nothing.
+        taps: the layers that features come from; None is what the classification layer was given.
+        pool: how maps or tokens of the last layer become features; None averages maps and flattens the rest.
 
     Attributes:
         removed: the layer that was removed, once inputs have come.
+        own: the removed layer itself.
+        views: what is read of tapped layers, by whoever reads it; the head's comes first.
     """
 
-    def __init__(self, model: nn.Module | None, *, frozen: bool = True, head_layer: str | None = "") -> None:
+    reads = True  # it gives all that was asked for in one pass, `more=True`
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        *,
+        frozen: bool = True,
+        head_layer: str | None = "",
+        taps: Taps | None = None,
+        pool: str | None = None,
+    ) -> None:
         super().__init__()
         if model is not None and head_layer:
             check_layer(model, head_layer)
+        if model is None and (taps is not None or pool is not None):
+            raise ValueError(
+                "expected a backbone to read layers of, got none: give the model, or leave layers and pool out"
+            )
         self.model = nn.Identity() if model is None else model
-        self.raw, self.frozen, self.head_layer = model is None, frozen, head_layer
+        self.raw, self.frozen, self.head_layer, self.pool = model is None, frozen, head_layer, pool
         self.removed: HeadLayer | None = None
+        self.own: nn.Module | None = None
+        self.taps = taps
+        self.views = nn.ModuleList() if taps is None else nn.ModuleList([View(taps)])
+        self._catcher = Catcher()
         self._ran = model is None
+        self._headless = False  # no layer to remove was found, and none is needed
         if frozen:
             self.requires_grad_(False)
             self.eval()
 
+    def add_view(self, taps: Taps) -> None:
+        """Read these layers too, for somebody else than the head."""
+        if self.raw:
+            raise ValueError(f"expected a backbone to read {taps} of, got none: give the model, or leave layers out")
+        if taps not in [view.taps for view in self.seen]:
+            self.views.append(View(taps))
+
+    @property
+    def seen(self) -> list[View]:
+        """The views, the head's first where it reads tapped layers."""
+        return list(self.views)  # type: ignore[arg-type]
+
     @property
     def waits(self) -> bool:
         """Whether there is a layer to remove, which waits for inputs."""
-        return not self.raw and self.head_layer != "" and self.removed is None
+        return not self.raw and self.head_layer != "" and self.removed is None and not self._headless
+
+    @property
+    def unscaled(self) -> bool:
+        """Whether the scale of tapped features waits for training data."""
+        return any(not view.settled for view in self.seen)
+
+    @property
+    def names(self) -> list[str] | None:
+        """The names of the head's features, once inputs have come; None where features have none."""
+        return None if self.taps is None or not self.seen[0].found else self.seen[0].names
 
     def remove(self, head: HeadLayer) -> None:
-        """Remove a layer that is known, from a checkpoint or from a pass."""
+        """Remove a layer that is known, from a checkpoint or from a pass, and keep it aside."""
+        self.own = self.model.get_submodule(head.name).requires_grad_(False)
         remove_head(self.model, head)
         self.removed = head
+
+    def settle(self, parts: list[Precomputed], shared: bool = False) -> list[Precomputed]:
+        """Learn the scale of tapped features from those of the training data; the same parts, on that scale.
+
+        Args:
+            parts: what was read of the training data before the scale was known.
+            shared: whether other processes have parts too, all together or none; then this is a collective.
+        """
+        # The head's view goes by None, as whoever reads it asks for it.
+        waiting: list[tuple[Taps | None, View]] = [
+            (None if i == 0 and self.taps is not None else view.taps, view)
+            for i, view in enumerate(self.seen)
+            if not view.settled
+        ]
+        sums = [_sums([part.view(taps) for part in parts]) for taps, _ in waiting]
+        shares = [share for share in everyones(sums) if share[0] is not None] if shared else [sums]
+        for i, (_, view) in enumerate(waiting):
+            count, first, second = (sum(column) for column in zip(*(share[i] for share in shares), strict=True))
+            mean = first / count
+            view.settle(mean, (second / count - mean.square()).clamp_min(0).sqrt())
+        scales = dict(waiting)
+
+        def scaled(part: Precomputed) -> Precomputed:
+            features = scales[None].scaled(part.features) if None in scales else part.features
+            more = {taps: scales[taps].scaled(x) if taps in scales else x for taps, x in part.more.items()}
+            return Precomputed(features, more, part.own)
+
+        return [scaled(part) for part in parts]
 
     def train(self, mode: bool = True) -> FeatureExtractor:
         """Frozen: stay in evaluation."""
         super().train(mode and not self.frozen)
+        if self.own is not None:
+            self.own.eval()
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, …) → (B, d)."""
-        if not x.dim() or x.is_complex():
-            raise ValueError(
-                f"expected inputs of shape (batch, …) in real numbers, got {tuple(x.shape)} of {x.dtype}: give a batch"
-            )
-        x = self._as_weights(x)
-        if self.waits:
-            with self._explained(x):
-                self.remove(find_head(self.model, x[:2], self.head_layer))
+    def forward(self, x: Any, more: bool = False) -> Any:
+        """Inputs, a tensor (B, …) or a dictionary of tensors, → features (B, d).
+
+        With `more`, all that was asked for: features, those of every other view, and the model's own logits.
+        """
+        x = self._as_weights(self._checked(x))
+        self._prepare(x)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            features = self._run(x)
+            last, caught = self._run(x)
+            views = [view(caught) for view in self.seen]
+            if not more:
+                return views[0] if self.taps is not None else self._last(last, batches.size(x))
+            others = {view.taps: found for view, found in zip(self.seen, views, strict=True)}
+            if self.taps is not None:
+                features = others.pop(self.taps)
+            else:
+                features = self._last(last, batches.size(x))
+            return Precomputed(features, others, self._own_logits(last))
+
+    def _own_logits(self, last: Any) -> Tensor | None:
+        if self.own is None or not isinstance(last, Tensor) or last.dim() != 2:
+            return None
+        return torch.as_tensor(self.own(last))
+
+    def _last(self, features: Any, samples: int) -> Tensor:
+        """The features of the last layer (B, d)."""
         if not isinstance(features, Tensor):
-            raise ValueError(
-                f"expected the backbone to return one tensor, got {type(features).__name__}: wrap it in a module that "
-                "returns the features"
-            )
-        if features.dim() < 2 or len(features) != len(x):
+            features = _chosen_output(features)
+        if features.dim() < 2 or len(features) != samples:
             raise ValueError(
                 f"expected the backbone to return features of shape (batch, d), got {tuple(features.shape)} for a "
-                f"batch of {len(x)}: wrap it in a module that keeps the batch first"
+                f"batch of {samples}: wrap it in a module that keeps the batch first"
             )
+        if self.pool is not None and not self.raw:
+            shape = tuple(features.shape[1:])
+            use = Use(shape, channels_of(shape), 1, 0)
+            check_fits("the last layer", use, self.pool)
+            return pooled(features, self.pool, use.channels)
         if features.dim() == 4 and not self.raw:
-            return features.mean(dim=(2, 3))
+            return torch.as_tensor(features.mean(dim=(2, 3)))
         flat = features.flatten(1)
-        return flat if flat.is_floating_point() else flat.float()
+        return torch.as_tensor(flat if flat.is_floating_point() else flat.float())
 
-    def _run(self, x: Tensor) -> Any:
+    def _checked(self, x: Any) -> Any:
+        for tensor in x.values() if isinstance(x, Mapping) else (x,):
+            if not isinstance(tensor, Tensor) or not tensor.dim() or tensor.is_complex():
+                got = (
+                    f"{tuple(tensor.shape)} of {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
+                )
+                raise ValueError(f"expected inputs of shape (batch, …) in real numbers, got {got}: give a batch")
+        return x
+
+    def _prepare(self, x: Any) -> None:
+        """With the first inputs: find the tapped layers, and the layer to remove."""
+        if any(not view.found for view in self.seen):
+            few = batches.rows(x, slice(0, 2))
+            with self._explained(x), quiet(self.model):
+                uses = watch(self.model, lambda: self._call(few))
+            for view in self.seen:
+                if not view.found:
+                    view.attach(self.model, uses, self._catcher)
+                    self._check_kept(view)
+        if self.waits:
+            with self._explained(x):
+                try:
+                    self.remove(find_head(self.model, batches.rows(x, slice(0, 2)), self.head_layer))
+                except ValueError:
+                    if self.taps is None or self.head_layer is not None:
+                        raise
+                    self._headless = True  # features come from other layers: nothing needs to go
+            self._catcher.caught = {}
+            for view in self.seen:
+                self._check_kept(view)
+
+    def _check_kept(self, view: View) -> None:
+        gone = None if self.removed is None else self.removed.name
+        for tap in view.found:
+            if gone is not None and (tap.layer == gone or tap.layer.startswith(f"{gone}.")):
+                raise ValueError(
+                    f"expected layers that stay, got {tap.layer!r}, the classification layer, which is removed: leave "
+                    "it out of layers, or keep it, head_layer=''"
+                )
+
+    def _call(self, x: Any) -> Any:
+        try:
+            return batches.call(self.model, x)
+        except Reached as reached:
+            return reached.features
+
+    def _run(self, x: Any) -> tuple[Any, dict[Tap, Tensor]]:
+        """What the model ends with, and what its taps caught on the way."""
+        self._catcher.caught = {}
         with self._explained(x):
-            try:
-                features = self.model(x)
-            except Reached as reached:
-                features = reached.features
+            last = self._call(x)
+        caught, self._catcher.caught = self._catcher.caught, {}
         self._ran = True
-        return features
+        return last, caught
 
     @contextlib.contextmanager
-    def _explained(self, x: Tensor) -> Iterator[None]:
+    def _explained(self, x: Any) -> Iterator[None]:
         """In the first pass over data, an error of the model's own says what it was given."""
         try:
             yield
         except (RuntimeError, TypeError, IndexError) as error:
             if self._ran:
                 raise
+            got = {k: tuple(v.shape) for k, v in x.items()} if isinstance(x, Mapping) else f"shape {tuple(x.shape)}"
+            kind = "" if isinstance(x, Mapping) else f" and {x.dtype}"
             raise ValueError(
-                f"expected inputs that {type(self.model).__name__} takes, got a batch of shape {tuple(x.shape)} and "
-                f"{x.dtype}, at which it stops ({error}): give inputs as in training"
+                f"expected inputs that {type(self.model).__name__} takes, got a batch of {got}{kind}, at which it "
+                f"stops ({error}): give inputs as in training"
             ) from error
 
-    def _as_weights(self, x: Tensor) -> Tensor:
+    def _as_weights(self, x: Any) -> Any:
         """Floating-point inputs in the type of the weights: 64 bits from NumPy, or 32 for a model of 16."""
         weights = next((p for p in self.model.parameters() if p.is_floating_point()), None)
-        return x.to(weights.dtype) if weights is not None and x.is_floating_point() else x
+        if weights is None:
+            return x
+        if isinstance(x, Mapping):
+            return {k: v.to(weights.dtype) if v.is_floating_point() else v for k, v in x.items()}
+        return x.to(weights.dtype) if x.is_floating_point() else x
+
+
+def _sums(parts: list[Tensor]) -> tuple[int, Tensor, Tensor] | None:
+    """Batches (n_i, d) → how many samples, their sum and the sum of their squares, each (d,); None of nothing."""
+    if not parts:
+        return None
+    double = [part.double() for part in parts]
+    stacked = torch.stack([torch.stack([x.sum(dim=0), x.square().sum(dim=0)]) for x in double]).sum(dim=0)
+    return sum(map(len, parts)), stacked[0], stacked[1]
+
+
+_OUTPUTS = ("pooler_output", "features", "last_hidden_state", "out", "x")  # features in outputs with named parts
+
+
+def _chosen_output(output: Any) -> Tensor:
+    """The features in an output with several parts, where it is clear which they are."""
+    parts = dict(output.items()) if isinstance(output, Mapping) else {}
+    if not parts and isinstance(output, list | tuple):
+        parts = {str(i): part for i, part in enumerate(output)}
+    tensors = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
+    named = next((name for name in _OUTPUTS if name in tensors), None)
+    if named is not None or len(tensors) == 1:
+        return tensors[named if named is not None else next(iter(tensors))]
+    listed = ", ".join(f"{name} {tuple(part.shape)}" for name, part in tensors.items()) or type(output).__name__
+    raise ValueError(
+        f"expected the backbone to return one tensor, got {listed}: name the layer that gives the features, layers=…, "
+        "or wrap it in a module that returns them"
+    )

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
+from brainet_pl import batches
+
 # What may happen to the output of the layer without harm to features that take its place: new shapes of a vector, and
 # means of maps or tokens. After anything else (softmax, a scale, another head) the model is left at the layer.
 _SHAPES = {"Alias", "Clone", "ReshapeAlias", "Squeeze", "ToCopy", "Unsqueeze", "UnsafeView", "View"}
@@ -43,12 +45,12 @@ class _Leave(nn.Module):
         raise Reached([*args, *kwargs.values()][0])
 
 
-def find_head(model: nn.Module, sample: Tensor, layer: str | None = None) -> HeadLayer:
+def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLayer:
     """The dense layer that a model's whole output comes from, by a pass over `sample` (B, …) in evaluation mode.
 
     Args:
         model: any module; its parameters, buffers and modes are as before afterwards.
-        sample: inputs as the model takes them; two are enough.
+        sample: inputs as the model takes them, a tensor or a dictionary of tensors; two are enough.
         layer: the path of the layer, where it is known; None finds the dense layer that is used last.
     """
     candidates: dict[str, nn.Module] = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
@@ -56,8 +58,8 @@ def find_head(model: nn.Module, sample: Tensor, layer: str | None = None) -> Hea
         check_layer(model, layer)
         candidates = {layer: model.get_submodule(layer)}
     with _graph_of(model), _marked(candidates) as calls:
-        inputs = sample.detach().clone()
-        output = model(inputs.requires_grad_() if inputs.is_floating_point() else inputs)
+        inputs = {k: _leaf(v) for k, v in sample.items()} if isinstance(sample, Mapping) else _leaf(sample)
+        output = batches.call(model, inputs)
         front = _walk(output, {call.mark: name for name in calls for call in calls[name]}, model, inputs)
     found = sorted(front.layers) if layer is None else [layer]
     kind = type(model).__name__
@@ -83,6 +85,11 @@ def find_head(model: nn.Module, sample: Tensor, layer: str | None = None) -> Hea
     harmless = _SHAPES | _MEANS if call.axes > 2 else _SHAPES
     whole = isinstance(output, Tensor) and front.layers == [name] and not front.around
     return HeadLayer(name, leave=not (whole and call.plain and front.after <= harmless))
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """A copy at which a graph begins, where its numbers can have a gradient."""
+    return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
 
 
 def remove_head(model: nn.Module, head: HeadLayer) -> None:
@@ -139,19 +146,28 @@ def _marked(candidates: Mapping[str, nn.Module]) -> Iterator[dict[str, list[_Cal
 
 
 @contextlib.contextmanager
-def _graph_of(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode with a graph, whatever the modes around; random numbers, modes and flags are put back."""
+def quiet(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without a graph; random numbers and modes are put back."""
     modes = [(module, module.training) for module in model.modules()]
-    flags = [(p, p.requires_grad) for p in model.parameters()]
     try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model.eval()
-            for p, _ in flags:
-                p.requires_grad_(p.is_floating_point())
             yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextlib.contextmanager
+def _graph_of(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode with a graph, whatever the modes around; random numbers, modes and flags are put back."""
+    flags = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        with torch.inference_mode(False), quiet(model), torch.enable_grad():
+            for p, _ in flags:
+                p.requires_grad_(p.is_floating_point())
+            yield
+    finally:
         for p, flag in flags:
             p.requires_grad_(flag)
 
@@ -170,9 +186,9 @@ class _Front(NamedTuple):
     around: list[str]
 
 
-def _walk(output: Any, marks: Mapping[Any, str], model: nn.Module, inputs: Tensor) -> _Front:
+def _walk(output: Any, marks: Mapping[Any, str], model: nn.Module, inputs: Any) -> _Front:
     names = {id(p): name for name, p in model.named_parameters() if p.dim() > 1}  # vectors only shift or scale
-    names[id(inputs)] = "its inputs"
+    names |= {id(tensor): "its inputs" for tensor in _tensors(inputs)}
     layers: dict[str, None] = {}
     after: set[str] = set()
     around: dict[str, None] = {}

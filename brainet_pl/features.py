@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -12,45 +11,36 @@ import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from tqdm.auto import tqdm
 
+from brainet_pl import batches as batching
+from brainet_pl.batches import Columns, Precomputed, split
+from brainet_pl.taps import Taps
 from brainet_pl.together import agree, everyones
 
 STREAM_ROWS = 50_000  # rows that stand for a stream of unknown length, which may never end
 
 
-@dataclass
-class Precomputed:
-    """Features (B, d) in the place of the inputs of a batch: a backbone has seen these samples already."""
-
-    features: Tensor
-
-    def to(self, *args: Any, **kwargs: Any) -> Precomputed:
-        """The same on another device."""
-        return Precomputed(self.features.to(*args, **kwargs))
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def __getitem__(self, i: Any) -> Tensor:
-        return self.features[i]
-
-
 class Extracted(NamedTuple):
-    """Features (N, d) and targets (N, …) of the same samples, on the CPU."""
+    """What a backbone gave for N samples, and their targets (N, …), on the CPU."""
 
-    features: Tensor
+    readings: Precomputed
     targets: Tensor
+
+    @property
+    def features(self) -> Tensor:
+        """(N, d) what the head reads."""
+        return self.readings.features
 
     def sample(self, max_rows: int | None) -> Extracted:
         """At most `max_rows` of the samples: the random choice that `structure_loader` makes."""
         rows = chosen_rows(len(self.features), max_rows)
-        return self if rows is None else Extracted(self.features[rows], self.targets[rows])
+        return self if rows is None else Extracted(self.readings[rows], self.targets[rows])
 
     def loader(self, batch_size: int, shuffle: bool) -> Callable[[], DataLoader[Any]]:
         """A function that gives a fresh loader of (`Precomputed`, targets)."""
-        data = TensorDataset(self.features, self.targets)
+        data = _Rows(self)
 
         def load() -> DataLoader[Any]:
             last = shuffle and len(data) > batch_size
@@ -60,36 +50,51 @@ class Extracted(NamedTuple):
         return load
 
 
+class _Rows(Dataset[tuple[Precomputed, Tensor]]):
+    """Samples of `Extracted`, a batch at a time."""
+
+    def __init__(self, extracted: Extracted) -> None:
+        self.extracted = extracted
+
+    def __len__(self) -> int:
+        return len(self.extracted.targets)
+
+    def __getitem__(self, i: Any) -> tuple[Precomputed, Tensor]:
+        return self.extracted.readings[i], self.extracted.targets[i]
+
+    def __getitems__(self, rows: list[int]) -> tuple[Precomputed, Tensor]:
+        return self[torch.tensor(rows)]
+
+
 class ExtractedShare(NamedTuple):
-    """What one of several processes extracts: every so manieth batch, in order; batches are (n_i, d) and (n_i, …).
+    """What one of several processes extracts: every so manieth batch, in order.
 
     All processes run the batches that one process would run: features, and so the order of rows that a structure is
     learned from, depend in their last bits on which samples share a batch.
     """
 
-    features: list[Tensor]
+    readings: list[Precomputed]
     targets: list[Tensor]
 
-    @property
-    def together(self) -> Extracted:
-        """This share as one table; (0, 0) if there is nothing in it."""
-        if not self.features:
-            return Extracted(torch.empty(0, 0), torch.empty(0))
-        return Extracted(torch.cat(self.features), torch.cat(self.targets))
+    def together(self, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
+        """This share as one table (n, d) of the features of some taps, and its targets; (0, 0) if it is empty."""
+        if not self.readings:
+            return torch.empty(0, 0), torch.empty(0)
+        return torch.cat([part.view(taps) for part in self.readings]), torch.cat(self.targets)
 
     def gathered(self) -> Extracted:
         """The features and targets of all processes, in the order of one; a collective."""
         shares = everyones(self)
-        most = max(len(share.features) for share in shares)
-        dealt = [(share, i) for i in range(most) for share in shares if i < len(share.features)]
+        most = max(len(share.readings) for share in shares)
+        dealt = [(share, i) for i in range(most) for share in shares if i < len(share.readings)]
         return Extracted(
-            torch.cat([share.features[i] for share, i in dealt]), torch.cat([share.targets[i] for share, i in dealt])
+            Precomputed.together([share.readings[i] for share, i in dealt]),
+            torch.cat([share.targets[i] for share, i in dealt]),
         )
 
 
-def _collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[Precomputed, Tensor]:
-    features, targets = zip(*samples, strict=True)
-    return Precomputed(torch.stack(features)), torch.stack(targets)
+def _collate(batch: Any) -> Any:
+    return batch  # `_Rows` gives whole batches
 
 
 def structure_loader(
@@ -175,13 +180,13 @@ def _first_rows(stream: Iterable[Any], max_rows: int | None) -> Iterator[Any]:
                 )
             return
         yield batch
-        rows += len(inputs_of(batch))
+        rows += batching.size(inputs_of(batch))
 
 
-def first_batch(trainer: pl.Trainer) -> Any:
+def first_batch(trainer: pl.Trainer, columns: Columns | None = None) -> Any:
     """The inputs of the first batch of training data."""
     for batch in structure_loader(trainer, trainer.lightning_module):
-        return inputs_of(batch)
+        return inputs_of(batch, columns)
     raise ValueError("expected training data to measure the features of, got an empty loader: check the datamodule")
 
 
@@ -192,25 +197,28 @@ def extract(
     device: torch.device | str | None = None,
     max_rows: int | None = None,
     progress: bool = True,
+    columns: Columns | None = None,
 ) -> Extracted:
-    """Features and targets of batches (inputs, targets, …); mode and device of the backbone are put back afterwards."""
+    """What a backbone gives for batches, and their targets; its mode and device are put back afterwards."""
     targets: list[Tensor] = []
 
     def watched() -> Iterator[Any]:
         for batch in batches:
-            if not isinstance(batch, list | tuple) or len(batch) < 2:
-                raise ValueError(
-                    f"expected batches (inputs, targets), got {type(batch).__name__}: return both from the dataset"
-                )
-            targets.append(torch.as_tensor(batch[1]))
-            yield batch
+            inputs, target = pair(batch, columns)
+            targets.append(torch.as_tensor(target))
+            yield inputs
 
-    features = extract_features(backbone, watched(), device=device, max_rows=max_rows, progress=progress)
-    return Extracted(features, torch.cat(targets)[: len(features)].cpu())
+    readings = read(backbone, watched(), device=device, max_rows=max_rows, progress=progress)
+    return Extracted(readings, torch.cat(targets)[: len(readings)].cpu())
 
 
 def extract_share(
-    backbone: nn.Module, batches: Iterable[Any], *, device: torch.device | str | None = None, progress: bool = True
+    backbone: nn.Module,
+    batches: Iterable[Any],
+    *,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+    columns: Columns | None = None,
 ) -> ExtractedShare:
     """`extract` for one of several processes, whose share of the batches may be empty."""
     stream = iter(batches)
@@ -221,11 +229,12 @@ def extract_share(
 
     def watched() -> Iterator[Any]:
         for batch in chain(start, stream):
-            sizes.append(len(inputs_of(batch)))
+            sizes.append(batching.size(inputs_of(batch, columns)))
             yield batch
 
-    found = extract(backbone, watched(), device=device, progress=progress)
-    return ExtractedShare(list(found.features.split(sizes)), list(found.targets.split(sizes)))  # type: ignore[no-untyped-call]
+    found = extract(backbone, watched(), device=device, progress=progress, columns=columns)
+    places = list(torch.arange(len(found.targets)).split(sizes))  # type: ignore[no-untyped-call]
+    return ExtractedShare([found.readings[rows] for rows in places], [found.targets[rows] for rows in places])
 
 
 def extract_features(
@@ -236,12 +245,32 @@ def extract_features(
     max_rows: int | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """(N, d) features on the CPU; mode and device of the backbone are put back afterwards."""
+    """(N, d) features for the head, on the CPU; mode and device of the backbone are put back afterwards."""
+    return read(backbone, batches, device=device, max_rows=max_rows, progress=progress).features
+
+
+def read(
+    backbone: nn.Module,
+    batches: Iterable[Any],
+    *,
+    device: torch.device | str | None = None,
+    max_rows: int | None = None,
+    progress: bool = True,
+) -> Precomputed:
+    """All that a backbone gives for inputs, on the CPU; its mode and device are put back afterwards.
+
+    Args:
+        backbone: a `FeatureExtractor`, or any module that gives features.
+        batches: inputs, or batches whose inputs can be told.
+        device: where the backbone runs; None is where it is.
+        max_rows: samples at the most.
+        progress: show a progress bar.
+    """
     training = backbone.training
     home = next((p.device for p in backbone.parameters()), torch.device("cpu"))
     target = torch.device(device) if device is not None else home
     backbone.eval().to(target)
-    found: list[Tensor] = []
+    found: list[Precomputed] = []
     like: Any = None  # the shape of a sample
     rows = 0
     try:
@@ -252,24 +281,26 @@ def extract_features(
                 if isinstance(inputs, Tensor) and inputs.dim() and not len(inputs):
                     continue
                 if not own:  # for the others, who need our parts of the weights
-                    backbone(inputs.to(target))
+                    readings_of(backbone, batching.move(inputs, target))
                     continue
                 known = isinstance(inputs, Precomputed)
-                like = inputs.shape[1:] if like is None and not known else like
+                like = batching.shape_of(inputs) if like is None and not known else like
                 try:
-                    found.append((inputs.features if known else backbone(inputs.to(target))).float().cpu())
+                    reading = inputs if known else readings_of(backbone, batching.move(inputs, target))
+                    found.append(reading.map(lambda tensor: tensor.float().cpu()))
                 except RuntimeError as error:
-                    if known or inputs.shape[1:] == like:
+                    if known or batching.shape_of(inputs) == like:
                         raise
                     raise ValueError(
-                        f"expected batches whose samples have the shape {tuple(like)} of the first, got "
-                        f"{tuple(inputs.shape[1:])}, at which the backbone stops ({error}): bring all inputs to one "
+                        f"expected batches whose samples have the shape {like} of the first, got "
+                        f"{batching.shape_of(inputs)}, at which the backbone stops ({error}): bring all inputs to one "
                         "shape"
                     ) from error
-                if found[-1].shape[1] != found[0].shape[1]:
+                widths = [[v.shape[1] for v in (part.features, *part.more.values())] for part in (found[0], found[-1])]
+                if widths[0] != widths[1]:
                     raise ValueError(
-                        f"expected batches with the same number of features, got {found[0].shape[1]} and then "
-                        f"{found[-1].shape[1]}: bring all inputs to one shape"
+                        f"expected batches with the same number of features, got {_sizes(widths[0])} and then "
+                        f"{_sizes(widths[1])}: bring all inputs to one shape, or pool by mean or a grid"
                     )
                 rows += len(found[-1])
                 if max_rows is not None and rows >= max_rows:
@@ -278,7 +309,19 @@ def extract_features(
         backbone.train(training).to(home)
     if not rows:
         raise ValueError("expected training data to extract features from, got no sample: check the data or its loader")
-    return torch.cat(found)[:max_rows]
+    return Precomputed.together(found)[:max_rows]
+
+
+def _sizes(widths: list[int]) -> str:
+    return " and ".join(map(str, widths))
+
+
+def readings_of(backbone: nn.Module, inputs: Any) -> Precomputed:
+    """What a `FeatureExtractor` gives for a batch of inputs, or any other module that gives features (B, d)."""
+    if getattr(backbone, "reads", False):
+        found: Precomputed = backbone(inputs, more=True)
+        return found
+    return Precomputed(backbone(inputs))
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -311,12 +354,25 @@ def in_step(backbone: nn.Module, batches: Iterable[Any]) -> Iterator[tuple[Any, 
         yield last, bool(more)
 
 
-def inputs_of(batch: Any) -> Any:
-    """The inputs of a batch: a tensor, or features in its place."""
-    inputs = batch[0] if isinstance(batch, list | tuple) else batch
-    if not isinstance(inputs, Tensor | Precomputed):
+def inputs_of(batch: Any, columns: Columns | None = None) -> Any:
+    """The inputs of a batch: a tensor, a dictionary of tensors, or features in their place."""
+    inputs = split(batch, columns).inputs
+    if not isinstance(inputs, Tensor | Precomputed | Mapping):
         raise ValueError(
             f"expected batches (inputs, labels) of tensors, got {type(inputs).__name__} as inputs: return tensors from "
             "the loader"
         )
     return inputs
+
+
+def pair(batch: Any, columns: Columns | None = None) -> tuple[Any, Any]:
+    """The inputs and the target of a batch that must have both."""
+    inputs, target = inputs_of(batch, columns), split(batch, columns).target
+    if target is None:
+        named = batching.as_mapping(batch, columns or Columns())
+        got = type(batch).__name__ if named is None else f"parts {', '.join(named)}"
+        raise ValueError(
+            f"expected batches (inputs, targets), got {got}: return both from the dataset, or name the target, "
+            "columns=Columns(target=…)"
+        )
+    return inputs, target

@@ -16,8 +16,10 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from brainet_pl import batches as batching
 from brainet_pl import checks, digest
 from brainet_pl.backbones import Backbone, check_stored_backbone
+from brainet_pl.batches import Columns, Precomputed
 from brainet_pl.calibration import Calibrator
 from brainet_pl.cut import HeadLayer
 from brainet_pl.evaluation.metrics import Measure, collect
@@ -25,11 +27,13 @@ from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.features import (
     Extracted,
     ExtractedShare,
-    Precomputed,
     extract,
-    extract_features,
     extract_share,
     first_batch,
+    inputs_of,
+    pair,
+    read,
+    readings_of,
     structure_loader,
 )
 from brainet_pl.network import Head, HeadSettings
@@ -62,7 +66,8 @@ CONFIG = "brainet_config"  # its entry with the settings of the command line
 HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
 STATES = ("state_dict", STORED, "optimizer_states")
 SETTINGS = (HPARAMS, CONFIG)  # checked as the file is read: Lightning changes them before it loads a model
-FORMAT = 3  # of that entry
+FORMAT = 4  # of that entry
+SCALE_ROWS = 10_000  # training samples that tell the scale of tapped features, where no more are read anyway
 
 
 class Seen(NamedTuple):
@@ -94,6 +99,7 @@ class BRAINet(pl.LightningModule):
         scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`.
         calibration: a calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
         metrics: further metrics beside those of the task.
+        columns: which parts of a batch are the inputs and the target, where batches have names; null guesses.
         passes: how often a head that draws is run for a prediction.
         lr: learning rate of the head.
         optimizer: takes parameter groups; null is Adam.
@@ -109,6 +115,7 @@ class BRAINet(pl.LightningModule):
         scores: ScoresLike = None,
         calibration: CalibratorLike = None,
         metrics: MeasuresLike = None,
+        columns: Columns | None = None,
         passes: int = 15,
         lr: float = 1e-3,
         optimizer: OptimizerCallable | None = None,
@@ -119,7 +126,9 @@ class BRAINet(pl.LightningModule):
         self.task = _make_task(task, num_classes)
         chosen = _make_backbone(backbone)
         self.backbone, self._backbone_lr = chosen.build(), chosen.lr
+        self.columns = Columns(**columns) if isinstance(columns, Mapping) else columns
         self.scores = ScoreSet([make_part(Score, score, "scores") for score in scores or ()], self.task.units)
+        self._tap_scores()
         self.calibration = None if calibration is None else make_part(Calibrator, calibration, "calibration")
         if self.calibration is not None:
             self.calibration.check(self.task)
@@ -135,6 +144,12 @@ class BRAINet(pl.LightningModule):
         self.test_metrics = self._collect("test/", extra)
         self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
         self._keep_settings(chosen)
+
+    def _tap_scores(self) -> None:
+        """Let the backbone read what scores want of other layers."""
+        for score in self.scores:
+            if score.taps is not None:
+                self.backbone.add_view(score.taps)
 
     def _collect(self, prefix: str, extra: list[Measure]) -> MetricCollection:
         return collect([*self.task.measures(), *copy.deepcopy(extra)], prefix, self.task.group)
@@ -152,6 +167,7 @@ class BRAINet(pl.LightningModule):
             "task": self.task,
             "scores": list(self.scores),
             "calibration": self.calibration,
+            "columns": None if self.columns is None else vars(self.columns),
             "passes": self.passes,
             "lr": self._lr,
         }
@@ -189,20 +205,29 @@ class BRAINet(pl.LightningModule):
             return
         self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
-            self._build_head(_width(self.backbone, first_batch(self.trainer)))
+            self._build_head(len(self._few().features[0]))
         if self.task.needs_targets:
             self.task.prepare(self._all_targets())
 
     def _meet_data(self) -> None:
         """Let the backbone find the layer to remove before an optimizer or a wrapper of processes holds its weights."""
         if self.backbone.waits:
-            _width(self.backbone, first_batch(self.trainer))
+            self._few()
+        if self.backbone.unscaled:  # nobody has asked for features of the training data yet
+            self.training_features(SCALE_ROWS, progress=False)
+
+    def _few(self) -> Precomputed:
+        """What the backbone gives for the first two samples of the training data."""
+        inputs = first_batch(self.trainer, self.columns)
+        if isinstance(inputs, Precomputed):
+            return inputs[:2]
+        return read(self.backbone, [batching.rows(inputs, slice(0, 2))], progress=False)
 
     def _all_targets(self) -> Tensor:
         """(N,) targets of the training data, in a fixed order: the same in all processes."""
         if self._kept is not None:
             return self._kept.targets
-        targets = [self._pair(batch)[1] for batch in structure_loader(self.trainer, self)]
+        targets = [pair(batch, self.columns)[1] for batch in structure_loader(self.trainer, self)]
         if not targets:
             raise ValueError("expected training data to learn the scale of the target from, got an empty loader")
         return torch.cat(targets)
@@ -218,7 +243,11 @@ class BRAINet(pl.LightningModule):
             return self._kept.sample(max_rows)
         loader = structure_loader(self.trainer, self, max_rows)
         device = self.trainer.strategy.root_device
-        found = extract(self.backbone, loader, device=device, max_rows=max_rows, progress=progress)
+        found = extract(
+            self.backbone, loader, device=device, max_rows=max_rows, progress=progress, columns=self.columns
+        )
+        if self.backbone.unscaled:
+            found = Extracted(self.backbone.settle([found.readings])[0], found.targets)
         if self.backbone.frozen and (max_rows is None or len(found.features) < max_rows):
             self._kept = found
         return found
@@ -231,11 +260,16 @@ class BRAINet(pl.LightningModule):
         if self._kept_share is not None and max_rows is None:
             return self._kept_share
         if self._kept is not None:
-            mine = [part[self.global_rank :: self.trainer.world_size] for part in self._kept.sample(max_rows)]
-            return ExtractedShare([mine[0]], [mine[1]])
+            readings, targets = self._kept.sample(max_rows)
+            mine = slice(self.global_rank, None, self.trainer.world_size)
+            return ExtractedShare([readings[mine]], [targets[mine]])
         loader = structure_loader(self.trainer, self, max_rows, self.trainer.world_size, self.global_rank)
         device = self.trainer.strategy.root_device
-        found = agree(lambda: extract_share(self.backbone, loader, device=device, progress=progress))
+        found = agree(
+            lambda: extract_share(self.backbone, loader, device=device, progress=progress, columns=self.columns)
+        )
+        if self.backbone.unscaled:
+            found = found._replace(readings=self.backbone.settle(found.readings, shared=True))
         if self.backbone.frozen and max_rows is None:
             self._kept_share = found
         return found
@@ -246,16 +280,17 @@ class BRAINet(pl.LightningModule):
 
     def fit_scores(self, scores: Sequence[Score], progress: bool = True) -> None:
         """Fit scores to the training features; several processes share the samples and the work."""
-        several = self.trainer.world_size > 1
-        share = self.training_share(progress=progress) if several else None
-        found = self.training_features(progress=progress) if share is None else share.together
-        labels, classes = self.task.classes(found.targets)
+        share = self.training_share(progress=progress) if self.trainer.world_size > 1 else None
+        found = self.training_features(progress=progress) if share is None else None
+        labels, classes = self.task.classes(share.together()[1] if share is not None else found.targets)  # type: ignore[union-attr]
         for score in scores:
             score.surround(Surroundings(classes, self.backbone.raw, self.ggt))
-            if share is None:
-                score.learn(found.features, labels)
-            elif score.sums:
-                score.learn_share(found.features, labels)
+            if found is not None:
+                score.learn(found.readings.view(score.taps), labels)
+                continue
+            assert share is not None
+            if score.sums:
+                score.learn_share(share.together(score.taps)[0], labels)
             else:
                 score.learn_alone(share._replace(targets=list(labels.split([len(part) for part in share.targets]))))  # type: ignore[no-untyped-call]
 
@@ -355,24 +390,29 @@ class BRAINet(pl.LightningModule):
                 continue
             if str(score["class_path"]).rpartition(".")[2] not in ours:  # fitted there, so it can be used here
                 self.scores.add(make_part(Score, score, "scores").to(self.device))
+        self._tap_scores()
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def extract(self, x: Tensor | Precomputed) -> Tensor:
+    def extract(self, x: Any) -> Tensor:
         """Inputs (B, …) → features (B, d); features pass as they are where the cache gives them."""
         return x.features if isinstance(x, Precomputed) else torch.as_tensor(self.backbone(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Inputs → the calibrated mean over passes: class probabilities (B, C), or mean and variance (B, 2)."""
-        passes = self.passes_of(x)
+    def forward(self, x: Any = None, **named: Tensor) -> Tensor:
+        """Inputs → the calibrated mean over passes: class probabilities (B, C), or mean and variance (B, 2).
+
+        Inputs are a tensor, a dictionary of tensors, or tensors by the names that the backbone takes.
+        """
+        passes = self.passes_of(named if x is None else x)
         return self.final(passes, self.scores(passes) if self.calibration is not None else {})
 
-    def passes_of(self, x: Tensor | Precomputed) -> Passes:
+    def passes_of(self, x: Any) -> Passes:
         """Inputs → outputs of all passes and what follows from them. The backbone runs once; only the head T times."""
-        features = self.extract(x)
+        readings = x if isinstance(x, Precomputed) else readings_of(self.backbone, x)
+        features = readings.features
         outputs, weights = self._require_head().passes(features, self.passes)
         predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
-        return Passes(outputs, weights, features, predicted, scores)
+        return Passes(outputs, weights, features, predicted, scores, readings)
 
     def final(self, passes: Passes, scores: Mapping[str, Tensor]) -> Tensor:
         """What a user gets of the averaged prediction: the same, or calibrated."""
@@ -416,7 +456,7 @@ class BRAINet(pl.LightningModule):
         Samples that `DistributedSampler` repeats are run with the rest, so that no part of the model meets an empty
         batch, and then left out.
         """
-        x, target = self._unpack(batch) if labelled else (batch[0], None)
+        x, target = self._unpack(batch) if labelled else (inputs_of(batch, self.columns), None)
         passes = self.passes_of(x)
         scores = self.scores(passes) if scored else {}
         numbers = self._places.of_batch(self.trainer, len(passes.predicted), batch_idx, dataloader_idx)
@@ -471,7 +511,7 @@ class BRAINet(pl.LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""
-        passes = self.passes_of(batch[0] if isinstance(batch, list | tuple) else batch)
+        passes = self.passes_of(inputs_of(batch, self.columns))
         scores = self.scores(passes)
         answer = self.task.predict(passes, self.final(passes, scores))
         return answer | dict(scores)
@@ -480,16 +520,8 @@ class BRAINet(pl.LightningModule):
         metrics.update(predicted, target)
         self.log_dict(metrics, on_step=False, on_epoch=True, add_dataloader_idx=False)
 
-    @staticmethod
-    def _pair(batch: Any) -> tuple[Any, Tensor]:
-        if not isinstance(batch, list | tuple) or len(batch) < 2:
-            raise ValueError(
-                f"expected batches (inputs, targets), got {type(batch).__name__}: return both from the dataset"
-            )
-        return batch[0], batch[1]
-
     def _unpack(self, batch: Any) -> tuple[Any, Tensor]:
-        x, y = self._pair(batch)
+        x, y = pair(batch, self.columns)
         return x, self.task.check(y)
 
     def _train_size(self) -> int:
@@ -621,10 +653,3 @@ def _make_backbone(backbone: Any) -> Backbone:
     if isinstance(backbone, Mapping):
         return Backbone(**backbone)
     return Backbone(backbone)
-
-
-def _width(backbone: nn.Module, inputs: Tensor | Precomputed) -> int:
-    """The number of features of these inputs."""
-    if isinstance(inputs, Precomputed):
-        return int(inputs.features.shape[1])
-    return int(extract_features(backbone, [inputs[:2]], progress=False).shape[1])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
+
+from brainet_pl.batches import Precomputed
+from brainet_pl.taps import Taps
 
 
 @dataclass(frozen=True)
@@ -14,9 +17,10 @@ class Passes:
     Attributes:
         outputs: (T, B, O) what the head gave in each pass.
         weights: (T,) weights of the passes, or None where all count alike.
-        features: (B, d) what the head and the scores read.
+        features: (B, d) what the head read, and scores without layers of their own.
         predicted: the task's average over passes: probabilities (B, C), or mean and variance (B, 2).
         scores: name → (B,) the scores of the prediction itself, higher for a less certain sample.
+        readings: all that the backbone gave; None where it is the features alone.
     """
 
     outputs: Tensor
@@ -24,8 +28,16 @@ class Passes:
     features: Tensor
     predicted: Tensor
     scores: dict[str, Tensor] = field(default_factory=dict)
+    readings: Precomputed | None = None
 
     def first(self, n: int) -> Passes:
         """The same of the first n samples of the batch."""
         scores = {name: values[:n] for name, values in self.scores.items()}
-        return Passes(self.outputs[:, :n], self.weights, self.features[:n], self.predicted[:n], scores)
+        readings = None if self.readings is None else self.readings[:n]
+        return Passes(self.outputs[:, :n], self.weights, self.features[:n], self.predicted[:n], scores, readings)
+
+    def seen_by(self, taps: Taps | None) -> Passes:
+        """The same for who reads other layers: `features` are theirs."""
+        if taps is None:
+            return self
+        return replace(self, features=(self.readings or Precomputed(self.features)).view(taps))

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from brainet_pl import checks
 from brainet_pl.backbones import Backbone, FeatureExtractor
-from brainet_pl.features import bounded, extract_features
+from brainet_pl.batches import rows, size
+from brainet_pl.features import bounded, read
 from brainet_pl.network import Head, HeadSettings, Tree, smallest_budget
 from brainet_pl.parts import make_part
 from brainet_pl.structure import GGT, learn_structure
@@ -27,14 +28,20 @@ class SwappedModel(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, …) → (B, C)."""
-        return torch.as_tensor(self.head(self.backbone(x)))
+    def forward(self, x: Any = None, **named: Tensor) -> Tensor:
+        """Inputs, as the model takes them: a tensor (B, …), a dictionary, or tensors by name → logits (B, C)."""
+        return torch.as_tensor(self.head(self.backbone(named if x is None else x)))
 
     @torch.no_grad()
-    def predict(self, x: Tensor, passes: int = 15) -> Tensor:
-        """(B, …) → probabilities (T, B, C) of T passes; the backbone runs once."""
+    def predict(self, x: Any, passes: int = 15) -> Tensor:
+        """Inputs (B, …) → probabilities (T, B, C) of T passes; the backbone runs once."""
         return self.head.passes(self.backbone(x), passes).values.softmax(dim=-1)
+
+    @torch.no_grad()
+    def own_logits(self, x: Any) -> Tensor | None:
+        """Inputs (B, …) → logits (B, C') of the layer that was removed, or None where none was."""
+        found: Tensor | None = self.backbone(x, more=True).own
+        return found
 
 
 def swap_head(
@@ -44,6 +51,8 @@ def swap_head(
     *,
     head_layer: str | None = None,
     freeze: bool = True,
+    layers: str | list[str] | None = None,
+    pool: str | list[str] | None = None,
     head: HeadSettings | str | None = None,
     **learn: Any,
 ) -> SwappedModel:
@@ -51,12 +60,15 @@ def swap_head(
 
     Args:
         model: any classifier; it is copied, never changed.
-        data: a learned tree, or inputs to learn one from: a tensor or NumPy array, a dataset, or batches of inputs or
-            of (inputs, …), such as a DataLoader. All of it is read; of a stream of unknown length `max_rows` rows, or
-            50,000.
+        data: a learned tree, or inputs to learn one from: a tensor or NumPy array, a dictionary of tensors, a dataset,
+            or batches of inputs or of (inputs, …), such as a DataLoader. All of it is read; of a stream of unknown
+            length `max_rows` rows, or 50,000.
         num_classes: outputs of the new head.
         head_layer: the layer to remove; None finds it.
         freeze: keep the backbone as it is.
+        layers: the layers whose outputs are the features, as in `Backbone`: paths, patterns, or "auto" for the ends of
+            the model's stages; None is what the classification layer was given.
+        pool: how maps and tokens become features, as in `Backbone`.
         head: settings of the new head; None is `Tree()`, a BRAINet of 16,000 parameters, or of as many more as a tree
             over very many features needs.
         **learn: settings of `learn_structure`.
@@ -69,13 +81,17 @@ def swap_head(
     """
     settings = make_part(HeadSettings, Tree() if head is None else head, "head")
     num_classes = checks.whole("num_classes", num_classes, 1, 10**7)
-    backbone = Backbone(model, head_layer=head_layer, freeze=freeze).build()
+    backbone = Backbone(model, head_layer=head_layer, freeze=freeze, layers=layers, pool=pool).build()
     if isinstance(data, GGT):
         ggt, in_features = data, data.num_variables
     else:
         batches = _batches(data, learn.get("max_rows"))
-        features = extract_features(backbone, batches, max_rows=None if settings.needs_tree else 1)
+        few = not settings.needs_tree and layers is None
+        readings = read(backbone, batches, max_rows=1 if few else None)
+        features = (backbone.settle([readings])[0] if backbone.unscaled else readings).features
         ggt = learn_structure(features, **learn) if settings.needs_tree else None  # type: ignore[assignment]
+        if ggt is not None:
+            ggt = ggt.named(backbone.names)
         in_features = features.shape[1]
     if head is None and ggt is not None:
         # Nobody asked for 16,000: thousands of features need more for one neuron a layer.
@@ -96,6 +112,8 @@ def _batches(data: Any, max_rows: int | None) -> Iterable[Any]:
         return data.split(BATCH)  # type: ignore[no-untyped-call, no-any-return]
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=BATCH)
+    if isinstance(data, Mapping) and data and all(isinstance(v, Tensor) for v in data.values()):
+        return [rows(data, slice(i, i + BATCH)) for i in range(0, size(data), BATCH)]
     if not isinstance(data, Iterable) or isinstance(data, str | Mapping):
         raise ValueError(
             f"expected data to be a tensor, an array, a dataset, a loader or a learned tree, got "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from brainet_pl import checks
+from brainet_pl.batches import Precomputed
 from brainet_pl.callbacks.logging import define_summaries, file_name, log_figure, log_table, run_folder
 from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.callbacks.sets import test_sets
@@ -22,7 +24,7 @@ from brainet_pl.evaluation import summary
 from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.figures import readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
-from brainet_pl.features import Precomputed
+from brainet_pl.features import inputs_of
 from brainet_pl.module import BRAINet
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 
@@ -127,8 +129,8 @@ class Evaluation(Callback):
             outputs = outputs.first(len(numbers))
         self.record.add(self._names[dataloader_idx], numbers, outputs)
         if dataloader_idx == 0 and self.figures and self.most_uncertain:
-            inputs = batch[0] if isinstance(batch, list | tuple) else batch
-            self._keep_doubtful(outputs, numbers, inputs.features if isinstance(inputs, Precomputed) else inputs)
+            inputs = inputs_of(batch, getattr(pl_module, "columns", None))
+            self._keep_doubtful(outputs, numbers, _shown(inputs))
 
     def _keep_doubtful(self, batch: SampleBatch, numbers: Tensor, inputs: Any) -> None:
         """Merge a batch into the k most uncertain samples so far."""
@@ -279,6 +281,13 @@ def thumbnail(x: Tensor, shape: tuple[int, ...] | None = None) -> Any:
     factor = max(1, -(-LEAST_SIDE // min(pixels.shape[:2])))
     pixels = np.repeat(np.repeat(pixels, factor, axis=0), factor, axis=1)
     return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+
+
+def _shown(inputs: Any) -> Any:
+    """What of the inputs is shown for a sample: features, or the first tensor of several."""
+    if isinstance(inputs, Precomputed):
+        return inputs.features
+    return next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
 
 
 def _most_doubtful(samples: list[Sample], k: int) -> list[Sample]:

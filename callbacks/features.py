@@ -54,7 +54,11 @@ class FeatureCache(Callback):
         size = train_loader.batch_size
         train = pl_module.training_features(progress=self.progress)
         held = extract(
-            pl_module.backbone, unshuffled(validation), device=trainer.strategy.root_device, progress=self.progress
+            pl_module.backbone,
+            unshuffled(validation),
+            device=trainer.strategy.root_device,
+            progress=self.progress,
+            columns=pl_module.columns,
         )
         loaders = {
             "train_dataloader": train.loader(size, shuffle=True),

@@ -112,8 +112,8 @@ class StructureLearning(Callback):
     def _share(self, module: BRAINet) -> StreamedData:
         """The training features that all processes hold together."""
         # What is sampled is chosen before extraction, so all rows that are extracted are learned from.
-        found = module.training_share(self.settings["max_rows"], self.progress).together
-        return StreamedData(FeatureStream.share(found.features), self.settings["bins"], self.settings["max_rows"])
+        features, _ = module.training_share(self.settings["max_rows"], self.progress).together()
+        return StreamedData(FeatureStream.share(features), self.settings["bins"], self.settings["max_rows"])
 
     def _obtain(self, trainer: pl.Trainer, module: BRAINet) -> GGT:
         start = time.monotonic()
@@ -122,6 +122,9 @@ class StructureLearning(Callback):
             "structure/seconds": time.monotonic() - start,
             "structure/ci_tests": float(ggt.settings.get("tests", 0)),
         }
+        names = module.backbone.names
+        if names is not None and len(names) == ggt.num_variables:
+            ggt = ggt.named(names)
         rank_zero_info(ggt.summary())
         return ggt
 

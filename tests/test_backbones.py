@@ -63,7 +63,7 @@ def test_features_are_flattened_or_averaged():
     maps = FeatureExtractor(Odd(lambda x: torch.ones(len(x), 5, 3, 3)))
     assert maps(torch.zeros(2, 1)).shape == (2, 5)
     assert FeatureExtractor(None)(torch.zeros(2, 1, 8, 8)).shape == (2, 64)
-    with pytest.raises(ValueError, match="return one tensor, got tuple"):
+    with pytest.raises(ValueError, match=r"return one tensor, got 0 \(2, 1\), 1 \(2, 1\): name the layer"):
         FeatureExtractor(Odd(lambda x: (x, x)))(torch.zeros(2, 1))
     with pytest.raises(ValueError, match=r"shape \(batch, d\)"):
         FeatureExtractor(Odd(lambda x: torch.zeros(7)))(torch.zeros(2, 1))

@@ -19,6 +19,7 @@ from brainet_pl.parts import Part
 from brainet_pl.passes import Passes
 from brainet_pl.scores.density import check_training, keep_wide
 from brainet_pl.structure.ggt import GGT
+from brainet_pl.taps import Taps
 from brainet_pl.together import exchange, lead, rank, total
 
 
@@ -57,6 +58,11 @@ class Score(Part, nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("fitted", torch.tensor(not self.needs_fit))
+
+    @property
+    def taps(self) -> Taps | None:
+        """The layers whose features the score reads, from its settings `layers` and `pool`; None is the head's."""
+        return Taps.of(getattr(self, "layers", None), getattr(self, "pool", None))
 
     @property
     def ready(self) -> bool:
@@ -110,7 +116,7 @@ class Score(Part, nn.Module, ABC):
         found = share.gathered()
 
         def work(ask: Any) -> dict[str, Tensor]:
-            self.learn(found.features, found.targets)
+            self.learn(found.readings.view(self.taps), found.targets)
             return {name: value.cpu() for name, value in self.state_dict().items()}
 
         learned = lead(work, lambda request: None)
@@ -144,6 +150,15 @@ class Score(Part, nn.Module, ABC):
             if buffer is not None and stored is not None and stored.shape != buffer.shape:
                 self._buffers[name] = buffer.new_empty(stored.shape)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def check_taps(score: Score) -> None:
+    """Refuse layers or pools that a score can't read."""
+    if score.taps is None and getattr(score, "pool", None) is not None:
+        raise ValueError(
+            f"expected layers of {type(score).__name__} to pool, got pool={score.pool!r} alone: give layers too, or "
+            "leave pool out"
+        )
 
 
 class ScoreSet(nn.Module):
@@ -188,14 +203,14 @@ class ScoreSet(nn.Module):
         found = dict(passes.scores)
         for score in self:
             if score.ready:
-                found |= score(passes)
+                found |= score(passes.seen_by(score.taps))
         return found
 
     def watch(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
         """Show a batch of validation data to every score that is ready."""
         for score in self:
             if score.ready:
-                score.watch(passes, scores)
+                score.watch(passes.seen_by(score.taps), scores)
 
     def settle(self) -> None:
         """End a validation epoch."""

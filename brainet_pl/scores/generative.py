@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from brainet_pl import checks
 from brainet_pl.parts import primitive
 from brainet_pl.passes import Passes
-from brainet_pl.scores.base import Score, Surroundings
+from brainet_pl.scores.base import Score, Surroundings, check_taps
 from brainet_pl.scores.density import GenerativeScore, Kind, check_density
 from brainet_pl.structure import GGT, FeatureStream, learn_structure
 from brainet_pl.structure.learn import MOST_SAMPLES
@@ -42,6 +42,8 @@ class Generative(Score):
         bins: levels of a feature, for "discrete".
         max_parents: of a family. null keeps the 64 most correlated ones (gaussian) or the 2 best by score (discrete).
         progress: show a progress bar while the tree is learned.
+        layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
+        pool: how their maps and tokens become features, as in `Backbone`.
     """
 
     units: ClassVar[Mapping[str, str]] = {"generative": "nats", "generative_weighted": "nats", "combined": "deviations"}
@@ -60,8 +62,12 @@ class Generative(Score):
         bins: int = 8,
         max_parents: int | None = None,
         progress: bool = True,
+        layers: str | list[str] | None = None,
+        pool: str | list[str] | None = None,
     ) -> None:
         super().__init__()
+        self.layers, self.pool = layers, pool
+        check_taps(self)
         self.kind = kind
         self.prior, self.bins, self.max_parents = check_density(kind, prior, bins, max_parents)
         self.threshold = checks.number_or_none("threshold", threshold, 0, "None takes the tree of the head")
@@ -111,6 +117,11 @@ class Generative(Score):
                 max_order=self.max_order,
                 seed=self.seed,
                 progress=self.progress,
+            )
+        if self.taps is not None:
+            raise RuntimeError(
+                f"expected a threshold to learn a tree of {self.taps} with, got none: the tree of the head is one of "
+                "other features; give Generative a threshold"
             )
         if self._around.ggt is None:
             raise RuntimeError(

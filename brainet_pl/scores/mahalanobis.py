@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from brainet_pl import checks
 from brainet_pl.passes import Passes
-from brainet_pl.scores.base import Score, Surroundings
+from brainet_pl.scores.base import Score, Surroundings, check_taps
 
 
 class Mahalanobis(Score):
@@ -24,6 +24,8 @@ class Mahalanobis(Score):
 
     Args:
         normalize: bring the features of every sample to length 1 first.
+        layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
+        pool: how their maps and tokens become features, as in `Backbone`.
     """
 
     units: ClassVar[Mapping[str, str]] = {"mahalanobis": "", "mahalanobis_relative": ""}
@@ -32,8 +34,12 @@ class Mahalanobis(Score):
     center: Tensor
     overall: Tensor
 
-    def __init__(self, normalize: bool = True) -> None:
+    def __init__(
+        self, normalize: bool = True, layers: str | list[str] | None = None, pool: str | list[str] | None = None
+    ) -> None:
         super().__init__()
+        self.layers, self.pool = layers, pool
+        check_taps(self)
         self.normalize, self._classes = checks.flag("normalize", normalize), None
         for name in ("means", "within", "center", "overall"):
             self.register_buffer(name, torch.empty(0))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from brainet_pl import checks
 from brainet_pl.passes import Passes
-from brainet_pl.scores.base import Score
+from brainet_pl.scores.base import Score, check_taps
 
 _ROOM = 2**25  # similarities held at a time, so that memory does not grow with the batch
 
@@ -23,13 +23,24 @@ class KNN(Score):
         k: which neighbour; fewer training samples than that count as so many.
         max_rows: training samples that are kept at the most, a random choice of them; they travel in the checkpoint.
         seed: of that choice.
+        layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
+        pool: how their maps and tokens become features, as in `Backbone`.
     """
 
     units: ClassVar[Mapping[str, str]] = {"knn": ""}
     bank: Tensor
 
-    def __init__(self, k: int = 50, max_rows: int = 50_000, seed: int = 0) -> None:
+    def __init__(
+        self,
+        k: int = 50,
+        max_rows: int = 50_000,
+        seed: int = 0,
+        layers: str | list[str] | None = None,
+        pool: str | list[str] | None = None,
+    ) -> None:
         super().__init__()
+        self.layers, self.pool = layers, pool
+        check_taps(self)
         self.k, self.max_rows = checks.whole("k", k, 1), checks.whole("max_rows", max_rows, 1)
         self.seed = checks.whole("seed", seed, 0, 2**63 - 1)
         self.register_buffer("bank", torch.empty(0, 0))

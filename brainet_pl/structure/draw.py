@@ -103,6 +103,7 @@ def draw_network(
     ax = ax or Figure(figsize=(9, 1.8 + 0.9 * (ggt.depth + 1)), layout="constrained").subplots()
     figure = ax.get_figure(root=True)
     assert figure is not None
+    shown = ggt.names if names is None else names
     taken = dict(ggt.path(subnetwork))
     number = {id(node): i for i, node in enumerate(ggt.nodes)}
     inputs: list[int] = []
@@ -136,7 +137,7 @@ def draw_network(
         ax.plot([(left + right) / 2, len(inputs) / 2], [height + 0.5, height + 1.1], "-", color="0.4", linewidth=0.9)
     if len(inputs) <= 64:
         for position, variable in enumerate(inputs):
-            label = names[variable] if names is not None else str(variable)
+            label = str(variable) if shown is None else shown[variable]
             ax.text(position + 0.5, -0.1, label, ha="center", va="top", fontsize=6, rotation=90)
     ax.set_xlim(0, len(inputs))
     ax.set_ylim(-0.9, height + 1.7)

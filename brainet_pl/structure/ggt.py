@@ -11,8 +11,8 @@ import json
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -50,19 +50,25 @@ class GGT:
     """A scored tree of structures over `num_variables` variables, learned from `num_rows` rows.
 
     Sub-networks follow p(G) ∝ exp(score(G) / temperature). Temperature 1 is the paper's, and on real data it collapses
-    onto one structure, because scores grow with the number of rows; see `auto_temperature`.
+    onto one structure, because scores grow with the number of rows; see `auto_temperature`. Variables may have `names`,
+    which drawings and summaries show; they are no part of what makes two trees equal.
     """
 
     root: Tree
     num_variables: int
     num_rows: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    names: tuple[str, ...] | None = field(default=None, compare=False)
     _tree: NumberedTree = field(init=False, repr=False, compare=False)
     _remembered: OrderedDict[float, LogProbs] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_tree", tree.number_nodes(self.root))
         object.__setattr__(self, "_remembered", OrderedDict())
+        if self.names is not None and len(self.names) != self.num_variables:
+            raise ValueError(
+                f"expected a name for each of {self.num_variables} variables, got {len(self.names)}: name all or none"
+            )
         for node in self.nodes:
             if isinstance(node, Leaf) and not math.isfinite(node.score):
                 raise ValueError(
@@ -304,13 +310,18 @@ class GGT:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able primitives only, nodes in a flat list, so that it travels in any checkpoint."""
-        return {
+        content: dict[str, Any] = {
             "format": FORMAT,
             "num_variables": self.num_variables,
             "num_rows": self.num_rows,
             "settings": dict(self.settings),
             "nodes": serialize.write_nodes(self._tree),
         }
+        return content if self.names is None else content | {"names": list(self.names)}
+
+    def named(self, names: Sequence[str] | None) -> GGT:
+        """The same tree with a name for each variable."""
+        return replace(self, names=None if names is None else tuple(map(str, names)))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GGT:
@@ -336,7 +347,7 @@ class GGT:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the tree (not of the settings it was learned with): equal trees, equal fingerprints."""
-        content = {k: v for k, v in self.to_dict().items() if k != "settings"}
+        content = {k: v for k, v in self.to_dict().items() if k not in ("settings", "names")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def summary(self, temperature: float | None = None, width: int = 80) -> str:

@@ -27,6 +27,7 @@ class Content(NamedTuple):
     num_variables: int
     num_rows: int
     settings: dict[str, Any]
+    names: tuple[str, ...] | None = None
 
 
 def write_nodes(tree: NumberedTree) -> list[dict[str, Any]]:
@@ -57,7 +58,15 @@ def read_content(data: Any) -> Content:
         json.dumps(dict(settings), allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         _refuse("settings that JSON can hold", f"{shown(settings)} ({error})", "the tree")
-    return Content(_read_nodes(data["nodes"], d), d, n, dict(settings))
+    return Content(_read_nodes(data["nodes"], d), d, n, dict(settings), _read_names(data.get("names"), d))
+
+
+def _read_names(names: Any, d: int) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if not _is_list(names) or len(names) != d or not all(isinstance(name, str) for name in names):
+        _refuse(f"names of its {d} variables", shown(names), "the tree")
+    return tuple(names)
 
 
 def _read_nodes(entries: Any, d: int) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,16 +21,15 @@ def text_summary(ggt: GGT, temperature: float | None = None, width: int = 80, li
         f"depth {ggt.depth}, {ggt.num_leaves} leaves",
         f"temperature {temperature:.4g}: perplexity {ggt.perplexity(temperature):.4g}",
     ]
+    if ggt.names is not None:
+        text.append(f"variables: {listed(range(ggt.num_variables), ggt)}")
     tree: list[str] = []
 
     def describe(node: Tree, indent: int) -> None:
         for t, branch in enumerate(getattr(node, "branches", ())):
-            sizes = [len(a.variables) for a in branch.ancestors]
-            ancestors = ", ".join(map(str, sizes)) if sizes else "none"
+            ancestors = ", ".join(_set(a, ggt) for a in branch.ancestors) or "none"
             p = probabilities[number[id(node)]][t]
-            tree.append(
-                f"{'  ' * indent}{p:6.1%}  ancestors {ancestors} | descendant {len(branch.descendant.variables)}"
-            )
+            tree.append(f"{'  ' * indent}{p:6.1%}  ancestors {ancestors} | descendant {_set(branch.descendant, ggt)}")
             for child in branch.children:
                 if hasattr(child, "branches"):
                     tree.append(f"{'  ' * indent}        {len(child.variables)} variables:")
@@ -40,6 +40,19 @@ def text_summary(ggt: GGT, temperature: float | None = None, width: int = 80, li
     if len(tree) > lines:
         text.append(f"… {len(tree) - lines} more lines")
     return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in text)
+
+
+def _set(node: Tree, ggt: GGT) -> str:
+    """The size of a set of variables; the names of a small one, where there are names."""
+    count = str(len(node.variables))
+    return count if ggt.names is None or len(node.variables) > 3 else f"{count} ({listed(node.variables, ggt)})"
+
+
+def listed(variables: Sequence[int], ggt: GGT) -> str:
+    """The names of some variables, those in the middle of a long list left out."""
+    assert ggt.names is not None
+    names = [ggt.names[v] for v in variables]
+    return ", ".join(names if len(names) <= 4 else [*names[:2], "…", names[-1]])
 
 
 def short(count: int) -> str:

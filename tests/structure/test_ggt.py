@@ -143,3 +143,23 @@ def test_at_temperature_zero_the_best_structures_share_everything(small_ggt):
     assert sum(s.probability for s in found if s.score == best) == pytest.approx(1)
     with pytest.raises(ValueError, match="at most 2 sub-networks"):
         small_ggt.structures(limit=2)
+
+
+def test_names_are_shown_and_travel_and_change_nothing_else():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 4))
+    x[:, 1] += x[:, 0]
+    ggt = learn_structure(x, test="gaussian", progress=False)
+    named = ggt.named(["a", "b", "c", "d"])
+    assert named == ggt
+    assert named.fingerprint == ggt.fingerprint
+    assert "variables: a, b, c, d" in named.summary()
+    assert "(c)" in named.summary() or "c, d" in named.summary()
+    again = GGT.from_json(named.to_json())
+    assert again.names == ("a", "b", "c", "d")
+    assert "names" not in ggt.to_dict()
+    for wrong in (["a"], [1, 2, 3, 4], "abcd"):
+        with pytest.raises(ValueError, match="expected names of its 4 variables"):
+            GGT.from_dict(ggt.to_dict() | {"names": wrong})
+    with pytest.raises(ValueError, match="expected a name for each of 4 variables, got 2"):
+        ggt.named(["a", "b"])
