@@ -402,6 +402,11 @@ class FeatureExtractor(nn.Module):
         remove_head(self.model, head)
         self.removed = head
 
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that an optimizer may change: all but those of the layer that was removed."""
+        aside = set() if self.own is None else set(self.own.parameters())
+        return [p for p in self.parameters() if p not in aside]
+
     def settle(self, parts: list[Precomputed], shared: bool = False) -> list[Precomputed]:
         """Learn the scale of tapped features from those of the training data; the same parts, on that scale.
 

@@ -541,7 +541,7 @@ class BRAINet(pl.LightningModule):
         groups: list[dict[str, Any]] = [{"params": list(self._require_head().parameters()), "lr": self._lr}]
         if not self.backbone.frozen:
             rate = self._lr / 10 if self._backbone_lr is None else self._backbone_lr
-            groups.append({"params": list(self.backbone.parameters()), "lr": rate})
+            groups.append({"params": self.backbone.trained(), "lr": rate})
         optimizer = torch.optim.Adam(groups) if self._optimizer is None else self._optimizer(groups)
         if self._lr_scheduler is None:
             return optimizer

@@ -255,7 +255,7 @@ def test_frozen_backbone_does_not_move_and_features_are_cached(tmp_path, quiet_t
     fit.fit(model, datamodule=data)
     assert len(calls) <= 17  # each image once: 14 training and 3 validation batches, not 6 epochs of them
     for k, v in model.backbone.state_dict().items():
-        torch.testing.assert_close(v, before[k])
+        torch.testing.assert_close(v, before[k.replace("own.", "model.fc.")])
     results = together(quiet_trainer(tmp_path).test(model, datamodule=data, verbose=False))  # from images again
     assert results["test/cls/Acc"] > 0.2
 
@@ -373,9 +373,9 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path, fitted, quiet_trai
     stored["brainet"] = {"ggt": stored["brainet"]["ggt"], "config": None}  # as 0.1.0 wrote it
     stored["hyper_parameters"] = {"num_classes": 8, "head": "brainet", "num_params": 8000, "temperature": None}
     torch.save(stored, tmp_path / "old.ckpt")
-    with pytest.raises(ValueError, match="expected a checkpoint of format 3, got format 1, written by another version"):
+    with pytest.raises(ValueError, match="expected a checkpoint of format 4, got format 1, written by another version"):
         BRAINet.load_from_checkpoint(tmp_path / "old.ckpt", weights_only=True)
-    with pytest.raises(ValueError, match="expected a checkpoint of format 3, got format 1, written by another version"):
+    with pytest.raises(ValueError, match="expected a checkpoint of format 4, got format 1, written by another version"):
         quiet_trainer(tmp_path).test(BRAINet(8), datamodule=Digits(), ckpt_path=tmp_path / "old.ckpt", verbose=False)
 
 

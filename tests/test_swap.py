@@ -75,7 +75,7 @@ def test_a_table_in_sixteen_bits_gives_a_tree(inputs):
         ([torch.randn(6), torch.randn(6)], "inputs that Sequential takes, got a batch of shape"),
         ([], "got no sample"),
         (5, "expected data to be a tensor, an array, a dataset, a loader or a learned tree, got 5"),
-        ({"x": torch.randn(4, 6)}, "expected data to be a tensor"),
+        ({"x": "images"}, "expected data to be a tensor"),
         ("images", "expected data to be a tensor"),
         ([["a"]], "of tensors, got str as inputs: return tensors"),
         (torch.randn(5, 4), r"inputs that Sequential takes, got a batch of shape \(5, 4\) and torch.float32, at which"),
