@@ -110,7 +110,7 @@ def test_scores_from_names_and_from_yaml(tmp_path, quiet_trainer):
     json.dumps(model.hparams["scores"])
     with pytest.raises(ValueError, match=r"expected scores to be one of Generative, KNN, .*Mahalanobis.* got 'knn'"):
         BRAINet(8, scores=["knn"])
-    with pytest.raises(ValueError, match=r"expected settings of KNN \(k, max_rows, seed, layers, pool\), got neighbours"):
+    with pytest.raises(ValueError, match=r"settings of KNN \(k, max_rows, seed, layers, pool\), got neighbours"):
         BRAINet(8, scores=[{"class_path": "KNN", "init_args": {"neighbours": 7}}])
 
 
