@@ -314,7 +314,7 @@ class Conformal(Part, nn.Module):
             self._add(final, target)
         if not self.collected.update_called:
             return {}
-        values, labels = (torch.atleast_1d(part) for part in self.collected.compute())  # of one sample a bare number
+        values, labels = (part.reshape(-1) for part in self.collected.compute())  # of one sample a bare number
         self.collected.reset()
         parts = [values[labels == c] for c in range(len(self.limits))]
         # In place: a validation in inference mode would leave a tensor that nobody may write to later.
