@@ -1,0 +1,127 @@
+"""How predictions hold when inputs change: the same measures for each corruption and severity.
+
+A loader whose name is `shift/<corruption>/<severity>` holds labelled samples after a shift. Of each only sums are kept:
+a test may have dozens of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from brainet_pl.evaluation.curves import calibration_error, calibration_sums
+from brainet_pl.losses import gaussian_nll
+
+PREFIX = "shift/"
+Sums = dict[str, Tensor]  # float64 sums over samples on the CPU; those of two batches, or two processes, simply add
+
+
+class Shift(NamedTuple):
+    """A corruption and its severity, from 1 on; the clean test set is "clean", 0."""
+
+    corruption: str
+    severity: int
+
+
+class Shifted(NamedTuple):
+    """What was measured after one shift.
+
+    Attributes:
+        corruption: its name; "clean" is the test set itself.
+        severity: from 1 on; 0 of the test set.
+        samples: how many.
+        predicted: measure → value of the averaged prediction: Acc, NLL, Brier and ECE, or RMSE and NLL.
+        final: the same after calibration; None where there is none.
+    """
+
+    corruption: str
+    severity: int
+    samples: int
+    predicted: dict[str, float]
+    final: dict[str, float] | None
+
+
+def shift_name(corruption: str, severity: int) -> str:
+    """The name of the loader: `shift/fog/3`."""
+    return f"{PREFIX}{corruption}/{severity}"
+
+
+def parse_shift(name: str) -> Shift | None:
+    """The shift that a loader's name says, or None where it is another set."""
+    if not name.startswith(PREFIX):
+        return None
+    corruption, _, severity = name.removeprefix(PREFIX).rpartition("/")
+    if not corruption or not severity.isdecimal() or int(severity) < 1:
+        raise ValueError(
+            f"expected loaders of shifts to be called {PREFIX}<corruption>/<severity>, with a severity from 1 on, got "
+            f"{name!r}: rename it"
+        )
+    return Shift(corruption, int(severity))
+
+
+def class_sums(probs: Tensor, target: Tensor) -> Sums:
+    """Probabilities (B, C) and labels (B,) → what `measures_of` needs of them."""
+    probs = probs.double()
+    confidence, label = probs.max(dim=1)
+    hit = (label == target).double()
+    own = probs.gather(1, target.long()[:, None]).squeeze(1)
+    found = {
+        "samples": torch.tensor(float(len(target)), dtype=torch.float64),
+        "Acc": hit.sum(),
+        "NLL": -own.clamp(torch.finfo(torch.float32).tiny, 1.0).log().sum(),
+        "Brier": ((probs**2).sum(dim=1) - 2 * own + 1).sum(),
+        "bins": calibration_sums(confidence.float(), hit.float()),
+    }
+    return {name: value.cpu() for name, value in found.items()}
+
+
+def number_sums(predicted: Tensor, target: Tensor) -> Sums:
+    """Means and variances (B, 2) and targets (B,) → what `measures_of` needs of them."""
+    mean, variance = predicted.double().unbind(dim=1)
+    found = {
+        "samples": torch.tensor(float(len(target)), dtype=torch.float64),
+        "squares": ((mean - target) ** 2).sum(),
+        "NLL": gaussian_nll(mean, variance, target.double()).sum(),
+    }
+    return {name: value.cpu() for name, value in found.items()}
+
+
+def add_sums(one: Sums | None, other: Sums) -> Sums:
+    """Of two batches, or two processes."""
+    return other if one is None else {name: value + other[name] for name, value in one.items()}
+
+
+def measures_of(sums: Sums) -> dict[str, float]:
+    """Sums → Acc, NLL, Brier and ECE of classes, RMSE and NLL of numbers.
+
+    >>> found = measures_of(class_sums(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1])))
+    >>> {name: round(value, 3) for name, value in found.items()}
+    {'Acc': 0.5, 'NLL': 1.204, 'Brier': 0.82, 'ECE': 0.4}
+    """
+    n = float(sums["samples"])
+    found = {name: float(sums[name]) / n for name in ("Acc", "NLL", "Brier") if name in sums}
+    if "bins" in sums:
+        found["ECE"] = float(calibration_error(sums["bins"]))
+    if "squares" in sums:
+        found = {"RMSE": math.sqrt(float(sums["squares"]) / n)} | found
+    return found
+
+
+def means(shifts: Sequence[Shifted], severity: int | None = None) -> dict[str, dict[str, float]]:
+    """"predicted" and, where there is one, "final" → measure → mean over shifts, the test set left out.
+
+    Args:
+        shifts: what was measured.
+        severity: of the shifts that count; None is all.
+    """
+    chosen = [s for s in shifts if s.severity and severity in (None, s.severity)]
+    found = {}
+    for which in ("predicted", "final"):
+        values: list[Mapping[str, float]] = [part for s in chosen if (part := getattr(s, which)) is not None]
+        if values:
+            found[which] = {name: sum(part[name] for part in values) / len(values) for name in values[0]}
+    return found
