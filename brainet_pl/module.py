@@ -24,6 +24,7 @@ from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cut import HeadLayer
 from brainet_pl.evaluation.metrics import Measure, collect
 from brainet_pl.evaluation.record import SampleBatch
+from brainet_pl.evaluation.shift import ShiftSums
 from brainet_pl.features import (
     Extracted,
     ExtractedShare,
@@ -147,6 +148,7 @@ class BRAINet(pl.LightningModule):
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
+        self._shifted: list[bool] = []  # of each test loader
         extra = list(metrics or ())
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
@@ -501,12 +503,14 @@ class BRAINet(pl.LightningModule):
             self.log_dict({f"val/conformal/{name}": value for name, value in found.items()})
 
     def on_test_start(self) -> None:
-        """Say aloud where unknown sets are run for nothing."""
+        """Find the shifted sets, and say aloud where sets are run for nothing."""
         from brainet_pl.callbacks.evaluation import Evaluation
         from brainet_pl.callbacks.sets import test_sets
 
+        sets = test_sets(self.trainer)
+        self._shifted = [role == "shift" for role in sets.values()]
         if not any(isinstance(callback, Evaluation) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
-            _, *others = test_sets(self.trainer)
+            _, *others = sets
             if others:
                 rank_zero_warn(
                     f"not evaluated: {', '.join(others)}; metrics are those of the first test loader alone: add the "
@@ -515,6 +519,8 @@ class BRAINet(pl.LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:  # type: ignore[override]
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
+        if any(self._shifted[dataloader_idx : dataloader_idx + 1]):
+            return self._shifted_step(batch, batch_idx, dataloader_idx)
         seen = self._look(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
         passes, scores, target = seen.passes, seen.scores, seen.target
         answers = {}
@@ -530,7 +536,20 @@ class BRAINet(pl.LightningModule):
                 self._update(self.conformal_metrics, self.conformal.measured(found), target)
                 answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
-        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
+        shift = self._shift_sums(seen) if target is not None and any(self._shifted) else None
+        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers, shift)
+
+    def _shifted_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> SampleBatch:
+        """A batch of a shifted set: sums alone, and scores only where a calibrator may want them."""
+        seen = self._look(batch, batch_idx, dataloader_idx, scored=self.calibration is not None)
+        return SampleBatch({}, numbers=seen.numbers, shift=self._shift_sums(seen))
+
+    def _shift_sums(self, seen: Seen) -> ShiftSums | None:
+        assert seen.target is not None
+        predicted = self.task.sums(seen.passes.predicted, seen.target)
+        if predicted is None or self.calibration is None:
+            return None if predicted is None else ShiftSums(predicted, None)
+        return ShiftSums(predicted, self.task.sums(self.final(seen.passes, seen.scores), seen.target))
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""

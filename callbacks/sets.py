@@ -10,6 +10,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from brainet_pl.datamodules.base import check_set_names
 from brainet_pl.evaluation.record import MEANS, Role
+from brainet_pl.evaluation.shift import parse_shift
 
 KNOWN = "test"
 
@@ -19,7 +20,8 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
 
     Loaders are named by the dictionary that `test_dataloader` returned or `trainer.test(dataloaders=…)` was given. A
     loader without a name gets one. Of the datamodule or module that gave the loaders, the attribute `near` names the
-    unknown sets that resemble the training data; loaders given to `trainer.test` itself have none.
+    unknown sets that resemble the training data; loaders given to `trainer.test` itself have none. A loader called
+    `shift/<corruption>/<severity>` holds known samples, labelled, after a shift.
     """
     loaders: Any = trainer.test_dataloaders
     if isinstance(loaders, Mapping):
@@ -46,8 +48,16 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
             )
     # Not trainer.datamodule: that may be the one of an earlier fit, which knows nothing of the loaders of this test.
     near = tuple(getattr(trainer.test_loop._data_source.instance, "near", ()))
-    check_near(names[1:], near)
-    return {name: "known" if i == 0 else "near" if name in near else "far" for i, name in enumerate(names)}
+    check_near([name for name in names[1:] if parse_shift(name) is None], near)
+    return {name: _role(i, name, near) for i, name in enumerate(names)}
+
+
+def _role(place: int, name: str, near: tuple[str, ...]) -> Role:
+    if parse_shift(name) is not None:
+        if not place:
+            raise ValueError(f"expected the known test set {KNOWN!r} as the first of the test loaders, got {name!r}")
+        return "shift"
+    return "known" if place == 0 else "near" if name in near else "far"
 
 
 test_sets.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest thinks of the name

@@ -27,7 +27,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 def _side(x: Pixels) -> float:
     """How much larger the image is than those that the constants are for."""
-    return min(x.shape[:2]) / 32
+    return float(min(x.shape[:2])) / 32
 
 
 # -- noise ------------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def brightness(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
         return x + more
     hsv = rgb_to_hsv(x)
     hsv[:, :, 2] = (hsv[:, :, 2] + more).clip(0, 1)
-    return hsv_to_rgb(hsv)  # type: ignore[no-any-return]
+    return hsv_to_rgb(hsv)
 
 
 # -- cameras and files ------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def saturate(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
         raise ValueError(f"expected images with three channels for saturate, got {x.shape[2]}: leave saturate out")
     hsv = rgb_to_hsv(x)
     hsv[:, :, 1] = (hsv[:, :, 1] * factor + more).clip(0, 1)
-    return hsv_to_rgb(hsv)  # type: ignore[no-any-return]
+    return hsv_to_rgb(hsv)
 
 
 def elastic_transform(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
@@ -218,7 +218,7 @@ def elastic_transform(x: Pixels, severity: int, rng: np.random.Generator) -> Pix
     height, width = x.shape[:2]
     side = min(height, width)
     centre, third = np.array([height, width]) / 2, side / 3
-    corners = np.array([centre + third, centre + [third, -third], centre - third])
+    corners = np.array([centre + third, centre + np.array([third, -third]), centre - third])
     moved = corners + rng.uniform(-affine * side, affine * side, corners.shape)
     matrix = np.linalg.solve(np.c_[moved, np.ones(3)], corners)  # of an output place to an input place
     rows, columns = np.mgrid[:height, :width].astype(float)
@@ -274,7 +274,7 @@ def rotation(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 
 def noise(x: Pixels, severity: int, rng: np.random.Generator, others: Pixels) -> Pixels:
     """Row (d,) and all rows (N, d): noise of 0.1 to 2 standard deviations of each column."""
-    return x + (0.1, 0.25, 0.5, 1.0, 2.0)[severity - 1] * others.std(axis=0) * rng.normal(size=x.shape)
+    return x + (0.1, 0.25, 0.5, 1.0, 2.0)[severity - 1] * others.std(axis=0) * rng.normal(size=x.shape)  # type: ignore[no-any-return]
 
 
 def missing(x: Pixels, severity: int, rng: np.random.Generator, others: Pixels) -> Pixels:
@@ -284,7 +284,7 @@ def missing(x: Pixels, severity: int, rng: np.random.Generator, others: Pixels) 
 
 
 def swap(x: Pixels, severity: int, rng: np.random.Generator, others: Pixels) -> Pixels:
-    """Values of another row in the place of 5 to 50 % of them: each column is as it was, what belongs together is not."""
+    """Values of other rows in the place of 5 to 50 % of them: each column stays, what belongs together does not."""
     share = (0.05, 0.1, 0.2, 0.35, 0.5)[severity - 1]
     other = others[rng.integers(len(others), size=x.shape), np.arange(x.shape[-1])]
     return np.where(rng.random(x.shape) < share, other, x)

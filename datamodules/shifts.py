@@ -23,8 +23,8 @@ class Shifts:
     """What is done to the test set, to see how predictions hold: corruptions × severities.
 
     Args:
-        corruptions: names of corruptions, or "all": the fifteen usual ones of images, or all of rows. With `folder`, the
-            names of its files without their endings; "all" takes every file there is.
+        corruptions: names of corruptions, or "all": the fifteen usual ones of images, or all of rows. With `folder`,
+            the names of its files without their endings; "all" takes every file there is.
         severities: from 1, hardly seen, to 5.
         limit: samples of each, spread evenly over the test set; null takes all.
         seed: of the noise; the noise of a sample depends on nothing else but its number.
@@ -71,8 +71,8 @@ class Shifts:
         if wrong:
             kind = "images (N, C, H, W)" if images else f"rows of numbers {tuple(plain.x.shape)}"
             raise ValueError(
-                f"expected corruptions of {kind} ({', '.join(known)}), got {', '.join(wrong)}: take one of these, or give "
-                "image_shape for flattened images"
+                f"expected corruptions of {kind} ({', '.join(known)}), got {', '.join(wrong)}: take one of these, or "
+                "give image_shape for flattened images"
             )
         chosen = [places[i] for i in _spread(len(places), self.limit)]
         others = None if images else plain.x[places].double().numpy()

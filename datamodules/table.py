@@ -12,6 +12,7 @@ from torch import Tensor
 from brainet_pl import checks
 from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_share
 from brainet_pl.datamodules.columns import Columns, Encoder, encode, fit_encoders, is_missing, numbers, read_csv
+from brainet_pl.datamodules.shifts import Shifts
 
 FAR = 1e6  # training standard deviations; a network that never saw such a value can only extrapolate
 
@@ -53,6 +54,7 @@ class Table(SplitData):
         num_workers: The number of processes that load batches; 0 loads them in the main process.
         val_fraction: The share of training rows that is held out for validation, between 0 and 1.
         seed: The seed of the validation split; the test rows do not depend on it.
+        shifts: The shifts of the test set to evaluate too: corruptions × severities; None has none.
 
     Attributes:
         encoders: How each column that varies becomes numbers, once the files are read.
@@ -77,8 +79,9 @@ class Table(SplitData):
         num_workers: int = 0,
         val_fraction: float = 0.1,
         seed: int = 0,
+        shifts: Shifts | None = None,
     ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed)
+        super().__init__(batch_size, num_workers, val_fraction, seed, shifts=shifts)
         check_share("test_fraction", test_fraction)
         check_choice("task", task, ("regression", "classification"))
         check_choice("missing", missing, ("impute", "refuse"))

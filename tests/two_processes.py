@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from brainet_pl.calibration import Conformal
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
-from brainet_pl.datamodules import Digits
+from brainet_pl.datamodules import Digits, Shifts
+from brainet_pl.datamodules.base import Samples
 from brainet_pl.evaluation.passes import pass_metrics
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Tree
@@ -30,14 +31,14 @@ class Uneven(Digits):
     """No set can be shared by two processes evenly, and one has a single sample."""
 
     def __init__(self, numbers: bool) -> None:
-        super().__init__(batch_size=32)
+        super().__init__(batch_size=32, shifts=Shifts("noise", severities=(2, 5), limit=31))
         self.numbers = numbers
 
     def setup(self, stage):
         super().setup(stage)
         self.train_set = self.structure_set = self.part(self.structure_set, 301)
         self.val_set = self.part(self.val_set, 1 if self.numbers else 51)
-        self.test_set = self.part(self.test_set, 133)
+        self.test_set = Samples(*self.part(self.test_set, 133).tensors)
         held = self.ood_sets["held_out"]
         self.ood_sets = {"held_out": self.part(held, 57), "one": Subset(held, [99])}
 

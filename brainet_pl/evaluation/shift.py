@@ -20,6 +20,13 @@ PREFIX = "shift/"
 Sums = dict[str, Tensor]  # float64 sums over samples on the CPU; those of two batches, or two processes, simply add
 
 
+class ShiftSums(NamedTuple):
+    """Sums over samples of the averaged prediction, and of the calibrated one; None where nothing is calibrated."""
+
+    predicted: Sums
+    final: Sums | None
+
+
 class Shift(NamedTuple):
     """A corruption and its severity, from 1 on; the clean test set is "clean", 0."""
 
@@ -90,9 +97,16 @@ def number_sums(predicted: Tensor, target: Tensor) -> Sums:
     return {name: value.cpu() for name, value in found.items()}
 
 
-def add_sums(one: Sums | None, other: Sums) -> Sums:
-    """Of two batches, or two processes."""
-    return other if one is None else {name: value + other[name] for name, value in one.items()}
+def add_sums(one: ShiftSums | None, other: ShiftSums | None) -> ShiftSums | None:
+    """Of two batches, or two processes, either of which may have seen nothing."""
+    if one is None or other is None:
+        return one or other
+
+    def both(a: Sums, b: Sums) -> Sums:
+        return {name: value + b[name] for name, value in a.items()}
+
+    final = None if one.final is None or other.final is None else both(one.final, other.final)
+    return ShiftSums(both(one.predicted, other.predicted), final)
 
 
 def measures_of(sums: Sums) -> dict[str, float]:
@@ -103,7 +117,7 @@ def measures_of(sums: Sums) -> dict[str, float]:
     {'Acc': 0.5, 'NLL': 1.204, 'Brier': 0.82, 'ECE': 0.4}
     """
     n = float(sums["samples"])
-    found = {name: float(sums[name]) / n for name in ("Acc", "NLL", "Brier") if name in sums}
+    found: dict[str, float] = {name: float(sums[name]) / n for name in ("Acc", "NLL", "Brier") if name in sums}
     if "bins" in sums:
         found["ECE"] = float(calibration_error(sums["bins"]))
     if "squares" in sums:
@@ -112,7 +126,7 @@ def measures_of(sums: Sums) -> dict[str, float]:
 
 
 def means(shifts: Sequence[Shifted], severity: int | None = None) -> dict[str, dict[str, float]]:
-    """"predicted" and, where there is one, "final" → measure → mean over shifts, the test set left out.
+    """ "predicted" and, where there is one, "final" → measure → mean over shifts, the test set left out.
 
     Args:
         shifts: what was measured.
