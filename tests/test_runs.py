@@ -8,16 +8,15 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import pytorch_lightning as pl
 import torch
 import wandb
 import yaml
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 
 from brainet_pl import files, runs
 from brainet_pl.callbacks import StructureLearning, WholeCheckpointIO
 from brainet_pl.cli import main, shipped
 from brainet_pl.datamodules import Digits
+from brainet_pl.framework import CSVLogger, TensorBoardLogger, WandbLogger, pl
 from brainet_pl.module import FORMAT, STORED, BRAINet
 from brainet_pl.network import Tree
 
