@@ -182,7 +182,7 @@ def test_the_command_line_goes_on_with_folder_best_and_wandb_run(tmp_path, monke
 
 def test_every_shipped_configuration_keeps_a_best_and_the_last():
     for path in shipped().values():
-        used = {c["class_path"].rsplit(".", 1)[1]: c for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]}
+        used = {c["class_path"].rpartition(".")[2]: c for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]}
         assert "monitor" in used["ModelCheckpoint"]["init_args"], path.name
         assert "LastCheckpoint" in used, path.name
 
