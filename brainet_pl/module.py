@@ -367,7 +367,7 @@ class BRAINet(pl.LightningModule):
         ggt = None if self.ggt is None else self.ggt.to_dict()
         backbone = None if self.backbone.raw else type(self.backbone.model).__name__
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
-        stored = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
+        stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
         stored["removed"], stored["class_names"] = removed, self.class_names
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
