@@ -7,13 +7,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from brainet_pl import checks, files
 from brainet_pl.callbacks.logging import log_artifact, log_figure, run_folder
+from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet, refuse_sharding
 from brainet_pl.network import Head
 from brainet_pl.network.carry import carry
