@@ -20,7 +20,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # where `common` is
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from common.command import arguments, parse
 from common.data import BACKBONE, MEAN, STD, VALIDATION, Labelled
@@ -34,6 +33,7 @@ from brainet_pl import Backbone, BRAINet
 from brainet_pl.backbones import CifarResNet, load_weights
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules.base import Samples, image_transform
+from brainet_pl.framework import pl
 from brainet_pl.network import HeadSettings, Linear, Tree
 
 IMAGES, UNKNOWN, BATCH = 8_000, 5_000, 128

@@ -1,13 +1,13 @@
 """A tree that is learned again while the backbone trains: weights, optimizer, checkpoints, resumed fits."""
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import nn
 
 from brainet_pl import Backbone, BRAINet
 from brainet_pl.callbacks import LastCheckpoint, StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.framework import pl
 from brainet_pl.network import Linear, Tree
 from brainet_pl.scores import Generative
 from brainet_pl.structure import GGT
