@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -24,10 +21,11 @@ from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cut import HeadLayer
 from brainet_pl.evaluation.metrics import Measure, collect
 from brainet_pl.evaluation.record import SampleBatch
-from brainet_pl.evaluation.shift import ShiftSums
+from brainet_pl.evaluation.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.features import (
     Extracted,
     ExtractedShare,
+    data_source,
     extract,
     extract_share,
     first_batch,
@@ -37,6 +35,16 @@ from brainet_pl.features import (
     readings_of,
     structure_loader,
 )
+from brainet_pl.framework import (
+    CombinedLoader,
+    LRSchedulerCallable,
+    OptimizerCallable,
+    TrainerFn,
+    pl,
+    rank_zero_warn,
+    refuse_mix,
+    watch_mixes,
+)
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, need_tree
 from brainet_pl.parts import arguments, make_part, primitive
@@ -45,6 +53,7 @@ from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
+from brainet_pl.tasks.classification import check_class_names, same_classes
 from brainet_pl.together import agree
 
 if not TYPE_CHECKING:  # what the command line offers: with modules in it, help would list every one there is
@@ -109,6 +118,10 @@ class BRAINet(pl.LightningModule):
         lr: learning rate of the head.
         optimizer: takes parameter groups; null is Adam.
         lr_scheduler: takes the optimizer; stepped every epoch.
+
+    Attributes:
+        class_names: the names of the classes in the order of their numbers, once a fit has met a datamodule that has
+            `class_names`, or a checkpoint of such a fit was loaded; None where nobody named them.
     """
 
     def __init__(
@@ -128,6 +141,7 @@ class BRAINet(pl.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
+        watch_mixes()
         self.head_settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
         self.task = _make_task(task, num_classes)
         chosen = _make_backbone(backbone)
@@ -144,11 +158,12 @@ class BRAINet(pl.LightningModule):
         self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
+        self.class_names: tuple[str, ...] | None = None
         self._in_features: int | None = None
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
-        self._shifted: list[bool] = []  # of each test loader
+        self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
         extra = list(metrics or ())
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
@@ -217,6 +232,8 @@ class BRAINet(pl.LightningModule):
         refuse_sharding(self.trainer)
         if stage != "fit":
             return
+        names = getattr(data_source(self.trainer, self), "class_names", None)
+        self.class_names = check_class_names(names, self.task) or self.class_names
         self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
             self._build_head(len(self._few().features[0]))
@@ -310,7 +327,7 @@ class BRAINet(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         """The set-up is over."""
-        if self.backbone.frozen:  # it is meant to stay in evaluation, whatever Lightning thinks of that
+        if self.backbone.frozen or self.backbone.own is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
         self.forget_features()
 
@@ -322,10 +339,12 @@ class BRAINet(pl.LightningModule):
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
 
+        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
+            refuse_mix(thing)
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
         wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
-        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod
@@ -372,8 +391,8 @@ class BRAINet(pl.LightningModule):
         ggt = None if self.ggt is None else self.ggt.to_dict()
         backbone = None if self.backbone.raw else type(self.backbone.model).__name__
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
-        stored = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
-        stored["removed"] = removed
+        stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
+        stored["removed"], stored["class_names"] = removed, self.class_names
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
         checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
@@ -398,6 +417,10 @@ class BRAINet(pl.LightningModule):
             same = False
         if stored["in_features"] is not None and not same:
             self._build_head(int(stored["in_features"]), ggt)
+        named = check_class_names(stored.get("class_names"), self.task)  # older files have none
+        if self._trainer is not None and self.class_names and named:  # a fit that goes on has met its data
+            same_classes(named, self.class_names)
+        self.class_names = named or self.class_names
         ours = {type(score).__name__ for score in self.scores}
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
@@ -502,13 +525,29 @@ class BRAINet(pl.LightningModule):
             found = self.conformal.settle(self.calibration)
             self.log_dict({f"val/conformal/{name}": value for name, value in found.items()})
 
+    def on_validation_start(self) -> None:
+        """Labels must mean the classes that were trained."""
+        if self.trainer.state.fn == TrainerFn.VALIDATING:
+            self._check_labels(self.trainer.validate_loop)
+
+    def _check_labels(self, loop: Any) -> None:
+        names = getattr(loop._data_source.instance, "class_names", None)
+        if names and self.class_names:
+            same_classes(self.class_names, tuple(names))
+
     def on_test_start(self) -> None:
-        """Find the shifted sets, and say aloud where sets are run for nothing."""
+        """Labels must mean the classes that were trained. Say aloud where further sets are run for nothing."""
+        self._check_labels(self.trainer.test_loop)
         from brainet_pl.callbacks.evaluation import Evaluation
         from brainet_pl.callbacks.sets import test_sets
 
         sets = test_sets(self.trainer)
-        self._shifted = [role == "shift" for role in sets.values()]
+        loaders = CombinedLoader(self.trainer.test_dataloaders, "sequential").flattened
+        self._shifts = {
+            i: parts_of(name, getattr(loader, "dataset", None))
+            for i, (loader, (name, role)) in enumerate(zip(loaders, sets.items(), strict=True))
+            if role == "shift"
+        }
         if not any(isinstance(callback, Evaluation) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
             _, *others = sets
             if others:
@@ -519,7 +558,7 @@ class BRAINet(pl.LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:  # type: ignore[override]
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
-        if any(self._shifted[dataloader_idx : dataloader_idx + 1]):
+        if dataloader_idx in self._shifts:
             return self._shifted_step(batch, batch_idx, dataloader_idx)
         seen = self._look(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
         passes, scores, target = seen.passes, seen.scores, seen.target
@@ -536,20 +575,27 @@ class BRAINet(pl.LightningModule):
                 self._update(self.conformal_metrics, self.conformal.measured(found), target)
                 answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
-        shift = self._shift_sums(seen) if target is not None and any(self._shifted) else None
-        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers, shift)
+        shifts = self._shift_sums(seen, {"clean": sys.maxsize}) if target is not None and self._shifts else {}
+        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers, shifts)
 
     def _shifted_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> SampleBatch:
         """A batch of a shifted set: sums alone, and scores only where a calibrator may want them."""
         seen = self._look(batch, batch_idx, dataloader_idx, scored=self.calibration is not None)
-        return SampleBatch({}, numbers=seen.numbers, shift=self._shift_sums(seen))
+        shifts = self._shift_sums(seen, self._shifts[dataloader_idx])
+        return SampleBatch({}, numbers=seen.numbers, shifts=shifts)
 
-    def _shift_sums(self, seen: Seen) -> ShiftSums | None:
+    def _shift_sums(self, seen: Seen, parts: Mapping[str, int]) -> dict[str, ShiftSums]:
         assert seen.target is not None
-        predicted = self.task.sums(seen.passes.predicted, seen.target)
-        if predicted is None or self.calibration is None:
-            return None if predicted is None else ShiftSums(predicted, None)
-        return ShiftSums(predicted, self.task.sums(self.final(seen.passes, seen.scores), seen.target))
+        predicted = seen.passes.predicted
+        final = None if self.calibration is None else self.final(seen.passes, seen.scores)
+        found = {}
+        for name, chosen in split_by_part(seen.numbers, parts):
+            rows = chosen.to(predicted.device)
+            sums = self.task.sums(predicted[rows], seen.target[rows])
+            if sums is not None:
+                scaled = None if final is None else self.task.sums(final[rows], seen.target[rows])
+                found[name] = ShiftSums(sums, scaled)
+        return found
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from brainet_pl import checks
@@ -24,8 +21,9 @@ from brainet_pl.evaluation import shift_figures, summary
 from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.figures import readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
-from brainet_pl.evaluation.shift import means
+from brainet_pl.evaluation.shift import LOADER, is_shift, means
 from brainet_pl.features import inputs_of
+from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 
@@ -53,11 +51,11 @@ class Evaluation(Callback):
     - `record.json`, from which `brainet report` makes its page.
 
     The known test set is the first loader; all others are unknown sets, by the names of the dictionary that
-    `test_dataloader` returns, save for loaders called `shift/<corruption>/<severity>`: the known set after a shift. Of
-    these there are means `shift/mean/<measure>` (after calibration `shift/scaled/mean/…`), a table `shift/table` and
-    figures `shift/severity` and `shift/reliability`. What a task or a head does not have (calibration of a regression,
-    passes of a single network) is left out. A set without a sample ends the test with an error: it can't be skipped
-    unnoticed.
+    `test_dataloader` returns, save for loaders called `shift` or `shift/<corruption>/<severity>`: the known set after
+    shifts. Of these there are means `shift/mean/<measure>` (after calibration `shift/scaled/mean/…`), a table
+    `shift/table` and figures `shift/severity` and `shift/reliability`. What a task or a head does not have (calibration
+    of a regression, passes of a single network) is left out. A set without a sample ends the test with an error: it
+    can't be skipped unnoticed.
 
     Args:
         figures: draw figures and write tables; false leaves metrics, the score file and the record.
@@ -179,11 +177,14 @@ class Evaluation(Callback):
                 f"expected samples of every set ({', '.join(record.sets)}), got none of {', '.join(empty)}: check its "
                 "loader, or leave the set out of test_dataloader"
             )
-        lost = [name for name, sums in record.shift_sums.items() if sums is None or not int(sums.predicted["samples"])]
+        shifted = {name for name in record.shift_sums if is_shift(name)}
+        lost = [
+            name for name in self._names if is_shift(name) and name not in shifted and not (name == LOADER and shifted)
+        ]
         if lost:
             raise RuntimeError(
                 f"expected samples of every shifted set, got none of {', '.join(lost)}: check its loader; a model that "
-                "is no BRAINet gives SampleBatch(shift=…)"
+                "is no BRAINet gives SampleBatch(shifts=…)"
             )
         for part in record.sets.values():
             bad = sorted(set(part.scores) - set(part.rankable()))

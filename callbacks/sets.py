@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_info
-
 from brainet_pl.datamodules.base import check_set_names
 from brainet_pl.evaluation.record import MEANS, Role
-from brainet_pl.evaluation.shift import parse_shift
+from brainet_pl.evaluation.shift import is_shift
+from brainet_pl.framework import pl, rank_zero_info
 
 KNOWN = "test"
 
@@ -21,7 +19,7 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
     Loaders are named by the dictionary that `test_dataloader` returned or `trainer.test(dataloaders=…)` was given. A
     loader without a name gets one. Of the datamodule or module that gave the loaders, the attribute `near` names the
     unknown sets that resemble the training data; loaders given to `trainer.test` itself have none. A loader called
-    `shift/<corruption>/<severity>` holds known samples, labelled, after a shift.
+    `shift/<corruption>/<severity>`, or `shift` for many of them, holds known samples, labelled, after a shift.
     """
     loaders: Any = trainer.test_dataloaders
     if isinstance(loaders, Mapping):
@@ -48,12 +46,12 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
             )
     # Not trainer.datamodule: that may be the one of an earlier fit, which knows nothing of the loaders of this test.
     near = tuple(getattr(trainer.test_loop._data_source.instance, "near", ()))
-    check_near([name for name in names[1:] if parse_shift(name) is None], near)
+    check_near([name for name in names[1:] if not is_shift(name)], near)
     return {name: _role(i, name, near) for i, name in enumerate(names)}
 
 
 def _role(place: int, name: str, near: tuple[str, ...]) -> Role:
-    if parse_shift(name) is not None:
+    if is_shift(name):
         if not place:
             raise ValueError(f"expected the known test set {KNOWN!r} as the first of the test loaders, got {name!r}")
         return "shift"

@@ -6,14 +6,15 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
 from brainet_pl import checks
-from brainet_pl.datamodules.shifts import Shifts, make_shifts
+from brainet_pl.datamodules.shifts import ShiftedSets, Shifts, make_shifts
+from brainet_pl.evaluation.shift import LOADER
+from brainet_pl.framework import pl, watch_mixes
 
 TEST = "test"  # the key of the known test set among the test loaders
 SampleSet = Dataset[tuple[Tensor, Any]]
@@ -114,9 +115,12 @@ class SplitData(pl.LightningDataModule):
     - `test_dataloader()`, which returns a dictionary of loaders by name, `{"test": known, "far": unknown, …}`. The key
       "test", or without such a key the first, is the known test set; every other loader is an out-of-distribution set.
     - `near`, an optional attribute: the names of those sets that resemble the training data. All others are far.
-    - in that dictionary, loaders called `shift/<corruption>/<severity>`: known samples, with targets, after a shift.
+    - in that dictionary, loaders called `shift/<corruption>/<severity>`: known samples, with targets, after a shift;
+      the loader `shift` holds many, see `ShiftedSets`.
     - `structure_dataloader()`, optional: training samples without augmentation and in a fixed order, for learning the
       structure. Without it the training loader is read.
+    - `class_names`, an optional attribute, known after `setup`: the names of the classes in the order of their numbers.
+      They go into checkpoints, tables and predictions.
 
     Every loader gives batches (inputs, targets); targets of out-of-distribution sets are not used.
 
@@ -136,6 +140,7 @@ class SplitData(pl.LightningDataModule):
         ood_sets: The samples unlike the training data, by name. No set may be called "test", and no two names may be
             equal once "/" is replaced by "_".
         near: The names of the out-of-distribution sets that resemble the training data.
+        class_names: The names of the classes in the order of their numbers, once they are known; empty without names.
     """
 
     train_set: SampleSet
@@ -153,6 +158,7 @@ class SplitData(pl.LightningDataModule):
         shifts: Shifts | None = None,
     ) -> None:
         super().__init__()
+        watch_mixes()
         check_share("val_fraction", val_fraction)
         self.batch_size = checks.whole("batch_size", batch_size, 2, hint="batch norm can't train on one sample")
         self.num_workers = checks.whole("num_workers", num_workers, 0)
@@ -160,6 +166,7 @@ class SplitData(pl.LightningDataModule):
         self.ood_sets = {}
         self.near = tuple(near)
         self.shifts = make_shifts(shifts)
+        self.class_names: tuple[str, ...] = ()
 
     @property
     def ood_sets(self) -> Mapping[str, SampleSet]:
@@ -204,8 +211,9 @@ class SplitData(pl.LightningDataModule):
         return self._loader(self.val_set)
 
     def test_dataloader(self) -> dict[str, DataLoader[Any]]:
-        """Loaders by name: "test" for the known samples, each set of `ood_sets`, each shift of the known samples."""
-        return {TEST: self._loader(self.test_set), **self.ood_dataloaders(), **self.shift_dataloaders()}
+        """Loaders by name: "test" for the known samples, each set of `ood_sets`, "shift" for them after all shifts."""
+        loaders = {TEST: self._loader(self.test_set), **self.ood_dataloaders()}
+        return loaders if self.shifts is None else loaders | {LOADER: self.shift_dataloader(self.shifts)}
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Test samples."""
@@ -215,14 +223,9 @@ class SplitData(pl.LightningDataModule):
         """Out-of-distribution samples by name."""
         return {name: self._loader(samples) for name, samples in self.ood_sets.items()}
 
-    def shift_dataloaders(self) -> dict[str, DataLoader[Any]]:
-        """Test samples after each shift, as `shift/<corruption>/<severity>`; empty where there are no shifts."""
-        sets = {} if self.shifts is None else self.shifts.sets(self.test_set)
-        # Workers of dozens of loaders must not live on together.
-        return {
-            name: DataLoader(samples, batch_size=self.batch_size, num_workers=self.num_workers)
-            for name, samples in sets.items()
-        }
+    def shift_dataloader(self, shifts: Shifts) -> DataLoader[Any]:
+        """Test samples after all shifts, one behind the other."""
+        return self._loader(ShiftedSets(shifts.sets(self.test_set)))
 
     def _loader(self, samples: SampleSet, shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
         # Workers of the training data are seeded anew in every epoch, so that a resumed one can seed them alike. Others

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from brainet_pl import checks
 from brainet_pl.datamodules.corruptions import FIFTEEN, IMAGES, ROWS, SEVERITIES, corrupt_image, corrupt_row
@@ -104,6 +104,28 @@ class Shifts:
             for severity in self.severities:
                 places = (severity - 1) * n + _spread(n, self.limit)
                 found[shift_name(name, severity)] = StoredImages(images, labels, places, prepare)
+        return found
+
+
+class ShiftedSets(Dataset[tuple[Tensor, Any]]):
+    """Sets of shifts one behind the other, for one loader.
+
+    Args:
+        sets: by name, as `Shifts.sets` gives them.
+
+    Attributes:
+        parts: name → size of each, in their order.
+    """
+
+    def __init__(self, sets: Mapping[str, Dataset[Any]]) -> None:
+        self._all: Dataset[Any] = ConcatDataset(sets.values())
+        self.parts = {name: len(part) for name, part in sets.items()}  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return sum(self.parts.values())
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Any]:
+        found: tuple[Tensor, Any] = self._all[i]
         return found
 
 

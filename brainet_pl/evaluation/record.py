@@ -41,7 +41,7 @@ class SampleBatch:
         passes: T, or None where there are none to speak of.
         numbers: (B,) the place of each sample in its set, where the model leaves out the copies that several processes
             were dealt; None lets the callback number and leave out.
-        shift: sums over the samples, where the set is a shifted one, or the known one beside which shifts are shown.
+        shifts: name of a shift → sums over the samples after it; "clean" for the test set, where there are shifts.
     """
 
     scores: Columns
@@ -49,7 +49,7 @@ class SampleBatch:
     trace: PassTrace | None = None
     passes: int | None = None
     numbers: Tensor | None = None
-    shift: ShiftSums | None = None
+    shifts: Mapping[str, ShiftSums] = field(default_factory=dict)
 
     def first(self, n: int) -> SampleBatch:
         """The same of the first n samples; sums over samples stay as they are."""
@@ -57,7 +57,7 @@ class SampleBatch:
         if trace is not None:
             trace = trace._replace(scores={name: values[:, :n] for name, values in trace.scores.items()})
         scores, answers = ({name: v[:n] for name, v in part.items()} for part in (self.scores, self.answers))
-        return SampleBatch(scores, answers, trace, self.passes, shift=self.shift)
+        return SampleBatch(scores, answers, trace, self.passes, shifts=self.shifts)
 
 
 @dataclass
@@ -130,7 +130,7 @@ class TestRecord:
 
     def __init__(self, sets: Mapping[str, Role], units: Mapping[str, str] | None = None) -> None:
         self.sets = {name: SetRecord(name, role) for name, role in sets.items() if role != "shift"}
-        self.shift_sums: dict[str, ShiftSums | None] = {name: None for name, role in sets.items() if role == "shift"}
+        self.shift_sums: dict[str, ShiftSums | None] = {}
         self.units = dict(units or {})
         self.steps: list[int] = []
         self.passes: int | None = None
@@ -153,8 +153,8 @@ class TestRecord:
 
         Of a shifted set, sums alone.
         """
-        if batch.shift is not None:
-            self.shift_sums[name] = add_sums(self.shift_sums.get(name), batch.shift)
+        for shift, more in batch.shifts.items():
+            self.shift_sums[shift] = add_sums(self.shift_sums.get(shift), more)
         if name not in self.sets:
             return
         numbers, trace = numbers.cpu(), batch.trace
@@ -187,11 +187,10 @@ class TestRecord:
     def shifts(self) -> list[Shifted]:
         """What was measured on the test set, as "clean" of severity 0, and after each shift; empty without shifts."""
         found = []
-        for name, sums in sorted(self.shift_sums.items(), key=lambda item: parse_shift(item[0]) is not None):
-            if sums is not None:
-                shift = parse_shift(name)
+        for name, sums in self.shift_sums.items():
+            if sums is not None and int(sums.predicted["samples"]):
                 final = None if sums.final is None else measures_of(sums.final)
-                corruption, severity = ("clean", 0) if shift is None else shift
+                corruption, severity = parse_shift(name) or ("clean", 0)
                 samples = int(sums.predicted["samples"])
                 found.append(Shifted(corruption, severity, samples, measures_of(sums.predicted), final))
         return found if len(found) > 1 else []

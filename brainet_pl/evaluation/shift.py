@@ -1,14 +1,16 @@
 """How predictions hold when inputs change: the same measures for each corruption and severity.
 
-A loader whose name is `shift/<corruption>/<severity>` holds labelled samples after a shift. Of each only sums are kept:
-a test may have dozens of them.
+A loader whose name is `shift/<corruption>/<severity>` holds labelled samples after a shift. The loader `shift` holds
+many such sets, one behind the other: what Lightning gives back of a test grows with loaders × metrics, and dozens of
+loaders would be more than it can send from one process to another. Of each shift only sums are kept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch import Tensor
 from brainet_pl.evaluation.curves import calibration_error, calibration_sums
 from brainet_pl.losses import gaussian_nll
 
+LOADER = "shift"  # the loader of many shifts; its data set says which, in the attribute `parts`
 PREFIX = "shift/"
 Sums = dict[str, Tensor]  # float64 sums over samples on the CPU; those of two batches, or two processes, simply add
 
@@ -55,6 +58,32 @@ class Shifted(NamedTuple):
 def shift_name(corruption: str, severity: int) -> str:
     """The name of the loader: `shift/fog/3`."""
     return f"{PREFIX}{corruption}/{severity}"
+
+
+def is_shift(loader: str) -> bool:
+    """Whether a loader of that name holds shifted samples."""
+    return loader == LOADER or parse_shift(loader) is not None
+
+
+def parts_of(loader: str, data: Any) -> dict[str, int]:
+    """Name → size of each shift that a loader of that name holds, in their order; the last may have no end."""
+    if loader != LOADER:
+        return {loader: sys.maxsize}
+    parts = getattr(data, "parts", None)
+    if not isinstance(parts, Mapping) or not parts or any(parse_shift(str(name)) is None for name in parts):
+        raise ValueError(
+            f"expected a data set with `parts`, sizes by name ({PREFIX}<corruption>/<severity>), in the loader "
+            f"{LOADER!r}, got {type(data).__name__}: take Shifts of a datamodule, or name a loader for each shift"
+        )
+    return {str(name): int(size) for name, size in parts.items()}
+
+
+def split_by_part(numbers: Tensor, parts: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
+    """Places of samples (B,) in a loader → each shift that has some of them, and which (B,) they are."""
+    ends = torch.tensor(list(parts.values()), dtype=torch.float64).cumsum(0)
+    place = torch.bucketize(numbers.double().cpu(), ends, right=True)
+    for i in sorted(set(place.tolist())):
+        yield list(parts)[i], place == i
 
 
 def parse_shift(name: str) -> Shift | None:

@@ -57,7 +57,7 @@ def shift_pictures(record: TestRecord) -> dict[str, Picture]:
 def pooled_bins(record: TestRecord) -> dict[str, Tensor]:
     """Label → (bins, 3) counts, confidences and hits of all clean and of all shifted samples, before and after."""
     found: dict[str, Tensor] = {}
-    for name, sums in sorted(record.shift_sums.items(), key=lambda item: parse_shift(item[0]) is not None):
+    for name, sums in record.shift_sums.items():
         for which in WORDS if sums is not None else ():
             part = getattr(sums, which)
             if part is not None and "bins" in part:

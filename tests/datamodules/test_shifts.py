@@ -104,10 +104,11 @@ def test_sets_of_digits():
     data = Digits(shifts=Shifts(["rotation", "gaussian_noise"], severities=(2, 5), limit=40, image_shape=(8, 8)))
     data.setup("test")
     loaders = data.test_dataloader()
-    assert list(loaders)[:2] == ["test", "held_out"]
-    assert list(loaders)[2:] == [f"shift/{name}/{s}" for name in ("rotation", "gaussian_noise") for s in (2, 5)]
-    (x, y), *_ = loaders["shift/rotation/5"]
-    assert len(loaders["shift/rotation/5"].dataset) == 40
+    assert list(loaders) == ["test", "held_out", "shift"]
+    every = loaders["shift"].dataset
+    assert every.parts == {f"shift/{name}/{s}": 40 for name in ("rotation", "gaussian_noise") for s in (2, 5)}
+    assert len(every) == 160
+    x, y = (torch.stack([torch.as_tensor(every[i][k]) for i in range(40, 80)]) for k in (0, 1))
     places = [i * 433 // 40 for i in range(40)]
     labels = [data.test_set[i][1] for i in places]
     assert y.tolist() == labels
@@ -119,10 +120,10 @@ def test_sets_of_digits():
 def test_all_and_flat_vectors():
     data = Digits(images=True, shifts={"severities": [3]})
     data.setup("test")
-    assert [name.split("/")[1] for name in data.shift_dataloaders()] == list(c.FIFTEEN)
+    assert [name.split("/")[1] for name in data.test_dataloader()["shift"].dataset.parts] == list(c.FIFTEEN)
     rows = Digits(shifts=Shifts(severities=(3,)))
     rows.setup("test")
-    assert [name.split("/")[1] for name in rows.shift_dataloaders()] == list(c.ROWS)
+    assert [name.split("/")[1] for name in rows.test_dataloader()["shift"].dataset.parts] == list(c.ROWS)
     wrong = Digits(shifts=Shifts("fog"))
     wrong.setup("test")
     with pytest.raises(ValueError, match=r"corruptions of rows of .*noise, missing, swap.*got fog.*image_shape"):
@@ -136,7 +137,7 @@ def test_uint8_images_are_corrupted_before_they_are_normalised(tmp_path):
     file = str(tmp_path / "a.npz")
     data = Arrays(file, file, mean=(0.5,) * 3, std=(0.25,) * 3, shifts=Shifts(["contrast"], severities=(5,)))
     data.setup("test")
-    (found, _), *_ = data.test_dataloader()["shift/contrast/5"]
+    (found, _), *_ = data.test_dataloader()["shift"]
     raw = c.corrupt_image(torch.from_numpy(x[4]).permute(2, 0, 1), "contrast", 5)
     torch.testing.assert_close(found[4], (raw.float() / 255 - 0.5) / 0.25)
 
@@ -191,6 +192,6 @@ def test_a_table(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(lines))
     data = Table(str(tmp_path / "t.csv"), "y", shifts=Shifts("missing", severities=(5,)))
     data.setup("test")
-    (x, y), *_ = data.test_dataloader()["shift/missing/5"]
+    (x, y), *_ = data.test_dataloader()["shift"]
     assert x.shape == (6, 2)
     assert y.is_floating_point()

@@ -4,7 +4,6 @@ import csv
 import json
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from brainet_pl.callbacks import Evaluation
@@ -21,8 +20,11 @@ from brainet_pl.evaluation.shift import (
     measures_of,
     number_sums,
     parse_shift,
+    parts_of,
     shift_name,
+    split_by_part,
 )
+from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Linear
 
@@ -56,6 +58,19 @@ def test_names():
     for name in ("shift/fog", "shift/fog/x", "shift//3", "shift/fog/0", "shift/"):
         with pytest.raises(ValueError, match="expected loaders of shifts to be called shift/<corruption>/<severity>"):
             parse_shift(name)
+
+
+def test_samples_of_a_loader_of_many_shifts():
+    parts = {"shift/fog/1": 5, "shift/fog/2": 3}
+    found = dict(split_by_part(torch.tensor([3, 4, 5, 7]), parts))
+    assert {name: mask.tolist() for name, mask in found.items()} == {
+        "shift/fog/1": [True, True, False, False],
+        "shift/fog/2": [False, False, True, True],
+    }
+    assert [name for name, _ in split_by_part(torch.tensor([9**9]), parts_of("shift/fog/3", None))] == ["shift/fog/3"]
+    assert not list(split_by_part(torch.empty(0, dtype=torch.long), parts))
+    with pytest.raises(ValueError, match=r"data set with `parts`.*in the loader 'shift', got list"):
+        parts_of("shift", [])
 
 
 def test_means_leave_the_clean_set_out():
@@ -96,11 +111,11 @@ def test_a_test_with_shifts(tested, quiet_trainer):
         ("rotation", 4, 150),
     ]
     rows = read(folder / "tables" / "shift_table.csv")
-    loaders = data.test_dataloader()
+    every = {"test": data.test_set, **data.shifts.sets(data.test_set)}
     keys = {"Acc": "cls/Acc", "NLL": "cls/NLL", "Brier": "cls/Brier", "ECE": "cal/ECE"}
     for shift, row, name in zip(record["shifts"], rows, ["test", "shift/rotation/1", "shift/rotation/4"], strict=True):
         trainer = quiet_trainer(folder / "alone")
-        trainer.test(model, dataloaders={"test": loaders[name]}, verbose=False)
+        trainer.test(model, dataloaders={"test": data._loader(every[name])}, verbose=False)
         alone = trainer.callback_metrics
         for measure, key in keys.items():
             assert shift["predicted"][measure] == pytest.approx(float(alone[f"test/{key}"]), rel=1e-4, abs=1e-6)
