@@ -277,7 +277,8 @@ def test_the_readme_has_one_run(tmp_path, monkeypatch):
     folder = tmp_path / "runs" / "digits" / "version_0"
     config, file = (folder / "config.yaml").read_text(), folder / "checkpoints" / "last.ckpt"
     first = json.loads((folder / "record.json").read_text())
-    assert first["metrics"][0]["value"] == pytest.approx(float(fitted.trainer.callback_metrics["test/cls/Acc"]))
+    (accuracy,) = (metric["value"] for metric in first["metrics"] if metric["key"] == "test/cls/Acc")
+    assert accuracy == pytest.approx(float(fitted.trainer.callback_metrics["test/cls/Acc"]))
     done("test", "--ckpt_path", str(file))
     assert ids[1] == ids[0]
     assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
