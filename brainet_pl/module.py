@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -36,6 +32,15 @@ from brainet_pl.features import (
     read,
     readings_of,
     structure_loader,
+)
+from brainet_pl.framework import (
+    LRSchedulerCallable,
+    OptimizerCallable,
+    TrainerFn,
+    pl,
+    rank_zero_warn,
+    refuse_mix,
+    watch_mixes,
 )
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, need_tree
@@ -133,6 +138,7 @@ class BRAINet(pl.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
+        watch_mixes()
         self.head_settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
         self.task = _make_task(task, num_classes)
         chosen = _make_backbone(backbone)
@@ -329,10 +335,12 @@ class BRAINet(pl.LightningModule):
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
 
+        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
+            refuse_mix(thing)
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
         wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
-        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod
