@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import torch
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from brainet_pl import batches as batching
 from brainet_pl import digest, identity
 from brainet_pl.batches import Columns, Precomputed
 from brainet_pl.features import Extracted, at_work, is_sized, pair, readings, readings_of
+from brainet_pl.framework import rank_zero_info
 from brainet_pl.taps import Taps
 
 FORMAT = 1  # of an entry

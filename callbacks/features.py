@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
 from torch.utils.data import DataLoader
 
 from brainet_pl import checks
 from brainet_pl.features import is_sized
+from brainet_pl.framework import Callback, pl
 from brainet_pl.module import BRAINet
 
 

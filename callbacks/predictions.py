@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+import torch
 from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.callbacks.logging import run_folder
 from brainet_pl.callbacks.rows import neutral, write_rows
+from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 
 
@@ -59,7 +58,7 @@ class PredictionFile(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Write the rows of a batch; a tensor (B, C) becomes C columns."""
+        """Write the rows of a batch; a tensor (B, C) becomes C columns, sets (B, C) of true and false one: "0 3"."""
         if not self.file:
             return
         if not isinstance(outputs, Mapping) or not outputs:
@@ -142,14 +141,17 @@ class PredictionFile(Callback):
 def as_columns(outputs: Mapping[str, Any], class_names: Sequence[str] | None = None) -> dict[str, list[Any]]:
     """What a model gives for B samples as columns of B values; a tensor (B, C) becomes C columns.
 
+    A set of classes, a boolean (B, C), becomes one column with the numbers of its classes.
     With names of classes, `class` is followed by `class_name`, and the columns of one number a class bear their names.
 
-    >>> import torch
     >>> as_columns({"class": torch.tensor([1]), "probabilities": torch.tensor([[0.25, 0.75]])}, ["cat", "dog"])
     {'class': [1], 'class_name': ['dog'], 'probabilities_cat': [0.25], 'probabilities_dog': [0.75]}
     """
     columns: dict[str, list[Any]] = {}
     for name, values in outputs.items():
+        if isinstance(values, Tensor) and values.dim() == 2 and values.dtype == torch.bool:
+            columns[name] = [" ".join(map(str, row.nonzero().squeeze(1).tolist())) for row in values.cpu()]
+            continue
         if isinstance(values, Tensor) and values.dim() == 2:
             named = class_names if class_names and len(class_names) == values.shape[1] else range(values.shape[1])
             columns |= {f"{name}_{c}": column.tolist() for c, column in zip(named, values.unbind(dim=1), strict=True)}

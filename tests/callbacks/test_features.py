@@ -4,9 +4,7 @@ import random
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
@@ -17,6 +15,7 @@ from brainet_pl.datamodules import Digits
 from brainet_pl.datamodules.base import Samples
 from brainet_pl.draws import fixed
 from brainet_pl.features import extract, unshuffled
+from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
 from brainet_pl.scores import KNN
@@ -211,7 +210,7 @@ def test_a_datamodule_without_a_structure_loader_has_none_afterwards(tmp_path, q
 # -- on disk -----------------------------------------------------------------------------------------------------------
 
 
-def fit(folder, quiet_trainer, cache, *callbacks, data=None, epochs=2, resume=None, **settings):
+def fit(folder, quiet_trainer, cache, *callbacks, data=None, epochs=1, resume=None, **settings):
     pl.seed_everything(0, verbose=False)
     model = small(**({"lr": 0.01} | settings))
     seen = watched(model)
