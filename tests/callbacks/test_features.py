@@ -317,15 +317,8 @@ def test_a_resumed_fit_with_copies_repeats_the_uninterrupted_one(tmp_path, quiet
     def run(resume=None, **settings):
         keep = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, **settings)
         cache = FeatureCache(copies=2, progress=False)
-        return fit(
-            tmp_path,
-            quiet_trainer,
-            cache,
-            keep,
-            data=Noisy(images=True),
-            head=MCDropout(num_params=4000),
-            resume=resume,
-        )
+        data, head = Noisy(images=True), MCDropout(num_params=4000)
+        return fit(tmp_path, quiet_trainer, cache, keep, data=data, head=head, epochs=2, resume=resume)
 
     whole = run(every_n_train_steps=5)
     for step in (5, 15):  # in the middle of the first and of the second epoch
