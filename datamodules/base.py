@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
-from brainet_pl import checks
+from brainet_pl import checks, identity
 from brainet_pl.datamodules.shifts import ShiftedSets, Shifts, make_shifts
 from brainet_pl.evaluation.shift import LOADER
 from brainet_pl.framework import pl, watch_mixes
@@ -20,6 +20,7 @@ TEST = "test"  # the key of the known test set among the test loaders
 SampleSet = Dataset[tuple[Tensor, Any]]
 
 
+@identity.plain
 class Samples(Dataset[tuple[Tensor, Any]]):
     """Inputs (N, …) and labels or numbers (N,) in memory, prepared sample by sample.
 
