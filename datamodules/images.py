@@ -272,11 +272,11 @@ class ImageFolder(SplitData):
 
     def _loader(self, samples: SampleSet, shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
         """Only now a checkpoint may have told the model its classes, and how its images are prepared."""
-        assert isinstance(samples, ImageFiles)
         labelled = [getattr(self, f"{name}_set", None) for name in ("train", "structure", "val", "test")]
-        if any(samples is one for one in labelled):
-            samples.number(self._trained_classes())
-        samples.prepare = self._transform(self.augment and shuffle)
+        if isinstance(samples, ImageFiles):
+            if any(samples is one for one in labelled):
+                samples.number(self._trained_classes())
+            samples.prepare = self._transform(self.augment and shuffle)
         return super()._loader(samples, shuffle, drop_last)
 
     def _trained_classes(self) -> Sequence[str]:
@@ -324,7 +324,7 @@ def hold_out(files: Sequence[Found], share: float, seed: int) -> tuple[list[Foun
 
     >>> files = [Found(Path(f"{kind}{i}"), kind) for kind in "ab" for i in range(4)]
     >>> [one.path.name for one in hold_out(files, 0.25, seed=0)[1]]
-    ['a2', 'b0']
+    ['a0', 'b0']
     """
     generator = torch.Generator().manual_seed(seed)
     held: set[Path] = set()
