@@ -141,7 +141,7 @@ class DirichletScaling(VectorScaling):
             learns more, and needs more validation samples. It takes the place of the published penalty.
     """
 
-    def __init__(self, spread: float = 0.1) -> None:
+    def __init__(self, spread: float = 0.03) -> None:
         super().__init__()
         self.spread = checks.above_zero("spread", spread)
 
