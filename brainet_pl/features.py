@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
@@ -16,6 +14,7 @@ from tqdm.auto import tqdm
 
 from brainet_pl import batches as batching
 from brainet_pl.batches import Columns, Precomputed, split
+from brainet_pl.framework import pl, rank_zero_warn
 from brainet_pl.taps import Taps
 from brainet_pl.together import agree, everyones
 

@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -36,6 +32,15 @@ from brainet_pl.features import (
     read,
     readings_of,
     structure_loader,
+)
+from brainet_pl.framework import (
+    LRSchedulerCallable,
+    OptimizerCallable,
+    TrainerFn,
+    pl,
+    rank_zero_warn,
+    refuse_mix,
+    watch_mixes,
 )
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, ResidualHead, need_tree, run_head, train_head
@@ -101,7 +106,7 @@ class BRAINet(pl.LightningModule):
         backbone: a feature extractor: settings of one (`Backbone`), a module, a name, or null for raw features.
         head: settings of the head; null is `Tree()`, a BRAINet of 16,000 parameters.
         task: `Classification` or `Regression`, with their settings; null is a classification of `num_classes`.
-        scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`.
+        scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`, `Own`.
         calibration: a calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
         conformal: sets of classes or intervals of numbers that hold the truth at a chosen level, `Conformal`; null has
             none.
@@ -134,6 +139,7 @@ class BRAINet(pl.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
+        watch_mixes()
         self.head_settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
         self.task = _make_task(task, num_classes)
         chosen = _make_backbone(backbone)
@@ -160,6 +166,7 @@ class BRAINet(pl.LightningModule):
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
         self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
+        self.own_metrics = self._collect("test/own/", extra)  # of the network's own layer, where it has this task
         self.conformal_metrics = None
         if self.conformal is not None:
             self.conformal_metrics = collect(self.conformal.measures(self.task), "test/", self.task.group)
@@ -340,7 +347,7 @@ class BRAINet(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         """The set-up is over."""
-        if self.backbone.frozen:  # it is meant to stay in evaluation, whatever Lightning thinks of that
+        if self.backbone.frozen or self.backbone.own is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
         self.forget_features()
 
@@ -352,10 +359,12 @@ class BRAINet(pl.LightningModule):
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
 
+        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
+            refuse_mix(thing)
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
         wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
-        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod
@@ -577,6 +586,9 @@ class BRAINet(pl.LightningModule):
         if target is not None:
             answers = self.task.answers(passes.predicted, target)
             self._update(self.test_metrics, passes.predicted, target)
+            own = self._own_predicted(passes)
+            if own is not None:
+                self._update(self.own_metrics, own, target)
             final = self.final(passes, scores)
             if self.scaled_metrics is not None:
                 self._update(self.scaled_metrics, final, target)
@@ -587,6 +599,11 @@ class BRAINet(pl.LightningModule):
                 answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
         return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
+
+    def _own_predicted(self, passes: Passes) -> Tensor | None:
+        """What the network predicts without the new head; None where it can't, or is no longer what it was."""
+        own = None if passes.readings is None else passes.readings.own
+        return self.task.own_predicted(own) if own is not None and self.backbone.frozen else None
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""

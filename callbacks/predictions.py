@@ -9,15 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.callbacks.logging import run_folder
 from brainet_pl.callbacks.rows import neutral, write_rows
+from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 
 

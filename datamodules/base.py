@@ -6,13 +6,13 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
 from brainet_pl import checks
+from brainet_pl.framework import pl, watch_mixes
 
 TEST = "test"  # the key of the known test set among the test loaders
 SampleSet = Dataset[tuple[Tensor, Any]]
@@ -152,6 +152,7 @@ class SplitData(pl.LightningDataModule):
         near: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        watch_mixes()
         check_share("val_fraction", val_fraction)
         self.batch_size = checks.whole("batch_size", batch_size, 2, hint="batch norm can't train on one sample")
         self.num_workers = checks.whole("num_workers", num_workers, 0)

@@ -4,10 +4,10 @@ import csv
 
 import pytest
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 
 from brainet_pl.callbacks import PredictionFile
 from brainet_pl.datamodules import Digits
+from brainet_pl.framework import ModelCheckpoint
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Linear
 

@@ -3,12 +3,12 @@
 import copy
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from brainet_pl import Backbone, BRAINet
 from brainet_pl.callbacks import Evaluation, StructureLearning
+from brainet_pl.framework import pl
 from brainet_pl.network import Tree
 from brainet_pl.scores import KNN
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
@@ -18,6 +16,7 @@ from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.features import structure_loader
+from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import Generative
@@ -436,7 +435,7 @@ def test_a_backbone_learns_ten_times_slower_unless_told():
 
 DDP = """
 import json, sys
-import pytorch_lightning as pl
+from brainet_pl.framework import pl
 import torch
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
