@@ -4,15 +4,14 @@ import copy
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import Backbone, BRAINet
 from brainet_pl.callbacks import FeatureCache, StructureLearning
+from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.network import Tree
 from brainet_pl.tasks import Classification, Regression
 
