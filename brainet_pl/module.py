@@ -232,12 +232,20 @@ class BRAINet(pl.LightningModule):
         """Whether the network's own outputs say something of the training targets: its classes may be others."""
         if self.backbone.raw or self._trainer is None or not self.head_settings.asks_own:
             return False
-        few = self._few().own
-        if few is None or not self.task.own_fits(few.shape[1]):
+        seen = self._seen()
+        if seen.own is None or not self.task.own_fits(seen.own.shape[1]):
             return False
         found = self.training_sample()
         assert found.readings.own is not None
         return self.task.own_helps(found.readings.own, self.task.check(found.targets))
+
+    def _seen(self) -> Precomputed:
+        """What the backbone gave for some of the training data, run again only if nobody has looked yet."""
+        if self._kept is not None:
+            return self._kept.readings[:2]
+        if self._kept_share is not None and self._kept_share.readings:
+            return self._kept_share.readings[0][:2]
+        return self._few()
 
     def training_sample(self, max_rows: int = SAMPLE_ROWS) -> Extracted:
         """What the backbone gives for a random choice of `max_rows` training samples, the same in all processes."""
