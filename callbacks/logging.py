@@ -1,26 +1,32 @@
-"""Figures, tables and files to any logger: W&B, TensorBoard, or files beside the CSV; nothing is dropped in silence."""
+"""Charts, figures, tables and files to any logger, and always as files of the run; nothing is dropped in silence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytorch_lightning as pl
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
-from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
 from brainet_pl.callbacks.rows import write_rows
+from brainet_pl.callbacks.sinks import Drawn, Sink, Tabled, rgb, sink_of
+from brainet_pl.evaluation import figures
+from brainet_pl.evaluation.chart import Chart, Matrix
+from brainet_pl.loggers import is_local, is_wandb
+
+_TOLD: WeakSet[Any] = WeakSet()  # loggers of which it was said that they don't take everything
 
 
 def run_folder(trainer: pl.Trainer) -> Path:
     """Where files of a run go: beside its metrics or, without a logger that has a folder, the Trainer's root."""
     for logger in trainer.loggers:
-        if isinstance(logger, CSVLogger | TensorBoardLogger):
-            return Path(logger.log_dir)
+        if is_local(logger):
+            return Path(str(logger.log_dir))  # type: ignore[attr-defined]
     return Path(trainer.default_root_dir)
 
 
@@ -32,17 +38,25 @@ def file_name(name: str) -> str:
 @rank_zero_only
 def log_figure(trainer: pl.Trainer, name: str, figure: Figure) -> None:
     """Send a figure to every logger and save it as `figures/<name>.png` in the run's folder."""
-    path = run_folder(trainer) / "figures" / f"{file_name(name)}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            logger.log_image(name, [str(path)], step=trainer.global_step)
-        elif isinstance(logger, TensorBoardLogger):
-            experiment: Any = logger.experiment
-            experiment.add_figure(name, figure, trainer.global_step)
-        elif not isinstance(logger, CSVLogger):
-            rank_zero_warn(f"{type(logger).__name__} takes no figures here: {name} is in {path}")
+    drawn = _saved_figure(trainer, name, figure)
+    for sink in _sinks(trainer):
+        _tell(sink, sink.picture(drawn), "pictures", drawn.path.parent)
+
+
+@rank_zero_only
+def log_chart(trainer: pl.Trainer, chart: Chart) -> None:
+    """Send a chart to every logger, as data where it draws charts itself, and save its picture in `figures`."""
+    drawn = _saved_figure(trainer, chart.name, figures.draw(chart))
+    for sink in _sinks(trainer):
+        _tell(sink, sink.chart(chart, drawn), "pictures", drawn.path.parent)
+
+
+@rank_zero_only
+def log_matrix(trainer: pl.Trainer, name: str, matrix: Matrix) -> None:
+    """Send a confusion matrix to every logger, and save its picture in `figures`."""
+    drawn = _saved_figure(trainer, name, figures.draw_matrix(matrix))
+    for sink in _sinks(trainer):
+        _tell(sink, sink.matrix(matrix, drawn), "pictures", drawn.path.parent)
 
 
 @rank_zero_only
@@ -66,48 +80,82 @@ def log_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequ
     plain = [[_saved(cell, path, f"{i}_{j}") for j, cell in enumerate(row)] for i, row in enumerate(rows)]
     with path.open("w", newline="", encoding="utf-8") as file:
         write_rows(file, [list(columns), *plain])
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            import wandb
-
-            data = [[wandb.Image(_rgb(cell)) if isinstance(cell, np.ndarray) else cell for cell in row] for row in rows]
-            logger.log_table(name, columns=list(columns), data=data, step=trainer.global_step)
-        elif isinstance(logger, TensorBoardLogger):
-            experiment: Any = logger.experiment
-            experiment.add_text(name, _markdown(columns, plain), trainer.global_step)
-            for j, column in enumerate(columns):
-                pictures = [row[j] for row in rows if isinstance(row[j], np.ndarray)]
-                if pictures and len({p.shape for p in pictures}) == 1:
-                    grid = np.stack([_rgb(p) for p in pictures])
-                    experiment.add_images(f"{name}/{column}", grid, trainer.global_step, dataformats="NHWC")
-        elif not isinstance(logger, CSVLogger):
-            rank_zero_warn(f"{type(logger).__name__} takes no tables here: {name} is in {path}")
+    table = Tabled(name, list(columns), rows, plain, path, _step(trainer))
+    for sink in _sinks(trainer):
+        _tell(sink, sink.table(table), "tables", path.parent)
     shown = ((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if isinstance(cell, np.ndarray))
     return {f"{name}/{i}/{j}": str(plain[i][j]) for i, j in shown}
 
 
 @rank_zero_only
-def log_artifact(trainer: pl.Trainer, kind: str, path: Path, facts: Mapping[str, Any]) -> None:
-    """Hand a file to W&B as a versioned artifact of that kind; equal content stays one version. Others keep the file.
+def log_files(
+    trainer: pl.Trainer,
+    kind: str,
+    paths: Sequence[Path],
+    facts: Mapping[str, Any],
+    name: str = "",
+    aliases: Sequence[str] = (),
+) -> None:
+    """Hand files to every logger that keeps files, as W&B's versioned artifacts; they stay in the run's folder too.
 
-    An offline run keeps the artifact until `wandb sync`; a disabled one has no place for it.
+    Args:
+        trainer: with the loggers.
+        kind: what they are: "structure", "model", "predictions", "evaluation".
+        paths: the files.
+        facts: what is known about them, as primitives.
+        name: of the artifact; "" is its kind.
+        aliases: of this version, such as "best".
     """
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger) and not getattr(logger.experiment, "disabled", False):
-            import wandb
+    for sink in _sinks(trainer):
+        sink.files(kind, name or kind, paths, facts, list(aliases))
 
-            artifact = wandb.Artifact(kind, type=kind, metadata=dict(facts))
-            artifact.add_file(str(path), name=path.name)
-            logger.experiment.log_artifact(artifact)
+
+@rank_zero_only
+def log_summary(trainer: pl.Trainer, numbers: Mapping[str, float]) -> None:
+    """Note the numbers that sum up a run, where a logger has a place for them."""
+    for sink in _sinks(trainer):
+        sink.summary(numbers)
+
+
+@rank_zero_only
+def log_numbers(trainer: pl.Trainer, numbers: Mapping[str, float]) -> None:
+    """Log single numbers of a test, but not to W&B, where each would be a panel with one point."""
+    for logger in trainer.loggers:
+        if not is_wandb(logger):
+            logger.log_metrics(dict(numbers), step=_step(trainer))
 
 
 @rank_zero_only
 def define_summaries(trainer: pl.Trainer, best: Mapping[str, str]) -> None:
     """Tell W&B which value of a metric sums up a run: name → "min" or "max"; without it, the last counts."""
     for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
+        board: Any = logger
+        if is_wandb(board):
             for name, which in best.items():
-                logger.experiment.define_metric(name, summary=which, step_metric="trainer/global_step")
+                board.experiment.define_metric(name, summary=which, step_metric="trainer/global_step")
+
+
+def _sinks(trainer: pl.Trainer) -> list[Sink]:
+    return [sink_of(logger) for logger in trainer.loggers]
+
+
+def _step(trainer: pl.Trainer) -> int:
+    """The step at which Lightning logs: that of the last training, or of the checkpoint in a run that is gone on with."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def _tell(sink: Sink, taken: bool, what: str, folder: Path) -> None:
+    """Say once of a logger that it does not take something."""
+    if not taken and not sink.quiet and sink.logger not in _TOLD:
+        _TOLD.add(sink.logger)
+        rank_zero_info(f"{type(sink.logger).__name__} takes no {what}: they are in {folder}")
+
+
+def _saved_figure(trainer: pl.Trainer, name: str, figure: Figure) -> Drawn:
+    path = run_folder(trainer) / "figures" / f"{file_name(name)}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return Drawn(name, figure, path, _step(trainer))
 
 
 def _saved(cell: Any, table: Path, name: str) -> Any:
@@ -116,15 +164,5 @@ def _saved(cell: Any, table: Path, name: str) -> Any:
         return "" if cell is None else cell
     path = table.with_suffix("") / f"{name}.png"
     path.parent.mkdir(exist_ok=True)
-    imsave(path, _rgb(cell))
+    imsave(path, rgb(cell))
     return path.relative_to(table.parent).as_posix()
-
-
-def _rgb(picture: Any) -> Any:
-    """uint8 (H, W) or (H, W, 3) → (H, W, 3)."""
-    return np.repeat(picture[..., None], 3, axis=-1) if picture.ndim == 2 else picture
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [list(columns), ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in lines)
