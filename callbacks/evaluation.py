@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,19 +18,32 @@ from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.batches import Precomputed
-from brainet_pl.callbacks.logging import define_summaries, file_name, log_figure, log_table, run_folder
+from brainet_pl.callbacks.logging import (
+    define_summaries,
+    file_name,
+    log_chart,
+    log_config,
+    log_figure,
+    log_files,
+    log_matrix,
+    log_numbers,
+    log_summary,
+    log_table,
+    log_wandb_table,
+    run_folder,
+)
 from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.callbacks.sets import test_sets
-from brainet_pl.evaluation import summary
-from brainet_pl.evaluation.curves import SEPARATION
-from brainet_pl.evaluation.figures import readable
+from brainet_pl.evaluation import charts, summary
+from brainet_pl.evaluation.chart import Chart, Matrix, readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.features import inputs_of
+from brainet_pl.loggers import is_wandb
 from brainet_pl.module import BRAINet
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
-MOST_UNCERTAIN = "test/most_uncertain"
+MOST_UNCERTAIN, CLASSES, CONFUSION = "test/most_uncertain", "test/classes", "test/confusion"
 
 
 class Sample(NamedTuple):
@@ -47,9 +61,14 @@ class Evaluation(Callback):
     - metrics `ood/<set>/<score>/<measure>` of every unknown set, and the means `near_mean` and `far_mean` of sets of a
       kind;
     - `scores.csv`: every sample's scores;
-    - figures `test/reliability`, `test/risk_coverage`, `test/passes`, `ood/<set>/histograms`, `ood/<set>/curves` and
-      `structure/tree`, and tables `test/most_uncertain` and `ood/table`, to every logger and as files;
-    - `record.json`, from which `brainet report` makes its page.
+    - charts `test/reliability`, `test/risk_coverage`, `test/passes` and `test/confusion` of a classification,
+      `test/predicted`, `test/coverage`, `test/spread`, `test/residuals` and `test/refusal` of a regression,
+      `ood/<set>/histograms` and `ood/<set>/curves`, and the picture `structure/tree`, to every logger and as files;
+    - tables `test/most_uncertain`, `test/classes`, `ood/table` and, to W&B, `test/scores`;
+    - `record.json`, which `brainet report` and `brainet compare` read, and `report.html`, the page of the run.
+
+    W&B gets charts that overlay runs in place of pictures, the numbers of unknown sets as a table, and those of the
+    headline score in its summary.
 
     The known test set is the first loader; all others are unknown sets, by the names of the dictionary that
     `test_dataloader` returns. What a task or a head does not have (calibration of a regression, passes of a single
@@ -61,6 +80,8 @@ class Evaluation(Callback):
         most_uncertain: rows of the table of doubtful samples; 0 makes none.
         score: the score that ranks them and stands in the headline; null is the entropy, or the first there is.
         image_shape: of inputs that are flattened images: [channels, height, width] or [height, width].
+        report: write `report.html` into the run's folder.
+        most_scores: samples in the table `test/scores` for W&B, spread evenly over all sets; 0 makes none.
     """
 
     def __init__(
@@ -70,8 +91,11 @@ class Evaluation(Callback):
         most_uncertain: int = 16,
         score: str | None = None,
         image_shape: tuple[int, ...] | None = None,
+        report: bool = True,
+        most_scores: int = 2000,
     ) -> None:
         checks.whole("most_uncertain", most_uncertain, 0)
+        self.report, self.most_scores = report, checks.whole("most_scores", most_scores, 0)
         if image_shape is not None and len(image_shape) not in (2, 3):
             raise ValueError(f"expected image_shape to be (C, H, W) or (H, W), got {tuple(image_shape)}")
         checks.file_name("score_file", score_file)
@@ -180,11 +204,8 @@ class Evaluation(Callback):
             for score, measures in scores.items():
                 for measure, value in measures.items():
                     key = f"ood/{name}/{score}/{measure}"
-                    pl_module.log(key, float(value), rank_zero_only=True, add_dataloader_idx=False)
-        if trainer.is_global_zero:
-            best = {m: "max" if better == "higher" else "min" for m, better in SEPARATION.items() if better}
-            keys = [f"ood/{name}/{score}/" for name, scores in self._found.items() for score in scores]
-            define_summaries(trainer, {key + m: which for key in keys for m, which in best.items()})
+                    # To the loggers in `_tell`, each as it likes them.
+                    pl_module.log(key, float(value), logger=False, rank_zero_only=True, add_dataloader_idx=False)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write and draw; after `on_test_epoch_end`, so that the metrics of all callbacks are there."""
@@ -204,44 +225,102 @@ class Evaluation(Callback):
         model = _facts(pl_module)
         rows = summary.separation_rows(self._found)
         score = summary.headline(list(record.known.scores), self.score)
+        names = _class_names(pl_module, record)
+        label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
+        made = charts.charts_of(record, self._found, label, score)
+        matrix = charts.confusion(record.known, names)
         drawn, tables, files = {}, {}, {}
         if self.figures:
-            label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
-            drawn = summary.pictures(record, self._found, label, ggt, model.get("temperature"))
-            tables = self._tables(score, rows)
+            drawn = summary.tree_picture(ggt, model.get("temperature"))
+            tables = self._tables(score, rows, charts.class_numbers(record.known, names), names)
+            self._show(trainer, made, matrix)
         for name, picture in drawn.items():
             log_figure(trainer, name, picture.figure)
             files[name] = f"{file_name(name)}.png"
         for name, table in tables.items():
             files |= log_table(trainer, name, table.columns, table.rows) or {}
+        self._number(trainer, record, score)
         metrics = [getattr(pl_module, name, None) for name in ("test_metrics", "scaled_metrics", "conformal_metrics")]
+        entries = summary.metric_entries(metrics, trainer.callback_metrics)
         content = summary.to_json(
             record,
             model=model,
             score=score,
-            metrics=summary.metric_entries(metrics, trainer.callback_metrics),
+            metrics=entries,
             rows=rows,
+            charts=made,
+            matrix=matrix,
             drawn=drawn,
-            tables={name: table for name, table in tables.items() if name == MOST_UNCERTAIN},
+            tables={name: table for name, table in tables.items() if name in (MOST_UNCERTAIN, CLASSES)},
             files=files,
+            seed=_seed(),
+            settings=_settings(pl_module),
         )
         (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
-        rank_zero_info(f"figures and tables: {folder}; for a page of them: brainet report {folder}")
+        self._finish(trainer, folder, {entry["key"]: entry["value"] for entry in entries})
 
-    def _tables(self, score: str, rows: list[dict[str, Any]]) -> dict[str, summary.TableData]:
+    def _show(self, trainer: pl.Trainer, made: list[Chart], matrix: Matrix | None) -> None:
+        for chart in made:
+            log_chart(trainer, chart)
+        if matrix is not None:
+            log_matrix(trainer, CONFUSION, matrix)
+
+    def _number(self, trainer: pl.Trainer, record: TestRecord, score: str) -> None:
+        """Numbers of unknown sets: all of them to loggers of numbers, the headline's to a summary."""
+        every = {
+            f"ood/{name}/{by}/{measure}": float(value)
+            for name, scores in self._found.items()
+            for by, measures in scores.items()
+            for measure, value in measures.items()
+        }
+        if every:
+            log_numbers(trainer, every)
+        log_summary(
+            trainer, {k: v for k, v in every.items() if f"/{score}/" in k and not k.split("/")[-1].startswith("n_")}
+        )
+        log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
+        if self.most_scores and any(is_wandb(logger) for logger in trainer.loggers):
+            table = summary.score_table(record, self.most_scores)
+            log_wandb_table(trainer, "test/scores", table.columns, table.rows)
+
+    def _finish(self, trainer: pl.Trainer, folder: Path, values: dict[str, Any]) -> None:
+        """The page of the run, all files of the test as one artifact, and where to look."""
+        told = folder
+        if self.report:
+            from brainet_pl.evaluation.report import write_report
+
+            told = write_report(folder)
+        names = ("record.json", self.score_file or "record.json", "report.html" if self.report else "record.json")
+        files = [folder / name for name in dict.fromkeys(names)]
+        log_files(trainer, "evaluation", [path for path in files if path.is_file()], values)
+        rank_zero_info(f"tested: {told}")
+
+    def _tables(
+        self,
+        score: str,
+        rows: list[dict[str, Any]],
+        classes: Sequence[charts.ClassNumbers],
+        names: Sequence[str] | None,
+    ) -> dict[str, summary.TableData]:
         made = {}
         if self._doubtful:
             cells = list(self._doubtful[0].cells)
+
+            def shown(name: str, value: Any) -> Any:
+                return names[int(value)] if names is not None and name in ("predicted", "label") else value
+
             pictures = any(sample.picture is not None for sample in self._doubtful)
             by, n = readable(score), len(self._doubtful)
             made[MOST_UNCERTAIN] = summary.TableData(
                 f"The {n} test samples of the highest {by}, the most uncertain first",
                 ["sample", *(["picture"] if pictures else []), *cells],
                 [
-                    [s.number, *([s.picture] if pictures else []), *(s.cells[name] for name in cells)]
+                    [s.number, *([s.picture] if pictures else []), *(shown(name, s.cells[name]) for name in cells)]
                     for s in self._doubtful
                 ],
             )
+        if classes:
+            made[CLASSES] = summary.class_table(classes)
         if rows:
             made["ood/table"] = summary.separation_table(rows)
         return made
@@ -296,6 +375,28 @@ def _most_doubtful(samples: list[Sample], k: int) -> list[Sample]:
 
 def _units(module: BRAINet) -> dict[str, str]:
     return dict(module.task.units) | {name: unit for score in module.scores for name, unit in score.units.items()}
+
+
+def _class_names(module: pl.LightningModule, record: TestRecord) -> list[str] | None:
+    """The names of the classes, where the model knows them and they cover all that was predicted."""
+    found = getattr(module, "class_names", None)
+    answers = record.known.answers
+    if not found or not {"label", "predicted"} <= set(answers):
+        return None
+    largest = max(int(answers["label"].max()), int(answers["predicted"].max()))
+    return list(map(str, found)) if largest < len(found) else None
+
+
+def _seed() -> int | None:
+    """What `seed_everything` was given, or None."""
+    seed = os.environ.get("PL_GLOBAL_SEED", "")
+    return int(seed) if seed.isdigit() else None
+
+
+def _settings(module: pl.LightningModule) -> dict[str, Any]:
+    """The settings of the model as JSON holds them."""
+    settings: dict[str, Any] = json.loads(json.dumps(dict(module.hparams), default=str))
+    return settings
 
 
 def _facts(module: pl.LightningModule) -> dict[str, Any]:

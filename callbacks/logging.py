@@ -26,7 +26,7 @@ def run_folder(trainer: pl.Trainer) -> Path:
     """Where files of a run go: beside its metrics or, without a logger that has a folder, the Trainer's root."""
     for logger in trainer.loggers:
         if is_local(logger):
-            return Path(str(logger.log_dir))  # type: ignore[attr-defined]
+            return Path(str(logger.log_dir))
     return Path(trainer.default_root_dir)
 
 
@@ -126,6 +126,24 @@ def log_numbers(trainer: pl.Trainer, numbers: Mapping[str, float]) -> None:
 
 
 @rank_zero_only
+def log_config(trainer: pl.Trainer, facts: Mapping[str, Any]) -> None:
+    """Note what was found out about a run beside its settings, such as counts, in W&B's configuration of it."""
+    for logger in trainer.loggers:
+        board: Any = logger
+        if is_wandb(board):
+            board.experiment.config.update(dict(facts), allow_val_change=True)
+
+
+@rank_zero_only
+def log_wandb_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Send a long table to W&B alone: others have it as a file."""
+    for logger in trainer.loggers:
+        board: Any = logger
+        if is_wandb(board):
+            board.log_table(name, columns=list(columns), data=[list(row) for row in rows], step=_step(trainer))
+
+
+@rank_zero_only
 def define_summaries(trainer: pl.Trainer, best: Mapping[str, str]) -> None:
     """Tell W&B which value of a metric sums up a run: name → "min" or "max"; without it, the last counts."""
     for logger in trainer.loggers:
@@ -140,7 +158,7 @@ def _sinks(trainer: pl.Trainer) -> list[Sink]:
 
 
 def _step(trainer: pl.Trainer) -> int:
-    """The step at which Lightning logs: that of the last training, or of the checkpoint in a run that is gone on with."""
+    """The step at which Lightning logs: that of the last training, or of the checkpoint of a run that goes on."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 

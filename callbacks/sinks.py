@@ -127,7 +127,7 @@ class WandbSink(Sink):
             for i, counts in enumerate(matrix.counts)
             for j, count in enumerate(counts)
         ]
-        columns = ["Actual", "Predicted", "nPredictions"]
+        columns: list[Any] = ["Actual", "Predicted", "nPredictions"]
         made = wandb.plot_table(
             "wandb/confusion_matrix/v1",
             wandb.Table(columns=columns, data=rows),

@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from brainet_pl import files
-from brainet_pl.callbacks.logging import log_artifact, log_figure, run_folder
+from brainet_pl.callbacks.logging import log_figure, log_files, run_folder
 from brainet_pl.module import BRAINet, refuse_sharding
 from brainet_pl.ranks import first_asks, on_rank_zero
 from brainet_pl.structure import GGT, cache, learn_structure
@@ -175,4 +175,4 @@ class StructureLearning(Callback):
             logger.log_metrics(facts, step=trainer.global_step)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
-            log_artifact(trainer, "structure", beside / "structure.json", {"fingerprint": ggt.fingerprint} | facts)
+            log_files(trainer, "structure", [beside / "structure.json"], {"fingerprint": ggt.fingerprint} | facts)

@@ -28,7 +28,7 @@ MOST_POINTS = 160  # of a curve: finer than a screen shows
 MOST_DOTS = 600  # of a cloud of samples
 MOST_SHOWN = 3  # curves that a reader sees before asking for more
 MOST_CLASSES = 60  # of a confusion matrix: larger ones can't be read
-LEVELS = tuple(0.05 * i for i in range(1, 20)) + (0.99,)  # of central intervals
+LEVELS = (*(0.05 * i for i in range(1, 20)), 0.99)  # of central intervals
 SHARE = Axis("", "share", 0.0, 1.0)
 
 
@@ -173,14 +173,14 @@ def risk_coverage_chart(scores: Mapping[str, Tensor], wrong: Tensor, score: str 
     late = max(float(curve[max(0, n // 20) :].max()) for curve in curves.values())  # the first few samples are noise
     top = max(0.002, 1.15 * float(wrong.double().mean()), 1.05 * late)
     lines = [
-        _curve(readable(name), coverage, curves[name], note=f"AURC {_percent(areas[name])}", shown=name in few)
-        for name in order
+        _curve(readable(name), coverage, curves[name], note=_percent(areas[name]), shown=name in few) for name in order
     ]
-    ideal = _curve("best possible", coverage, best, kind="guide", note=f"AURC {_percent(float(best.mean()))}")
+    ideal = _curve("best possible", coverage, best, kind="guide", note=_percent(float(best.mean())))
     return Chart(
         "test/risk_coverage",
         "test",
-        "What refusing to answer buys: the error rate when only the most certain share is answered.",
+        "What refusing to answer buys: the error rate when only the most certain share is answered. Behind the names: "
+        "the area under each curve (AURC).",
         f"Error rate against coverage for {len(areas)} scores: {_percent(float(wrong.mean()))} when all are answered; "
         f"the smallest area, {_percent(areas[order[0]])}, is that of {readable(order[0])}",
         [
@@ -216,7 +216,7 @@ def _passes(record: TestRecord) -> Chart:
     return Chart(
         "test/passes",
         "test",
-        f"What another pass buys: metrics of the mean of the first passes, in the order they were drawn. {note}".strip(),
+        f"What another pass buys: metrics of the mean of the first passes, as they were drawn. {note}".strip(),
         f"Metrics of the mean of the first t passes on {n:,} test samples, t from 1 to {record.steps[-1]}: negative "
         f"log-likelihood from {curves['NLL'][0]:.3f} to {curves['NLL'][-1]:.3f}, error from "
         f"{_percent(curves['error'][0])} to {_percent(curves['error'][-1])}",
@@ -284,16 +284,12 @@ def class_numbers(known: SetRecord, names: Sequence[str] | None = None) -> list[
     sure = torch.zeros(classes, dtype=torch.float64).index_add_(0, predicted, confidence)
     recall, precision, mean = hits / of, hits / called, sure / called
     f1 = 2 * hits / (of + called)
-    rows = zip(recall.tolist(), precision.tolist(), f1.tolist(), mean.tolist(), strict=True)
-    return [
-        ClassNumbers(
-            str(i) if names is None else names[i],
-            int(of[i]),
-            *(_finite(value) for value in (r, p, f, c)),
-            _finite(c - p),
-        )
-        for i, (r, p, f, c) in enumerate(rows)
-    ]
+    made = []
+    for i, numbers in enumerate(zip(recall.tolist(), precision.tolist(), f1.tolist(), mean.tolist(), strict=True)):
+        r, p, f, c = (_finite(value) for value in numbers)
+        over = None if c is None or p is None else c - p
+        made.append(ClassNumbers(str(i) if names is None else names[i], int(of[i]), r, p, f, c, over))
+    return made
 
 
 def _finite(value: float) -> float | None:
@@ -571,7 +567,7 @@ def separation_curves(
     )
     for key in order:
         curve = roc_curve(known[key], unknown[key])
-        note = f"AUROC {measured[key]['AUROC']:.3f}, AUPR {measured[key]['AUPR_out']:.3f}"
+        note = f"{measured[key]['AUROC']:.3f} / {measured[key]['AUPR_out']:.3f}"
         roc.append(_curve(readable(key), curve.fpr, curve.tpr, note=note, shown=key in few))
         recall.append(_curve(readable(key), curve.tpr[1:], curve.precision[1:], note=note, shown=key in few))
     listed = ", ".join(f"{readable(key)} {measured[key]['AUROC']:.3f}" for key in order)
@@ -579,7 +575,7 @@ def separation_curves(
         f"ood/{name}/curves",
         "ood",
         f"Unknown inputs, {readable(name)}, n = {n_ood:,}, are the positive class; known are the test set, n = "
-        f"{n_id:,}. Dotted: a score that knows nothing.",
+        f"{n_id:,}. Dotted: a score that knows nothing. Behind the names: AUROC / AUPR.",
         f"ROC and precision-recall curves on {readable(name)}; AUROC: {listed}",
         [
             Panel(

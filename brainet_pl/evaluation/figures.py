@@ -88,15 +88,21 @@ def _panel(ax: Axes, panel: Panel, style: dict[str, int]) -> None:
     ax.set_title(panel.title, fontsize=9.5, color=INK, loc="left")
     for series in panel.series:
         _series(ax, series, style.get(series.name, 0))
-    for axis, spine, set_limits, ends in zip(
-        (panel.x, panel.y), (ax.xaxis, ax.yaxis), (ax.set_xlim, ax.set_ylim), limits(panel), strict=True
-    ):
-        _scale(axis, spine)
-        room = 0.0 if axis.log else 0.01 * (ends[1] - ends[0])  # a line along an edge is not cut in half
-        set_limits(ends[0] - room, ends[1] + room)
+    xlim, ylim = (
+        ends if axis.log else _roomy(*ends) for axis, ends in zip((panel.x, panel.y), limits(panel), strict=True)
+    )
+    _scale(panel.x, ax.xaxis)
+    _scale(panel.y, ax.yaxis)
     if panel.y.log:
         ax.set_yscale("log")
-        ax.set_ylim(*limits(panel)[1])
+    ax.set_xlim(*xlim)
+    ax.set_ylim(*ylim)
+
+
+def _roomy(low: float, high: float) -> tuple[float, float]:
+    """A little more, so that a line along an edge is not cut in half."""
+    room = 0.01 * (high - low)
+    return low - room, high + room
 
 
 def _scale(axis: Axis, spine: Any) -> None:

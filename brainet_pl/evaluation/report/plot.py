@@ -10,7 +10,18 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from brainet_pl.evaluation.chart import Axis, Chart, Panel, Series, as_text, limits, log_ticks, names_of, ticks
+from brainet_pl.evaluation.chart import (
+    Axis,
+    Chart,
+    Panel,
+    Series,
+    Unit,
+    as_text,
+    limits,
+    log_ticks,
+    names_of,
+    ticks,
+)
 
 WIDTH, HEIGHT = 340.0, 244.0  # of a panel, in its own units: about the width of a phone, so that words keep their size
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 8.0, 38.0
@@ -37,7 +48,7 @@ class Mark(NamedTuple):
     """A series as shapes: its number in the legend, its style, and what there is to draw.
 
     Attributes:
-        index: place in the legend.
+        number: place in the legend.
         style: number of its colour and dashes; None is that of a guide.
         path: of a line, "" if there is none.
         dots: (x, y) of points.
@@ -47,7 +58,7 @@ class Mark(NamedTuple):
         hatched: whether bars are drawn as outlines, above those before.
     """
 
-    index: int
+    number: int
     style: int | None
     path: str
     dots: list[tuple[float, float]]
@@ -73,7 +84,7 @@ class Plot(NamedTuple):
 class Key(NamedTuple):
     """An entry of a legend."""
 
-    index: int
+    number: int
     style: int | None
     name: str
     note: str
@@ -189,25 +200,18 @@ def _mark(series: Series, x: _Scale, y: _Scale, index: int, style: int | None, b
     return Mark(index, style, path, dots, bars, intervals, series.shown, hatched=before > 0)
 
 
-def chart_of_history(
-    history: dict[str, tuple[list[float], list[float]]], wanted: Sequence[tuple[str, Sequence[tuple[str, str]]]]
-) -> Chart | None:
-    """Training curves: for each title the metrics (key, name) that share its panel, where there are two values.
+Wanted = Sequence[tuple[str, Unit, Sequence[tuple[str, str]]]]  # title, unit, (key, name) of metrics in one panel
 
-    Shares are recognised by their keys.
-    """
+
+def chart_of_history(history: dict[str, tuple[list[float], list[float]]], wanted: Wanted) -> Chart | None:
+    """Training curves: a panel for each title whose metrics have at least two values."""
     panels, told = [], []
-    for title, keys in wanted:
+    for title, unit, keys in wanted:
         found = [(key, name) for key, name in keys if len(history.get(key, ([], []))[1]) > 1]
-        if not found:
-            continue
-        series = [Series(name, *_few(*history[key])) for key, name in found]
-        unit = (
-            "share" if title in ("Accuracy", "Calibration error (ECE)", "Calibration error of intervals") else "number"
-        )
-        low = 0.0 if unit == "share" and title != "Accuracy" else None
-        panels.append(Panel(title, title, Axis("optimiser steps", "count"), Axis("", unit, low), series))  # type: ignore[arg-type]
-        told += [f"{key} from {history[key][1][0]:.4g} to {history[key][1][-1]:.4g}" for key, _ in found]
+        if found:
+            series = [Series(name, *_few(*history[key])) for key, name in found]
+            panels.append(Panel(title, title, Axis("optimiser steps", "count"), Axis("", unit), series))
+            told += [f"{key} from {history[key][1][0]:.4g} to {history[key][1][-1]:.4g}" for key, _ in found]
     if not panels:
         return None
     return Chart("training", "training", "While fitting.", f"Training curves: {', '.join(told)}", panels)
