@@ -26,19 +26,17 @@ from brainet_pl.callbacks.logging import (
     log_figure,
     log_files,
     log_matrix,
-    log_numbers,
-    log_summary,
+    log_scores,
     log_table,
-    log_wandb_table,
     run_folder,
 )
 from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.callbacks.sets import test_sets
 from brainet_pl.evaluation import charts, summary
 from brainet_pl.evaluation.chart import Chart, Matrix, readable
+from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.features import inputs_of
-from brainet_pl.loggers import is_wandb
 from brainet_pl.module import BRAINet
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 
@@ -110,14 +108,14 @@ class Evaluation(Callback):
     # -- collecting ---------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Say which value of a metric sums up a run."""
-        best = {}
-        for part in ("val_metrics", "test_metrics", "conformal_metrics"):
-            for name, metric in (getattr(pl_module, part, None) or {}).items():
-                if metric.higher_is_better is not None:
-                    best[name] = "max" if metric.higher_is_better else "min"
-        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            define_summaries(trainer, best)
+        """Say which value of a metric sums up a run; those of a test are no curves."""
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        for part in ("val_metrics", "test_metrics", "scaled_metrics", "conformal_metrics"):
+            found = getattr(pl_module, part, None) or {}
+            ways = {None: "last", True: "max", False: "min"}
+            best = {name: ways[metric.higher_is_better] for name, metric in found.items()}
+            define_summaries(trainer, best, hidden=part != "val_metrics")
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin a record; a wrong name is told before the work, not after it."""
@@ -204,8 +202,22 @@ class Evaluation(Callback):
             for score, measures in scores.items():
                 for measure, value in measures.items():
                     key = f"ood/{name}/{score}/{measure}"
-                    # To the loggers in `_tell`, each as it likes them.
-                    pl_module.log(key, float(value), logger=False, rank_zero_only=True, add_dataloader_idx=False)
+                    pl_module.log(key, float(value), rank_zero_only=True, add_dataloader_idx=False)
+        if trainer.is_global_zero:
+            # Each would be a panel with one point: W&B has them in a table, and the headline's in the summary.
+            headline = summary.headline(list(record.known.scores), self.score)
+            define_summaries(
+                trainer,
+                {
+                    f"ood/{name}/{score}/{measure}": {"higher": "max", "lower": "min"}.get(better or "", "none")
+                    if score == headline
+                    else "none"
+                    for name, scores in self._found.items()
+                    for score in scores
+                    for measure, better in SEPARATION.items()
+                },
+                hidden=True,
+            )
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write and draw; after `on_test_epoch_end`, so that the metrics of all callbacks are there."""
@@ -239,7 +251,9 @@ class Evaluation(Callback):
             files[name] = f"{file_name(name)}.png"
         for name, table in tables.items():
             files |= log_table(trainer, name, table.columns, table.rows) or {}
-        self._number(trainer, record, score)
+        log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
+        if self.figures and self.most_scores:
+            log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
         metrics = [getattr(pl_module, name, None) for name in ("test_metrics", "scaled_metrics", "conformal_metrics")]
         entries = summary.metric_entries(metrics, trainer.callback_metrics)
         content = summary.to_json(
@@ -264,24 +278,6 @@ class Evaluation(Callback):
             log_chart(trainer, chart)
         if matrix is not None:
             log_matrix(trainer, CONFUSION, matrix)
-
-    def _number(self, trainer: pl.Trainer, record: TestRecord, score: str) -> None:
-        """Numbers of unknown sets: all of them to loggers of numbers, the headline's to a summary."""
-        every = {
-            f"ood/{name}/{by}/{measure}": float(value)
-            for name, scores in self._found.items()
-            for by, measures in scores.items()
-            for measure, value in measures.items()
-        }
-        if every:
-            log_numbers(trainer, every)
-        log_summary(
-            trainer, {k: v for k, v in every.items() if f"/{score}/" in k and not k.split("/")[-1].startswith("n_")}
-        )
-        log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
-        if self.most_scores and any(is_wandb(logger) for logger in trainer.loggers):
-            table = summary.score_table(record, self.most_scores)
-            log_wandb_table(trainer, "test/scores", table.columns, table.rows)
 
     def _finish(self, trainer: pl.Trainer, folder: Path, values: dict[str, Any]) -> None:
         """The page of the run, all files of the test as one artifact, and where to look."""

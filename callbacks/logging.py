@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -17,6 +17,7 @@ from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.callbacks.sinks import Drawn, Sink, Tabled, rgb, sink_of
 from brainet_pl.evaluation import figures
 from brainet_pl.evaluation.chart import Chart, Matrix
+from brainet_pl.evaluation.summary import TableData
 from brainet_pl.loggers import is_local, is_wandb
 
 _TOLD: WeakSet[Any] = WeakSet()  # loggers of which it was said that they don't take everything
@@ -111,21 +112,6 @@ def log_files(
 
 
 @rank_zero_only
-def log_summary(trainer: pl.Trainer, numbers: Mapping[str, float]) -> None:
-    """Note the numbers that sum up a run, where a logger has a place for them."""
-    for sink in _sinks(trainer):
-        sink.summary(numbers)
-
-
-@rank_zero_only
-def log_numbers(trainer: pl.Trainer, numbers: Mapping[str, float]) -> None:
-    """Log single numbers of a test, but not to W&B, where each would be a panel with one point."""
-    for logger in trainer.loggers:
-        if not is_wandb(logger):
-            logger.log_metrics(dict(numbers), step=_step(trainer))
-
-
-@rank_zero_only
 def log_config(trainer: pl.Trainer, facts: Mapping[str, Any]) -> None:
     """Note what was found out about a run beside its settings, such as counts, in W&B's configuration of it."""
     for logger in trainer.loggers:
@@ -135,22 +121,31 @@ def log_config(trainer: pl.Trainer, facts: Mapping[str, Any]) -> None:
 
 
 @rank_zero_only
-def log_wandb_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Send a long table to W&B alone: others have it as a file."""
-    for logger in trainer.loggers:
-        board: Any = logger
-        if is_wandb(board):
-            board.log_table(name, columns=list(columns), data=[list(row) for row in rows], step=_step(trainer))
+def log_scores(trainer: pl.Trainer, make: Callable[[], TableData]) -> None:
+    """Send the table of single samples to W&B, where it can be filtered; others have `scores.csv`."""
+    boards: list[Any] = [logger for logger in trainer.loggers if is_wandb(logger)]
+    if boards:
+        table = make()
+        for board in boards:
+            board.log_table("test/scores", columns=list(table.columns), data=table.rows, step=_step(trainer))
 
 
 @rank_zero_only
-def define_summaries(trainer: pl.Trainer, best: Mapping[str, str]) -> None:
-    """Tell W&B which value of a metric sums up a run: name → "min" or "max"; without it, the last counts."""
+def define_summaries(trainer: pl.Trainer, best: Mapping[str, str], hidden: bool = False) -> None:
+    """Tell W&B which value of a metric sums up a run.
+
+    Args:
+        trainer: with the loggers.
+        best: name → "min", "max", "last" or "none"; without it, the last counts.
+        hidden: whether no panel is made of them by itself: a number that is logged once is no curve.
+    """
     for logger in trainer.loggers:
         board: Any = logger
         if is_wandb(board):
             for name, which in best.items():
-                board.experiment.define_metric(name, summary=which, step_metric="trainer/global_step")
+                board.experiment.define_metric(
+                    name, summary=which, step_metric="trainer/global_step", hidden=hidden or None
+                )
 
 
 def _sinks(trainer: pl.Trainer) -> list[Sink]:

@@ -74,9 +74,6 @@ class Sink:
         """Take files of a kind, such as "model", with what is known about them."""
         return False
 
-    def summary(self, numbers: Mapping[str, float]) -> None:
-        """Note the numbers that sum up the run."""
-
 
 class Files(Sink):
     """A logger whose place is the run's folder, where everything is written anyway."""
@@ -161,10 +158,6 @@ class WandbSink(Sink):
             artifact.add_file(str(path), name=path.name)
         self.logger.experiment.log_artifact(artifact, aliases=aliases or None)
         return True
-
-    def summary(self, numbers: Mapping[str, float]) -> None:
-        """Into the run's summary, which its table of runs shows."""
-        self.logger.experiment.summary.update(dict(numbers))
 
     def _log(self, content: dict[str, Any], step: int) -> None:
         self.logger.experiment.log(content | {"trainer/global_step": step})

@@ -1,6 +1,7 @@
 """Figures and tables as files and to loggers."""
 
 import csv
+import logging
 from pathlib import Path
 
 import matplotlib.image
@@ -11,7 +12,7 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from brainet_pl.callbacks import log_figure, log_table
-from brainet_pl.callbacks.logging import log_artifact
+from brainet_pl.callbacks.logging import log_files
 
 
 def read(path):
@@ -43,16 +44,17 @@ def test_files_without_a_logger_and_beside_the_csv(tmp_path, quiet_trainer):
         log_figure(trainer, "test/one", small_figure())
         log_table(trainer, "test/two", *TABLE)
         log_table(trainer, "test/two", *TABLE)  # again, over the first
-        log_artifact(trainer, "structure", folder / "x.json", {})
+        log_files(trainer, "structure", [folder / "x.json"], {})
         check_files(folder / "x" / "version_0" if logger else folder)
 
 
-def test_a_logger_without_figures_says_where_the_files_are(tmp_path, quiet_trainer):
+def test_a_logger_without_figures_is_told_of_in_one_line(tmp_path, quiet_trainer, caplog):
     trainer = quiet_trainer(tmp_path, logger=DummyLogger())
-    with pytest.warns(UserWarning, match="DummyLogger takes no figures here: test/one is in .*test_one.png"):
+    with caplog.at_level(logging.INFO):
         log_figure(trainer, "test/one", small_figure())
-    with pytest.warns(UserWarning, match="DummyLogger takes no tables here: test/two is in .*test_two.csv"):
         log_table(trainer, "test/two", *TABLE)
+    told = [record.message for record in caplog.records if "DummyLogger" in record.message]
+    assert told == [f"DummyLogger takes no pictures: they are in {tmp_path / 'figures'}"]
     check_files(tmp_path)
 
 
