@@ -11,12 +11,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.loggers.csv_logs import ExperimentWriter
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
-
 from brainet_pl import files
-from brainet_pl.loggers import is_csv, is_local, is_wandb
+from brainet_pl.framework import (
+    ExperimentWriter,
+    is_csv,
+    is_tensorboard,
+    is_wandb,
+    pl,
+    rank_zero_info,
+    rank_zero_warn,
+)
 from brainet_pl.module import read_checkpoint
 
 LAST = "last"  # as a path of a checkpoint: the newest run's
@@ -156,7 +160,7 @@ def _settle(trainer: pl.Trainer, run: Path | None, fit: bool) -> bool:
 
 def _move(logger: Any, run: Path) -> None:
     """Let a logger without a version write to the folder `run`, and W&B keep its files where that run has them."""
-    if is_local(logger) and logger._version is None:
+    if (is_csv(logger) or is_tensorboard(logger)) and logger._version is None:
         number = _number(run)
         logger._version, logger._name = run.name if number is None else number, run.parent.name
         for place in ("_root_dir", "_save_dir"):
@@ -175,9 +179,8 @@ def _tell_wandb(trainer: pl.Trainer, content: dict[str, Any]) -> None:
     """Let W&B go on with the run that a checkpoint names."""
     wandb = _wandb_id(content)
     for logger in trainer.loggers:
-        board: Any = logger
-        if is_wandb(board) and board.version is None:
-            board._id = board._wandb_init["id"] = wandb
+        if is_wandb(logger) and logger.version is None:
+            logger._id = logger._wandb_init["id"] = wandb
 
 
 def _wandb_id(content: dict[str, Any]) -> str | None:
@@ -194,7 +197,7 @@ def _wandb_id(content: dict[str, Any]) -> str | None:
 
 
 def _local(trainer: pl.Trainer) -> list[Any]:
-    return [logger for logger in trainer.loggers if is_local(logger)]
+    return [logger for logger in trainer.loggers if is_csv(logger) or is_tensorboard(logger)]
 
 
 def _number(folder: Path | None) -> int | None:

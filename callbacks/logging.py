@@ -8,17 +8,15 @@ from typing import Any
 from weakref import WeakSet
 
 import numpy as np
-import pytorch_lightning as pl
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
 from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.callbacks.sinks import Drawn, Sink, Tabled, rgb, sink_of
 from brainet_pl.evaluation import figures
 from brainet_pl.evaluation.chart import Chart, Matrix
 from brainet_pl.evaluation.summary import TableData
-from brainet_pl.loggers import is_local, is_wandb
+from brainet_pl.framework import is_csv, is_tensorboard, is_wandb, pl, rank_zero_info, rank_zero_only
 
 _TOLD: WeakSet[Any] = WeakSet()  # loggers of which it was said that they don't take everything
 
@@ -26,8 +24,8 @@ _TOLD: WeakSet[Any] = WeakSet()  # loggers of which it was said that they don't 
 def run_folder(trainer: pl.Trainer) -> Path:
     """Where files of a run go: beside its metrics or, without a logger that has a folder, the Trainer's root."""
     for logger in trainer.loggers:
-        if is_local(logger):
-            return Path(str(logger.log_dir))
+        if is_csv(logger) or is_tensorboard(logger):
+            return Path(logger.log_dir)
     return Path(trainer.default_root_dir)
 
 
@@ -115,9 +113,8 @@ def log_files(
 def log_config(trainer: pl.Trainer, facts: Mapping[str, Any]) -> None:
     """Note what was found out about a run beside its settings, such as counts, in W&B's configuration of it."""
     for logger in trainer.loggers:
-        board: Any = logger
-        if is_wandb(board):
-            board.experiment.config.update(dict(facts), allow_val_change=True)
+        if is_wandb(logger):
+            logger.experiment.config.update(dict(facts), allow_val_change=True)
 
 
 @rank_zero_only
@@ -140,10 +137,9 @@ def define_summaries(trainer: pl.Trainer, best: Mapping[str, str], hidden: bool 
         hidden: whether no panel is made of them by itself: a number that is logged once is no curve.
     """
     for logger in trainer.loggers:
-        board: Any = logger
-        if is_wandb(board):
+        if is_wandb(logger):
             for name, which in best.items():
-                board.experiment.define_metric(
+                logger.experiment.define_metric(
                     name, summary=which, step_metric="trainer/global_step", hidden=hidden or None
                 )
 

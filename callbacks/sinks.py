@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from brainet_pl.evaluation.chart import Chart, Matrix, Panel, Series
-from brainet_pl.loggers import is_a, is_csv, is_wandb
+from brainet_pl.framework import is_csv, is_wandb
 
 
 class Drawn(NamedTuple):
@@ -280,7 +280,7 @@ def sink_of(logger: Any) -> Sink:
         return TensorBoardSink(logger)
     if type(experiment).__module__.split(".")[0] == "trackio":
         return TrackioSink(logger)
-    if is_a(logger, "MLFlowLogger") or _takes(experiment, "log_artifact", "run_id"):
+    if _takes(experiment, "log_artifact", "run_id"):
         return MLflowSink(logger)
     if _takes(experiment, "log_figure", "figure_name"):
         return CometSink(logger)
