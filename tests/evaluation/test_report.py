@@ -271,7 +271,6 @@ def test_the_page_of_a_real_run_holds_every_number(run, tmp_path):
     assert [float(row[0].replace(",", "")) for row in told[1:]] == [row[0] for row in doubtful["rows"]]
     assert "Tree head, Classification" in text
     assert "test set: n\u00a0=\u00a0433" in text
-    assert not (run / "report.html").exists()
 
 
 def test_sections_come_in_order_with_their_figures(written):
@@ -483,7 +482,7 @@ def test_everything_from_files_is_escaped(written, tmp_path):
     safe = text.replace((HERE / "charts.js").read_text(), "")
     assert not re.search(r"<(b|i|u|s|em)>(?!\d)", safe)
     assert safe.count("<script") == len(Page(text).all("script"))
-    assert section(text, "others").count("<figure>") == 1
+    assert section(text, "others").count("<figure>") == 2
 
 
 def test_half_a_character_does_not_stop_the_page(tmp_path):
@@ -732,12 +731,13 @@ def interact(browser):
     keys = "[...document.querySelectorAll('#test figure:nth-child(2) .key')]"
     lines = "[...document.querySelectorAll('#test figure:nth-child(2) .mark')].map(g => getComputedStyle(g).display)"
     assert browser.ask(lines) == ["inline", "none"]
-    browser.ask(f"{keys}.forEach(key => key.click())")
+    browser.ask(f"{keys}.map(key => key.click() ?? 0)")
     assert browser.ask(lines) == ["none", "inline"]
     point = (
         "(() => { const svg = document.querySelector('#test figure:nth-child(2) svg.plot'), b ="
         " svg.getBoundingClientRect(); svg.dispatchEvent(new PointerEvent('pointermove', {clientX: b.left + 0.9 *"
-        " b.width, clientY: b.top + 20})); return document.querySelector('#test figure:nth-child(2) .tip').innerText })()"
+        " b.width, clientY: b.top + 20})); return document.querySelector('#test figure:nth-child(2) .tip').innerText"
+        " })()"
     )
     assert browser.ask(point).split("\n")[:3] == ["share 75\u00a0%", "energy", "75\u00a0%"]
     choose = "(() => {{ const s = document.querySelector('{0}'); s.value = '{1}'; s.dispatchEvent(new Event('change'));"
