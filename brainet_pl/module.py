@@ -76,6 +76,7 @@ HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
 STATES = ("state_dict", STORED, "optimizer_states")
 SETTINGS = (HPARAMS, CONFIG)  # checked as the file is read: Lightning changes them before it loads a model
 FORMAT = 4  # of that entry
+TRAINED = ("cls/Acc", "cal/ECE", "reg/RMSE", "cal/QCE")  # measures of training passes: sums, however long an epoch
 SCALE_ROWS = 10_000  # training samples that tell the scale of tapped features, where no more are read anyway
 
 
@@ -161,6 +162,8 @@ class BRAINet(pl.LightningModule):
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
         extra = list(metrics or ())
+        self.train_metrics = collect([m for m in self.task.measures() if m.key in TRAINED], "train/", self.task.group)
+        self.train_metrics.persistent(True)  # a fit that goes on in the middle of an epoch counts all of it
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
         self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
@@ -323,7 +326,7 @@ class BRAINet(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         """The set-up is over."""
-        if self.backbone.frozen:  # it is meant to stay in evaluation, whatever Lightning thinks of that
+        if self.backbone.frozen or self.backbone.own is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
         self.forget_features()
 
@@ -334,13 +337,15 @@ class BRAINet(pl.LightningModule):
         """
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
+        from brainet_pl.callbacks.tracking import Tracking, introduce
 
+        introduce(self.trainer, type(self.head_settings).__name__, type(self.task).__name__)
         there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
             refuse_mix(thing)
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
-        wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
+        wanted += [Tracking, ExactResume]  # the last, so that it knows the random states after the others' hooks
         return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod
@@ -463,12 +468,25 @@ class BRAINet(pl.LightningModule):
         """One step of the head, and of the backbone where it is not frozen."""
         x, y = self._unpack(batch)
         head = self._require_head()
-        loss = self.task.loss(head(self.extract(x)), y)
+        outputs = head(self.extract(x))
+        loss = self.task.loss(outputs, y)
         penalty = head.penalty()
         if penalty is not None:
             loss = loss + penalty / self._train_size()
         self.log("train/loss", loss, prog_bar=True)
+        self._watch_training(outputs.detach(), y)
         return loss
+
+    def on_train_epoch_start(self) -> None:
+        """A checkpoint from the end of an epoch holds that epoch's sums."""
+        self.train_metrics.reset()
+
+    def _watch_training(self, outputs: Tensor, target: Tensor) -> None:
+        """Metrics of an epoch's training passes, (B, O) or (M, B, O), and the learning rate of the head."""
+        with torch.no_grad():
+            predicted = self.task.predictive(outputs if outputs.dim() == 3 else outputs.unsqueeze(0), None)
+        self._update(self.train_metrics, predicted, target)
+        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=False, on_epoch=True)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
