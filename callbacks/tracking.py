@@ -22,7 +22,7 @@ def introduce(trainer: pl.Trainer, head: str, task: str) -> None:
     source: Any = getattr(trainer, "datamodule", None)
     data = str(getattr(source, "name", None) or ("data" if source is None else type(source).__name__)).lower()
     seed = os.environ.get(SEED, "")
-    job = {"fit": "fit", "validate": "validate", "test": "test", "predict": "predict"}.get(str(trainer.state.fn.value))
+    job = None if trainer.state.fn is None else str(trainer.state.fn.value)
     said = {"name": "-".join(filter(None, (data, head, seed))), "group": data, "tags": [head, task], "job_type": job}
     for logger in trainer.loggers:
         if is_wandb(logger) and logger._experiment is None and logger.version is None:
@@ -34,7 +34,7 @@ def introduce(trainer: pl.Trainer, head: str, task: str) -> None:
 class Tracking(Callback):
     """Hands the best and the last checkpoint of a fit to loggers that keep files, with the metrics of the fit.
 
-    In W&B they are versions of the artifact `model-<run>` with the aliases `best` and `last`; one version has both where
+    In W&B they are versions of the artifact `model-<run>` with the aliases `best` and `last`; one version has both if
     the last epoch was the best. A `WandbLogger(log_model=…)` does so itself, and is left to it. A `BRAINet` brings this
     callback itself; to set it, or to keep models away (`most_megabytes=0`), give one.
 

@@ -153,7 +153,13 @@ def read_wandb(folder):
         for item in record.history.item:
             found.history.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
         for item in record.config.update:
-            found.config[item.key or item.nested_key[0]] = json.loads(item.value_json)
+            *way, last = [item.key] if item.key else item.nested_key
+            place = found.config
+            for key in way:
+                place = place.setdefault(key, {})
+            place[last] = json.loads(item.value_json)
+        if record.HasField("run"):
+            found.config["run"] = record.run
         if record.HasField("metric"):
             how = record.metric.summary
             kinds = [kind for kind in ("min", "max", "none") if getattr(how, kind)]
@@ -181,7 +187,14 @@ def test_a_real_offline_run_holds_metrics_figures_tables_and_configuration(folde
     command = [sys.executable, "-c", FIT_AND_TEST, "--model.calibration=TemperatureScaling", *QUIET]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    check_offline_run(folder)
+
+
+def check_offline_run(folder):
     run = read_wandb(folder)
+    about = run.config["run"]
+    assert (about.display_name, about.run_group, about.job_type) == ("digits-Tree-0", "digits", "fit")
+    assert list(about.tags) == ["Tree", "Classification"]
     for key in ("train/loss", "val/cls/Acc", "val/cls/NLL", "val/cls/Brier", "val/cal/ECE", "val/cal/aECE"):
         assert run.history[key], key
     rows = list(csv.DictReader((folder / "runs/digits/version_0/metrics.csv").open()))
