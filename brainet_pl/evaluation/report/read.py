@@ -27,7 +27,7 @@ class Model(NamedTuple):
     """What the test says about the model. None stands for what a model does not have, such as passes."""
 
     head: str
-    task: str
+    task: str | None
     head_parameters: int | None
     parameters: int | None
     passes: int | None
@@ -331,7 +331,7 @@ def parse_record(content: dict[str, Any]) -> Record:
 def _model(node: Node) -> Model:
     return Model(
         head=node.child("head").text(),
-        task=node.child("task").text(),
+        task=node.child("task").text_or_none(),
         head_parameters=node.child("head_parameters").whole_or_none(),
         parameters=node.child("parameters").whole_or_none(),
         passes=node.child("passes").whole_or_none(),

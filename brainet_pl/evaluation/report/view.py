@@ -236,7 +236,7 @@ def subtitle(record: Record | None) -> str:
     if record is None:
         return "not tested yet, there is no record.json: numbers are the last ones in metrics.csv"
     model = record.model
-    parts = [f"{model.head} head, {model.task}"]
+    parts = [f"{model.head} head, {model.task}" if model.task else model.head]
     if model.head_parameters:
         parts.append(f"{model.head_parameters:,} parameters in the head")
     if model.passes and model.passes > 1:
