@@ -1,4 +1,4 @@
-"""`brainet fit|validate|test|predict|report|compare`: LightningCLI with the structure callback and the shipped configs.
+"""`brainet fit|validate|test|predict|report|compare|sweep`: LightningCLI with the structure callback and configs.
 
 A test, validation or prediction of a checkpoint goes on with the run that wrote it (`runs.py`).
 """
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import configs, runs
+from brainet_pl import configs, runs, sweep
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.datamodules.table import read_task
 from brainet_pl.evaluation import compare, report
@@ -38,7 +38,8 @@ from brainet_pl.trust import Given, Untrusted, given_by, vet
 DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
     "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run, and `brainet compare "
-    "RUN [RUN ...] [--out FILE]`, which writes a page and tables of several. All take --debug, "
+    "RUN [RUN ...] [--out FILE]`, which writes a page and tables of several; `brainet sweep NAME` tries settings and "
+    "compares them. All take --debug, "
     "which shows the whole traceback of an error. With --ckpt_path, settings come out of the checkpoint; its classes "
     "that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file whose maker you know."
 )
@@ -312,9 +313,9 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
 
 
 def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
-    """The console script: `report` and `compare` read the files of runs, everything else is Lightning's."""
+    """The console script: `report` and `compare` read files of runs, `sweep` makes runs, the others are Lightning's."""
     words = list(sys.argv[1:] if args is None else args)
-    readers = {"report": report.main, "compare": compare.main}
+    readers = {"report": report.main, "compare": compare.main, "sweep": sweep.main}
     if words and words[0] in readers:
         readers[words[0]](words[1:])
         return None
