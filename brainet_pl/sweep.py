@@ -1,8 +1,8 @@
 """`brainet sweep NAME`: try settings of a shipped sweep on this machine, without an account, and compare what came out.
 
 A sweep is a file in the form that W&B has for it: `command`, `method`, `metric` and `parameters`. Here each trial is
-one `brainet fit` after the other, in a process of its own; settings are judged by the metric, which is one of validation
-data, and the best one is told with the command that tests it. `--wandb` hands the same file to W&B instead.
+one `brainet fit` after the other, in a process of its own; settings are judged by the metric, one of validation data,
+and the best one is told with the command that tests it. `--wandb` hands the same file to W&B instead.
 """
 
 from __future__ import annotations
