@@ -40,8 +40,9 @@ DESCRIPTION = (
     "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run, `brainet compare RUN "
     "[RUN ...] [--out FILE]`, which writes a page and tables of several, `brainet sweep NAME`, which tries settings "
     "and compares them, and `brainet cache [clear]`, which lists or deletes features that FeatureCache keeps on disk. "
-    "All take --debug, which shows the whole traceback of an error. With --ckpt_path, settings come out of the checkpoint; its classes "
-    "that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file whose maker you know."
+    "All take --debug, which shows the whole traceback of an error. With --ckpt_path, settings come out of the "
+    "checkpoint; its classes that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file "
+    "whose maker you know."
 )
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST, DEBUG = "--trust_checkpoint", "--debug"
