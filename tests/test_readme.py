@@ -53,7 +53,9 @@ def test_shell_lines():
             assert words[1] in targets
         else:
             assert words[0] == "brainet"
-            main(words[1:] if words[1] in ("report", "compare") else [*words[1:], "--trainer.enable_progress_bar=false"])
+            main(
+                words[1:] if words[1] in ("report", "compare") else [*words[1:], "--trainer.enable_progress_bar=false"]
+            )
 
 
 def test_shell_lines_of_the_guide_of_runs():
