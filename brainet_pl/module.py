@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from brainet_pl.cut import HeadLayer
 from brainet_pl.draws import fixed
 from brainet_pl.evaluation.metrics import Measure, collect
 from brainet_pl.evaluation.record import SampleBatch
+from brainet_pl.evaluation.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.features import (
     Extracted,
     ExtractedShare,
@@ -37,6 +39,7 @@ from brainet_pl.features import (
     unshuffled,
 )
 from brainet_pl.framework import (
+    CombinedLoader,
     LRSchedulerCallable,
     OptimizerCallable,
     TrainerFn,
@@ -49,6 +52,7 @@ from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, need_tree
 from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
+from brainet_pl.presets import Preset, find_preset
 from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings
 from brainet_pl.structure import GGT
@@ -123,6 +127,7 @@ class BRAINet(pl.LightningModule):
     Attributes:
         class_names: the names of the classes in the order of their numbers, once a fit has met a datamodule that has
             `class_names`, or a checkpoint of such a fit was loaded; None where nobody named them.
+        preset: how the weights of the backbone expect their images, where it is one of torchvision or timm.
     """
 
     def __init__(
@@ -160,10 +165,12 @@ class BRAINet(pl.LightningModule):
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
         self.class_names: tuple[str, ...] | None = None
+        self.preset = find_preset(chosen.model, chosen.weights)
         self._in_features: int | None = None
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
+        self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
         extra = list(metrics or ())
         self.train_metrics = collect([m for m in self.task.measures() if m.key in TRAINED], "train/", self.task.group)
         self.train_metrics.persistent(True)  # a fit that goes on in the middle of an epoch counts all of it
@@ -452,6 +459,7 @@ class BRAINet(pl.LightningModule):
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
         stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
         stored["removed"], stored["class_names"] = removed, self.class_names
+        stored["preset"] = None if self.preset is None else self.preset.to_dict()
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
         checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
@@ -480,6 +488,7 @@ class BRAINet(pl.LightningModule):
         if self._trainer is not None and self.class_names and named:  # a fit that goes on has met its data
             same_classes(named, self.class_names)
         self.class_names = named or self.class_names
+        self.preset = Preset.from_dict(stored.get("preset")) or self.preset  # names of weights are not in the file
         ours = {type(score).__name__ for score in self.scores}
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
@@ -608,13 +617,20 @@ class BRAINet(pl.LightningModule):
             same_classes(self.class_names, tuple(names))
 
     def on_test_start(self) -> None:
-        """Labels must mean the classes that were trained. Say aloud where unknown sets are run for nothing."""
+        """Labels must mean the classes that were trained. Say aloud where further sets are run for nothing."""
         self._check_labels(self.trainer.test_loop)
         from brainet_pl.callbacks.evaluation import Evaluation
         from brainet_pl.callbacks.sets import test_sets
 
+        sets = test_sets(self.trainer)
+        loaders = CombinedLoader(self.trainer.test_dataloaders, "sequential").flattened
+        self._shifts = {
+            i: parts_of(name, getattr(loader, "dataset", None))
+            for i, (loader, (name, role)) in enumerate(zip(loaders, sets.items(), strict=True))
+            if role == "shift"
+        }
         if not any(isinstance(callback, Evaluation) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
-            _, *others = test_sets(self.trainer)
+            _, *others = sets
             if others:
                 rank_zero_warn(
                     f"not evaluated: {', '.join(others)}; metrics are those of the first test loader alone: add the "
@@ -623,6 +639,8 @@ class BRAINet(pl.LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:  # type: ignore[override]
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
+        if dataloader_idx in self._shifts:
+            return self._shifted_step(batch, batch_idx, dataloader_idx)
         seen = self._look(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
         passes, scores, target = seen.passes, seen.scores, seen.target
         answers = {}
@@ -641,7 +659,27 @@ class BRAINet(pl.LightningModule):
                 self._update(self.conformal_metrics, self.conformal.measured(found), target)
                 answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
-        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
+        shifts = self._shift_sums(seen, {"clean": sys.maxsize}) if target is not None and self._shifts else {}
+        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers, shifts)
+
+    def _shifted_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> SampleBatch:
+        """A batch of a shifted set: sums alone, and scores only where a calibrator may want them."""
+        seen = self._look(batch, batch_idx, dataloader_idx, scored=self.calibration is not None)
+        shifts = self._shift_sums(seen, self._shifts[dataloader_idx])
+        return SampleBatch({}, numbers=seen.numbers, shifts=shifts)
+
+    def _shift_sums(self, seen: Seen, parts: Mapping[str, int]) -> dict[str, ShiftSums]:
+        assert seen.target is not None
+        predicted = seen.passes.predicted
+        final = None if self.calibration is None else self.final(seen.passes, seen.scores)
+        found = {}
+        for name, chosen in split_by_part(seen.numbers, parts):
+            rows = chosen.to(predicted.device)
+            sums = self.task.sums(predicted[rows], seen.target[rows])
+            if sums is not None:
+                scaled = None if final is None else self.task.sums(final[rows], seen.target[rows])
+                found[name] = ShiftSums(sums, scaled)
+        return found
 
     def _own_predicted(self, passes: Passes) -> Tensor | None:
         """What the network predicts without the new head; None where it can't, or is no longer what it was."""

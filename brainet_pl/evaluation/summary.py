@@ -140,6 +140,7 @@ def to_json(
         "sets": [{"name": part.name, "samples": len(part), "role": part.role} for part in record.sets.values()],
         "metrics": metrics,
         "separation": rows,
+        "shifts": [_finite(part._asdict()) for part in record.shifts()],
         "separation_measures": [{"name": name, "better": better} for name, better in SEPARATION.items()],
         "charts": [to_primitive(chart) for chart in charts],
         "confusion": None if matrix is None else matrix._asdict(),
@@ -149,6 +150,13 @@ def to_json(
             for name, table in tables.items()
         ],
     }
+
+
+def _finite(value: Any) -> Any:
+    """The same with null in the place of numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cells(name: str, table: TableData, files: Mapping[str, str]) -> list[list[Any]]:

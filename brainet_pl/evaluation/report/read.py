@@ -17,7 +17,7 @@ FORMAT = 3  # of record.json; format 2 had pictures in place of charts, format 1
 ROLES = ("known", "near", "far")
 MEASURED = ("share", "nats", "", "target")
 BETTER = ("higher", "lower", None)
-GROUPS = ("test", "ood", "structure")
+GROUPS = ("test", "shift", "ood", "structure")
 KNOWN_FILES = ("record.json", "metrics.csv", "config.yaml")
 
 History = dict[str, tuple[list[float], list[float]]]

@@ -42,6 +42,11 @@ TRAINING: Wanted = (
     ("Learning rate", "number", (("train/lr", "training"),)),
 )
 CAPTIONS: dict[str, dict[str, str]] = {  # of pictures, by their group, then by the last part of their name
+    "shift": {
+        "severity": "The same measures after corruptions of the test samples: means; vertical lines reach from the "
+        "least to the worst corruption.",
+        "reliability": "Is the confidence still right? Clean and shifted test samples, as predicted and calibrated.",
+    },
     "structure": {
         "tree": "The learned tree: each row splits sets of features by tests of the next order.",
         "network": "One sub-network: inputs at the bottom, each dense layer above what it reads.",
@@ -181,6 +186,7 @@ def page_of(run: Run) -> Page:
     training = chart_of_history(run.history, TRAINING)
     sections = [
         Section("test", "Calibration and certainty", _charts(record, "test")),
+        Section("shift", "After a shift of the inputs", _grid(pictures["shift"])),
         Section("unknown", "Inputs unlike the training data", [*_unknown(record), *_separation(record)]),
         Section("classes", "Classes", [*_matrix(record), *_tables(run.folder, [tables.get(CLASSES)])]),
         Section("doubtful", "Most uncertain samples", _tables(run.folder, [tables.get(DOUBTFUL)])),
@@ -310,7 +316,7 @@ def figures_of(run: Run) -> dict[str, list[Figure]]:
         if path.name not in seen:
             name, group = UNLISTED.get(path.name, (path.stem, "others"))
             listed.append((path.name, name, "", group))
-    groups: dict[str, list[Figure]] = {"structure": [], "others": []}
+    groups: dict[str, list[Figure]] = {"shift": [], "structure": [], "others": []}
     for file, name, alt, group in listed:
         found = inside(folder, file)
         if found:
