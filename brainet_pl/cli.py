@@ -149,7 +149,7 @@ class BrainetCLI(LightningCLI):
         if self.config[self.subcommand].get("test"):
             best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
             rank_zero_info(f"testing {best or 'the model as it is: there is no checkpoint'}")
-            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, weights_only=True)
+            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)
 
     def _find_checkpoint(self) -> str | None:
         settings = self.config_init[self.subcommand]

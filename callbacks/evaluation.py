@@ -277,7 +277,7 @@ class Evaluation(Callback):
         log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
         if self.figures and self.most_scores:
             log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
-        parts = ("test_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
+        parts = ("test_metrics", "pass_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
         metrics = [getattr(pl_module, name, None) for name in parts]
         entries = summary.metric_entries(metrics, trainer.callback_metrics)
         content = summary.to_json(

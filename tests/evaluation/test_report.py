@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 
 from brainet_pl.cli import console, main
 from brainet_pl.evaluation.report import HERE, read_run, render, write_report
+from brainet_pl.evaluation.report.read import parse_record
+from brainet_pl.evaluation.report.verdict import verdict_of
 from brainet_pl.structure import learn_structure
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -319,6 +321,34 @@ def test_names_units_and_directions_are_those_of_the_record(tmp_path):
     }
     record["headline_score"] = None
     assert len(cards(page_with(tmp_path, record))) == 2
+
+
+def sentences(**values):
+    record = parse_record(a_record())
+    metrics = [
+        record.metrics[0]._replace(key=f"test/{key.replace('_', '/', 1)}", value=value) for key, value in values.items()
+    ]
+    return [(line.text.replace("\u00a0", " "), line.tone) for line in verdict_of(record._replace(metrics=metrics))]
+
+
+def test_the_verdict_says_plainly_what_was_found():
+    known = [
+        ("93 of 100 unknown inputs (held out) rank above a known one, by entropy; chance is 50.", "fair"),
+        ("71 of 100 unknown inputs (svhn) rank above a known one, by entropy; chance is 50.", "poor"),
+    ]
+    assert sentences(cls_Acc=0.9721, cal_ECE=0.0149) == [
+        ("97.2 % of 1,433 test samples are right.", "plain"),
+        ("Calibrated within 1.5 %: the confidence can be read as a probability.", "good"),
+        *known,
+    ]
+    # of 4 samples the chart says 25 % and half are right, of 12 it says 75 % and three quarters are
+    assert sentences(cal_ECE=0.0625)[0] == ("Confidence is not sure enough by 6.2 % on average.", "poor")
+    assert sentences(reg_RMSE=0.51749)[0][0].startswith("Predictions of 1,433 test samples are off by 0.517,")
+    held = sentences(cal_QCE=0.0211, cal_coverage95=0.944)[0]
+    assert held[0].startswith("Intervals hold what they promise within 2.1 %: 94.4 % of the targets are inside")
+    missed = sentences(cal_QCE=0.062, cal_coverage95=0.975)[0]
+    assert missed[0].startswith("Intervals miss what they promise by 6.2 %, too wide")
+    assert (held[1], missed[1]) == ("good", "poor")
 
 
 def test_the_best_of_each_set_is_bold(written):

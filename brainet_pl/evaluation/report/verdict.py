@@ -86,9 +86,9 @@ def _intervals(values: dict[str, float]) -> Line | None:
     if error is None or inside is None:
         return None
     tone = _tone(error, 0.025, 0.06)
-    promise = "hold what they promise" if tone == "good" else "are off what they promise"
+    promise = "hold what they promise within" if tone == "good" else "miss what they promise by"
     how = "" if tone == "good" else ", too narrow" if inside < 0.94 else ", too wide" if inside > 0.96 else ""
-    return Line(f"Intervals {promise} within {_percent(error)}{how}: {100 * inside:.1f}\u00a0% of the targets are "
+    return Line(f"Intervals {promise} {_percent(error)}{how}: {100 * inside:.1f}\u00a0% of the targets are "
                 "inside the 95\u00a0% interval.", tone)  # fmt: skip
 
 

@@ -27,6 +27,8 @@ CARDS = (
     Metric("reg/NLL", None, "NLL", "nats", "lower"),
     Metric("cls/NLL", None, "NLL", "nats", "lower"),
     Metric("cal/ECE", None, "Calibration error (ECE)", "share", "lower"),
+    Metric("cal/QCE", None, "Calibration error of intervals", "share", "lower"),
+    Metric("cal/coverage95", None, "Targets inside the 95 % interval", "share", None),
     Metric("sc/AURC", None, "Risk–coverage area (AURC)", "share", "lower"),
 )
 ECE, SCALED_ECE = "test/cal/ECE", "test/scaled/cal/ECE"  # before and after temperature scaling
