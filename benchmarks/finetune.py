@@ -129,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "unknown": UNKNOWN,
         "batch": BATCH,
         "lr": LR,
+        "backbone_lr": BACKBONE_LR,
         "epochs": args.epochs,
     }
     store = Store(args.out / "finetune.json", settings)
