@@ -164,7 +164,8 @@ def differing(members: Sequence[Member]) -> dict[str, list[str]]:
     for key in keys:
         if not key.startswith(IGNORED):
             values = [_shown(member.settings[key]) if key in member.settings else "–" for member in members]
-            if len(set(values)) > 1:
+            # A setting that a later version added is null in its runs and absent in earlier ones.
+            if len({"null" if value == "–" else value for value in values}) > 1:
                 found[key] = values
     return found
 
