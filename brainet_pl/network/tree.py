@@ -102,6 +102,7 @@ class BRAINetHead(Head):
         self.reset_parameters()
         self.temperature = temperature
         self.inference = inference
+        self._held: list[SubNetwork] | None = None
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, each layer as `nn.Linear` would."""
@@ -173,6 +174,10 @@ class BRAINetHead(Head):
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """(B, d) → (T, B, C) as `inference` says, and the exact weights of enumerated sub-networks."""
+        if self.inference == "stochastic" and self._held is not None:
+            return Outputs(self.at(x, self._held))
+        if self.inference == "stochastic" and torch.compiler.is_compiling():
+            return Outputs(self.on_choices(x, self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))))
         if self.inference == "stochastic":
             return Outputs(self.stochastic(x, count).logits)
         if self.inference == "enumerated":
@@ -198,13 +203,31 @@ class BRAINetHead(Head):
         passes = checks.whole("passes", passes, 1, MOST_PASSES)
         seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else None))
         drawn = self.ggt.sample(passes, self.temperature if temperature is None else temperature, seed)
+        return Draws(self.at(x, drawn, generator), drawn)
+
+    def at(self, x: Tensor, subnetworks: Sequence[SubNetwork], generator: torch.Generator | None = None) -> Tensor:
+        """(B, d) → (T, B, C), the outputs of given sub-networks; equal ones are computed once, except for dropout."""
+        if torch.compiler.is_dynamo_compiling():
+            return self.on_choices(x, self.layers.choices(subnetworks))
         if self.dropout:
-            return Draws(self._emit(self.layers.run_draws(x, drawn, self.dropout, generator)), drawn)
-        order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(drawn))}
+            return self._emit(self.layers.run_draws(x, list(subnetworks), self.dropout, generator))
+        order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(subnetworks))}
         logits = self._emit(self.layers.run_draws(x, list(order), 0.0, generator))
-        if len(order) == len(drawn):
-            return Draws(logits, drawn)
-        return Draws(logits[[order[subnetwork] for subnetwork in drawn]], drawn)
+        return logits if len(order) == len(subnetworks) else logits[[order[drawn] for drawn in subnetworks]]
+
+    def on_choices(self, x: Tensor, choices: Sequence[Tensor]) -> Tensor:
+        """(B, d) → (T, B, C) of sub-networks as tensors of choices: `layers.draw_posterior`, or `layers.choices`.
+
+        One graph serves all of them, so this is what a compiler sees: draws can be made before and given to it.
+        """
+        return self._emit(self.layers.run_chosen(x, choices, self.dropout))
+
+    def hold(self, subnetworks: Sequence[SubNetwork] | None) -> None:
+        """Have `passes` take these sub-networks each time instead of drawing; None draws again.
+
+        Predictions of the same input are then the same, which an exported graph needs. `ggt.sample` draws some.
+        """
+        self._held = None if subnetworks is None else list(subnetworks)
 
     def enumerate(self, x: Tensor, limit: int = 1024, *, temperature: float | None = None) -> Enumerated:
         """(B, d) → every sub-network's logits and its exact posterior probability; refuses more than `limit`."""
