@@ -16,7 +16,7 @@ from brainet_pl import batches as batching
 from brainet_pl import checks, digest
 from brainet_pl.backbones import Backbone, check_stored_backbone
 from brainet_pl.batches import Columns, Precomputed
-from brainet_pl.calibration import Calibrator
+from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cut import HeadLayer
 from brainet_pl.evaluation.metrics import Measure, collect
 from brainet_pl.evaluation.record import SampleBatch
@@ -56,6 +56,7 @@ if not TYPE_CHECKING:  # what the command line offers: with modules in it, help 
     HeadLike = HeadSettings | None
     TaskLike = Task | None
     CalibratorLike = Calibrator | None
+    ConformalLike = Conformal | None
     ScoresLike = list[Score] | None
     MeasuresLike = list[Measure] | None
 else:
@@ -63,6 +64,7 @@ else:
     HeadLike = HeadSettings | str | Mapping[str, Any] | None
     TaskLike = Task | str | Mapping[str, Any] | None
     CalibratorLike = Calibrator | str | Mapping[str, Any] | None
+    ConformalLike = Conformal | str | Mapping[str, Any] | None
     ScoresLike = Sequence[Score | str | Mapping[str, Any]] | None
     MeasuresLike = Sequence[Measure] | None
 
@@ -103,6 +105,8 @@ class BRAINet(pl.LightningModule):
         task: `Classification` or `Regression`, with their settings; null is a classification of `num_classes`.
         scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`.
         calibration: a calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
+        conformal: sets of classes or intervals of numbers that hold the truth at a chosen level, `Conformal`; null has
+            none.
         metrics: further metrics beside those of the task.
         columns: which parts of a batch are the inputs and the target, where batches have names; null guesses.
         passes: how often a head that draws is run for a prediction.
@@ -119,6 +123,7 @@ class BRAINet(pl.LightningModule):
         task: TaskLike = None,
         scores: ScoresLike = None,
         calibration: CalibratorLike = None,
+        conformal: ConformalLike = None,
         metrics: MeasuresLike = None,
         columns: Columns | None = None,
         passes: int = 15,
@@ -138,6 +143,9 @@ class BRAINet(pl.LightningModule):
         self.calibration = None if calibration is None else make_part(Calibrator, calibration, "calibration")
         if self.calibration is not None:
             self.calibration.check(self.task)
+        self.conformal = None if conformal is None else make_part(Conformal, conformal, "conformal")
+        if self.conformal is not None:
+            self.conformal.check(self.task)
         self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
@@ -149,6 +157,9 @@ class BRAINet(pl.LightningModule):
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
         self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
+        self.conformal_metrics = None
+        if self.conformal is not None:
+            self.conformal_metrics = collect(self.conformal.measures(self.task), "test/", self.task.group)
         self._keep_settings(chosen)
 
     def _tap_scores(self) -> None:
@@ -173,6 +184,7 @@ class BRAINet(pl.LightningModule):
             "task": self.task,
             "scores": list(self.scores),
             "calibration": self.calibration,
+            "conformal": self.conformal,
             "columns": None if self.columns is None else vars(self.columns),
             "passes": self.passes,
             "lr": self._lr,
@@ -447,7 +459,8 @@ class BRAINet(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
-        watched = self._settles and (len(self.scores) > 0 or self.calibration is not None)
+        learners = (self.calibration, self.conformal)
+        watched = self._settles and (len(self.scores) > 0 or any(part is not None for part in learners))
         seen = self._look(batch, batch_idx, scored=watched)
         assert seen.target is not None
         self._update(self.val_metrics, seen.passes.predicted, seen.target)
@@ -455,6 +468,9 @@ class BRAINet(pl.LightningModule):
             self.scores.watch(seen.passes, seen.scores)
             if self.calibration is not None:
                 self.calibration.watch(seen.passes.predicted, seen.target, seen.scores)
+            if self.conformal is not None:
+                numbers = None if self.calibration is None else seen.numbers
+                self.conformal.watch(seen.passes.predicted, seen.target, seen.scores, numbers)
 
     def _look(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0, labelled: bool = True, scored: bool = True
@@ -488,6 +504,9 @@ class BRAINet(pl.LightningModule):
         self.scores.settle()
         if self.calibration is not None:
             self.log_dict({f"val/cal/{name}": value for name, value in self.calibration.settle().items()})
+        if self.conformal is not None:  # after calibration: it is about what a user gets
+            found = self.conformal.settle(self.calibration)
+            self.log_dict({f"val/conformal/{name}": value for name, value in found.items()})
 
     def on_test_start(self) -> None:
         """Say aloud where unknown sets are run for nothing."""
@@ -510,10 +529,14 @@ class BRAINet(pl.LightningModule):
         if target is not None:
             answers = self.task.answers(passes.predicted, target)
             self._update(self.test_metrics, passes.predicted, target)
+            final = self.final(passes, scores)
             if self.scaled_metrics is not None:
-                final = self.final(passes, scores)
                 self._update(self.scaled_metrics, final, target)
                 answers |= {"calibrated": self.task.answers(final, target).get("confidence", final[:, -1])}
+            if self.conformal is not None and self.conformal_metrics is not None:
+                found = self.conformal(final)
+                self._update(self.conformal_metrics, self.conformal.measured(found), target)
+                answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
         return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
 
@@ -521,7 +544,10 @@ class BRAINet(pl.LightningModule):
         """The prediction and every measure of uncertainty, from one set of passes."""
         passes = self.passes_of(inputs_of(batch, self.columns))
         scores = self.scores(passes)
-        answer = self.task.predict(passes, self.final(passes, scores))
+        final = self.final(passes, scores)
+        answer = self.task.predict(passes, final)
+        if self.conformal is not None:
+            answer |= self.conformal(final)
         return answer | dict(scores)
 
     def _update(self, metrics: MetricCollection, predicted: Tensor, target: Tensor) -> None:

@@ -21,7 +21,7 @@ import yaml
 
 from brainet_pl import checks
 from brainet_pl.backbones import Backbone, check_stored_backbone
-from brainet_pl.calibration import Calibrator
+from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.framework import OLD, pl, translated
@@ -44,6 +44,7 @@ SLOTS: dict[str, type | None] = {
     "model.task": Task,
     "model.scores": Score,
     "model.calibration": Calibrator,
+    "model.conformal": Conformal,
     "model.metrics": Measure,
     "model.optimizer": None,
     "model.lr_scheduler": None,

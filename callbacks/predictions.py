@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from torch import Tensor
 
 from brainet_pl import checks
@@ -56,7 +57,7 @@ class PredictionFile(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Write the rows of a batch; a tensor (B, C) becomes C columns."""
+        """Write the rows of a batch; a tensor (B, C) becomes C columns, sets (B, C) of true and false one: "0 3"."""
         if not self.file:
             return
         if not isinstance(outputs, Mapping) or not outputs:
@@ -69,7 +70,9 @@ class PredictionFile(Callback):
             return
         columns: dict[str, list[Any]] = {}
         for name, values in outputs.items():
-            if isinstance(values, Tensor) and values.dim() == 2:
+            if isinstance(values, Tensor) and values.dim() == 2 and values.dtype == torch.bool:
+                columns[name] = [" ".join(map(str, row.nonzero().squeeze(1).tolist())) for row in values.cpu()]
+            elif isinstance(values, Tensor) and values.dim() == 2:
                 columns |= {f"{name}_{c}": column.tolist() for c, column in enumerate(values.unbind(dim=1))}
             else:
                 columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
@@ -60,3 +61,15 @@ def test_listed_packages_are_the_folders_on_disk():
 
 def test_types_are_shipped():
     assert resources.files(brainet_pl).joinpath("py.typed").is_file()
+
+
+def test_the_package_is_imported_piece_by_piece():
+    heavy = "{'pytorch_lightning', 'lightning', 'torchvision', 'torchmetrics', 'matplotlib', 'sklearn', 'wandb'}"
+    code = (
+        "import sys, brainet_pl; assert 'torch' not in sys.modules; brainet_pl.rai; brainet_pl.BRAINetHead; "
+        f"assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules); "
+        "assert set(brainet_pl.__all__) == set(dir(brainet_pl)); [getattr(brainet_pl, n) for n in dir(brainet_pl)]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'BRAINnet'"):
+        _ = brainet_pl.BRAINnet

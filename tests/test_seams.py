@@ -7,7 +7,7 @@ import pytest
 import torch
 import wandb
 
-from brainet_pl.calibration import Calibrator
+from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cli import BrainetCLI, main
 from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.module import BRAINet
@@ -24,7 +24,7 @@ from sklearn.datasets import load_iris
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from brainet_pl.calibration import Calibrator
+from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.network import Head, HeadSettings, Outputs
 from brainet_pl.scores import Score
@@ -190,7 +190,7 @@ def test_a_toy_independence_test(toys):
     assert cli.model.ggt.settings["threshold"] == 0.1
 
 
-KINDS = {"head": HeadSettings, "scores": Score, "calibration": Calibrator, "task": Task}
+KINDS = {"head": HeadSettings, "scores": Score, "calibration": Calibrator, "conformal": Conformal, "task": Task}
 
 
 @pytest.mark.parametrize("argument", KINDS)
@@ -255,7 +255,7 @@ def test_no_help_text_is_empty(monkeypatch):
                 seen += 1
                 if not (action.help or "").strip():
                     empty.append(action.dest)
-    assert seen >= 4 * 26  # 11 settings of the model, 14 of the structure, 1 of predictions
+    assert seen >= 4 * 28  # 13 settings of the model, 14 of the structure, 1 of predictions
     assert not empty
 
 

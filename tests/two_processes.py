@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from brainet_pl.calibration import Conformal
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.passes import pass_metrics
@@ -81,7 +82,7 @@ def evaluate(folder, devices):
     for task in ("classification", "regression"):
         pl.seed_everything(0, verbose=False)
         scores = [Generative(progress=False), KNN(k=5), Mahalanobis()]
-        model = Still.load_from_checkpoint(folder / f"{task}.ckpt", scores=scores)
+        model = Still.load_from_checkpoint(folder / f"{task}.ckpt", scores=scores, conformal=Conformal())
         model.head.inference = "enumerated"  # no draws
         data, out = Uneven(task == "regression"), folder / task / str(devices)
         trainer = trainer_of(out, devices, Told(figures=False), PredictionFile())
@@ -92,7 +93,7 @@ def evaluate(folder, devices):
         found |= {name: float(value) for name, value in trainer.callback_metrics.items()}
         for name, value in model.state_dict().items():
             # Not the blueprint: a text, whose last digits depend on the number of threads.
-            if name.startswith(("scores.", "calibration.")) and not name.endswith("blueprint"):
+            if name.startswith(("scores.", "calibration.", "conformal.")) and not name.endswith("blueprint"):
                 found[name] = value.double().flatten().tolist()
         trainer.predict(model, datamodule=data, return_predictions=False)
         (out / "found.json").write_text(json.dumps(found))
