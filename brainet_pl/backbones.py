@@ -336,6 +336,7 @@ class FeatureExtractor(nn.Module):
         removed: the layer that was removed, once inputs have come.
         own: the removed layer itself.
         views: what is read of tapped layers, by whoever reads it; the head's comes first.
+        takes: name → shape and type of a sample, of the first inputs that came; "" is the name of an only tensor.
     """
 
     reads = True  # it gives all that was asked for in one pass, `more=True`
@@ -364,6 +365,7 @@ class FeatureExtractor(nn.Module):
         self.views = nn.ModuleList() if taps is None else nn.ModuleList([View(taps)])
         self._catcher = Catcher()
         self._ran = model is None
+        self.takes: dict[str, batches.Sample] | None = None
         self._headless = False  # no layer to remove was found, and none is needed
         if frozen:
             self.requires_grad_(False)
@@ -449,6 +451,8 @@ class FeatureExtractor(nn.Module):
         """
         x = self._as_weights(self._checked(x))
         self._prepare(x)
+        if self.takes is None:
+            self.takes = batches.signature(x)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             last, caught = self._run(x)
             views = [view(caught) for view in self.seen]
@@ -470,7 +474,7 @@ class FeatureExtractor(nn.Module):
         """The features of the last layer (B, d)."""
         if not isinstance(features, Tensor):
             features = _chosen_output(features)
-        if features.dim() < 2 or len(features) != samples:
+        if features.dim() < 2 or features.shape[0] != samples:
             raise ValueError(
                 f"expected the backbone to return features of shape (batch, d), got {tuple(features.shape)} for a "
                 f"batch of {samples}: wrap it in a module that keeps the batch first"

@@ -15,7 +15,7 @@ from torchmetrics import MetricCollection
 from brainet_pl import batches as batching
 from brainet_pl import checks, digest
 from brainet_pl.backbones import Backbone, check_stored_backbone
-from brainet_pl.batches import Columns, Precomputed
+from brainet_pl.batches import Columns, Precomputed, Sample
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cut import HeadLayer
 from brainet_pl.evaluation.metrics import Measure, collect
@@ -380,6 +380,8 @@ class BRAINet(pl.LightningModule):
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
         stored = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
         stored["removed"] = removed
+        takes = self.backbone.takes  # what `brainet export` makes an example of
+        stored["takes"] = None if takes is None else {name: sample._asdict() for name, sample in takes.items()}
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
         checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
@@ -398,6 +400,8 @@ class BRAINet(pl.LightningModule):
             )
         if self.backbone.waits and stored.get("removed") is not None:
             self.backbone.remove(HeadLayer(**stored["removed"]))
+        if stored.get("takes") is not None:
+            self.backbone.takes = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
         ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
         same = self.head is not None and self._in_features == stored["in_features"]
         if ggt is not None and (self.ggt is None or self.ggt.fingerprint != ggt.fingerprint):
@@ -628,11 +632,29 @@ def _check_stored_head(stored: Mapping[str, Any]) -> None:
         not isinstance(removed, Mapping) or {k: type(v) for k, v in removed.items()} != {"name": str, "leave": bool}
     ):
         wrong.append("removed")
+    if not _is_signature(stored.get("takes")):
+        wrong.append("takes")
     if wrong:
         raise ValueError(
-            f"expected {', '.join(kinds)} and removed in the checkpoint's entry {STORED!r}, as BRAINet writes them, "
+            f"expected {', '.join(kinds)}, removed and takes in the checkpoint's entry {STORED!r}, as BRAINet writes them, "
             f"got no such {', '.join(wrong)}: the file was changed; take another copy"
         )
+
+
+def _is_signature(takes: Any) -> bool:
+    """Whether this is what inputs look like, as `on_save_checkpoint` writes it; files from before have none."""
+    if takes is None:
+        return True
+    kinds = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+    return isinstance(takes, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(sample, Mapping)
+        and set(sample) == {"shape", "dtype"}
+        and isinstance(sample["shape"], list)
+        and all(type(n) is int and 0 <= n < 2**31 for n in sample["shape"])
+        and sample["dtype"] in kinds
+        for name, sample in takes.items()
+    )
 
 
 def check_callback_states(states: Any, trainer: pl.Trainer) -> None:

@@ -102,7 +102,7 @@ class BRAINetHead(Head):
         self.reset_parameters()
         self.temperature = temperature
         self.inference = inference
-        self._held: list[SubNetwork] | None = None
+        self.held: list[SubNetwork] | None = None
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, each layer as `nn.Linear` would."""
@@ -174,8 +174,8 @@ class BRAINetHead(Head):
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """(B, d) → (T, B, C) as `inference` says, and the exact weights of enumerated sub-networks."""
-        if self.inference == "stochastic" and self._held is not None:
-            return Outputs(self.at(x, self._held))
+        if self.inference == "stochastic" and self.held is not None:
+            return Outputs(self.at(x, self.held))
         if self.inference == "stochastic" and torch.compiler.is_compiling():
             return Outputs(self.on_choices(x, self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))))
         if self.inference == "stochastic":
@@ -227,7 +227,7 @@ class BRAINetHead(Head):
 
         Predictions of the same input are then the same, which an exported graph needs. `ggt.sample` draws some.
         """
-        self._held = None if subnetworks is None else list(subnetworks)
+        self.held = None if subnetworks is None else list(subnetworks)
 
     def enumerate(self, x: Tensor, limit: int = 1024, *, temperature: float | None = None) -> Enumerated:
         """(B, d) → every sub-network's logits and its exact posterior probability; refuses more than `limit`."""
