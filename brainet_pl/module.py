@@ -23,6 +23,7 @@ from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.features import (
     Extracted,
     ExtractedShare,
+    data_source,
     extract,
     extract_share,
     first_batch,
@@ -49,6 +50,7 @@ from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
+from brainet_pl.tasks.classification import check_class_names, same_classes
 from brainet_pl.together import agree
 
 if not TYPE_CHECKING:  # what the command line offers: with modules in it, help would list every one there is
@@ -113,6 +115,10 @@ class BRAINet(pl.LightningModule):
         lr: learning rate of the head.
         optimizer: takes parameter groups; null is Adam.
         lr_scheduler: takes the optimizer; stepped every epoch.
+
+    Attributes:
+        class_names: the names of the classes in the order of their numbers, once a fit has met a datamodule that has
+            `class_names`, or a checkpoint of such a fit was loaded; None where nobody named them.
     """
 
     def __init__(
@@ -149,6 +155,7 @@ class BRAINet(pl.LightningModule):
         self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
+        self.class_names: tuple[str, ...] | None = None
         self._in_features: int | None = None
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
@@ -221,6 +228,8 @@ class BRAINet(pl.LightningModule):
         refuse_sharding(self.trainer)
         if stage != "fit":
             return
+        names = getattr(data_source(self.trainer, self), "class_names", None)
+        self.class_names = check_class_names(names, self.task) or self.class_names
         self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
             self._build_head(len(self._few().features[0]))
@@ -378,8 +387,8 @@ class BRAINet(pl.LightningModule):
         ggt = None if self.ggt is None else self.ggt.to_dict()
         backbone = None if self.backbone.raw else type(self.backbone.model).__name__
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
-        stored = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
-        stored["removed"] = removed
+        stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
+        stored["removed"], stored["class_names"] = removed, self.class_names
         takes = self.backbone.takes  # what `brainet export` makes an example of
         stored["takes"] = None if takes is None else {name: sample._asdict() for name, sample in takes.items()}
         checkpoint[STORED] = primitive(stored)
@@ -408,6 +417,10 @@ class BRAINet(pl.LightningModule):
             same = False
         if stored["in_features"] is not None and not same:
             self._build_head(int(stored["in_features"]), ggt)
+        named = check_class_names(stored.get("class_names"), self.task)  # older files have none
+        if self._trainer is not None and self.class_names and named:  # a fit that goes on has met its data
+            same_classes(named, self.class_names)
+        self.class_names = named or self.class_names
         ours = {type(score).__name__ for score in self.scores}
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
@@ -512,8 +525,19 @@ class BRAINet(pl.LightningModule):
             found = self.conformal.settle(self.calibration)
             self.log_dict({f"val/conformal/{name}": value for name, value in found.items()})
 
+    def on_validation_start(self) -> None:
+        """Labels must mean the classes that were trained."""
+        if self.trainer.state.fn == TrainerFn.VALIDATING:
+            self._check_labels(self.trainer.validate_loop)
+
+    def _check_labels(self, loop: Any) -> None:
+        names = getattr(loop._data_source.instance, "class_names", None)
+        if names and self.class_names:
+            same_classes(self.class_names, tuple(names))
+
     def on_test_start(self) -> None:
-        """Say aloud where unknown sets are run for nothing."""
+        """Labels must mean the classes that were trained. Say aloud where unknown sets are run for nothing."""
+        self._check_labels(self.trainer.test_loop)
         from brainet_pl.callbacks.evaluation import Evaluation
         from brainet_pl.callbacks.sets import test_sets
 

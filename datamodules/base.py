@@ -115,6 +115,8 @@ class SplitData(pl.LightningDataModule):
     - `near`, an optional attribute: the names of those sets that resemble the training data. All others are far.
     - `structure_dataloader()`, optional: training samples without augmentation and in a fixed order, for learning the
       structure. Without it the training loader is read.
+    - `class_names`, an optional attribute, known after `setup`: the names of the classes in the order of their numbers.
+      They go into checkpoints, tables and predictions.
 
     Every loader gives batches (inputs, targets); targets of out-of-distribution sets are not used.
 
@@ -133,6 +135,7 @@ class SplitData(pl.LightningDataModule):
         ood_sets: The samples unlike the training data, by name. No set may be called "test", and no two names may be
             equal once "/" is replaced by "_".
         near: The names of the out-of-distribution sets that resemble the training data.
+        class_names: The names of the classes in the order of their numbers, once they are known; empty without names.
     """
 
     train_set: SampleSet
@@ -156,6 +159,7 @@ class SplitData(pl.LightningDataModule):
         self.val_fraction, self.seed = val_fraction, checks.whole("seed", seed, 0, 2**63 - 1)
         self.ood_sets = {}
         self.near = tuple(near)
+        self.class_names: tuple[str, ...] = ()
 
     @property
     def ood_sets(self) -> Mapping[str, SampleSet]:

@@ -117,6 +117,7 @@ class Table(SplitData):
             inputs, categorical=self.categorical, missing=self.missing, max_categories=self.max_categories
         )
         self.classes = sorted(set(everything.columns[self.target])) if self.task == "classification" else []
+        self.class_names = tuple(self.classes)
         parts = {"val": val, "test": self._read(self.test_file) if self.test_file else test}
         if self.predict_file:
             parts["predict"] = self._read(self.predict_file)

@@ -335,8 +335,12 @@ def test_plain_loaders_work_without_a_datamodule(tmp_path, quiet_trainer):
 def test_bad_input_says_what_to_do(tmp_path, quiet_trainer):
     with pytest.raises(RuntimeError, match=r"add the callback brainet_pl.callbacks.StructureLearning\(\)"):
         quiet_trainer(tmp_path).fit(BRAINet(8), datamodule=Digits())
+    with pytest.raises(ValueError, match="expected 5 different names of classes, as num_classes says, got 8"):
+        quiet_trainer(tmp_path).fit(BRAINet(5, head=Linear()), datamodule=Digits())
+    data = Digits()
+    data.setup("fit")
     with pytest.raises(ValueError, match="expected labels from 0 to 4, got 0 to 7"):
-        quiet_trainer(tmp_path, structure()).fit(BRAINet(5, head=Tree(num_params=8000)), datamodule=Digits())
+        quiet_trainer(tmp_path).fit(BRAINet(5, head=Linear()), data.train_dataloader())
     empty = DataLoader(TensorDataset(torch.empty(0, 4), torch.empty(0)), batch_size=2)
     with pytest.raises(ValueError, match="expected training data to extract features from, got no sample"):
         quiet_trainer(tmp_path, structure()).fit(BRAINet(2), empty)

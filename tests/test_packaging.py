@@ -13,7 +13,11 @@ import brainet_pl
 
 ROOT = Path(__file__).parents[1]
 DISTRIBUTION = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # where it is not called like what is imported
-OPTIONAL = {"timm", "onnxscript", "onnxruntime"}  # asked for by name of a backbone or a file, with an error that says so
+OPTIONAL = {
+    "timm",
+    "onnxscript",
+    "onnxruntime",
+}  # asked for by name of a backbone or a file, with an error that says so
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl.framework
 
@@ -43,7 +47,8 @@ def test_what_is_imported_is_declared_and_the_other_way_round():
     package = ("brainet_pl", "callbacks", "datamodules")
     assert imported(package) - OPTIONAL - INSTEAD == declared - UNSEEN
     assert not imported(package, everywhere=False) & OPTIONAL
-    behind_a_skip = distributions(project["optional-dependencies"]["benchmarks"]) | {"pandas"}
+    extras = [project["optional-dependencies"][name] for name in ("benchmarks", "timm", "text")]
+    behind_a_skip = set().union(*map(distributions, extras)) | {"pandas"}
     known = declared | distributions(project["optional-dependencies"]["dev"]) | behind_a_skip
     assert imported(["tests"]) <= known
 

@@ -615,7 +615,9 @@ def _repeat(part: Tensor, columns: int) -> Tensor:
 
 def _uniform(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Random numbers from 0 to 1; a compiler takes no generator, not even None."""
-    return torch.rand(shape, device=device) if generator is None else torch.rand(shape, device=device, generator=generator)
+    return (
+        torch.rand(shape, device=device) if generator is None else torch.rand(shape, device=device, generator=generator)
+    )
 
 
 def _drop(x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:

@@ -177,7 +177,9 @@ class BRAINetHead(Head):
         if self.inference == "stochastic" and self.held is not None:
             return Outputs(self.at(x, self.held))
         if self.inference == "stochastic" and torch.compiler.is_compiling():
-            return Outputs(self.on_choices(x, self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))))
+            return Outputs(
+                self.on_choices(x, self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES)))
+            )
         if self.inference == "stochastic":
             return Outputs(self.stochastic(x, count).logits)
         if self.inference == "enumerated":
