@@ -323,7 +323,7 @@ class BRAINet(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         """The set-up is over."""
-        if self.backbone.frozen:  # it is meant to stay in evaluation, whatever Lightning thinks of that
+        if self.backbone.frozen or self.backbone.own is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
         self.forget_features()
 
