@@ -1,4 +1,4 @@
-"""`brainet fit|validate|test|predict|report`: LightningCLI with the structure callback and the shipped configs."""
+"""`brainet fit|validate|test|predict|report|export`: LightningCLI with the structure callback and shipped configs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from brainet_pl.trust import given_by, vet
 
 DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
-    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run. All take --debug, "
+    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run, and `brainet export "
+    "--ckpt_path FILE --out model.onnx`, which writes a model as one graph. All take --debug, "
     "which shows the whole traceback of an error. With --ckpt_path, settings come out of the checkpoint; its classes "
     "that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file whose maker you know."
 )
@@ -198,10 +199,15 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
 
 
 def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
-    """The console script: `report` reads the files of a run, everything else is Lightning's."""
+    """The console script: `report` and `export` read the files of a run, everything else is Lightning's."""
     words = list(sys.argv[1:] if args is None else args)
     if words[:1] == ["report"]:
         report.main(words[1:])
+        return None
+    if words[:1] == ["export"]:
+        from brainet_pl import export
+
+        export.main(words[1:])
         return None
     return lightning(words)
 

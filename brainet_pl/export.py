@@ -7,8 +7,12 @@ is made, so that one input always gets one answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import argparse
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +46,7 @@ class Exported(NamedTuple):
 
 
 class Answers(nn.Module):
-    """A model as a function from tensors, in the order of `inputs`, to a tuple of tensors, in the order of `outputs`."""
+    """A model as a function of tensors, in the order of `inputs`, that gives a tuple in the order of `outputs`."""
 
     def __init__(self, model: BRAINet | SwappedModel, example: Any, passes: int) -> None:
         super().__init__()
@@ -100,7 +104,7 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("ONNX needs the packages onnx and onnxscript: pip install onnx onnxscript") from error
-    with _ready(model, example, passes, seed) as (answers, tensors), files.whole(path) as temporary:
+    with _ready(model, example, passes, seed) as (answers, tensors), files.whole(path) as temporary, _quiet():
         torch.onnx.export(
             answers,
             tensors,
@@ -116,7 +120,7 @@ def export_onnx(
         return answers.outputs
 
 
-@contextmanager
+@contextlib.contextmanager
 def _ready(
     model: BRAINet | SwappedModel, example: Any, passes: int | None, seed: int
 ) -> Iterator[tuple[Answers, tuple[Tensor, ...]]]:
@@ -169,9 +173,8 @@ def _check(answers: Answers, tensors: tuple[Tensor, ...], graph: Any) -> None:
             there = torch.as_tensor(theirs)
             if ours.shape != there.shape or not _close(ours, there):
                 raise RuntimeError(
-                    f"expected the graph to give the model's {name} for a batch of {size}, got another: this model can't "
-                    "be exported faithfully; a head that draws dropout masks or weights draws others each time, so take "
-                    "its mean by inference='simultaneous', or another head"
+                    f"expected the graph to give the model's {name} for a batch of {size}, got another: this model is "
+                    "not the same as a graph; one whose head draws dropout masks or weights differs each time"
                 )
 
 
@@ -193,3 +196,56 @@ def _check_onnx(answers: Answers, tensors: tuple[Tensor, ...], path: Path) -> No
         tensors,
         lambda given: session.run(None, {n: tensor.cpu().numpy() for n, tensor in zip(names, given, strict=True)}),
     )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says to those who develop it."""
+    loggers = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript", "torch.onnx")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+# -- command line -----------------------------------------------------------------------------------------------------
+
+
+def main(args: Sequence[str]) -> None:
+    """`brainet export --ckpt_path FILE --out model.onnx`."""
+    parser = argparse.ArgumentParser(
+        "brainet export",
+        description="Write the model of a checkpoint as one graph with a free batch size: inputs in; class, "
+        "probabilities, scores and verdict out, by name.",
+    )
+    parser.add_argument("--ckpt_path", required=True, help="the checkpoint")
+    parser.add_argument("--out", required=True, help="the file to write: .onnx, or .pt2 for torch.export")
+    parser.add_argument("--shape", help="of one input, as 3,32,32; needed for a checkpoint that does not know it")
+    parser.add_argument("--passes", type=int, help="sub-networks that are drawn for the graph; the model's own number")
+    parser.add_argument("--seed", type=int, default=0, help="of their draw")
+    words = parser.parse_args(args)
+    out = Path(words.out)
+    if out.suffix not in (".onnx", ".pt2"):
+        raise ValueError(f"expected --out to end in .onnx or .pt2, got {out}: name it so")
+    model = BRAINet.load_from_checkpoint(words.ckpt_path, map_location="cpu")
+    example = None if words.shape is None else torch.rand(TRACED, *_shape(words.shape))
+    if out.suffix == ".onnx":
+        outputs = export_onnx(model, out, example, passes=words.passes, seed=words.seed)
+    else:
+        program, _, outputs = export_program(model, example, passes=words.passes, seed=words.seed)
+        with files.whole(out) as temporary, temporary.open("wb") as file:
+            torch.export.save(program, file)
+    print(f"{out}: {', '.join(outputs)}")
+
+
+def _shape(text: str) -> list[int]:
+    numbers = text.split(",")
+    if not all(number.strip().isdigit() and int(number) > 0 for number in numbers):
+        raise ValueError(f"expected --shape to be whole numbers with commas, such as 3,32,32, got {text!r}")
+    return [int(number) for number in numbers]

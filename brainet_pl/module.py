@@ -160,6 +160,7 @@ class BRAINet(pl.LightningModule):
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
+        self._regions: dict[str, Any] = {}  # methods that are compiled
         extra = list(metrics or ())
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
@@ -225,6 +226,7 @@ class BRAINet(pl.LightningModule):
 
         A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
         """
+        self._narrow_compiler()
         refuse_sharding(self.trainer)
         if stage != "fit":
             return
@@ -466,13 +468,34 @@ class BRAINet(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of the head, and of the backbone where it is not frozen."""
         x, y = self._unpack(batch)
-        head = self._require_head()
-        loss = self.task.loss(head(self.extract(x)), y)
-        penalty = head.penalty()
+        loss = self._compiled("batch_loss")(x, y)
+        penalty = self._require_head().penalty()
         if penalty is not None:
             loss = loss + penalty / self._train_size()
         self.log("train/loss", loss, prog_bar=True)
-        return loss
+        return torch.as_tensor(loss)
+
+    def batch_loss(self, x: Any, y: Tensor) -> Tensor:
+        """Inputs and checked targets (B, …) of a batch → the task's loss; all that a training step computes."""
+        return self.task.loss(self._require_head()(self.extract(x)), y)
+
+    def _compiled(self, name: str) -> Any:
+        """A method, compiled where the user has compiled the model."""
+        context = self._compiler_ctx
+        if context is None:
+            return getattr(self, name)
+        if name not in self._regions:
+            self._regions[name] = context["dynamo_ctx"](getattr(self, name))
+        return self._regions[name]
+
+    def _narrow_compiler(self) -> None:
+        """Leave steps as they are: Lightning compiles them whole, and checks, metrics and logs break their graphs.
+
+        What computes, the loss of a batch and the passes of one, is compiled in their place.
+        """
+        self._regions = {}
+        for name in ("training_step", "validation_step", "test_step", "predict_step"):
+            self.__dict__.pop(name, None)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
@@ -498,7 +521,7 @@ class BRAINet(pl.LightningModule):
         batch, and then left out.
         """
         x, target = self._unpack(batch) if labelled else (inputs_of(batch, self.columns), None)
-        passes = self.passes_of(x)
+        passes = self._compiled("passes_of")(x)
         scores = self.scores(passes) if scored else {}
         numbers = self._places.of_batch(self.trainer, len(passes.predicted), batch_idx, dataloader_idx)
         n = len(numbers)
@@ -570,7 +593,7 @@ class BRAINet(pl.LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""
-        passes = self.passes_of(inputs_of(batch, self.columns))
+        passes = self._compiled("passes_of")(inputs_of(batch, self.columns))
         scores = self.scores(passes)
         final = self.final(passes, scores)
         answer = self.task.predict(passes, final)
@@ -660,8 +683,8 @@ def _check_stored_head(stored: Mapping[str, Any]) -> None:
         wrong.append("takes")
     if wrong:
         raise ValueError(
-            f"expected {', '.join(kinds)}, removed and takes in the checkpoint's entry {STORED!r}, as BRAINet writes them, "
-            f"got no such {', '.join(wrong)}: the file was changed; take another copy"
+            f"expected {', '.join(kinds)}, removed and takes in the checkpoint's entry {STORED!r}, as BRAINet writes "
+            f"them, got no such {', '.join(wrong)}: the file was changed; take another copy"
         )
 
 

@@ -331,7 +331,7 @@ class Executor(nn.Module):
         return found
 
     def draw_posterior(self, draws: int, generator: torch.Generator | None = None) -> list[Tensor]:
-        """The branches that `run_chosen` takes, for each level (nodes, draws, 1): draws of `set_mixture`'s posterior."""
+        """The branches that `run_chosen` takes, for each level (nodes, draws, 1): draws of the posterior."""
         each = [_uniform((len(level.sizes), draws, 1), level.sizes.device, generator) for level in self.ordered]
         return [(u.unsqueeze(-1) >= level.upto).sum(dim=-1) for u, level in zip(each, self.ordered, strict=True)]
 
@@ -628,4 +628,6 @@ def _drop(x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
 
 
 def _index(module: nn.Module, name: str, values: NDArray[Any]) -> None:
+    if not len(values):  # nobody reads it; but torch.export.save takes all empty tensors for one and stumbles
+        values = np.zeros(1)
     module.register_buffer(name, torch.as_tensor(values.astype(np.int64)), persistent=False)
