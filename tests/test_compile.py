@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from brainet_pl import BRAINet, learn_structure
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.framework import ModelCheckpoint, pl
+from brainet_pl.framework import ModelCheckpoint
 from brainet_pl.network import BRAINetHead, Tree
 
 
@@ -128,33 +128,20 @@ def test_a_head_trains_and_predicts_in_one_graph(ggt, backend):
     assert not counters["graph_break"]
 
 
-def fit(model, folder, quiet_trainer, data):
-    keep = ModelCheckpoint(folder, filename="model", enable_version_counter=False)
-    trainer = quiet_trainer(folder, StructureLearning(threshold=0.1, progress=False), keep, epochs=2)
-    pl.seed_everything(5, verbose=False)
-    trainer.fit(model, datamodule=data)
-    return trainer, torch.load(keep.best_model_path, weights_only=True)["state_dict"]
-
-
 def test_a_compiled_model_fits_tests_and_predicts_without_a_break(tmp_path, quiet_trainer):
-    data = Digits()
-    models = []
-    for _ in range(2):
-        pl.seed_everything(0, verbose=False)
-        models.append(BRAINet(8, head=Tree(num_params=4000), passes=5, lr=0.01))
-    plain, model = models
-    _, expected = fit(plain, tmp_path / "plain", quiet_trainer, data)
+    data, model = Digits(), BRAINet(8, head=Tree(num_params=4000), passes=5, lr=0.01)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    trainer, found = fit(compiled, tmp_path / "compiled", quiet_trainer, data)
-    assert list(found) == list(expected)  # no prefix of the compiler
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-3)
+    keep = ModelCheckpoint(tmp_path, filename="model")
+    trainer = quiet_trainer(tmp_path, StructureLearning(threshold=0.1, progress=False), keep, epochs=2)
+    trainer.fit(compiled, datamodule=data)
     (metrics, *_) = trainer.test(compiled, datamodule=data, verbose=False)
     assert metrics["test/cls/Accuracy"] > 0.5
     assert trainer.predict(compiled, datamodule=data)[0]["probabilities"].shape[1] == 8
     assert not counters["graph_break"]
-    assert 3 <= counters["stats"]["unique_graphs"] <= 12
-    again = BRAINet.load_from_checkpoint(trainer.checkpoint_callback.best_model_path)
-    again.eval()
+    assert 3 <= counters["stats"]["unique_graphs"] <= 12  # training, passes and those of other batch sizes
+
+    stored = torch.load(keep.best_model_path, weights_only=True)["state_dict"]
+    again = BRAINet.load_from_checkpoint(keep.best_model_path).eval()
+    assert list(stored) == list(again.state_dict())  # no prefix of the compiler
     answer = torch.compile(again, fullgraph=True, backend="eager")(torch.rand(3, 64))
     torch.testing.assert_close(answer.sum(dim=1), torch.ones(3))
