@@ -21,6 +21,7 @@ import yaml
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
 from brainet_pl import configs, runs
 from brainet_pl.callbacks import PredictionFile, StructureLearning
+from brainet_pl.datamodules.table import read_task
 from brainet_pl.evaluation import report
 from brainet_pl.framework import (
     LightningArgumentParser,
@@ -132,6 +133,7 @@ class BrainetCLI(LightningCLI):
         if chosen.get("weights_only") is False:
             raise UsageError("expected weights_only to be true, got false: a checkpoint holds no code, and runs none")
         chosen["weights_only"] = True
+        infer_task(chosen)
         if self.subcommand == "predict" and chosen.get("return_predictions") is None:
             chosen["return_predictions"] = False  # PredictionFile writes them as they come; memory need not hold all
 
@@ -166,6 +168,24 @@ class BrainetCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: a checkpoint's settings come before the command line's (`_complete`), never over them."""
+
+
+def infer_task(settings: Any) -> None:
+    """Where the data is a CSV file and the model has no task: the one that belongs to the column to be predicted."""
+    data, model = settings.get("data"), settings.get("model")
+    if not data or model.get("task") is not None or model.get("num_classes") is not None:
+        return
+    if str(data.get("class_path")).rpartition(".")[2] != "Table":
+        return
+    task, classes = read_task(data["init_args"])
+    kind, given = ("Classification", {"num_classes": classes}) if classes else ("Regression", {})
+    model["task"] = {"class_path": f"brainet_pl.tasks.{kind}", "init_args": given}
+    data["init_args"]["task"] = task
+    group = "cls" if classes else "reg"
+    for callback in settings.get("trainer", {}).get("callbacks") or ():
+        init = callback.get("init_args") or {}
+        if str(init.get("monitor")).startswith(("val/cls/", "val/reg/")):
+            init["monitor"] = f"val/{group}/{init['monitor'].split('/', 2)[2]}"
 
 
 def shipped() -> dict[str, Path]:
