@@ -99,6 +99,7 @@ __all__ = [
     "TorchCheckpointIO",
     "TrainerFn",
     "WandbLogger",
+    "is_averaging",
     "is_csv",
     "is_tensorboard",
     "is_wandb",
@@ -140,6 +141,11 @@ def is_tensorboard(logger: object) -> TypeGuard[TensorBoardLogger]:
 def is_wandb(logger: object) -> TypeGuard[WandbLogger]:
     """Whether a logger is that of Weights & Biases."""
     return _named(logger, "WandbLogger")
+
+
+def is_averaging(callback: object) -> bool:
+    """Whether a callback keeps a mean of weights, and so a copy of the model."""
+    return _named(callback, "StochasticWeightAveraging") or _named(callback, "WeightAveraging")
 
 
 def _named(thing: object, name: str) -> bool:

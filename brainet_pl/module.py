@@ -37,6 +37,7 @@ from brainet_pl.framework import (
     LRSchedulerCallable,
     OptimizerCallable,
     TrainerFn,
+    is_averaging,
     pl,
     rank_zero_warn,
     refuse_mix,
@@ -152,7 +153,7 @@ class BRAINet(pl.LightningModule):
         self.conformal = None if conformal is None else make_part(Conformal, conformal, "conformal")
         if self.conformal is not None:
             self.conformal.check(self.task)
-        self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
+        self.passes, self.lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
         self.class_names: tuple[str, ...] | None = None
@@ -196,7 +197,7 @@ class BRAINet(pl.LightningModule):
             "conformal": self.conformal,
             "columns": None if self.columns is None else vars(self.columns),
             "passes": self.passes,
-            "lr": self._lr,
+            "lr": self.lr,
         }
         # Not save_hyperparameters: under the command line it would store class paths that a loader then imports.
         self._set_hparams(primitive(settings))
@@ -233,11 +234,15 @@ class BRAINet(pl.LightningModule):
             return
         names = getattr(data_source(self.trainer, self), "class_names", None)
         self.class_names = check_class_names(names, self.task) or self.class_names
+        self.prepare_head()
+        if self.task.needs_targets:
+            self.task.prepare(self._all_targets())
+
+    def prepare_head(self) -> None:
+        """Build a head that waits for the number of features alone; a fit calls it once the data is there."""
         self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
             self._build_head(len(self._few().features[0]))
-        if self.task.needs_targets:
-            self.task.prepare(self._all_targets())
 
     def _meet_data(self) -> None:
         """Let the backbone find the layer to remove before an optimizer or a wrapper of processes holds its weights."""
@@ -337,10 +342,15 @@ class BRAINet(pl.LightningModule):
         """
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
+        from brainet_pl.callbacks.structure import HeadFirst
 
         there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
             refuse_mix(thing)
+        averaging = [callback for callback in there if is_averaging(callback)]
+        if averaging:  # they copy the model when they are set up
+            before = [c for c in there if c not in averaging and not isinstance(c, HeadFirst)]
+            there[:] = [*before, HeadFirst(), *averaging]
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
         wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
@@ -632,9 +642,9 @@ class BRAINet(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Adam with a fixed rate (the paper) unless told otherwise; the backbone in a group of its own."""
-        groups: list[dict[str, Any]] = [{"params": list(self._require_head().parameters()), "lr": self._lr}]
+        groups: list[dict[str, Any]] = [{"params": list(self._require_head().parameters()), "lr": self.lr}]
         if not self.backbone.frozen:
-            rate = self._lr / 10 if self._backbone_lr is None else self._backbone_lr
+            rate = self.lr / 10 if self._backbone_lr is None else self._backbone_lr
             groups.append({"params": self.backbone.trained(), "lr": rate})
         optimizer = torch.optim.Adam(groups) if self._optimizer is None else self._optimizer(groups)
         if self._lr_scheduler is None:

@@ -254,3 +254,12 @@ def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Coll
         state = optimizer.state.pop(parameter, None)
         if state is not None and name in whole:
             optimizer.state[after[name]] = state
+
+
+class HeadFirst(Callback):
+    """Builds a head before others copy the model. A `BRAINet` brings this where weights are averaged."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Of heads that wait for the number of features alone; the callback above builds the others."""
+        if stage == "fit" and isinstance(pl_module, BRAINet):
+            pl_module.prepare_head()
