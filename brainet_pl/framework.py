@@ -8,9 +8,11 @@ else `pytorch_lightning`.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -103,6 +105,7 @@ __all__ = [
     "is_csv",
     "is_tensorboard",
     "is_wandb",
+    "keep_quiet",
     "pl",
     "rank_zero_info",
     "rank_zero_only",
@@ -201,3 +204,21 @@ def _check_for(namespace: str) -> Callable[[object], None]:
         refuse_mix(instance, namespace)
 
     return check
+
+
+# -- noise ------------------------------------------------------------------------------------------------------------
+
+
+class _NoTips(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Drop advertisements for other products."""
+        return "Tip: For seamless" not in record.getMessage()
+
+
+def keep_quiet() -> None:
+    """On our own command line: no tips, and no warnings about calls that Lightning or we make and no user can mend."""
+    logger = logging.getLogger(f"{NAMESPACE}.utilities.rank_zero")
+    if not any(isinstance(one, _NoTips) for one in logger.filters):
+        logger.addFilter(_NoTips())
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    warnings.filterwarnings("ignore", message=r".isinstance\(treespec, LeafSpec\). is deprecated")

@@ -22,6 +22,7 @@ from brainet_pl.structure.independence import IndependenceTest
 from brainet_pl.structure.learn import check_settings
 from brainet_pl.structure.stream import FeatureStream, StreamedData
 
+SHOWN = 3  # lines of a tree's summary in the log: its sizes; the figure and `ggt.summary()` show the branches
 ORPHANED = 600.0  # seconds: a temporary file as old as that was left by a killed run; a younger one may be in use
 
 
@@ -179,7 +180,7 @@ class StructureLearning(Callback):
         names = module.backbone.names
         if names is not None and len(names) == ggt.num_variables:
             ggt = ggt.named(names)
-        rank_zero_info(ggt.summary())
+        rank_zero_info("\n".join(ggt.summary().splitlines()[:SHOWN]))
         return ggt
 
     @staticmethod

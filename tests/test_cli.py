@@ -268,3 +268,28 @@ def test_help_is_readable(capsys):
 def test_unknown_configuration_lists_the_known_ones():
     with pytest.raises(FileNotFoundError, match="cifar10_resnet20, cifar10_vgg13, digits, mnist, table, uci"):
         config_path("imagenet")
+
+
+def test_a_csv_file_says_itself_what_is_predicted(folder):
+    """Classes and numbers from the same configuration, without a further setting."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3))
+    answers = {
+        "kind": np.where(x[:, 0] + 0.3 * x[:, 1] > 0, "good", "bad"),
+        "price": x[:, 0] * 10 + rng.normal(size=120),
+    }
+    for target, values in answers.items():
+        rows = [",".join([*map(str, row), str(value)]) for row, value in zip(x, values, strict=True)]
+        (folder / f"{target}.csv").write_text("\n".join([f"a,b,c,{target}", *rows]))
+        given = [f"--data.file={target}.csv", f"--data.target={target}", "--trainer.max_epochs=2"]
+        main(["fit", "--config", "table", *given, *QUIET])
+    kind, price = sorted((folder / "runs/table").glob("version_*/metrics.csv"))
+    assert "val/cls/NLL" in kind.read_text().splitlines()[0]
+    assert "val/reg/NLL" in price.read_text().splitlines()[0]
+    main(["predict", "--ckpt_path", str(kind.parent / "checkpoints/last.ckpt"), *QUIET])
+    (predictions,) = folder.rglob("predictions.csv")
+    assert {row["class_name"] for row in csv.DictReader(predictions.open())} <= {"good", "bad"}
+    with pytest.raises(
+        ValueError, match=r"expected the target to be a column of kind.csv \(a, b, c, kind\), got 'nope'"
+    ):
+        main(["fit", "--config", "table", "--data.file=kind.csv", "--data.target=nope", *QUIET])
