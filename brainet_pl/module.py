@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from brainet_pl import batches as batching
-from brainet_pl import checks, digest
+from brainet_pl import checks, digest, feature_store
 from brainet_pl.backbones import Backbone, check_stored_backbone
 from brainet_pl.batches import Columns, Precomputed, Sample
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cut import HeadLayer
+from brainet_pl.draws import fixed
 from brainet_pl.evaluation.metrics import Measure, collect
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.features import (
@@ -28,15 +29,18 @@ from brainet_pl.features import (
     extract_share,
     first_batch,
     inputs_of,
+    is_sharded,
     pair,
     read,
     readings_of,
     structure_loader,
+    unshuffled,
 )
 from brainet_pl.framework import (
     LRSchedulerCallable,
     OptimizerCallable,
     TrainerFn,
+    is_averaging,
     pl,
     rank_zero_warn,
     refuse_mix,
@@ -152,7 +156,7 @@ class BRAINet(pl.LightningModule):
         self.conformal = None if conformal is None else make_part(Conformal, conformal, "conformal")
         if self.conformal is not None:
             self.conformal.check(self.task)
-        self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
+        self.passes, self.lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
         self.class_names: tuple[str, ...] | None = None
@@ -196,7 +200,7 @@ class BRAINet(pl.LightningModule):
             "conformal": self.conformal,
             "columns": None if self.columns is None else vars(self.columns),
             "passes": self.passes,
-            "lr": self._lr,
+            "lr": self.lr,
         }
         # Not save_hyperparameters: under the command line it would store class paths that a loader then imports.
         self._set_hparams(primitive(settings))
@@ -233,11 +237,15 @@ class BRAINet(pl.LightningModule):
             return
         names = getattr(data_source(self.trainer, self), "class_names", None)
         self.class_names = check_class_names(names, self.task) or self.class_names
+        self.prepare_head()
+        if self.task.needs_targets:
+            self.task.prepare(self._all_targets())
+
+    def prepare_head(self) -> None:
+        """Build a head that waits for the number of features alone; a fit calls it once the data is there."""
         self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
             self._build_head(len(self._few().features[0]))
-        if self.task.needs_targets:
-            self.task.prepare(self._all_targets())
 
     def _meet_data(self) -> None:
         """Let the backbone find the layer to remove before an optimizer or a wrapper of processes holds its weights."""
@@ -265,22 +273,23 @@ class BRAINet(pl.LightningModule):
     def training_features(self, max_rows: int | None = None, progress: bool = True) -> Extracted:
         """Features and targets of the training data, un-augmented and in a fixed order; at most a sample of `max_rows`.
 
-        While a fit is set up, features of a frozen backbone are extracted once, whoever asks first.
+        While a fit is set up, features of a frozen backbone are extracted once, whoever asks first; with the callback
+        `FeatureCache` they come from the disk where they are there.
         """
+        stored = self._store() is not None
+        if stored and self.trainer.world_size > 1 and self._kept is None:
+            self.training_share(progress=progress)
         if self._kept is None and self._kept_share is not None:
             self._kept = self._kept_share.gathered()  # all processes have a share, or none
         if self._kept is not None:
             return self._kept.sample(max_rows)
-        loader = structure_loader(self.trainer, self, max_rows)
-        device = self.trainer.strategy.root_device
-        found = extract(
-            self.backbone, loader, device=device, max_rows=max_rows, progress=progress, columns=self.columns
-        )
+        most = None if stored else max_rows  # what is stored is whole, whoever wants how much of it
+        found = self._extract(structure_loader(self.trainer, self, most), most, progress)
         if self.backbone.unscaled:
             found = Extracted(self.backbone.settle([found.readings])[0], found.targets)
-        if self.backbone.frozen and (max_rows is None or len(found.features) < max_rows):
+        if self.backbone.frozen and (most is None or len(found.features) < most):
             self._kept = found
-        return found
+        return found.sample(max_rows)
 
     def training_share(self, max_rows: int | None = None, progress: bool = True) -> ExtractedShare:
         """What `training_features` gives, dealt out to the processes batch by batch: each extracts its own share.
@@ -289,20 +298,73 @@ class BRAINet(pl.LightningModule):
         """
         if self._kept_share is not None and max_rows is None:
             return self._kept_share
+        if max_rows is not None and self._store() is not None:
+            self.training_features(progress=progress)  # all of them: what is stored is whole
         if self._kept is not None:
             readings, targets = self._kept.sample(max_rows)
             mine = slice(self.global_rank, None, self.trainer.world_size)
             return ExtractedShare([readings[mine]], [targets[mine]])
         loader = structure_loader(self.trainer, self, max_rows, self.trainer.world_size, self.global_rank)
-        device = self.trainer.strategy.root_device
-        found = agree(
-            lambda: extract_share(self.backbone, loader, device=device, progress=progress, columns=self.columns)
-        )
+        found = agree(lambda: self._extract_share(loader, progress))
         if self.backbone.unscaled:
             found = found._replace(readings=self.backbone.settle(found.readings, shared=True))
         if self.backbone.frozen and max_rows is None:
             self._kept_share = found
         return found
+
+    def features_of(self, loader: Any, seed: int = 0, progress: bool = True) -> Extracted:
+        """Features and targets of all samples of a loader of known size, in a fixed order; processes share the work.
+
+        Args:
+            loader: any, also of a shuffled or augmented set.
+            seed: of what transforms draw; it leaves no trace in the draws of training.
+            progress: show a progress bar.
+        """
+        processes, rank = self.trainer.world_size, self.global_rank
+        if processes == 1:
+            return self._extract(unshuffled(loader, seed=seed), None, progress, seed)
+        share = unshuffled(loader, every=processes, first=rank, seed=seed)
+        return agree(lambda: self._extract_share(share, progress, seed)).gathered()
+
+    def _store(self) -> Path | None:
+        """The folder in which a callback keeps features of the frozen backbone on disk."""
+        if not self.backbone.frozen or self.backbone.raw or is_sharded(self.backbone):
+            return None
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        asked = [callback.feature_folder(self.trainer) for callback in callbacks if hasattr(callback, "feature_folder")]
+        return next((Path(folder) for folder in asked if folder is not None), None)
+
+    def _from_store(self, loader: Any, progress: bool, seed: int) -> feature_store.Entry | None:
+        """What is stored of a loader's samples, extracted now where it was not; None where nothing can be stored."""
+        store = self._store()
+        if store is None:
+            return None
+        device = self.trainer.strategy.root_device
+        settings: dict[str, Any] = {"device": device, "progress": progress, "columns": self.columns, "seed": seed}
+        try:
+            return feature_store.extract(store, self.backbone, loader, **settings)
+        except feature_store.NotStored as error:
+            warnings.warn(f"features are not kept on disk: {error}", stacklevel=2)
+            return None
+
+    def _extract(self, loader: Any, max_rows: int | None, progress: bool, seed: int = 0) -> Extracted:
+        device = self.trainer.strategy.root_device
+        with fixed(seed):
+            entry = self._from_store(loader, progress, seed)
+            if entry is not None:
+                return entry.extracted
+            return extract(
+                self.backbone, loader, device=device, max_rows=max_rows, progress=progress, columns=self.columns
+            )
+
+    def _extract_share(self, loader: Any, progress: bool, seed: int = 0) -> ExtractedShare:
+        device = self.trainer.strategy.root_device
+        with fixed(seed):
+            entry = self._from_store(loader, progress, seed)
+            if entry is not None:
+                parts = list(entry.parts())
+                return ExtractedShare([part.readings for part in parts], [part.targets for part in parts])
+            return extract_share(self.backbone, loader, device=device, progress=progress, columns=self.columns)
 
     def forget_features(self) -> None:
         """Drop the features that `training_features` kept; called when the set-up of a fit is over."""
@@ -337,10 +399,15 @@ class BRAINet(pl.LightningModule):
         """
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
+        from brainet_pl.callbacks.structure import HeadFirst
 
         there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
             refuse_mix(thing)
+        averaging = [callback for callback in there if is_averaging(callback)]
+        if averaging:  # they copy the model when they are set up
+            before = [c for c in there if c not in averaging and not isinstance(c, HeadFirst)]
+            there[:] = [*before, HeadFirst(), *averaging]
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
         wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
@@ -632,9 +699,9 @@ class BRAINet(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Adam with a fixed rate (the paper) unless told otherwise; the backbone in a group of its own."""
-        groups: list[dict[str, Any]] = [{"params": list(self._require_head().parameters()), "lr": self._lr}]
+        groups: list[dict[str, Any]] = [{"params": list(self._require_head().parameters()), "lr": self.lr}]
         if not self.backbone.frozen:
-            rate = self._lr / 10 if self._backbone_lr is None else self._backbone_lr
+            rate = self.lr / 10 if self._backbone_lr is None else self._backbone_lr
             groups.append({"params": self.backbone.trained(), "lr": rate})
         optimizer = torch.optim.Adam(groups) if self._optimizer is None else self._optimizer(groups)
         if self._lr_scheduler is None:

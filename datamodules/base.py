@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
-from brainet_pl import checks
+from brainet_pl import checks, identity
 from brainet_pl.framework import pl, watch_mixes
 
 TEST = "test"  # the key of the known test set among the test loaders
 SampleSet = Dataset[tuple[Tensor, Any]]
 
 
+@identity.plain
 class Samples(Dataset[tuple[Tensor, Any]]):
     """Inputs (N, …) and labels or numbers (N,) in memory, prepared sample by sample.
 
