@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from brainet_pl.cut import HeadLayer
 from brainet_pl.draws import fixed
 from brainet_pl.evaluation.metrics import Measure, collect
 from brainet_pl.evaluation.record import SampleBatch
+from brainet_pl.evaluation.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.features import (
     Extracted,
     ExtractedShare,
@@ -37,6 +39,7 @@ from brainet_pl.features import (
     unshuffled,
 )
 from brainet_pl.framework import (
+    CombinedLoader,
     LRSchedulerCallable,
     OptimizerCallable,
     TrainerFn,
@@ -165,6 +168,7 @@ class BRAINet(pl.LightningModule):
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
         self._regions: dict[str, Any] = {}  # methods that are compiled
+        self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
         extra = list(metrics or ())
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
@@ -627,13 +631,20 @@ class BRAINet(pl.LightningModule):
             same_classes(self.class_names, tuple(names))
 
     def on_test_start(self) -> None:
-        """Labels must mean the classes that were trained. Say aloud where unknown sets are run for nothing."""
+        """Labels must mean the classes that were trained. Say aloud where further sets are run for nothing."""
         self._check_labels(self.trainer.test_loop)
         from brainet_pl.callbacks.evaluation import Evaluation
         from brainet_pl.callbacks.sets import test_sets
 
+        sets = test_sets(self.trainer)
+        loaders = CombinedLoader(self.trainer.test_dataloaders, "sequential").flattened
+        self._shifts = {
+            i: parts_of(name, getattr(loader, "dataset", None))
+            for i, (loader, (name, role)) in enumerate(zip(loaders, sets.items(), strict=True))
+            if role == "shift"
+        }
         if not any(isinstance(callback, Evaluation) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
-            _, *others = test_sets(self.trainer)
+            _, *others = sets
             if others:
                 rank_zero_warn(
                     f"not evaluated: {', '.join(others)}; metrics are those of the first test loader alone: add the "
@@ -642,6 +653,8 @@ class BRAINet(pl.LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:  # type: ignore[override]
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
+        if dataloader_idx in self._shifts:
+            return self._shifted_step(batch, batch_idx, dataloader_idx)
         seen = self._look(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
         passes, scores, target = seen.passes, seen.scores, seen.target
         answers = {}
@@ -660,7 +673,27 @@ class BRAINet(pl.LightningModule):
                 self._update(self.conformal_metrics, self.conformal.measured(found), target)
                 answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
-        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
+        shifts = self._shift_sums(seen, {"clean": sys.maxsize}) if target is not None and self._shifts else {}
+        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers, shifts)
+
+    def _shifted_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> SampleBatch:
+        """A batch of a shifted set: sums alone, and scores only where a calibrator may want them."""
+        seen = self._look(batch, batch_idx, dataloader_idx, scored=self.calibration is not None)
+        shifts = self._shift_sums(seen, self._shifts[dataloader_idx])
+        return SampleBatch({}, numbers=seen.numbers, shifts=shifts)
+
+    def _shift_sums(self, seen: Seen, parts: Mapping[str, int]) -> dict[str, ShiftSums]:
+        assert seen.target is not None
+        predicted = seen.passes.predicted
+        final = None if self.calibration is None else self.final(seen.passes, seen.scores)
+        found = {}
+        for name, chosen in split_by_part(seen.numbers, parts):
+            rows = chosen.to(predicted.device)
+            sums = self.task.sums(predicted[rows], seen.target[rows])
+            if sums is not None:
+                scaled = None if final is None else self.task.sums(final[rows], seen.target[rows])
+                found[name] = ShiftSums(sums, scaled)
+        return found
 
     def _own_predicted(self, passes: Passes) -> Tensor | None:
         """What the network predicts without the new head; None where it can't, or is no longer what it was."""

@@ -3,8 +3,9 @@
 from brainet_pl.datamodules.arrays import Arrays
 from brainet_pl.datamodules.base import SplitData
 from brainet_pl.datamodules.digits import Digits
+from brainet_pl.datamodules.shifts import Shifts
 from brainet_pl.datamodules.table import Table
 from brainet_pl.datamodules.uci import UCI
 from brainet_pl.datamodules.vision import TorchvisionData
 
-__all__ = ["UCI", "Arrays", "Digits", "SplitData", "Table", "TorchvisionData"]
+__all__ = ["UCI", "Arrays", "Digits", "Shifts", "SplitData", "Table", "TorchvisionData"]

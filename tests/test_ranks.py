@@ -111,6 +111,15 @@ class TestTwoProcessesEqualOne:
             np.testing.assert_allclose(two[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+def test_shifts(both):
+    """31 samples of each shift, one shift behind the other: batches of two processes hold parts of both."""
+    one, two = (json.loads((both[0] / "classification" / n / "shift" / "record.json").read_text()) for n in "12")
+    assert [(s["severity"], s["samples"]) for s in two["shifts"]] == [(0, 133), (2, 31), (5, 31)]
+    for a, b in zip(one["shifts"], two["shifts"], strict=True):
+        assert a["predicted"] == pytest.approx(b["predicted"], rel=1e-6)
+        assert a["final"] == pytest.approx(b["final"], rel=1e-6)
+
+
 def same_rows(one, two, texts):
     """Equal numbers in equal columns."""
     for a, b in zip(one, two, strict=True):
