@@ -104,7 +104,7 @@ def extract(
             return readings_of(backbone, few).map(lambda tensor: tensor.float().cpu())
 
         backbone.meet(batching.move(batching.rows(first[0], slice(0, FEW)), there))
-        shelf = Path(store) / identity.of_model(backbone, there)
+        shelf = Path(store) / _name_of(backbone, there)
         entry = None if name is None else load(shelf / name)
         if entry is not None:
             wrong = _difference(entry, *first, run_few)
@@ -130,6 +130,13 @@ def extract(
             entry = writer.finish(name)
     _tell(entry, "in" if known.used < len(entry.sizes) else "from")
     return entry
+
+
+def _name_of(backbone: Any, device: torch.device) -> str:
+    try:
+        return identity.of_model(backbone, device)
+    except Exception as error:  # a model may hold anything; a fit must not end because it can't be told
+        raise NotStored(f"expected a backbone whose code can be told, got {type(error).__name__}: {error}") from error
 
 
 def mark_of(inputs: Any) -> str:

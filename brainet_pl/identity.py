@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, SequentialSampler, Subset, TensorDataset, default_collate
 
@@ -84,7 +83,7 @@ def of_batches(batches: Any, seed: int) -> str | None:
         content = data.of(batches.dataset)
     except Unknown:
         return None
-    versions = [torch.__version__, torchvision.__version__, np.__version__, _version("PIL")]
+    versions = [_version(package) for package in ("torch", "torchvision", "numpy", "PIL")]  # of those that are used
     draws = [seed, batches.num_workers] if data.random else None  # workers have seeds of their own
     return digest.fingerprint([content, order, versions, draws])[:32]
 

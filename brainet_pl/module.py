@@ -53,6 +53,7 @@ from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, need_tree
 from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
+from brainet_pl.presets import Preset, find_preset
 from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings
 from brainet_pl.structure import GGT
@@ -126,6 +127,7 @@ class BRAINet(pl.LightningModule):
     Attributes:
         class_names: the names of the classes in the order of their numbers, once a fit has met a datamodule that has
             `class_names`, or a checkpoint of such a fit was loaded; None where nobody named them.
+        preset: how the weights of the backbone expect their images, where it is one of torchvision or timm.
     """
 
     def __init__(
@@ -163,6 +165,7 @@ class BRAINet(pl.LightningModule):
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
         self.class_names: tuple[str, ...] | None = None
+        self.preset = find_preset(chosen.model, chosen.weights)
         self._in_features: int | None = None
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
@@ -465,6 +468,7 @@ class BRAINet(pl.LightningModule):
         stored["removed"], stored["class_names"] = removed, self.class_names
         takes = self.backbone.takes  # what `brainet export` makes an example of
         stored["takes"] = None if takes is None else {name: sample._asdict() for name, sample in takes.items()}
+        stored["preset"] = None if self.preset is None else self.preset.to_dict()
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
         checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
@@ -495,6 +499,7 @@ class BRAINet(pl.LightningModule):
         if self._trainer is not None and self.class_names and named:  # a fit that goes on has met its data
             same_classes(named, self.class_names)
         self.class_names = named or self.class_names
+        self.preset = Preset.from_dict(stored.get("preset")) or self.preset  # names of weights are not in the file
         ours = {type(score).__name__ for score in self.scores}
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours

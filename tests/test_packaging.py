@@ -14,7 +14,11 @@ import pytest
 import brainet_pl
 
 ROOT = Path(__file__).parents[1]
-DISTRIBUTION = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # where it is not called like what is imported
+DISTRIBUTION = {
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}  # where it is not called like what is imported
 OPTIONAL = {
     "timm",
     "onnxscript",

@@ -194,6 +194,11 @@ EVIL_FIT = [
     ("root", ["trainer", "default_root_dir"], "/tmp/owned"),
     ("root by a variable", ["trainer", "default_root_dir"], "$HOME"),
     ("cache", ["structure", "cache"], "../owned"),
+    (
+        "folder of features",
+        ["trainer", "callbacks"],
+        [{"class_path": "brainet_pl.callbacks.FeatureCache", "init_args": {"folder": "/tmp/owned"}}],
+    ),
     ("test by path", ["structure", "test"], "antigravity.Test"),
     ("setting of the Trainer", ["trainer", "more"], call()),
 ]
