@@ -15,6 +15,7 @@ from brainet_pl import batches
 from brainet_pl.batches import Precomputed
 from brainet_pl.features import readings_of
 from brainet_pl.module import BRAINet
+from brainet_pl.network.base import run_head
 
 REPEATS = 5  # of which the median is taken; a first run, which sets things up, does not count
 
@@ -93,13 +94,17 @@ def measure(model: BRAINet, inputs: Any) -> Costs:
     if not known and not model.backbone.raw:
         held = sum(p.numel() for p in model.backbone.parameters())
         backbone = cost(held, lambda: readings_of(model.backbone, inputs))
-    drawn = len(head.passes(features, passes).values)
+    own = model.own_outputs(readings)
+
+    def run(count: int) -> Tensor:
+        return run_head(head, features, count, own).values
+
     return Costs(
         batches.size(features),
-        drawn,
+        len(run(passes)),
         backbone,
-        cost(head.num_params, lambda: head.passes(features, passes)),
-        cost(head.num_params, lambda: head.passes(features, 1)),
+        cost(head.num_params, lambda: run(passes)),
+        cost(head.num_params, lambda: run(1)),
     )
 
 

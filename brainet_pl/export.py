@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from brainet_pl import batches, checks, files
 from brainet_pl.module import BRAINet
 from brainet_pl.network import BRAINetHead
+from brainet_pl.network.base import run_head
 from brainet_pl.scores.predictive import predictive_scores
 from brainet_pl.swap import SwappedModel
 
@@ -64,7 +65,8 @@ class Answers(nn.Module):
     def _answer(self, x: Any) -> dict[str, Tensor]:
         if isinstance(self.model, BRAINet):
             return self.model.predict_step(x, 0)
-        logits, weights = self.model.head.passes(self.model.backbone(x), self.passes)
+        features, own = self.model.read(x)
+        logits, weights = run_head(self.model.head, features, self.passes, own)
         probs = logits.softmax(dim=-1)
         mean = probs.mean(dim=0) if weights is None else torch.tensordot(weights, probs, dims=1)
         return {"class": mean.argmax(dim=-1), "probabilities": mean} | predictive_scores(probs, logits, weights)
