@@ -309,8 +309,8 @@ class BRAINetHead(ResidualHead):
             return outputs
         if own.shape != (x.shape[0], self.out_features):
             raise ValueError(
-                f"expected own outputs of shape {(x.shape[0], self.out_features)}, got {tuple(own.shape)}: give those of "
-                "the same samples and for the same classes, or use skip='linear'"
+                f"expected own outputs of shape {(x.shape[0], self.out_features)}, got {tuple(own.shape)}: give those "
+                "of the same samples and for the same classes, or use skip='linear'"
             )
         return outputs + own.to(outputs.dtype)
 
