@@ -1,4 +1,4 @@
-"""`brainet fit|validate|test|predict|report|cache|export`: LightningCLI with the structure callback.
+"""`brainet fit|validate|test|predict|report|compare|sweep|cache|export`: LightningCLI with the structure callback.
 
 A test, validation or prediction of a checkpoint goes on with the run that wrote it (`runs.py`).
 """
@@ -18,10 +18,10 @@ from typing import Any
 import yaml
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import caches, configs, runs
+from brainet_pl import caches, configs, runs, sweep
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.datamodules.table import read_task
-from brainet_pl.evaluation import report
+from brainet_pl.evaluation import compare, report
 from brainet_pl.framework import (
     LightningArgumentParser,
     LightningCLI,
@@ -37,11 +37,13 @@ from brainet_pl.trust import Given, Untrusted, given_by, vet
 
 DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
-    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run, `brainet cache "
-    "[clear]`, which lists or deletes features that FeatureCache keeps on disk, and `brainet export --ckpt_path FILE "
-    "--out model.onnx`, which writes a model as one graph. All take --debug, "
-    "which shows the whole traceback of an error. With --ckpt_path, settings come out of the checkpoint; its classes "
-    "that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file whose maker you know."
+    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run, `brainet compare RUN "
+    "[RUN ...] [--out FILE]`, which writes a page and tables of several, `brainet sweep NAME`, which tries settings "
+    "and compares them, `brainet cache [clear]`, which lists or deletes features that FeatureCache keeps on disk, and "
+    "`brainet export --ckpt_path FILE --out model.onnx`, which writes a model as one graph. "
+    "All take --debug, which shows the whole traceback of an error. With --ckpt_path, settings come out of the "
+    "checkpoint; its classes that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file "
+    "whose maker you know."
 )
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST, DEBUG = "--trust_checkpoint", "--debug"
@@ -149,7 +151,7 @@ class BrainetCLI(LightningCLI):
         if self.config[self.subcommand].get("test"):
             best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
             rank_zero_info(f"testing {best or 'the model as it is: there is no checkpoint'}")
-            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, weights_only=True)
+            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)
 
     def _find_checkpoint(self) -> str | None:
         settings = self.config_init[self.subcommand]
@@ -315,18 +317,16 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
 
 
 def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
-    """The console script: `report`, `cache` and `export` read files of earlier runs, everything else is Lightning's."""
+    """The console script: some commands read files of runs, `sweep` makes runs, everything else is Lightning's."""
     words = list(sys.argv[1:] if args is None else args)
-    if words[:1] == ["report"]:
-        report.main(words[1:])
-        return None
+    own = {"report": report.main, "compare": compare.main, "sweep": sweep.main, "cache": caches.main}
     if words[:1] == ["export"]:
         from brainet_pl import export
 
         export.main(words[1:])
         return None
-    if words[:1] == ["cache"]:
-        caches.main(words[1:])
+    if words and words[0] in own:
+        own[words[0]](words[1:])
         return None
     return lightning(words)
 
