@@ -6,6 +6,7 @@ A test, validation or prediction of a checkpoint goes on with the run that wrote
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import sys
 import tempfile
@@ -133,6 +134,7 @@ class BrainetCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """A checkpoint named in a configuration file is held to the same rules; and what is loaded holds no code."""
         chosen = self.config[self.subcommand]
+        chosen["trainer"]["logger"] = without_wandb(chosen["trainer"].get("logger"))
         check_ckpt_path(str(chosen.get("ckpt_path")))
         if chosen.get("weights_only") is False:
             raise UsageError("expected weights_only to be true, got false: a checkpoint holds no code, and runs none")
@@ -190,6 +192,16 @@ def infer_task(settings: Any) -> None:
         init = callback.get("init_args") or {}
         if str(init.get("monitor")).startswith(("val/cls/", "val/reg/")):
             init["monitor"] = f"val/{group}/{init['monitor'].split('/', 2)[2]}"
+
+
+def without_wandb(loggers: Any) -> Any:
+    """Loggers of a configuration as they are or, where W&B is not installed, those of others: a run needs no W&B."""
+    if importlib.util.find_spec("wandb") is not None or not isinstance(loggers, list):
+        return loggers
+    kept = [logger for logger in loggers if not str(logger.get("class_path")).endswith(".WandbLogger")]
+    if len(kept) < len(loggers):
+        rank_zero_info("W&B is not installed, so this run is not logged there: pip install wandb for its dashboard")
+    return kept
 
 
 def shipped() -> dict[str, Path]:

@@ -17,7 +17,7 @@ from PIL import Image
 
 import brainet_pl
 from brainet_pl import configs
-from brainet_pl.cli import config_path, main, shipped
+from brainet_pl.cli import config_path, main, shipped, without_wandb
 from brainet_pl.datamodules import vision
 from brainet_pl.structure import GGT
 
@@ -315,6 +315,14 @@ def test_the_sweep_asks_for_settings_that_exist(folder):
 def test_wandb_can_be_disabled(folder, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     main(["fit", "--config", "digits", "--trainer.max_epochs=1", *QUIET])
+
+
+def test_wandb_that_is_not_installed_is_left_out(monkeypatch):
+    text, cloud = ({"class_path": f"pytorch_lightning.loggers.{name}"} for name in ("CSVLogger", "WandbLogger"))
+    assert without_wandb([text, cloud]) == [text, cloud]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert without_wandb([text, cloud]) == [text]
+    assert [without_wandb(other) for other in (None, False, cloud)] == [None, False, cloud]  # asked for by itself
 
 
 def test_help_is_readable(capsys):

@@ -164,7 +164,8 @@ def differing(members: Sequence[Member]) -> dict[str, list[str]]:
     for key in keys:
         if not key.startswith(IGNORED):
             values = [_shown(member.settings[key]) if key in member.settings else "–" for member in members]
-            if len(set(values)) > 1:
+            # A setting that a later version added is null in its runs and absent in earlier ones.
+            if len({"null" if value == "–" else value for value in values}) > 1:
                 found[key] = values
     return found
 
@@ -320,9 +321,14 @@ def _text(metric: Metric, value: float) -> str:
     return share(value).replace(" ", "\u00a0") if metric.unit == "share" else number(float(value))
 
 
+def _spread(metric: Metric, value: float) -> str:
+    """A deviation or a standard error, with as many decimals as the number before it."""
+    return _text(metric, value) if metric.unit == "share" or value >= 1 else f"{value:.4f}"
+
+
 def cell(metric: Metric, value: Value) -> str:
     """Mean ± deviation."""
-    spread = "" if value.deviation is None else f" ± {_text(metric, value.deviation)}"
+    spread = "" if value.deviation is None else f" ± {_spread(metric, value.deviation)}"
     return f"{_text(metric, value.mean)}{spread}"
 
 
@@ -454,7 +460,7 @@ def _differences(found: Comparison) -> list[Block]:
                 row.append(Cell("–"))
                 continue
             sign = "+" if gap.value >= 0 else "−"
-            error = "" if gap.error is None else f" ± {_text(metric, gap.error)}"
+            error = "" if gap.error is None else f" ± {_spread(metric, gap.error)}"
             text = f"{sign}{_text(metric, abs(gap.value))}{error} {verdict(metric, gap)}".strip()
             row.append(Cell(text, best=gap.clear))
         rows.append(row)

@@ -168,6 +168,17 @@ def test_what_differs_names_configurations_of_one_head(tmp_path):
     assert compare.verdict(found.metrics[0], found.differences[1]["cls/Acc"]._replace(value=0.1)) == "?"
 
 
+def test_a_setting_that_a_later_version_added_is_no_difference(tmp_path):
+    folders = [write_run(tmp_path / str(seed), seed=seed) for seed in range(2)]
+    config = yaml.safe_load((folders[1] / "config.yaml").read_text())
+    config["model"]["later"] = None
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    assert [len(group.members) for group in found_in(*folders).groups] == [2]
+    config["model"]["later"] = 3
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    assert found_in(*folders).settings == {"model.later": ["–", "3"]}
+
+
 def test_runs_that_were_only_fitted_are_compared_by_validation(tmp_path):
     folders = [write_run(tmp_path / str(i), accuracy=0.7 + 0.1 * i, rate=0.01 + i, tested=False) for i in range(2)]
     found = found_in(*folders)
