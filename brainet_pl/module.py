@@ -20,7 +20,7 @@ from brainet_pl.batches import Columns, Precomputed
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cut import HeadLayer
 from brainet_pl.draws import fixed
-from brainet_pl.evaluation.metrics import Measure, collect
+from brainet_pl.evaluation.metrics import Measure, PassDisagreement, collect
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.evaluation.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.features import (
@@ -178,6 +178,7 @@ class BRAINet(pl.LightningModule):
         self.test_metrics = self._collect("test/", extra)
         self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
         self.own_metrics = self._collect("test/own/", extra)  # of the network's own layer, where it has this task
+        self.pass_metrics = collect([PassDisagreement()], "test/", self.task.group)
         self.conformal_metrics = None
         if self.conformal is not None:
             self.conformal_metrics = collect(self.conformal.measures(self.task), "test/", self.task.group)
@@ -703,6 +704,9 @@ class BRAINet(pl.LightningModule):
             own = self._own_predicted(passes)
             if own is not None:
                 self._update(self.own_metrics, own, target)
+            differ = self.task.disagreement(passes.outputs, passes.weights) if len(passes.outputs) > 1 else None
+            if differ is not None:
+                self._update(self.pass_metrics, differ, target)
             final = self.final(passes, scores)
             if self.scaled_metrics is not None:
                 self._update(self.scaled_metrics, final, target)

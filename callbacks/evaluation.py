@@ -237,7 +237,7 @@ class Evaluation(Callback):
             files[name] = f"{file_name(name)}.png"
         for name, table in tables.items():
             files |= log_table(trainer, name, table.columns, table.rows) or {}
-        parts = ("test_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
+        parts = ("test_metrics", "pass_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
         metrics = [getattr(pl_module, name, None) for name in parts]
         content = summary.to_json(
             record,

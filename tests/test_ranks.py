@@ -75,7 +75,8 @@ class TestTwoProcessesEqualOne:
             assert name in one
         for name, value in one.items():
             assert two[name] == pytest.approx(value, rel=1e-6, abs=1e-6, nan_ok=True), name
-        assert (two["ood/held_out/knn/n_id"], two["ood/held_out/knn/n_ood"], two["ood/one/knn/n_ood"]) == (133, 57, 1)
+        counts = [two[f"ood/{name}"] for name in ("held_out/generative/n_id", "held_out/generative/n_ood")]
+        assert (*counts, two["ood/one/generative/n_ood"]) == (133, 57, 1)
 
     def test_temperature_and_reference_were_learned(self, both, task):
         found = json.loads((both[0] / task / "2" / "found.json").read_text())

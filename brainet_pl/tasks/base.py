@@ -85,6 +85,10 @@ class Task(Part, nn.Module, ABC):
     def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The averaged prediction and the target as columns (B,) of a record."""
 
+    def disagreement(self, outputs: Tensor, weights: Tensor | None) -> Tensor | None:
+        """Outputs (T, B, O) of several passes → (B,) how often two answer differently; None where that says nothing."""
+        return None
+
     def sums(self, predicted: Tensor, target: Tensor) -> Sums | None:
         """The averaged prediction and targets (B,) → sums that `measures_of` reads; None where the task has none."""
         return None

@@ -178,6 +178,10 @@ class Classification(Task):
         confidence, label = predicted.max(dim=-1)
         return {"predicted": label, "label": target, "confidence": confidence, "wrong": (label != target).float()}
 
+    def disagreement(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
+        """(T, B, O) → (B,)."""
+        return uncertainty.disagreement(self.probabilities(outputs), weights)
+
     def sums(self, predicted: Tensor, target: Tensor) -> Sums:
         """For accuracy, NLL, Brier score and ECE."""
         return class_sums(predicted, target)
