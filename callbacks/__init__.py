@@ -9,6 +9,7 @@ from brainet_pl.callbacks.resume import ExactResume
 from brainet_pl.callbacks.scores import ScoreFit
 from brainet_pl.callbacks.settle import HeadSettling
 from brainet_pl.callbacks.structure import StructureLearning
+from brainet_pl.callbacks.tracking import Tracking
 
 __all__ = [
     "Evaluation",
@@ -19,6 +20,7 @@ __all__ = [
     "PredictionFile",
     "ScoreFit",
     "StructureLearning",
+    "Tracking",
     "WholeCheckpointIO",
     "log_figure",
     "log_table",

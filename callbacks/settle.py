@@ -6,10 +6,8 @@ from torch import Tensor
 
 from brainet_pl.framework import Callback, TrainerFn, pl, rank_zero_warn
 from brainet_pl.module import BRAINet
-from brainet_pl.network.base import NLL
+from brainet_pl.network.base import LEAST, NLL
 from brainet_pl.tasks import Task
-
-LEAST = 100  # validation samples; with fewer, what is best among them says little
 
 
 class HeadSettling(Callback):

@@ -22,6 +22,7 @@ from brainet_pl.structure.ggt import GGT
 Norm = Literal["batch"] | None
 MOST_PARAMS = 10**9  # of a head: 4 GB of weights; a slip of the keyboard should not fill the memory
 MOST_PASSES = 10**6
+LEAST = 100  # held-out samples to choose something by; with fewer, what is best among them says little
 
 
 class Outputs(NamedTuple):
