@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,7 +50,7 @@ from brainet_pl.framework import (
     watch_mixes,
 )
 from brainet_pl.network import Head, HeadSettings
-from brainet_pl.network.base import MOST_PASSES, ResidualHead, need_tree, run_head, train_head
+from brainet_pl.network.base import MOST_PASSES, ResidualHead, Rows, need_tree, run_head, train_head
 from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
 from brainet_pl.presets import Preset, find_preset
@@ -84,7 +84,7 @@ HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
 STATES = ("state_dict", STORED, "optimizer_states")
 SETTINGS = (HPARAMS, CONFIG)  # checked as the file is read: Lightning changes them before it loads a model
 FORMAT = 5  # of that entry
-SAMPLE_ROWS = 2048  # training samples that stand for all, where a few tell enough
+SAMPLE_ROWS = 2048  # training or validation samples that stand for all, where a few tell enough
 TRAINED = ("cls/Acc", "cal/ECE", "reg/RMSE", "cal/QCE")  # measures of training passes: sums, however long an epoch
 SCALE_ROWS = 10_000  # training samples that tell the scale of tapped features, where no more are read anyway
 
@@ -172,6 +172,7 @@ class BRAINet(pl.LightningModule):
         self._own = False  # whether the network's own outputs were there for the head to add to, as it was built
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
+        self._samples: dict[str, Extracted] = {}  # of the data of a fit, where the backbone is frozen
         self._places = Places()
         self._regions: dict[str, Any] = {}  # methods that are compiled
         self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
@@ -233,7 +234,7 @@ class BRAINet(pl.LightningModule):
 
     def set_structure(self, ggt: GGT) -> None:
         """Build the head for a learned tree, or for its MAP structure."""
-        self._build_head(ggt.num_variables, ggt)
+        self._build_head(ggt.num_variables, ggt, None if self.head is None else self._own)
 
     def _build_head(self, in_features: int, ggt: GGT | None = None, own: bool | None = None) -> None:
         self._in_features = in_features
@@ -260,13 +261,38 @@ class BRAINet(pl.LightningModule):
             return self._kept_share.readings[0][:2]
         return self._few()
 
-    def training_sample(self, max_rows: int = SAMPLE_ROWS) -> Extracted:
-        """What the backbone gives for a random choice of `max_rows` training samples, the same in all processes."""
+    def training_sample(self) -> Extracted:
+        """What the backbone gives for a random choice of training samples, the same in all processes.
+
+        Of a frozen backbone it is kept while a fit lasts.
+        """
         if self._kept is not None:
-            return self._kept.sample(max_rows)
-        loader = structure_loader(self.trainer, self, max_rows)
-        device = self.trainer.strategy.root_device
-        return extract(self.backbone, loader, device=device, max_rows=max_rows, progress=False, columns=self.columns)
+            return self._kept.sample(SAMPLE_ROWS)
+        loader = self.trainer.fit_loop._combined_loader
+        rows = _reach(self.trainer.num_training_batches, None if loader is None else loader.flattened)
+        return self._sample("training", lambda: structure_loader(self.trainer, self, rows), rows)
+
+    def validation_sample(self) -> Extracted | None:
+        """The same of validation samples, or None where a fit has none."""
+        loaders = CombinedLoader(self.trainer.val_dataloaders or [], "sequential").flattened
+        if not loaders:
+            return None
+        rows = _reach((*self.trainer.num_val_batches, 0)[0], loaders)
+        return self._sample("validation", lambda: unshuffled(loaders[0], rows), rows) if rows else None
+
+    def _sample(self, name: str, load: Callable[[], Iterable[Any]], rows: int) -> Extracted:
+        if name not in self._samples:
+            device = self.trainer.strategy.root_device
+            found = extract(self.backbone, load(), device=device, max_rows=rows, progress=False, columns=self.columns)
+            if not self.backbone.frozen:
+                return found
+            self._samples[name] = found
+        return self._samples[name]
+
+    def rows_of(self, sample: Extracted) -> Rows:
+        """A sample as a head takes it, where the model is."""
+        own = self._own_outputs(sample.readings.to(self.device))
+        return Rows(sample.features.to(self.device), self.task.check(sample.targets).to(self.device), own)
 
     def setup(self, stage: str) -> None:
         """Runs after the structure callback and before the optimizer: other heads are built from the data's shape.
@@ -432,15 +458,18 @@ class BRAINet(pl.LightningModule):
         """The set-up is over."""
         if self.backbone.frozen or self.backbone.own is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
+        if self._kept is not None and self.backbone.frozen:
+            self._samples["training"] = self._kept.sample(SAMPLE_ROWS)
         self.forget_features()
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """The callbacks that fit scores, where there are any, and that make a resumed fit repeat an uninterrupted one.
+        """The callbacks that settle the head and fit scores, and that make a resumed fit repeat an uninterrupted one.
 
         This is the first hook of a run, which may be one of other data.
         """
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
+        from brainet_pl.callbacks.settle import HeadSettling
         from brainet_pl.callbacks.structure import HeadFirst
         from brainet_pl.callbacks.tracking import Tracking, introduce
 
@@ -453,8 +482,9 @@ class BRAINet(pl.LightningModule):
             before = [c for c in there if c not in averaging and not isinstance(c, HeadFirst)]
             there[:] = [*before, HeadFirst(), *averaging]
         self.forget_features()  # a fit that failed while it was set up leaves them
+        self._samples = {}
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
-        wanted += [Tracking, ExactResume]  # the last, so that it knows the random states after the others' hooks
+        wanted += [HeadSettling, Tracking, ExactResume]  # the last knows the random states after the others' hooks
         return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod
@@ -808,6 +838,12 @@ class BRAINet(pl.LightningModule):
         if self._lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
+
+
+def _reach(batches: float, loaders: Sequence[Any] | None) -> int:
+    """How many samples to look at: `SAMPLE_ROWS`, or the fewer that the batches of a short run hold."""
+    size = getattr(loaders[0], "batch_size", None) if loaders else None
+    return SAMPLE_ROWS if size is None else int(min(SAMPLE_ROWS, batches * size))
 
 
 def read_checkpoint(path: Any) -> dict[str, Any]:

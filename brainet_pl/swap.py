@@ -16,9 +16,10 @@ from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.batches import Precomputed, rows, size
 from brainet_pl.features import bounded, read
 from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
-from brainet_pl.network.base import ResidualHead, run_head, train_head
+from brainet_pl.network.base import LEAST, ResidualHead, Rows, run_head, train_head
 from brainet_pl.parts import make_part
 from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.uncertainty import predictive
 
 BATCH = 256  # inputs at a time while features are extracted
 
@@ -57,6 +58,31 @@ class SwappedModel(nn.Module):
         """Inputs (B, …) → probabilities (T, B, C) of T passes; the backbone runs once."""
         features, own = self.read(x)
         return run_head(self.head, features, passes, own).values.softmax(dim=-1)
+
+    def settle(self, x: Any, held: tuple[Any, Tensor] | None = None) -> dict[str, float]:
+        """Choose what needs no training, once the head is trained: nothing else of the model changes.
+
+        A `Tree` gets statistics for its simultaneous pass, which `forward` is, from inputs (N, …) of the training data;
+        and with `held`, inputs and labels (N,) that it was not trained on, 100 at the least, the temperature of its
+        posterior. Gives what was chosen, by name.
+        """
+        if held is not None and len(held[1]) < LEAST:
+            raise ValueError(
+                f"expected at least {LEAST} held-out samples to choose by, got {len(held[1])}: give more, or none"
+            )
+
+        def nll(outputs: Tensor, weights: Tensor | None, target: Tensor) -> Tensor:
+            mean = predictive(outputs.float().softmax(dim=-1), weights)
+            return -mean.gather(1, target.long().unsqueeze(1)).squeeze(1).clamp_min(1e-38).log()
+
+        with torch.no_grad():
+            features, own = self.read(x)
+            seen = Rows(features, torch.zeros(len(features), dtype=torch.long), own)
+            rows = None
+            if held is not None:
+                inside, beside = self.read(held[0])
+                rows = Rows(inside, held[1].to(inside.device), beside)
+        return self.head.settle(seen, rows, nll)
 
     def read(self, x: Any) -> tuple[Tensor, Tensor | None]:
         """Inputs → features (B, d), and the network's own logits (B, C) where the head adds to them."""

@@ -7,6 +7,7 @@ from brainet_pl.callbacks.logging import log_figure, log_table
 from brainet_pl.callbacks.predictions import PredictionFile
 from brainet_pl.callbacks.resume import ExactResume
 from brainet_pl.callbacks.scores import ScoreFit
+from brainet_pl.callbacks.settle import HeadSettling
 from brainet_pl.callbacks.structure import StructureLearning
 from brainet_pl.callbacks.tracking import Tracking
 
@@ -14,6 +15,7 @@ __all__ = [
     "Evaluation",
     "ExactResume",
     "FeatureCache",
+    "HeadSettling",
     "LastCheckpoint",
     "PredictionFile",
     "ScoreFit",

@@ -205,6 +205,20 @@ def test_a_swapped_model_starts_at_the_answers_of_the_model(inputs):
     assert all(p.grad is None for p in swapped.backbone.parameters())
 
 
+def test_a_swapped_model_is_settled_on_data(inputs):
+    swapped = swap_head(network(), inputs[:200], 3, **QUIET)
+    labels = torch.arange(300) % 3
+    state = copy.deepcopy(swapped.backbone.state_dict())
+    found = swapped.settle(inputs[:200])
+    assert swapped.head.layers.mixed or swapped.head.ggt.num_subnetworks == 1
+    assert found["temperature"] == swapped.head.ggt.auto_temperature
+    assert swapped.settle(inputs[:200], (inputs[200:], labels[200:]))["temperature"] == swapped.head.temperature
+    assert all(torch.equal(v, state[k]) for k, v in swapped.backbone.state_dict().items())
+    with pytest.raises(ValueError, match="at least 100 held-out samples to choose by, got 20"):
+        swapped.settle(inputs, (inputs[:20], labels[:20]))
+    assert swap_head(network(), inputs, 3, head=Linear()).settle(inputs) == {}
+
+
 @pytest.mark.slow
 def test_the_wide_head_of_vgg_is_swapped_in_time():
     """4,096 features, more than rows: it returns, and soon."""

@@ -9,6 +9,7 @@ known.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from brainet_pl.structure.ggt import GGT
 Norm = Literal["batch"] | None
 MOST_PARAMS = 10**9  # of a head: 4 GB of weights; a slip of the keyboard should not fill the memory
 MOST_PASSES = 10**6
+LEAST = 100  # held-out samples to choose something by; with fewer, what is best among them says little
 
 
 class Outputs(NamedTuple):
@@ -30,14 +32,32 @@ class Outputs(NamedTuple):
     weights: Tensor | None = None
 
 
+class Rows(NamedTuple):
+    """Features (N, d) of samples, targets (N,), and the network's own outputs (N, O) where the head adds to them."""
+
+    x: Tensor
+    target: Tensor
+    own: Tensor | None = None
+
+
+NLL = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # outputs (T, N, O), weights, targets → (N,) of the average
+
+
 class Head(nn.Module, ABC):
     """A module from features (B, d) to O outputs for each sample, whatever a task makes of them.
 
     Attributes:
         ggt: the tree it is wired by, or None.
+        settles: whether `settle` does anything, and so needs data.
     """
 
     ggt: GGT | None = None
+    settles: ClassVar[bool] = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether `settle` has something to choose by validation data."""
+        return False
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -50,6 +70,17 @@ class Head(nn.Module, ABC):
     def penalty(self) -> Tensor | None:
         """A scalar to be added to the loss after division by the number of training samples, or None."""
         return None
+
+    def settle(self, seen: Rows, held: Rows | None, nll: NLL, passes: int = 15) -> dict[str, float]:
+        """Choose what needs no training, before a validation of a fit; gives numbers to log as `val/head/<name>`.
+
+        Args:
+            seen: a sample of the training data.
+            held: a sample of the validation data, or None where there is too little to choose by.
+            nll: the negative log-likelihood of targets under the average of outputs.
+            passes: of a prediction.
+        """
+        return {}
 
     def facts(self) -> dict[str, Any]:
         """What a report should say about this head beside its settings: primitives by name."""

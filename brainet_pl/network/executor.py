@@ -227,6 +227,8 @@ class Executor(nn.Module):
 
     running_mean: Tensor
     running_var: Tensor
+    mixed_mean: Tensor
+    mixed_var: Tensor
     layout: Tensor
     _position: Tensor
     _root_rows: Tensor
@@ -254,6 +256,10 @@ class Executor(nn.Module):
         self.bias = nn.Parameter(torch.empty(neurons))
         self.register_buffer("running_mean", torch.zeros(neurons if norm else 0))
         self.register_buffer("running_var", torch.ones(neurons if norm else 0))
+        several = any(level.branch_neurons.shape[0] > 1 for level in plan.levels)
+        self.register_buffer("mixed_mean", torch.zeros(neurons if norm and several else 0))
+        self.register_buffer("mixed_var", torch.ones(neurons if norm and several else 0))
+        self.mixed = False  # whether `evaluate` goes by statistics of its own, of averaged inputs
         self.register_buffer("layout", torch.tensor(list(bytes.fromhex(plan.layout)), dtype=torch.uint8))
         self.ordered = [LevelTensors(h, level, plan, members) for h, level in enumerate(plan.levels)]
         self.levels = nn.ModuleList(self.ordered)
@@ -285,6 +291,11 @@ class Executor(nn.Module):
             self.bias.zero_()
             self.running_mean.zero_()
             self.running_var.fill_(1.0)
+        self.use_mixed(False)
+
+    def use_mixed(self, mixed: bool) -> None:
+        """Let `evaluate` go by the statistics that `settle` found, or by those of training."""
+        self.mixed, self._cache_key = mixed and len(self.mixed_mean) > 0, ()
 
     def set_mixture(self, probabilities: Sequence[NDArray[np.float64]]) -> None:
         """Take the branch probabilities (s,) of every node of the tree, by node number, for `evaluate`."""
@@ -379,12 +390,37 @@ class Executor(nn.Module):
         """Features (B, d) or (M, B, d) to the root's rows (M, R, B), by the mean of the branches of every node."""
         parts = [self._inputs(x)]
         early = self.activation == "relu"  # p·relu(y) = relu(p·y): the shares can go into the weights
-        for level, products in zip(self.ordered, self._folded(mixed=early), strict=True):
+        for level, products in zip(self.ordered, self._folded(averaged=True, shared=early), strict=True):
             y = level.by_branch(self.activate(self._multiply(level, parts, products)))
             y = y if early else y * level.mix.to(y.dtype)
             y = y.sum(dim=1) if level.num_branches > 1 else y[:, 0]
             parts.append(F.dropout(y, dropout, training=True) if dropout else y)
         return self._root(parts)
+
+    @torch.no_grad()
+    def settle(self, x: Tensor) -> None:
+        """Statistics for `evaluate` from features (N, d), in one pass, level by level.
+
+        What a node passes on there is the mean of its branches, which varies less than any one of them: the statistics
+        of training, which are of drawn branches, would leave the layers above it too small.
+        """
+        parts = [self._inputs(x)]
+        if not len(self.mixed_mean):
+            return
+        for level, blocks in zip(self.ordered, self._assemble(), strict=True):
+            y = self._multiply(level, parts, [(block, None) for block in blocks])
+            exact = y[0].float() if y.element_size() < 4 else y[0]
+            var, mean = torch.var_mean(exact, dim=1, correction=min(1, len(x) - 1))
+            self.mixed_mean[level.own], self.mixed_var[level.own] = mean.to(y.dtype), var.to(y.dtype)
+            mean, var = self.mixed_mean[level.own], self.mixed_var[level.own]
+            y = F.batch_norm(y, mean, var, self._own(self.scale, level), self.bias[level.own], False, 0.0, self.eps)
+            y = level.by_branch(self.activate(y)) * level.mix.to(y.dtype)
+            parts.append(y.sum(dim=1))
+        self.use_mixed(True)
+
+    @staticmethod
+    def _own(vector: Tensor | None, level: LevelTensors) -> Tensor | None:
+        return None if vector is None else vector[level.own]
 
     def run_draws(
         self, x: Tensor, subnetworks: list[SubNetwork], dropout: float, generator: torch.Generator | None
@@ -535,19 +571,22 @@ class Executor(nn.Module):
                 start += size
         return blocks
 
-    def _folded(self, mixed: bool = False) -> list[list[tuple[Tensor, Tensor]]]:
-        """Blocks and biases of each level with the norm and, if `mixed`, branch probabilities folded in."""
+    def _folded(self, averaged: bool = False, shared: bool = False) -> list[list[tuple[Tensor, Tensor]]]:
+        """Blocks and biases of each level with the norm and, if `shared`, branch probabilities folded in.
+
+        With `averaged`, the norm is that of averaged inputs, where there is one.
+        """
 
         def make() -> list[list[tuple[Tensor, Tensor]]]:
             return [
                 [
-                    self._fold(level, block, bucket.neurons, mixed)
+                    self._fold(level, block, bucket.neurons, averaged and self.mixed, shared)
                     for bucket, block in zip(level.ordered, blocks, strict=True)
                 ]
                 for level, blocks in zip(self.ordered, self._assemble(), strict=True)
             ]
 
-        return self._remember(("mixed" if mixed else "folded", 0), make)
+        return self._remember((f"folded {averaged} {shared}", 0), make)
 
     def _folded_branches(self, tensors: LevelTensors) -> list[tuple[Tensor, Tensor]]:
         """The same for the branch buckets of a level."""
@@ -564,16 +603,19 @@ class Executor(nn.Module):
 
         return self._remember(("branches", tensors.number), make)
 
-    def _fold(self, level: LevelTensors, weight: Tensor, neurons: Tensor, mixed: bool = False) -> tuple[Tensor, Tensor]:
+    def _fold(
+        self, level: LevelTensors, weight: Tensor, neurons: Tensor, averaged: bool = False, shared: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Weights (N, O, I) and biases (N, O, 1) of `neurons` (N, O); evaluation norm is y ↦ scale·y + shift."""
         at = neurons.clamp_min(level.own.start)
         shift = self.bias[at]
         if self.scale is not None:
-            scale = self.scale[at] * torch.rsqrt(self.running_var[at] + self.eps)
-            shift = shift - self.running_mean[at] * scale
+            mean, var = (self.mixed_mean, self.mixed_var) if averaged else (self.running_mean, self.running_var)
+            scale = self.scale[at] * torch.rsqrt(var[at] + self.eps)
+            shift = shift - mean[at] * scale
             weight = weight * scale.unsqueeze(-1)
         shift = torch.where(neurons >= 0, shift, torch.zeros_like(shift)).unsqueeze(-1)
-        if mixed and level.num_branches > 1:
+        if shared and level.num_branches > 1:
             share = level.share.to(weight.dtype)[at - level.own.start].unsqueeze(-1)
             return weight * share, shift * share
         return weight, shift
@@ -582,7 +624,7 @@ class Executor(nn.Module):
         """Keep folded blocks until a parameter changes; never while gradients or a compiler look on."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return make()
-        tensors = [self.weight, self.bias, self.running_mean, self.running_var]
+        tensors = [self.weight, self.bias, self.running_mean, self.running_var, self.mixed_mean, self.mixed_var]
         tensors += [self.scale] if self.scale is not None else []
         if any(t.is_inference() for t in tensors):  # they keep no version
             return make()

@@ -19,15 +19,18 @@ from brainet_pl import checks
 from brainet_pl.network.base import (
     MOST_PARAMS,
     MOST_PASSES,
+    NLL,
     HeadSettings,
     Norm,
     Outputs,
     ResidualHead,
+    Rows,
     check_sizes,
     need_tree,
 )
 from brainet_pl.network.executor import ACTIVATIONS, Executor
 from brainet_pl.network.plan import build_plan
+from brainet_pl.network.settle import NETWORKS, best_value, choose_temperature
 from brainet_pl.network.skip import Skip
 from brainet_pl.network.widths import Size, choose_size, count_parameters
 from brainet_pl.structure.ggt import GGT, SubNetwork
@@ -35,6 +38,7 @@ from brainet_pl.structure.ggt import GGT, SubNetwork
 Sampling = Literal["batch", "sample"]
 Inference = Literal["stochastic", "simultaneous", "enumerated"]
 SkipKind = Literal["auto", "linear", "own"]
+MOST_OUTPUTS = 2 * 10**7  # numbers that are held at once while something is chosen
 
 
 class Draws(NamedTuple):
@@ -64,9 +68,11 @@ class BRAINetHead(ResidualHead):
             where `width` is given.
         activation: one of relu, gelu, silu, tanh, elu.
         norm: "batch", or None for a bias instead.
-        dropout: of the outputs of nodes; with it, `stochastic` also draws dropout masks (BRAINet + MC-dropout).
+        dropout: of the outputs of nodes; with it, `stochastic` also draws dropout masks (BRAINet + MC-dropout), unless
+            `settle` finds that predictions are better without.
         temperature: of the posterior over sub-networks in the simultaneous, stochastic and enumerated modes; "auto" is
-            `GGT.auto_temperature`. It can be changed at any time; training does not depend on it.
+            what `settle` finds best, and until then `GGT.auto_temperature`. It can be changed at any time; training
+            does not depend on it.
         sampling: while training, draw sub-networks for each batch (the paper) or for each sample.
         draws: sub-networks that a training step draws for each batch or sample; 1 is the paper, None as many as it
             takes for each branch of the root to be in one. Each branch of a node is in equally many of its draws.
@@ -79,6 +85,7 @@ class BRAINetHead(ResidualHead):
     """
 
     ggt: GGT
+    settles: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -123,6 +130,8 @@ class BRAINetHead(ResidualHead):
         self.skip = Skip(self.in_features, out_features, norm, momentum, eps) if size.skip else None
         self.adds_own = skip == "own"
         self.draws = self._count_draws(draws)
+        self.prediction_dropout = self.dropout
+        self._statistics_at: float | None = None  # the temperature that the statistics of the simultaneous mode are for
         self.reset_parameters()
         self.temperature = temperature
         self.inference = inference
@@ -130,6 +139,7 @@ class BRAINetHead(ResidualHead):
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, each layer as `nn.Linear` would; a head that adds to own outputs starts from those."""
+        self._statistics_at = None
         self.layers.reset_parameters()
         self.output.reset_parameters()
         if self.adds_own:
@@ -154,9 +164,35 @@ class BRAINetHead(ResidualHead):
     @temperature.setter
     def temperature(self, value: float | Literal["auto"]) -> None:
         hint = "0 is the best structure alone, 'auto' the tempered default"
-        given = self.ggt.auto_temperature if value == "auto" else checks.at_least("temperature", value, 0, hint)
-        self._temperature = given
-        self.layers.set_mixture(self.ggt.branch_probabilities(self._temperature))
+        self._fixed = value != "auto"
+        self._take(self.ggt.auto_temperature if value == "auto" else checks.at_least("temperature", value, 0, hint))
+
+    def _take(self, temperature: float) -> None:
+        self._temperature = temperature
+        self.layers.set_mixture(self.ggt.branch_probabilities(temperature))
+        self.layers.use_mixed(self._statistics_at == temperature)
+
+    @property
+    def prediction_dropout(self) -> float:
+        """The dropout of stochastic passes: that of training, or 0."""
+        return self._prediction_dropout
+
+    @prediction_dropout.setter
+    def prediction_dropout(self, value: float) -> None:
+        self._prediction_dropout = checks.share("prediction_dropout", value)
+
+    def get_extra_state(self) -> Tensor:
+        """What was settled on data, in 64 bits whatever the weights are in: it travels in the state dict."""
+        settled = self._temperature, self._fixed, self.prediction_dropout, self._statistics_at
+        return torch.tensor([-1.0 if value is None else float(value) for value in settled], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take what was settled; a temperature that this head was given stays."""
+        temperature, fixed, dropout, at = state.tolist()
+        self._statistics_at = None if at < 0 else at
+        self.prediction_dropout = dropout
+        self._fixed = self._fixed or bool(fixed)
+        self._take(self._temperature if self._fixed and not fixed else temperature)
 
     @property
     def inference(self) -> Inference:
@@ -174,8 +210,56 @@ class BRAINetHead(ResidualHead):
         return self.ggt.perplexity(self.temperature)
 
     def facts(self) -> dict[str, Any]:
-        """Temperature, perplexity and inference."""
-        return {"temperature": self.temperature, "perplexity": self.perplexity, "inference": self.inference}
+        """Temperature, perplexity, inference, and the dropout of predictions where there is one."""
+        found = {"temperature": self.temperature, "perplexity": self.perplexity, "inference": self.inference}
+        return found | ({"dropout": self.prediction_dropout} if self.dropout else {})
+
+    # -- what needs no training -------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Unless a temperature was given, or there is nothing to weigh."""
+        return not self._fixed and self.ggt.num_subnetworks > 1
+
+    @torch.no_grad()
+    def settle(self, seen: Rows, held: Rows | None, nll: NLL, passes: int = 15) -> dict[str, float]:
+        """The temperature and the dropout that predict `held` best; statistics of the simultaneous mode from `seen`.
+
+        A temperature that was given stays. What is usual stays too where nothing else is better by a standard error:
+        `GGT.auto_temperature`, and the dropout of training.
+        """
+        training = self.training
+        self.eval()
+        try:
+            if held is not None and self.waits:
+                self._take(self._best_temperature(held, nll))
+            if held is not None and self.dropout:
+                self.prediction_dropout = self._best_dropout(held, nll, passes)
+            self.layers.settle(seen.x)
+            self._statistics_at = self._temperature
+        finally:
+            self.train(training)
+        found = {"temperature": self._temperature, "perplexity": self.perplexity}
+        return found | ({"dropout": self.prediction_dropout} if self.dropout else {})
+
+    def _best_temperature(self, held: Rows, nll: NLL) -> float:
+        few = _first(held, MOST_OUTPUTS // (NETWORKS * self.out_features))
+
+        def outputs(subnetworks: list[SubNetwork]) -> Tensor:
+            parts = [subnetworks[i : i + 16] for i in range(0, len(subnetworks), 16)]
+            return torch.cat([self._emit(self.layers.run_draws(few.x, p, 0.0, None), few.x, few.own) for p in parts])
+
+        return choose_temperature(self.ggt, outputs, lambda found, weights: nll(found, weights, few.target)).value
+
+    def _best_dropout(self, held: Rows, nll: NLL, passes: int) -> float:
+        few = _first(held, MOST_OUTPUTS // (passes * self.out_features))
+        before, losses = self.prediction_dropout, {}
+        for rate in (self.dropout, 0.0):
+            self.prediction_dropout = rate
+            draw = torch.Generator(few.x.device).manual_seed(0)
+            losses[rate] = nll(self.stochastic(few.x, passes, own=few.own, generator=draw).logits, None, few.target)
+        self.prediction_dropout = before
+        return best_value(losses, self.dropout).value
 
     def extra_repr(self) -> str:
         """For `print(head)`."""
@@ -258,8 +342,9 @@ class BRAINetHead(ResidualHead):
         """(B, d) → (T, B, C), the outputs of given sub-networks; equal ones are computed once, except for dropout."""
         if torch.compiler.is_dynamo_compiling():
             return self.on_choices(x, self.layers.choices(subnetworks), own=own)
-        if self.dropout:
-            return self._emit(self.layers.run_draws(x, list(subnetworks), self.dropout, generator), x, own)
+        if self.prediction_dropout:
+            root = self.layers.run_draws(x, list(subnetworks), self.prediction_dropout, generator)
+            return self._emit(root, x, own)
         order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(subnetworks))}
         logits = self._emit(self.layers.run_draws(x, list(order), 0.0, generator), x, own)
         return logits if len(order) == len(subnetworks) else logits[[order[drawn] for drawn in subnetworks]]
@@ -269,7 +354,7 @@ class BRAINetHead(ResidualHead):
 
         One graph serves all of them, so this is what a compiler sees: draws can be made before and given to it.
         """
-        return self._emit(self.layers.run_chosen(x, choices, self.dropout), x, own)
+        return self._emit(self.layers.run_chosen(x, choices, self.prediction_dropout), x, own)
 
     def hold(self, subnetworks: Sequence[SubNetwork] | None) -> None:
         """Have `passes` take these sub-networks each time instead of drawing; None draws again.
@@ -315,6 +400,12 @@ class BRAINetHead(ResidualHead):
         return outputs + own.to(outputs.dtype)
 
 
+def _first(rows: Rows, count: int) -> Rows:
+    """The first `count` of the samples, and one at the least."""
+    count = max(1, count)
+    return Rows(rows.x[:count], rows.target[:count], None if rows.own is None else rows.own[:count])
+
+
 class Tree(HeadSettings):
     """A BRAINet: the whole learned tree as one network whose sub-networks are sampled by their posterior.
 
@@ -324,11 +415,13 @@ class Tree(HeadSettings):
         min_width: neurons that every layer has at the least; null is 8, or the most that `num_params` allows.
         activation: relu, gelu, silu, tanh or elu, after every layer.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
-        dropout: of the outputs of nodes; above 0 each stochastic pass also draws a dropout mask.
+        dropout: of the outputs of nodes; above 0 each stochastic pass also draws a dropout mask, unless validation data
+            are predicted better without.
         sampling: while training, draw sub-networks for each "batch" (the paper) or for each "sample".
         draws: sub-networks that a training step draws for each batch or sample, in balance; 1 is the paper, null as
             many as it takes for each branch of the root to be in one.
-        temperature: of the posterior over sub-networks; null is a tempered default that does not collapse.
+        temperature: of the posterior over sub-networks; null is what predicts the validation data of a fit best, and
+            without such data a tempered default that does not collapse.
         inference: "stochastic" draws sub-networks, "simultaneous" averages in one pass, "enumerated" is the exact mean.
         skip: what is added to the outputs of every sub-network: "own" what the network's own layer gave, in the place
             of which the head stands; "linear" a dense layer from the features; null nothing. "auto" is "own" where

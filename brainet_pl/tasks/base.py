@@ -65,6 +65,10 @@ class Task(Part, nn.Module, ABC):
     def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
         """(T, B, O) → the averaged prediction that `measures` take."""
 
+    def nll(self, predicted: Tensor, target: Tensor) -> Tensor | None:
+        """-log p (B,) of targets under what `predictive` gives, in nats; None where the task has no likelihood."""
+        return None
+
     @abstractmethod
     def measures(self) -> list[Measure]:
         """Fresh metrics of `predictive` and target."""

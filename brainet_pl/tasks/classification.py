@@ -148,6 +148,11 @@ class Classification(Task):
         """(B, C) mean probabilities, before any scaling."""
         return uncertainty.predictive(self.probabilities(outputs), weights)
 
+    def nll(self, predicted: Tensor, target: Tensor) -> Tensor:
+        """-log of the probability of the label."""
+        chosen = predicted.gather(1, target.long().unsqueeze(1)).squeeze(1)
+        return -chosen.clamp_min(torch.finfo(torch.float32).tiny).log()
+
     def measures(self) -> list[Measure]:
         """Accuracy, NLL, Brier, calibration errors, selective prediction."""
         return classification_measures(self.num_classes)

@@ -106,6 +106,10 @@ class Regression(Task):
         mean, aleatoric, epistemic = self._parts(outputs, weights)
         return torch.stack([mean, aleatoric + epistemic], dim=1)
 
+    def nll(self, predicted: Tensor, target: Tensor) -> Tensor:
+        """-log of the density of a Gaussian with the predicted mean and variance."""
+        return gaussian_nll(predicted[:, 0], predicted[:, 1], target)
+
     def measures(self) -> list[Measure]:
         """RMSE, MAE, NLL, coverage and sharpness of intervals."""
         return regression_measures()

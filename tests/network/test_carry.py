@@ -75,7 +75,7 @@ def test_an_equal_wiring_keeps_everything(kind):
     assert found.share == 1
     assert found.whole == {name for name, _ in new.named_parameters()}
     for name, value in new.state_dict().items():
-        if name != "layers.layout":
+        if name not in ("layers.layout", "_extra_state"):  # which tree it is, and what was settled on it
             torch.testing.assert_close(value, old.state_dict()[name])
 
 
