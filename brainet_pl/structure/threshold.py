@@ -1,0 +1,164 @@
+"""`threshold="auto"`: the threshold at which a table falls apart best.
+
+A threshold in nats means something else for every kind of feature: neighbouring pixels share whole nats of information,
+deep features hardly a tenth of one. What a network is wired by is not the threshold but the sets of variables that it
+leads to. So a grid of thresholds is laid by the share of pairs that each keeps, one tree of a single sample is learned
+for each, and the one wins whose sets hold most of the dependence: by their modularity (Newman & Girvan 2004).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brainet_pl.structure.independence import IndependenceTest, Margins, SingleMargins
+from brainet_pl.structure.independence.base import Ints
+
+Floats = NDArray[np.float64]
+Sets = Sequence[Ints]
+
+LARGEST_SHARE, RATIO = 0.5, 1.5  # of the pairs that the densest graph of the grid keeps; from one graph to the next
+FEWEST_NEIGHBOURS = 1.2  # of a variable on average in the sparsest graph; with fewer, there is nothing left to split
+FEWEST_GRAPHS = 4  # of a grid, however few variables there are
+PATIENCE = 3  # denser graphs in a row that do not do better, after one that did: the others are denser still
+
+
+class Choice(NamedTuple):
+    """The threshold that was chosen, in nats, and what its sets are worth.
+
+    Attributes:
+        threshold: in nats; None where no graph of the grid falls apart into sets that are worth anything.
+        modularity: of its sets, above 0 and below 1; 0 where there is none.
+        tried: (threshold, modularity) of every graph that was looked at, sparse ones first.
+    """
+
+    threshold: float | None
+    modularity: float
+    tried: tuple[tuple[float, float], ...]
+
+
+def strength_of(information: Floats) -> Floats:
+    """Mutual information in nats (…) → 1 - exp(-2·I), from 0 to 1: of Gaussian variables, their squared correlation.
+
+    >>> strength_of(np.array([0.0, np.inf])).tolist()
+    [0.0, 1.0]
+    """
+    return np.asarray(-np.expm1(-2.0 * np.maximum(information, 0.0)))
+
+
+def modularity(strength: Floats, sets: Sets) -> float:
+    """The share of all dependence that lies within the sets, less what would lie there by chance.
+
+    Args:
+        strength: (d, d), symmetric, 0 or more; its diagonal does not count.
+        sets: disjoint sets of variables, as arrays of their numbers, that are all of 0, …, d - 1 together.
+
+    Example:
+        Two pairs of dependent variables:
+
+        >>> strength = np.array([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]], dtype=float)
+        >>> modularity(strength, [np.array([0, 1]), np.array([2, 3])])
+        0.5
+        >>> modularity(strength, [np.arange(4)]), modularity(strength, [np.array([0, 2]), np.array([1, 3])])
+        (0.0, -0.5)
+    """
+    weight = strength - np.diag(strength.diagonal())
+    degree = weight.sum(axis=1)
+    total = degree.sum()
+    if total <= 0:
+        return 0.0
+    inside = sum(weight[np.ix_(s, s)].sum() for s in sets)
+    chance = sum(degree[s].sum() ** 2 for s in sets)
+    return float(inside / total - chance / total**2)
+
+
+def grid(information: Floats) -> list[float]:
+    """Thresholds (nats) at which graphs keep ever more pairs of (d, d) `information`, the sparsest first.
+
+    Every graph keeps `RATIO` times as many pairs as the one before, up to half of them. Columns that depend on no other,
+    because they never vary, do not count; nor do equal thresholds twice.
+    """
+    others = information.copy()
+    np.fill_diagonal(others, 0.0)
+    varies = np.flatnonzero((others > 1e-9).any(axis=0))
+    d = len(varies)
+    if d < 3:
+        return []
+    pairs = information[np.ix_(varies, varies)][np.triu_indices(d, 1)]
+    shares = [LARGEST_SHARE]
+    while len(shares) < FEWEST_GRAPHS or shares[-1] / RATIO * (d - 1) >= FEWEST_NEIGHBOURS:
+        shares.append(shares[-1] / RATIO)
+    found = np.quantile(pairs, 1.0 - np.array(shares[::-1]), method="lower")
+    usable = found[(found > 0) & np.isfinite(found)]
+    return [float(t) for t in dict.fromkeys(usable.tolist())]
+
+
+def choose_threshold(
+    information: Floats, split: Callable[[float], Sets], spent: Callable[[], bool] = lambda: False
+) -> Choice:
+    """The threshold of the grid whose sets have the largest modularity; of equals, the largest threshold.
+
+    Args:
+        information: (d, d) mutual information of pairs, in nats.
+        split: from a threshold to the sets of variables that it leads to, all of 0, …, d - 1 together.
+        spent: whether there is no time left: what was tried until then is all there is.
+    """
+    strength = strength_of(information)
+    best: tuple[float | None, float] = (None, 1e-9)
+    tried: list[tuple[float, float]] = []
+    behind = 0
+    for threshold in grid(information):
+        sets = split(threshold)
+        if spent():
+            break
+        worth = modularity(strength, sets)
+        tried.append((threshold, worth))
+        if worth > best[1]:
+            best, behind = (threshold, worth), 0
+        elif best[0] is not None:
+            behind += 1
+            if behind == PATIENCE:
+                break
+    return Choice(best[0], best[1] if best[0] is not None else 0.0, tuple(tried))
+
+
+class AtThreshold:
+    """A test in nats with another threshold: all margins are information less a threshold, so they only shift.
+
+    What the test has summed over rows is then summed once for all thresholds.
+    """
+
+    keeps_all = False
+
+    def __init__(self, test: IndependenceTest, own: float, threshold: float) -> None:
+        self.test, self.shift, self.capped = test, threshold - own, test.capped
+        for name in ("strength", "list_length"):
+            if hasattr(test, name):
+                setattr(self, name, getattr(test, name))
+
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+        """(L, R) margins of left × right given `condition`."""
+        return np.asarray(self.test.block(condition, left, right) - self.shift)
+
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) margins of x (T,) and y (T,) given conditions (T, n)."""
+        return np.asarray(self.test.pairs(x, y, conditions) - self.shift)
+
+
+class SinglesAtThreshold(AtThreshold):
+    """The same of a test that finds the best of many single conditions by itself."""
+
+    def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
+        """(Y,) the smallest margin of `x` and each of `y` given one of `z`, and its place in z."""
+        assert isinstance(self.test, SingleMargins)
+        margin, place = self.test.weakest(x, y, z)
+        return margin - self.shift, place
+
+
+def at_threshold(test: IndependenceTest, own: float, threshold: float) -> Margins:
+    """`test`, which is bound to its `own` threshold, as it would be with another one."""
+    kind = SinglesAtThreshold if isinstance(test, SingleMargins) else AtThreshold
+    return kind(test, own, threshold)
