@@ -13,15 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import yaml
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from pytorch_lightning.loggers import WandbLogger
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
 from brainet_pl import configs, runs
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.evaluation import report
+from brainet_pl.framework import LightningArgumentParser, LightningCLI, SaveConfigCallback, is_wandb, pl, translated
 from brainet_pl.module import CONFIG, HPARAMS, BRAINet, read_checkpoint
 from brainet_pl.trust import given_by, vet
 
@@ -47,7 +45,7 @@ class SaveConfig(SaveConfigCallback):
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Rank zero only, called by the base class."""
         for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
+            if is_wandb(logger):
                 logger.experiment.config.update({"cli": self.config.as_dict()}, allow_val_change=True)
 
     def on_save_checkpoint(
@@ -143,9 +141,10 @@ def _complete(words: list[str], folder: str) -> list[str]:
     trusted = TRUST in words
     words = [word for word in words if word != TRUST]
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("-") else [word])]
+    words = [word if before == "--ckpt_path" else translated(word) for before, word in pairwise(["", *words])]
     for i, word in enumerate(words[:-1]):
-        if word in ("--config", "-c") and not Path(words[i + 1]).is_file():
-            words[i + 1] = str(config_path(words[i + 1]))
+        if word in ("--config", "-c"):
+            words[i + 1] = _in_namespace(words[i + 1], Path(folder) / f"{i}.yaml")
     command = next((i for i, word in enumerate(words) if word in SUBCOMMANDS), None)
     checkpoints = [b for a, b in pairwise(words) if a == "--ckpt_path"]
     if command is None or not checkpoints:
@@ -161,9 +160,22 @@ def _complete(words: list[str], folder: str) -> list[str]:
         if not trusted:
             config = vet(config, given_by(words))
         path = Path(folder) / "checkpoint.yaml"
-        path.write_text(yaml.safe_dump(config))
+        path.write_text(translated(yaml.safe_dump(config)))
         words[command + 1 : command + 1] = ["--config", str(path)]
     return words
+
+
+def _in_namespace(name: str, copy: Path) -> str:
+    """The file of a configuration; where it names classes of the other namespace of Lightning, a copy in ours."""
+    path = Path(name) if Path(name).is_file() else config_path(name)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return str(path)  # jsonargparse will say what is wrong with it
+    if translated(content) == content:
+        return str(path)
+    copy.write_text(translated(content), encoding="utf-8")
+    return str(copy)
 
 
 def lightning(words: Sequence[str]) -> BrainetCLI:

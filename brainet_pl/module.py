@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -27,6 +23,7 @@ from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.features import (
     Extracted,
     ExtractedShare,
+    data_source,
     extract,
     extract_share,
     first_batch,
@@ -36,6 +33,15 @@ from brainet_pl.features import (
     readings_of,
     structure_loader,
 )
+from brainet_pl.framework import (
+    LRSchedulerCallable,
+    OptimizerCallable,
+    TrainerFn,
+    pl,
+    rank_zero_warn,
+    refuse_mix,
+    watch_mixes,
+)
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, need_tree
 from brainet_pl.parts import arguments, make_part, primitive
@@ -44,6 +50,7 @@ from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
+from brainet_pl.tasks.classification import check_class_names, same_classes
 from brainet_pl.together import agree
 
 if not TYPE_CHECKING:  # what the command line offers: with modules in it, help would list every one there is
@@ -108,6 +115,10 @@ class BRAINet(pl.LightningModule):
         lr: learning rate of the head.
         optimizer: takes parameter groups; null is Adam.
         lr_scheduler: takes the optimizer; stepped every epoch.
+
+    Attributes:
+        class_names: the names of the classes in the order of their numbers, once a fit has met a datamodule that has
+            `class_names`, or a checkpoint of such a fit was loaded; None where nobody named them.
     """
 
     def __init__(
@@ -127,6 +138,7 @@ class BRAINet(pl.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
+        watch_mixes()
         self.head_settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
         self.task = _make_task(task, num_classes)
         chosen = _make_backbone(backbone)
@@ -143,6 +155,7 @@ class BRAINet(pl.LightningModule):
         self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
+        self.class_names: tuple[str, ...] | None = None
         self._in_features: int | None = None
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
@@ -215,6 +228,8 @@ class BRAINet(pl.LightningModule):
         refuse_sharding(self.trainer)
         if stage != "fit":
             return
+        names = getattr(data_source(self.trainer, self), "class_names", None)
+        self.class_names = check_class_names(names, self.task) or self.class_names
         self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
             self._build_head(len(self._few().features[0]))
@@ -320,10 +335,12 @@ class BRAINet(pl.LightningModule):
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
 
+        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
+            refuse_mix(thing)
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
         wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
-        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod
@@ -370,8 +387,8 @@ class BRAINet(pl.LightningModule):
         ggt = None if self.ggt is None else self.ggt.to_dict()
         backbone = None if self.backbone.raw else type(self.backbone.model).__name__
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
-        stored = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
-        stored["removed"] = removed
+        stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
+        stored["removed"], stored["class_names"] = removed, self.class_names
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
         checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
@@ -396,6 +413,10 @@ class BRAINet(pl.LightningModule):
             same = False
         if stored["in_features"] is not None and not same:
             self._build_head(int(stored["in_features"]), ggt)
+        named = check_class_names(stored.get("class_names"), self.task)  # older files have none
+        if self._trainer is not None and self.class_names and named:  # a fit that goes on has met its data
+            same_classes(named, self.class_names)
+        self.class_names = named or self.class_names
         ours = {type(score).__name__ for score in self.scores}
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
@@ -500,8 +521,19 @@ class BRAINet(pl.LightningModule):
             found = self.conformal.settle(self.calibration)
             self.log_dict({f"val/conformal/{name}": value for name, value in found.items()})
 
+    def on_validation_start(self) -> None:
+        """Labels must mean the classes that were trained."""
+        if self.trainer.state.fn == TrainerFn.VALIDATING:
+            self._check_labels(self.trainer.validate_loop)
+
+    def _check_labels(self, loop: Any) -> None:
+        names = getattr(loop._data_source.instance, "class_names", None)
+        if names and self.class_names:
+            same_classes(self.class_names, tuple(names))
+
     def on_test_start(self) -> None:
-        """Say aloud where unknown sets are run for nothing."""
+        """Labels must mean the classes that were trained. Say aloud where unknown sets are run for nothing."""
+        self._check_labels(self.trainer.test_loop)
         from brainet_pl.callbacks.evaluation import Evaluation
         from brainet_pl.callbacks.sets import test_sets
 

@@ -11,12 +11,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
-from pytorch_lightning.loggers.csv_logs import ExperimentWriter
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
-
 from brainet_pl import files
+from brainet_pl.framework import (
+    CSVLogger,
+    ExperimentWriter,
+    TensorBoardLogger,
+    is_csv,
+    is_tensorboard,
+    is_wandb,
+    pl,
+    rank_zero_info,
+    rank_zero_warn,
+)
 from brainet_pl.module import read_checkpoint
 
 LAST = "last"  # as a path of a checkpoint: the newest run's
@@ -30,7 +36,7 @@ Logger = CSVLogger | TensorBoardLogger
 
 def describe(trainer: pl.Trainer) -> dict[str, Any]:
     """What a checkpoint keeps of its run, as primitives: the id of W&B's run, if there is one."""
-    ids = [logger.version for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+    ids = [logger.version for logger in trainer.loggers if is_wandb(logger)]
     return {"wandb": str(ids[0]) if ids and ids[0] else None}
 
 
@@ -63,16 +69,16 @@ def enter(trainer: pl.Trainer, checkpoint: str | None) -> None:
             here = run is not None and _number(run) is not None and Path(logger.root_dir).resolve() == run.parent
             logger._version = _number(run) if here and run is not None else _claim(trainer, logger)
         same |= run is not None and Path(logger.log_dir).resolve() == run
-        if isinstance(logger, CSVLogger) and trainer.is_global_zero:
+        if is_csv(logger) and trainer.is_global_zero:
             logger._experiment = Rows(logger.log_dir)
     if checkpoint is None or run is None:
         return
     content = read_checkpoint(checkpoint)
     wandb = _wandb_id(content)
     for any_logger in trainer.loggers:
-        if isinstance(any_logger, WandbLogger) and any_logger.version is None and (same or run.name == wandb):
+        if is_wandb(any_logger) and any_logger.version is None and (same or run.name == wandb):
             any_logger._id = any_logger._wandb_init["id"] = wandb
-        if same and isinstance(any_logger, CSVLogger) and isinstance(any_logger._experiment, Rows):
+        if same and is_csv(any_logger) and isinstance(any_logger._experiment, Rows):
             any_logger._experiment.rewind(int(content["global_step"]))
 
 
@@ -90,7 +96,7 @@ def _wandb_id(content: dict[str, Any]) -> str | None:
 
 
 def _local(trainer: pl.Trainer) -> list[Logger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, CSVLogger | TensorBoardLogger)]
+    return [logger for logger in trainer.loggers if (is_csv(logger) or is_tensorboard(logger))]
 
 
 def _number(folder: Path | None) -> int | None:

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from brainet_pl import checks
@@ -25,6 +22,7 @@ from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.figures import readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.features import inputs_of
+from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 

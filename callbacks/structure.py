@@ -7,12 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
-
 from brainet_pl import files
 from brainet_pl.callbacks.logging import log_artifact, log_figure, run_folder
+from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet, refuse_sharding
 from brainet_pl.ranks import first_asks, on_rank_zero
 from brainet_pl.structure import GGT, cache, learn_structure

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_share
 from brainet_pl.datamodules.columns import Columns, Encoder, encode, fit_encoders, is_missing, numbers, read_csv
+from brainet_pl.framework import rank_zero_warn
 
 FAR = 1e6  # training standard deviations; a network that never saw such a value can only extrapolate
 
@@ -117,6 +117,7 @@ class Table(SplitData):
             inputs, categorical=self.categorical, missing=self.missing, max_categories=self.max_categories
         )
         self.classes = sorted(set(everything.columns[self.target])) if self.task == "classification" else []
+        self.class_names = tuple(self.classes)
         parts = {"val": val, "test": self._read(self.test_file) if self.test_file else test}
         if self.predict_file:
             parts["predict"] = self._read(self.predict_file)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
 import brainet_pl
 from brainet_pl.calibration import TemperatureScaling
+from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.structure import learn_structure

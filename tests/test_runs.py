@@ -8,16 +8,15 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import pytorch_lightning as pl
 import torch
 import wandb
 import yaml
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 
 from brainet_pl import files, runs
 from brainet_pl.callbacks import StructureLearning, WholeCheckpointIO
 from brainet_pl.cli import main, shipped
 from brainet_pl.datamodules import Digits
+from brainet_pl.framework import CSVLogger, TensorBoardLogger, WandbLogger, pl
 from brainet_pl.module import FORMAT, STORED, BRAINet
 from brainet_pl.network import Tree
 
@@ -183,7 +182,7 @@ def test_the_command_line_goes_on_with_folder_best_and_wandb_run(tmp_path, monke
 
 def test_every_shipped_configuration_keeps_a_best_and_the_last():
     for path in shipped().values():
-        used = {c["class_path"].rsplit(".", 1)[1]: c for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]}
+        used = {c["class_path"].rpartition(".")[2]: c for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]}
         assert "monitor" in used["ModelCheckpoint"]["init_args"], path.name
         assert "LastCheckpoint" in used, path.name
 

@@ -19,7 +19,6 @@ from brainet_pl.tasks import Classification, Task
 
 TOYS = '''
 """What a user would write: one class of each kind."""
-import pytorch_lightning as pl
 import torch
 from sklearn.datasets import load_iris
 from torch import nn
@@ -166,7 +165,7 @@ def test_a_toy_of_each_kind_through_fit_and_test(toys):
         "--model.calibration=toys.Shrink", "--model.metrics+=toys.Second", "--model.backbone=toys:Body",
         "--data=toys.Iris", "--data.batch_size=25", "--trainer.max_epochs=3", "--model.lr=0.1",
         "--trainer.callbacks+=brainet_pl.callbacks.Evaluation",
-        "--trainer.logger=pytorch_lightning.loggers.CSVLogger", "--trainer.logger.save_dir=runs", *QUIET,
+        "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs", *QUIET,
     ]  # fmt: skip
     fitted = main(words)
     assert type(fitted.model.head).__name__ == "ToyHead"

@@ -10,15 +10,14 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from brainet_pl.calibration import Conformal
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.passes import pass_metrics
+from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.scores import KNN, Generative, Mahalanobis
@@ -69,7 +68,9 @@ class Told(Evaluation):
 
 def trainer_of(folder, devices, *callbacks, timeout=60):
     """A Trainer in 64 bits, so that the sizes of batches do not show in the last digits."""
-    strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=timeout)) if devices > 1 else "auto"
+    strategy = (
+        pl.strategies.DDPStrategy(start_method="fork", timeout=timedelta(seconds=timeout)) if devices > 1 else "auto"
+    )
     return pl.Trainer(
         accelerator="cpu", devices=devices, strategy=strategy, default_root_dir=str(folder), precision="64-true",
         callbacks=list(callbacks), max_epochs=1, num_sanity_val_steps=0, **QUIET,

@@ -16,7 +16,6 @@ from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
@@ -33,6 +32,7 @@ from brainet_pl.evaluation.metrics import (
     check_classes,
     check_numbers,
 )
+from brainet_pl.framework import rank_zero_warn
 from brainet_pl.parts import Part
 from brainet_pl.scores.density import keep_wide
 from brainet_pl.tasks import Classification, Regression, Task

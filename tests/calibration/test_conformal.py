@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mapie.classification import SplitConformalClassifier
 from mapie.regression import SplitConformalRegressor
-from pytorch_lightning.callbacks import ModelCheckpoint
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from brainet_pl.calibration import Calibrator, Conformal, TemperatureScaling, conformal
 from brainet_pl.callbacks import Evaluation, PredictionFile
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.metrics import BoundCoverage, BoundWidth, SetCoverage, SetSize, WorstClassCoverage
+from brainet_pl.framework import ModelCheckpoint
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Linear
 from brainet_pl.tasks import Classification, Regression
