@@ -159,15 +159,15 @@ class BRAI:
 
 
 def autonomous_sets(
-    d: int, X: Ints, max_order: int, test_on: Callable[[Path], Margins], budget: Budget, check_colliders: bool
+    d: int, X: Ints, max_order: int, test_on: Callable[[Path], Margins], budget: Budget, check_colliders: bool, t: int
 ) -> list[Ints]:
-    """The sets that the first branch of every node of a tree over `X` leads to, without a score: they make up X."""
+    """The sets that branch t of every node of a tree over `X` leads to, without a score: they make up X."""
     B = np.zeros((d, d), dtype=bool)
     B[np.ix_(X, X)] = complete_graph(len(X))
     level, found = [Call(B, X, np.empty(0, dtype=np.intp))], []
     for n in range(max_order + 1):
         following = []
-        test = test_on((0,) * (n + 1))
+        test = test_on((t,) * (n + 1))
         for call in level:
             if budget.spent or is_leaf(call.B, call.X, call.X_ex, n):
                 found.append(call.X)

@@ -32,7 +32,7 @@ from brainet_pl.structure.pdag import PDAG, Bools, complete_graph
 from brainet_pl.structure.score import FamilyScore, LocalScore, Score, find_score
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 from brainet_pl.structure.stream import shared_by_processes
-from brainet_pl.structure.threshold import Choice, at_threshold, choose_threshold
+from brainet_pl.structure.threshold import SAMPLES, Choice, at_threshold, choose_threshold
 
 Bootstrap = Literal["half", "paper"]
 AUTO = "auto"  # as a test: the one that belongs to the data; as a threshold: the one that splits it best
@@ -322,15 +322,16 @@ def _search(
     """
     own = chosen.check_threshold(None, data.d)
     information = chosen.on(data, None, own).block((), X, X) + own
-    bound = lru_cache(maxsize=order + 1)(test_on)
+    bound = lru_cache(maxsize=SAMPLES * (order + 1))(test_on)
     place = np.full(data.d, -1)
     place[X] = np.arange(len(X))
 
-    def split(threshold: float) -> list[NDArray[np.intp]]:
+    def split(threshold: float) -> list[list[NDArray[np.intp]]]:
         def shifted(path: Path) -> Margins:
             return at_threshold(bound(path), own, threshold)
 
-        return [place[found] for found in autonomous_sets(data.d, X, order, shifted, budget, check_colliders)]
+        samples = (autonomous_sets(data.d, X, order, shifted, budget, check_colliders, t) for t in range(SAMPLES))
+        return [[place[found] for found in sets] for sets in samples]
 
     return choose_threshold(information, split, lambda: budget.spent)
 

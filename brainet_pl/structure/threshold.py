@@ -2,8 +2,8 @@
 
 A threshold in nats means something else for every kind of feature: neighbouring pixels share whole nats of information,
 deep features hardly a tenth of one. What a network is wired by is not the threshold but the sets of variables that it
-leads to. So a grid of thresholds is laid by the share of pairs that each keeps, one tree of a single sample is learned
-for each, and the one wins whose sets hold most of the dependence: by their modularity (Newman & Girvan 2004).
+leads to. So a grid of thresholds is laid by the share of pairs that each keeps, structures of a few samples are learned
+with each, and the one wins whose sets hold most of the dependence: by their modularity (Newman & Girvan 2004).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from brainet_pl.structure.independence.base import Ints
 Floats = NDArray[np.float64]
 Sets = Sequence[Ints]
 
-LARGEST_SHARE, RATIO = 0.5, 1.5  # of the pairs that the densest graph of the grid keeps; from one graph to the next
+LARGEST_SHARE, RATIO = 0.75, 1.5  # of the pairs that the densest graph of the grid keeps; from one graph to the next
 FEWEST_NEIGHBOURS = 1.2  # of a variable on average in the sparsest graph; with fewer, there is nothing left to split
 FEWEST_GRAPHS = 4  # of a grid, however few variables there are
+SAMPLES = 3  # of rows, whose structures are looked at for each threshold: one alone is a matter of luck
 PATIENCE = 3  # denser graphs in a row that do not do better, after one that did: the others are denser still
 
 
@@ -31,7 +32,7 @@ class Choice(NamedTuple):
 
     Attributes:
         threshold: in nats; None where no graph of the grid falls apart into sets that are worth anything.
-        modularity: of its sets, above 0 and below 1; 0 where there is none.
+        modularity: of its sets, the mean over samples, above 0 and below 1; 0 where there is none.
         tried: (threshold, modularity) of every graph that was looked at, sparse ones first.
     """
 
@@ -78,7 +79,7 @@ def modularity(strength: Floats, sets: Sets) -> float:
 def grid(information: Floats) -> list[float]:
     """Thresholds (nats) at which graphs keep ever more pairs of (d, d) `information`, the sparsest first.
 
-    Every graph keeps `RATIO` times as many pairs as the one before, up to half of them. Columns that depend on no other,
+    Every graph keeps `RATIO` times as many pairs as the one before, up to three quarters. Columns that depend on no other,
     because they never vary, do not count; nor do equal thresholds twice.
     """
     others = information.copy()
@@ -91,19 +92,22 @@ def grid(information: Floats) -> list[float]:
     shares = [LARGEST_SHARE]
     while len(shares) < FEWEST_GRAPHS or shares[-1] / RATIO * (d - 1) >= FEWEST_NEIGHBOURS:
         shares.append(shares[-1] / RATIO)
-    found = np.quantile(pairs, 1.0 - np.array(shares[::-1]), method="lower")
-    usable = found[(found > 0) & np.isfinite(found)]
-    return [float(t) for t in dict.fromkeys(usable.tolist())]
+    ordered = np.sort(pairs)[::-1]
+    kept = dict.fromkeys(round(share * len(ordered)) for share in reversed(shares))
+    # Between two pairs, so that no pair lies on a threshold; the information of copies is infinite.
+    found = [0.5 * (ordered[m - 1] + ordered[m]) for m in kept if 0 < m < len(ordered)]
+    return [float(t) for t in dict.fromkeys(found) if 0 < t < np.inf]
 
 
 def choose_threshold(
-    information: Floats, split: Callable[[float], Sets], spent: Callable[[], bool] = lambda: False
+    information: Floats, split: Callable[[float], Sequence[Sets]], spent: Callable[[], bool] = lambda: False
 ) -> Choice:
     """The threshold of the grid whose sets have the largest modularity; of equals, the largest threshold.
 
     Args:
         information: (d, d) mutual information of pairs, in nats.
-        split: from a threshold to the sets of variables that it leads to, all of 0, …, d - 1 together.
+        split: from a threshold to the sets of variables that it leads to, in each of a few samples; they are all of
+            0, …, d - 1 together.
         spent: whether there is no time left: what was tried until then is all there is.
     """
     strength = strength_of(information)
@@ -111,10 +115,10 @@ def choose_threshold(
     tried: list[tuple[float, float]] = []
     behind = 0
     for threshold in grid(information):
-        sets = split(threshold)
+        found = split(threshold)
         if spent():
             break
-        worth = modularity(strength, sets)
+        worth = float(np.mean([modularity(strength, sets) for sets in found]))
         tried.append((threshold, worth))
         if worth > best[1]:
             best, behind = (threshold, worth), 0
