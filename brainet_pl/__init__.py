@@ -3,6 +3,7 @@
 `learn_structure` and `rai` learn structures, `BRAINetHead` turns one into a module, `swap_head` puts it on a trained
 model, `GenerativeScore` tells inputs unlike the training data, and `BRAINet` is the LightningModule around it all. Its
 parts are in `brainet_pl.network` (heads), `brainet_pl.scores`, `brainet_pl.calibration` and `brainet_pl.tasks`.
+`BRAINetClassifier` and `BRAINetRegressor` are the same for people who know scikit-learn.
 
 A name is imported when it is first used: the structure learner does not wait for Lightning and torchvision.
 """
@@ -12,18 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brainet_pl.backbones import Backbone
+    from brainet_pl.estimators import BRAINetClassifier, BRAINetRegressor
     from brainet_pl.module import BRAINet
     from brainet_pl.network import BRAINetHead
     from brainet_pl.scores import GenerativeScore
     from brainet_pl.structure import GGT, learn_structure, rai
     from brainet_pl.swap import SwappedModel, swap_head
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "GGT",
     "BRAINet",
+    "BRAINetClassifier",
     "BRAINetHead",
+    "BRAINetRegressor",
     "Backbone",
     "GenerativeScore",
     "SwappedModel",
@@ -36,7 +40,9 @@ __all__ = [
 _HOMES = {
     "GGT": "structure",
     "BRAINet": "module",
+    "BRAINetClassifier": "estimators",
     "BRAINetHead": "network",
+    "BRAINetRegressor": "estimators",
     "Backbone": "backbones",
     "GenerativeScore": "scores",
     "SwappedModel": "swap",

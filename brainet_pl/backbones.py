@@ -175,7 +175,7 @@ def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
     stored = {k.removeprefix("module.").removeprefix("model."): v for k, v in stored.items()}
     ours = model.state_dict()
     wrong = [k for k, v in stored.items() if k not in ours or ours[k].shape != v.shape]
-    missing = [k for k in ours if k not in stored and not k.endswith("num_tablestracked")]
+    missing = [k for k in ours if k not in stored and not k.endswith("num_batches_tracked")]
     if wrong or missing:
         raise ValueError(
             f"expected the weights of {type(model).__name__}, got a file with {len(wrong)} unknown or misshapen and "

@@ -105,7 +105,7 @@ class BRAINet(pl.LightningModule):
         backbone: a feature extractor: settings of one (`Backbone`), a module, a name, or null for raw features.
         head: settings of the head; null is `Tree()`, a BRAINet of 16,000 parameters.
         task: `Classification` or `Regression`, with their settings; null is a classification of `num_classes`.
-        scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`.
+        scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`, `Own`.
         calibration: a calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
         conformal: sets of classes or intervals of numbers that hold the truth at a chosen level, `Conformal`; null has
             none.
@@ -164,6 +164,7 @@ class BRAINet(pl.LightningModule):
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
         self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
+        self.own_metrics = self._collect("test/own/", extra)  # of the network's own layer, where it has this task
         self.conformal_metrics = None
         if self.conformal is not None:
             self.conformal_metrics = collect(self.conformal.measures(self.task), "test/", self.task.group)
@@ -323,7 +324,7 @@ class BRAINet(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         """The set-up is over."""
-        if self.backbone.frozen:  # it is meant to stay in evaluation, whatever Lightning thinks of that
+        if self.backbone.frozen or self.backbone.own is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
         self.forget_features()
 
@@ -553,6 +554,9 @@ class BRAINet(pl.LightningModule):
         if target is not None:
             answers = self.task.answers(passes.predicted, target)
             self._update(self.test_metrics, passes.predicted, target)
+            own = self._own_predicted(passes)
+            if own is not None:
+                self._update(self.own_metrics, own, target)
             final = self.final(passes, scores)
             if self.scaled_metrics is not None:
                 self._update(self.scaled_metrics, final, target)
@@ -563,6 +567,11 @@ class BRAINet(pl.LightningModule):
                 answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
         return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
+
+    def _own_predicted(self, passes: Passes) -> Tensor | None:
+        """What the network predicts without the new head; None where it can't, or is no longer what it was."""
+        own = None if passes.readings is None else passes.readings.own
+        return self.task.own_predicted(own) if own is not None and self.backbone.frozen else None
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""

@@ -212,7 +212,8 @@ class Evaluation(Callback):
             files[name] = f"{file_name(name)}.png"
         for name, table in tables.items():
             files |= log_table(trainer, name, table.columns, table.rows) or {}
-        metrics = [getattr(pl_module, name, None) for name in ("test_metrics", "scaled_metrics", "conformal_metrics")]
+        parts = ("test_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
+        metrics = [getattr(pl_module, name, None) for name in parts]
         content = summary.to_json(
             record,
             model=model,

@@ -50,7 +50,10 @@ class ExactResume(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the states of all processes; before that, what was logged is written, so that a kill can't lose it."""
+        """Keep the states of all processes and which run this is; what was logged is written, lest a kill lose it."""
+        from brainet_pl import runs  # which reads checkpoints as the module does
+
+        checkpoint[runs.RUN] = runs.describe(trainer)
         states = {"now": everyones(collect()), "epoch_start": everyones(self._epoch_start)}
         checkpoint[RANDOM] = states | {"seed": os.environ.get(SEED)}
         for logger in trainer.loggers:

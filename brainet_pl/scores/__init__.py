@@ -1,6 +1,7 @@
 """Scores: numbers that are higher for an input more unlike the training data, for any head.
 
-`Generative` (the densities of a learned tree), `KNN` and `Mahalanobis` read features; the scores of the prediction
+`Generative` (the densities of a learned tree), `KNN` and `Mahalanobis` read features, `Own` the logits of the network
+whose classification layer was replaced; the scores of the prediction
 itself (`max_softmax`, `entropy`, `mutual_information` …) come with every task and need no setting.
 """
 
@@ -9,5 +10,6 @@ from brainet_pl.scores.density import GenerativeScore
 from brainet_pl.scores.generative import Generative
 from brainet_pl.scores.mahalanobis import Mahalanobis
 from brainet_pl.scores.neighbours import KNN
+from brainet_pl.scores.own import Own
 
-__all__ = ["KNN", "Generative", "GenerativeScore", "Mahalanobis", "Score", "ScoreSet", "Surroundings"]
+__all__ = ["KNN", "Generative", "GenerativeScore", "Mahalanobis", "Own", "Score", "ScoreSet", "Surroundings"]

@@ -141,6 +141,10 @@ class Classification(Task):
             found["confidence"] = 1.0 - uncertainty.predictive(outputs[..., -1].float().sigmoid(), weights)
         return found
 
+    def own_predicted(self, own: Tensor) -> Tensor | None:
+        """Probabilities (B, C) of the network's own layer, where it has as many classes."""
+        return own.float().softmax(dim=-1) if own.shape[1] == self.num_classes else None
+
     def predict(self, passes: Passes, final: Tensor) -> dict[str, Tensor]:
         """`class` (B,) and `probabilities` (B, C)."""
         return {"class": final.argmax(dim=-1), "probabilities": final}
