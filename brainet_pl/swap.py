@@ -15,7 +15,7 @@ from brainet_pl import checks
 from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.batches import rows, size
 from brainet_pl.features import bounded, read
-from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree, smallest_budget
+from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
 from brainet_pl.parts import make_part
 from brainet_pl.structure import GGT, learn_structure
 
@@ -111,9 +111,6 @@ def swap_head(
         if ggt is not None:
             ggt = ggt.named(backbone.names)
         in_features = features.shape[1]
-    if head is None and ggt is not None:
-        # Nobody asked for 16,000: thousands of features need more for one neuron a layer.
-        settings = Tree(num_params=max(Tree().num_params, smallest_budget(ggt, num_classes)))
     device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
     return SwappedModel(backbone, settings.build(in_features, num_classes, ggt).to(device))
 

@@ -16,7 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl import checks
-from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
+from brainet_pl.network.base import (
+    MOST_PARAMS,
+    MOST_PASSES,
+    Budget,
+    Head,
+    HeadSettings,
+    Norm,
+    Outputs,
+    check_budget,
+    check_sizes,
+    need_tree,
+    resolve_budget,
+)
 from brainet_pl.network.executor import ACTIVATIONS, Executor
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.widths import count_parameters, solve_width
@@ -229,7 +241,8 @@ class Tree(HeadSettings):
     """A BRAINet: the whole learned tree as one network whose sub-networks are sampled by their posterior.
 
     Args:
-        num_params: budget of parameters that the widths of all layers are scaled to.
+        num_params: budget of parameters that the widths of all layers are scaled to; "auto" is 16,000, or 250 for each
+            feature, or twice what one neuron in each layer takes, whichever is more.
         min_width: neurons that every layer has at the least.
         activation: relu, gelu, silu, tanh or elu, after every layer.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
@@ -245,7 +258,7 @@ class Tree(HeadSettings):
 
     def __init__(
         self,
-        num_params: int = 16_000,
+        num_params: Budget = "auto",
         min_width: int = 1,
         activation: Literal["relu", "gelu", "silu", "tanh", "elu"] = "relu",
         norm: Norm = "batch",
@@ -259,7 +272,7 @@ class Tree(HeadSettings):
         checks.one_of("norm", norm, ("batch", None))
         checks.one_of("sampling", sampling, get_args(Sampling))
         checks.one_of("inference", inference, get_args(Inference))
-        self.num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.num_params = check_budget(num_params)
         self.min_width = checks.whole("min_width", min_width, 1, 10**6)
         self.activation, self.norm, self.sampling, self.inference = activation, norm, sampling, inference
         self.dropout = checks.share("dropout", dropout)
@@ -269,8 +282,13 @@ class Tree(HeadSettings):
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BRAINetHead:
         """The head of a tree."""
-        settings = self.settings() | {"temperature": "auto" if self.temperature is None else self.temperature}
-        return BRAINetHead(need_tree(ggt, self), out_features, **settings)
+        tree = need_tree(ggt, self)
+        needed = smallest_budget(tree, out_features, min_width=self.min_width, norm=self.norm)
+        settings = self.settings() | {
+            "num_params": resolve_budget(self.num_params, tree.num_variables, needed),
+            "temperature": "auto" if self.temperature is None else self.temperature,
+        }
+        return BRAINetHead(tree, out_features, **settings)
 
 
 def smallest_budget(ggt: GGT, out_features: int, *, min_width: int = 1, norm: Norm = "batch") -> int:

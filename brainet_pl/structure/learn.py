@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -32,7 +32,7 @@ from brainet_pl.structure.pdag import PDAG, Bools, complete_graph
 from brainet_pl.structure.score import FamilyScore, LocalScore, Score, find_score
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 from brainet_pl.structure.stream import shared_by_processes
-from brainet_pl.structure.threshold import SAMPLES, Choice, at_threshold, choose_threshold
+from brainet_pl.structure.threshold import Choice, at_threshold, choose_threshold, search_paths
 
 Bootstrap = Literal["half", "paper"]
 AUTO = "auto"  # as a test: the one that belongs to the data; as a threshold: the one that splits it best
@@ -127,24 +127,38 @@ def learn_structure(
             f"{s}^{data.d} leaves; set max_order=1 for an ensemble of {s} stacked networks"
         )
     draw = bootstrap_weights if as_in_paper else half_weights
-
-    def test_on(path: Path) -> IndependenceTest:
-        test = chosen.on(data, draw(data.n, seed, path), threshold)
-        test.capped = not as_in_paper
-        return test
-
-    data.announce(lambda path: draw(data.n, seed, path), sample_paths(s, 2 if order is None else order + 1))
+    depth = 2 if order is None else order + 1
+    looked_at = search_paths(data.d, depth) if searched else []
+    # A threshold is looked for in what is sure, whatever the tree is then learned from; half samples serve both.
+    shared = [] if as_in_paper else looked_at
+    data.announce(
+        chain(
+            (half_weights(data.n, seed, path) for path in looked_at),
+            (draw(data.n, seed, path) for path in sample_paths(s, depth) if path not in shared),
+        )
+    )
+    own = threshold
+    on_all = None if as_in_paper and not searched else chosen.on(data, None, own)
     original = np.arange(data.d) if as_in_paper or threshold == 0 else find_copies(data, chosen.kind)
     alone = np.flatnonzero(original == np.arange(data.d))
     with tqdm(desc="learning structure", unit=" tests", disable=not show, delay=1, leave=False) as bar:
         leaves = 0
-        search = Budget(*limits, bar.update)
-        choice = None
+        search, choice = Budget(*limits, bar.update), None
+        held: dict[Path, IndependenceTest] = {}
         if searched:
             bar.set_description("choosing a threshold")
-            choice = _search(chosen, data, alone, test_on, 1 if order is None else min(order, 1), search, not as_in_paper)
-            threshold = threshold if choice.threshold is None else choice.threshold
+            held = {path: chosen.on(data, half_weights(data.n, seed, path), own) for path in looked_at}
+            assert on_all is not None
+            choice = _search(on_all.block((), alone, alone) + own, data.d, alone, held, own, search)
+            threshold = own if choice.threshold is None else choice.threshold
             bar.set_description("learning structure")
+
+        def test_on(path: Path) -> Margins:
+            if path in shared:
+                return at_threshold(held[path], own, threshold)
+            test = chosen.on(data, draw(data.n, seed, path), threshold)
+            test.capped = not as_in_paper
+            return test
 
         def on_leaf() -> None:
             nonlocal leaves
@@ -152,7 +166,6 @@ def learn_structure(
             bar.set_postfix(leaves=leaves, refresh=leaves % 64 == 1)  # drawing the bar takes longer than a leaf
 
         budget = Budget(*limits, bar.update)
-        on_all = None if as_in_paper else chosen.on(data, None, threshold)
         learner = BRAI(
             s=s,
             max_order=data.d if order is None else min(order, data.d),
@@ -161,8 +174,8 @@ def learn_structure(
             budget=budget,
             check_colliders=not as_in_paper,
             most_parents=None if as_in_paper else LEAF_PARENTS,
-            strength=getattr(on_all, "strength", None),
-            dependent=_dependent(on_all, data.d, budget),
+            strength=None if as_in_paper else getattr(on_all, "strength", None),
+            dependent=None if as_in_paper else _dependent(on_all, data.d, budget),
             score_on=_score_on_samples(scoring, data, ess, seed),
             on_leaf=on_leaf,
         )
@@ -170,8 +183,8 @@ def learn_structure(
         tree = tree_with_copies(tree, original, learner.score)
     if learner.cut_short or search.spent:
         warnings.warn(
-            f"the budget was spent after {search.tests + budget.tests:,} tests: the tree is valid but smaller than the data would "
-            f"give ({leaves} leaves); raise max_tests or max_seconds, or lower max_order",
+            f"the budget was spent after {search.tests + budget.tests:,} tests: the tree is valid but smaller than the "
+            f"data would give ({leaves} leaves); raise max_tests or max_seconds, or lower max_order",
             stacklevel=2,
         )
     settings = {
@@ -308,30 +321,34 @@ def rai(
 
 
 def _search(
-    chosen: type[IndependenceTest],
-    data: PreparedData,
+    information: NDArray[np.float64],
+    d: int,
     X: NDArray[np.intp],
-    test_on: Callable[[Path], IndependenceTest],
-    order: int,
+    tests: Mapping[Path, IndependenceTest],
+    own: float,
     budget: Budget,
-    check_colliders: bool,
 ) -> Choice:
-    """The threshold for a test in nats at which `X` falls apart best, in the samples of a tree's first branches.
+    """The threshold at which `X`, some of d variables, falls apart best.
 
-    `test_on` binds the test to its own threshold; sums over rows are made once for all thresholds.
+    Args:
+        information: (x, x) of the pairs of X, in nats.
+        d: the number of all variables.
+        X: (x,) the variables that count.
+        tests: a test in nats with its `own` threshold on the sample of each of `search_paths`.
+        own: that threshold.
+        budget: when spent, no further threshold is tried.
     """
-    own = chosen.check_threshold(None, data.d)
-    information = chosen.on(data, None, own).block((), X, X) + own
-    bound = lru_cache(maxsize=SAMPLES * (order + 1))(test_on)
-    place = np.full(data.d, -1)
+    order = max(map(len, tests)) - 1
+    place = np.full(d, -1)
     place[X] = np.arange(len(X))
 
     def split(threshold: float) -> list[list[NDArray[np.intp]]]:
-        def shifted(path: Path) -> Margins:
-            return at_threshold(bound(path), own, threshold)
+        def at(path: Path) -> Margins:
+            return at_threshold(tests[path], own, threshold)
 
-        samples = (autonomous_sets(data.d, X, order, shifted, budget, check_colliders, t) for t in range(SAMPLES))
-        return [[place[found] for found in sets] for sets in samples]
+        samples = [path[0] for path in tests if len(path) == 1]
+        sets = (autonomous_sets(d, X, order, at, budget, t) for t in samples)
+        return [[place[found] for found in one] for one in sets]
 
     return choose_threshold(information, split, lambda: budget.spent)
 

@@ -3,7 +3,8 @@
 A threshold in nats means something else for every kind of feature: neighbouring pixels share whole nats of information,
 deep features hardly a tenth of one. What a network is wired by is not the threshold but the sets of variables that it
 leads to. So a grid of thresholds is laid by the share of pairs that each keeps, structures of a few samples are learned
-with each, and the one wins whose sets hold most of the dependence: by their modularity (Newman & Girvan 2004).
+with each, and it is asked how much of all dependence their sets hold: their modularity (Newman & Girvan 2004). Of the
+thresholds that are nearly the best, the one that keeps most pairs is taken.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ LARGEST_SHARE, RATIO = 0.75, 1.5  # of the pairs that the densest graph of the g
 FEWEST_NEIGHBOURS = 1.2  # of a variable on average in the sparsest graph; with fewer, there is nothing left to split
 FEWEST_GRAPHS = 4  # of a grid, however few variables there are
 SAMPLES = 3  # of rows, whose structures are looked at for each threshold: one alone is a matter of luck
+MANY = 2048  # variables, of which one sample has to do: its tests are held in memory, a matrix each
+NEARLY = 0.75  # of the largest modularity is as good
+TINY = 1e-9
 PATIENCE = 3  # denser graphs in a row that do not do better, after one that did: the others are denser still
 
 
@@ -76,11 +80,20 @@ def modularity(strength: Floats, sets: Sets) -> float:
     return float(inside / total - chance / total**2)
 
 
+def search_paths(d: int, depth: int) -> list[tuple[int, ...]]:
+    """The samples that thresholds are compared on: those of the first branches of a tree of d variables, two levels.
+
+    >>> search_paths(100, 2)
+    [(0,), (0, 0), (1,), (1, 1), (2,), (2, 2)]
+    """
+    return [(t,) * n for t in range(SAMPLES if d <= MANY else 1) for n in range(1, min(depth, 2) + 1)]
+
+
 def grid(information: Floats) -> list[float]:
     """Thresholds (nats) at which graphs keep ever more pairs of (d, d) `information`, the sparsest first.
 
-    Every graph keeps `RATIO` times as many pairs as the one before, up to three quarters. Columns that depend on no other,
-    because they never vary, do not count; nor do equal thresholds twice.
+    Every graph keeps `RATIO` times as many pairs as the one before, up to three quarters of them. Columns that depend
+    on no other, because they never vary, do not count; nor do equal thresholds twice.
     """
     others = information.copy()
     np.fill_diagonal(others, 0.0)
@@ -102,7 +115,7 @@ def grid(information: Floats) -> list[float]:
 def choose_threshold(
     information: Floats, split: Callable[[float], Sequence[Sets]], spent: Callable[[], bool] = lambda: False
 ) -> Choice:
-    """The threshold of the grid whose sets have the largest modularity; of equals, the largest threshold.
+    """The smallest threshold of the grid whose sets have nearly the largest modularity: it forgets the fewest pairs.
 
     Args:
         information: (d, d) mutual information of pairs, in nats.
@@ -111,22 +124,20 @@ def choose_threshold(
         spent: whether there is no time left: what was tried until then is all there is.
     """
     strength = strength_of(information)
-    best: tuple[float | None, float] = (None, 1e-9)
     tried: list[tuple[float, float]] = []
-    behind = 0
+    best, behind = 0.0, 0
     for threshold in grid(information):
         found = split(threshold)
         if spent():
             break
         worth = float(np.mean([modularity(strength, sets) for sets in found]))
         tried.append((threshold, worth))
-        if worth > best[1]:
-            best, behind = (threshold, worth), 0
-        elif best[0] is not None:
-            behind += 1
-            if behind == PATIENCE:
-                break
-    return Choice(best[0], best[1] if best[0] is not None else 0.0, tuple(tried))
+        behind = 0 if worth > best else behind + 1
+        best = max(best, worth)
+        if best > TINY and behind == PATIENCE:
+            break
+    good = [(t, worth) for t, worth in tried if worth > TINY and worth >= NEARLY * best]
+    return Choice(*(good[-1] if good else (None, 0.0)), tuple(tried))
 
 
 class AtThreshold:

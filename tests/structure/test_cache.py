@@ -16,7 +16,7 @@ KNOWN_ALGORITHM = 3
 KNOWN_TREES = {
     "cmi": "df7205d70fca5811",
     "g2": "d71653bffd543b47",
-    "gaussian": "d71653bffd543b47",
+    "gaussian": "b5bdf8df4ac11534",
     "fisher_z": "d71653bffd543b47",
 }
 

@@ -100,6 +100,9 @@ def test_the_best_of_the_grid_is_chosen():
     assert (nothing.threshold, nothing.modularity) == (None, 0.0)
     assert len(nothing.tried) == len(grid(information))  # a sparse graph that does not fall apart says nothing
     assert choose_threshold(information, lambda t: [sets], lambda: True).tried == ()
+    first = grid(information)[0]
+    halves = choose_threshold(information, lambda t: [sets] if t == first else [sets, sets, sets, [np.arange(12)]])
+    assert halves.threshold == grid(information)[3]  # three quarters are nearly as good, three in a row the last
 
 
 @pytest.mark.parametrize("test", ["cmi", "gaussian"])
@@ -111,9 +114,7 @@ def test_a_shifted_test_is_the_test_at_the_other_threshold(table, test):
     for condition in ((), (16,), (16, 17)):
         np.testing.assert_allclose(shifted.block(condition, x, y), other.block(condition, x, y), atol=1e-12)
     given_one = np.array([[14], [15], [16]])
-    np.testing.assert_allclose(
-        shifted.pairs(x[:3], y[:3], given_one), other.pairs(x[:3], y[:3], given_one), atol=1e-12
-    )
+    np.testing.assert_allclose(shifted.pairs(x[:3], y[:3], given_one), other.pairs(x[:3], y[:3], given_one), atol=1e-12)
     assert isinstance(shifted, SingleMargins) == isinstance(other, SingleMargins)
     if isinstance(other, SingleMargins):
         found, expected = shifted.weakest(0, y, np.arange(14, 18)), other.weakest(0, y, np.arange(14, 18))
