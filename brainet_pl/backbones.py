@@ -414,6 +414,10 @@ class FeatureExtractor(nn.Module):
         remove_head(self.model, head)
         self.removed = head
 
+    def meet(self, x: Any) -> None:
+        """Find tapped layers and the layer to remove with some inputs, where that has not happened yet."""
+        self._prepare(self._as_weights(self._checked(x)))
+
     def trained(self) -> list[nn.Parameter]:
         """The parameters that an optimizer may change: all but those of the layer that was removed."""
         aside = set() if self.own is None else set(self.own.parameters())

@@ -1,4 +1,4 @@
-"""`brainet fit|validate|test|predict|report`: LightningCLI with the structure callback and the shipped configs.
+"""`brainet fit|validate|test|predict|report|cache`: LightningCLI with the structure callback and shipped configs.
 
 A test, validation or prediction of a checkpoint goes on with the run that wrote it (`runs.py`).
 """
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import configs, runs
+from brainet_pl import caches, configs, runs
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.datamodules.table import read_task
 from brainet_pl.evaluation import report
@@ -37,7 +37,8 @@ from brainet_pl.trust import Given, Untrusted, given_by, vet
 
 DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
-    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run. All take --debug, "
+    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run, and `brainet cache "
+    "[clear]`, which lists or deletes features that FeatureCache keeps on disk. All take --debug, "
     "which shows the whole traceback of an error. With --ckpt_path, settings come out of the checkpoint; its classes "
     "that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file whose maker you know."
 )
@@ -311,10 +312,13 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
 
 
 def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
-    """The console script: `report` reads the files of a run, everything else is Lightning's."""
+    """The console script: `report` and `cache` read files of earlier runs, everything else is Lightning's."""
     words = list(sys.argv[1:] if args is None else args)
     if words[:1] == ["report"]:
         report.main(words[1:])
+        return None
+    if words[:1] == ["cache"]:
+        caches.main(words[1:])
         return None
     return lightning(words)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from brainet_pl import batches as batching
-from brainet_pl import checks, digest
+from brainet_pl import checks, digest, feature_store
 from brainet_pl.backbones import Backbone, check_stored_backbone
 from brainet_pl.batches import Columns, Precomputed
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cut import HeadLayer
-from brainet_pl.evaluation.metrics import Measure, collect
+from brainet_pl.draws import fixed
+from brainet_pl.evaluation.metrics import Measure, PassDisagreement, collect
 from brainet_pl.evaluation.record import SampleBatch
+from brainet_pl.evaluation.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.features import (
     Extracted,
     ExtractedShare,
@@ -28,12 +31,15 @@ from brainet_pl.features import (
     extract_share,
     first_batch,
     inputs_of,
+    is_sharded,
     pair,
     read,
     readings_of,
     structure_loader,
+    unshuffled,
 )
 from brainet_pl.framework import (
+    CombinedLoader,
     LRSchedulerCallable,
     OptimizerCallable,
     TrainerFn,
@@ -46,6 +52,7 @@ from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, need_tree
 from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
+from brainet_pl.presets import Preset, find_preset
 from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings
 from brainet_pl.structure import GGT
@@ -119,6 +126,7 @@ class BRAINet(pl.LightningModule):
     Attributes:
         class_names: the names of the classes in the order of their numbers, once a fit has met a datamodule that has
             `class_names`, or a checkpoint of such a fit was loaded; None where nobody named them.
+        preset: how the weights of the backbone expect their images, where it is one of torchvision or timm.
     """
 
     def __init__(
@@ -156,15 +164,18 @@ class BRAINet(pl.LightningModule):
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
         self.class_names: tuple[str, ...] | None = None
+        self.preset = find_preset(chosen.model, chosen.weights)
         self._in_features: int | None = None
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
+        self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
         extra = list(metrics or ())
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
         self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
         self.own_metrics = self._collect("test/own/", extra)  # of the network's own layer, where it has this task
+        self.pass_metrics = collect([PassDisagreement()], "test/", self.task.group)
         self.conformal_metrics = None
         if self.conformal is not None:
             self.conformal_metrics = collect(self.conformal.measures(self.task), "test/", self.task.group)
@@ -263,22 +274,23 @@ class BRAINet(pl.LightningModule):
     def training_features(self, max_rows: int | None = None, progress: bool = True) -> Extracted:
         """Features and targets of the training data, un-augmented and in a fixed order; at most a sample of `max_rows`.
 
-        While a fit is set up, features of a frozen backbone are extracted once, whoever asks first.
+        While a fit is set up, features of a frozen backbone are extracted once, whoever asks first; with the callback
+        `FeatureCache` they come from the disk where they are there.
         """
+        stored = self._store() is not None
+        if stored and self.trainer.world_size > 1 and self._kept is None:
+            self.training_share(progress=progress)
         if self._kept is None and self._kept_share is not None:
             self._kept = self._kept_share.gathered()  # all processes have a share, or none
         if self._kept is not None:
             return self._kept.sample(max_rows)
-        loader = structure_loader(self.trainer, self, max_rows)
-        device = self.trainer.strategy.root_device
-        found = extract(
-            self.backbone, loader, device=device, max_rows=max_rows, progress=progress, columns=self.columns
-        )
+        most = None if stored else max_rows  # what is stored is whole, whoever wants how much of it
+        found = self._extract(structure_loader(self.trainer, self, most), most, progress)
         if self.backbone.unscaled:
             found = Extracted(self.backbone.settle([found.readings])[0], found.targets)
-        if self.backbone.frozen and (max_rows is None or len(found.features) < max_rows):
+        if self.backbone.frozen and (most is None or len(found.features) < most):
             self._kept = found
-        return found
+        return found.sample(max_rows)
 
     def training_share(self, max_rows: int | None = None, progress: bool = True) -> ExtractedShare:
         """What `training_features` gives, dealt out to the processes batch by batch: each extracts its own share.
@@ -287,20 +299,73 @@ class BRAINet(pl.LightningModule):
         """
         if self._kept_share is not None and max_rows is None:
             return self._kept_share
+        if max_rows is not None and self._store() is not None:
+            self.training_features(progress=progress)  # all of them: what is stored is whole
         if self._kept is not None:
             readings, targets = self._kept.sample(max_rows)
             mine = slice(self.global_rank, None, self.trainer.world_size)
             return ExtractedShare([readings[mine]], [targets[mine]])
         loader = structure_loader(self.trainer, self, max_rows, self.trainer.world_size, self.global_rank)
-        device = self.trainer.strategy.root_device
-        found = agree(
-            lambda: extract_share(self.backbone, loader, device=device, progress=progress, columns=self.columns)
-        )
+        found = agree(lambda: self._extract_share(loader, progress))
         if self.backbone.unscaled:
             found = found._replace(readings=self.backbone.settle(found.readings, shared=True))
         if self.backbone.frozen and max_rows is None:
             self._kept_share = found
         return found
+
+    def features_of(self, loader: Any, seed: int = 0, progress: bool = True) -> Extracted:
+        """Features and targets of all samples of a loader of known size, in a fixed order; processes share the work.
+
+        Args:
+            loader: any, also of a shuffled or augmented set.
+            seed: of what transforms draw; it leaves no trace in the draws of training.
+            progress: show a progress bar.
+        """
+        processes, rank = self.trainer.world_size, self.global_rank
+        if processes == 1:
+            return self._extract(unshuffled(loader, seed=seed), None, progress, seed)
+        share = unshuffled(loader, every=processes, first=rank, seed=seed)
+        return agree(lambda: self._extract_share(share, progress, seed)).gathered()
+
+    def _store(self) -> Path | None:
+        """The folder in which a callback keeps features of the frozen backbone on disk."""
+        if not self.backbone.frozen or self.backbone.raw or is_sharded(self.backbone):
+            return None
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        asked = [callback.feature_folder(self.trainer) for callback in callbacks if hasattr(callback, "feature_folder")]
+        return next((Path(folder) for folder in asked if folder is not None), None)
+
+    def _from_store(self, loader: Any, progress: bool, seed: int) -> feature_store.Entry | None:
+        """What is stored of a loader's samples, extracted now where it was not; None where nothing can be stored."""
+        store = self._store()
+        if store is None:
+            return None
+        device = self.trainer.strategy.root_device
+        settings: dict[str, Any] = {"device": device, "progress": progress, "columns": self.columns, "seed": seed}
+        try:
+            return feature_store.extract(store, self.backbone, loader, **settings)
+        except feature_store.NotStored as error:
+            warnings.warn(f"features are not kept on disk: {error}", stacklevel=2)
+            return None
+
+    def _extract(self, loader: Any, max_rows: int | None, progress: bool, seed: int = 0) -> Extracted:
+        device = self.trainer.strategy.root_device
+        with fixed(seed):
+            entry = self._from_store(loader, progress, seed)
+            if entry is not None:
+                return entry.extracted
+            return extract(
+                self.backbone, loader, device=device, max_rows=max_rows, progress=progress, columns=self.columns
+            )
+
+    def _extract_share(self, loader: Any, progress: bool, seed: int = 0) -> ExtractedShare:
+        device = self.trainer.strategy.root_device
+        with fixed(seed):
+            entry = self._from_store(loader, progress, seed)
+            if entry is not None:
+                parts = list(entry.parts())
+                return ExtractedShare([part.readings for part in parts], [part.targets for part in parts])
+            return extract_share(self.backbone, loader, device=device, progress=progress, columns=self.columns)
 
     def forget_features(self) -> None:
         """Drop the features that `training_features` kept; called when the set-up of a fit is over."""
@@ -390,6 +455,7 @@ class BRAINet(pl.LightningModule):
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
         stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
         stored["removed"], stored["class_names"] = removed, self.class_names
+        stored["preset"] = None if self.preset is None else self.preset.to_dict()
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
         checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
@@ -418,6 +484,7 @@ class BRAINet(pl.LightningModule):
         if self._trainer is not None and self.class_names and named:  # a fit that goes on has met its data
             same_classes(named, self.class_names)
         self.class_names = named or self.class_names
+        self.preset = Preset.from_dict(stored.get("preset")) or self.preset  # names of weights are not in the file
         ours = {type(score).__name__ for score in self.scores}
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
@@ -533,13 +600,20 @@ class BRAINet(pl.LightningModule):
             same_classes(self.class_names, tuple(names))
 
     def on_test_start(self) -> None:
-        """Labels must mean the classes that were trained. Say aloud where unknown sets are run for nothing."""
+        """Labels must mean the classes that were trained. Say aloud where further sets are run for nothing."""
         self._check_labels(self.trainer.test_loop)
         from brainet_pl.callbacks.evaluation import Evaluation
         from brainet_pl.callbacks.sets import test_sets
 
+        sets = test_sets(self.trainer)
+        loaders = CombinedLoader(self.trainer.test_dataloaders, "sequential").flattened
+        self._shifts = {
+            i: parts_of(name, getattr(loader, "dataset", None))
+            for i, (loader, (name, role)) in enumerate(zip(loaders, sets.items(), strict=True))
+            if role == "shift"
+        }
         if not any(isinstance(callback, Evaluation) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
-            _, *others = test_sets(self.trainer)
+            _, *others = sets
             if others:
                 rank_zero_warn(
                     f"not evaluated: {', '.join(others)}; metrics are those of the first test loader alone: add the "
@@ -548,6 +622,8 @@ class BRAINet(pl.LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:  # type: ignore[override]
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
+        if dataloader_idx in self._shifts:
+            return self._shifted_step(batch, batch_idx, dataloader_idx)
         seen = self._look(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
         passes, scores, target = seen.passes, seen.scores, seen.target
         answers = {}
@@ -557,6 +633,9 @@ class BRAINet(pl.LightningModule):
             own = self._own_predicted(passes)
             if own is not None:
                 self._update(self.own_metrics, own, target)
+            differ = self.task.disagreement(passes.outputs, passes.weights) if len(passes.outputs) > 1 else None
+            if differ is not None:
+                self._update(self.pass_metrics, differ, target)
             final = self.final(passes, scores)
             if self.scaled_metrics is not None:
                 self._update(self.scaled_metrics, final, target)
@@ -566,7 +645,27 @@ class BRAINet(pl.LightningModule):
                 self._update(self.conformal_metrics, self.conformal.measured(found), target)
                 answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
-        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
+        shifts = self._shift_sums(seen, {"clean": sys.maxsize}) if target is not None and self._shifts else {}
+        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers, shifts)
+
+    def _shifted_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> SampleBatch:
+        """A batch of a shifted set: sums alone, and scores only where a calibrator may want them."""
+        seen = self._look(batch, batch_idx, dataloader_idx, scored=self.calibration is not None)
+        shifts = self._shift_sums(seen, self._shifts[dataloader_idx])
+        return SampleBatch({}, numbers=seen.numbers, shifts=shifts)
+
+    def _shift_sums(self, seen: Seen, parts: Mapping[str, int]) -> dict[str, ShiftSums]:
+        assert seen.target is not None
+        predicted = seen.passes.predicted
+        final = None if self.calibration is None else self.final(seen.passes, seen.scores)
+        found = {}
+        for name, chosen in split_by_part(seen.numbers, parts):
+            rows = chosen.to(predicted.device)
+            sums = self.task.sums(predicted[rows], seen.target[rows])
+            if sums is not None:
+                scaled = None if final is None else self.task.sums(final[rows], seen.target[rows])
+                found[name] = ShiftSums(sums, scaled)
+        return found
 
     def _own_predicted(self, passes: Passes) -> Tensor | None:
         """What the network predicts without the new head; None where it can't, or is no longer what it was."""

@@ -17,10 +17,11 @@ from brainet_pl.batches import Precomputed
 from brainet_pl.callbacks.logging import define_summaries, file_name, log_figure, log_table, run_folder
 from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.callbacks.sets import test_sets
-from brainet_pl.evaluation import summary
+from brainet_pl.evaluation import shift_figures, summary
 from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.figures import readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
+from brainet_pl.evaluation.shift import LOADER, is_shift, means
 from brainet_pl.features import inputs_of
 from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet
@@ -50,8 +51,11 @@ class Evaluation(Callback):
     - `record.json`, from which `brainet report` makes its page.
 
     The known test set is the first loader; all others are unknown sets, by the names of the dictionary that
-    `test_dataloader` returns. What a task or a head does not have (calibration of a regression, passes of a single
-    network) is left out. A set without a sample ends the test with an error: it can't be skipped unnoticed.
+    `test_dataloader` returns, save for loaders called `shift` or `shift/<corruption>/<severity>`: the known set after
+    shifts. Of these there are means `shift/mean/<measure>` (after calibration `shift/scaled/mean/…`), a table
+    `shift/table` and figures `shift/severity` and `shift/reliability`. What a task or a head does not have (calibration
+    of a regression, passes of a single network) is left out. A set without a sample ends the test with an error: it
+    can't be skipped unnoticed.
 
     Args:
         figures: draw figures and write tables; false leaves metrics, the score file and the record.
@@ -110,7 +114,12 @@ class Evaluation(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep a few numbers a sample."""
-        if not isinstance(outputs, SampleBatch) or not outputs.scores or self.record is None:
+        if not isinstance(outputs, SampleBatch) or self.record is None:
+            return
+        if self._names[dataloader_idx] not in self.record.sets:  # a shifted set
+            self.record.add(self._names[dataloader_idx], torch.empty(0), outputs)
+            return
+        if not outputs.scores:
             return
         if dataloader_idx == 0:
             summary.headline(list(outputs.scores), self.score)  # a wrong score is told at the first batch
@@ -168,6 +177,15 @@ class Evaluation(Callback):
                 f"expected samples of every set ({', '.join(record.sets)}), got none of {', '.join(empty)}: check its "
                 "loader, or leave the set out of test_dataloader"
             )
+        shifted = {name for name in record.shift_sums if is_shift(name)}
+        lost = [
+            name for name in self._names if is_shift(name) and name not in shifted and not (name == LOADER and shifted)
+        ]
+        if lost:
+            raise RuntimeError(
+                f"expected samples of every shifted set, got none of {', '.join(lost)}: check its loader; a model that "
+                "is no BRAINet gives SampleBatch(shifts=…)"
+            )
         for part in record.sets.values():
             bad = sorted(set(part.scores) - set(part.rankable()))
             if bad:
@@ -179,6 +197,10 @@ class Evaluation(Callback):
                 for measure, value in measures.items():
                     key = f"ood/{name}/{score}/{measure}"
                     pl_module.log(key, float(value), rank_zero_only=True, add_dataloader_idx=False)
+        for which, found_means in means(record.shifts()).items():
+            for measure, value in found_means.items():
+                key = f"shift/{'scaled/' if which == 'final' else ''}mean/{measure}"
+                pl_module.log(key, value, rank_zero_only=True, add_dataloader_idx=False)
         if trainer.is_global_zero:
             best = {m: "max" if better == "higher" else "min" for m, better in SEPARATION.items() if better}
             keys = [f"ood/{name}/{score}/" for name, scores in self._found.items() for score in scores]
@@ -207,12 +229,15 @@ class Evaluation(Callback):
             label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
             drawn = summary.pictures(record, self._found, label, ggt, model.get("temperature"))
             tables = self._tables(score, rows)
+            if record.shifts():
+                tables["shift/table"] = shift_figures.shift_table(record.shifts())
+                drawn |= shift_figures.shift_pictures(record)
         for name, picture in drawn.items():
             log_figure(trainer, name, picture.figure)
             files[name] = f"{file_name(name)}.png"
         for name, table in tables.items():
             files |= log_table(trainer, name, table.columns, table.rows) or {}
-        parts = ("test_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
+        parts = ("test_metrics", "pass_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
         metrics = [getattr(pl_module, name, None) for name in parts]
         content = summary.to_json(
             record,

@@ -13,6 +13,7 @@ import pytest
 import torch
 import wandb
 import yaml
+from PIL import Image
 
 import brainet_pl
 from brainet_pl import configs
@@ -65,6 +66,13 @@ def test_every_shipped_configuration_runs(name, folder, monkeypatch):
                 y=rng.integers(0, 10, 64),
             )
         extra = ["--data.train=train.npz", "--data.test=test.npz"]
+    if name == "imagefolder":
+        rng = np.random.default_rng(0)
+        for i in range(40):
+            path = folder / "images" / "ab"[i % 2] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (40, 36, 3), dtype=np.uint8)).save(path)
+        extra = ["--data.root=images", "--data.size=32"]
     if name == "uci":
         write_uci(folder / "uci" / "concrete", rows=120, columns=8)
         extra = ["--data.root=uci"]
@@ -266,7 +274,7 @@ def test_help_is_readable(capsys):
 
 
 def test_unknown_configuration_lists_the_known_ones():
-    with pytest.raises(FileNotFoundError, match="cifar10_resnet20, cifar10_vgg13, digits, mnist, table, uci"):
+    with pytest.raises(FileNotFoundError, match="cifar10_vgg13, digits, imagefolder, mnist, table, uci"):
         config_path("imagenet")
 
 

@@ -48,7 +48,8 @@ def fitted(tmp_path_factory, quiet_trainer):
 def test_learns_and_reports_honest_metrics(fitted, quiet_trainer):
     model, _, folder = fitted
     results = together(quiet_trainer(folder).test(model, datamodule=Digits(), verbose=False))
-    names = ["cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/aECE", "sc/AURC", "sc/Risk@80Cov"]
+    names = ["cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/aECE", "cal/MCE", "cal/smECE", "sc/AURC"]
+    names += ["sc/Risk@80Cov", "ens/Disagreement"]
     assert set(results) == {f"test/{name}" for name in names}
     assert results["test/cls/Acc"] > 0.9
     data = Digits()

@@ -14,7 +14,11 @@ import pytest
 import brainet_pl
 
 ROOT = Path(__file__).parents[1]
-DISTRIBUTION = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # where it is not called like what is imported
+DISTRIBUTION = {
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}  # where it is not called like what is imported
 OPTIONAL = {"timm"}  # asked for by the name of a backbone, with an error that says how to install it
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl.framework

@@ -1,5 +1,6 @@
 """Every code block of the README and of the guides in docs/ runs as it stands."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -61,3 +62,17 @@ def test_pictures_and_links_exist():
         text += guide.read_text().replace("](", "](docs/")
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / target).exists(), target
+
+
+def test_every_guide_is_in_the_navigation_of_the_site():
+    listed = set(re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert listed == {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+
+
+def test_names_of_the_reference_exist():
+    names = re.findall(r"^::: ([\w.]+)$", "".join(p.read_text() for p in (ROOT / "docs/api").glob("*.md")), re.M)
+    assert len(names) > 30
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        found = importlib.import_module(module)
+        assert hasattr(found, attribute), name

@@ -23,7 +23,7 @@ FORMAT = 2  # of the JSON form
 
 
 class Picture(NamedTuple):
-    """A figure, what it shows in words, and the part of a report that it belongs to: test, ood or structure."""
+    """A figure, what it shows in words, and the part of a report that it belongs to: test, shift, ood or structure."""
 
     figure: Figure
     alt: str
@@ -177,6 +177,7 @@ def to_json(
         "sets": [{"name": part.name, "samples": len(part), "role": part.role} for part in record.sets.values()],
         "metrics": metrics,
         "separation": rows,
+        "shifts": [_finite(part._asdict()) for part in record.shifts()],
         "separation_measures": [{"name": name, "better": better} for name, better in SEPARATION.items()],
         "figures": [{"name": n, "file": files[n], "alt": p.alt, "group": p.group} for n, p in drawn.items()],
         "tables": [
@@ -184,6 +185,13 @@ def to_json(
             for name, table in tables.items()
         ],
     }
+
+
+def _finite(value: Any) -> Any:
+    """The same with null in the place of numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cells(name: str, table: TableData, files: Mapping[str, str]) -> list[list[Any]]:

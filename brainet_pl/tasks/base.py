@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.evaluation.passes import PassTrace
+from brainet_pl.evaluation.shift import Sums
 from brainet_pl.parts import Part
 from brainet_pl.passes import Passes
 
@@ -67,6 +68,14 @@ class Task(Part, nn.Module, ABC):
     @abstractmethod
     def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The averaged prediction and the target as columns (B,) of a record."""
+
+    def disagreement(self, outputs: Tensor, weights: Tensor | None) -> Tensor | None:
+        """Outputs (T, B, O) of several passes → (B,) how often two answer differently; None where that says nothing."""
+        return None
+
+    def sums(self, predicted: Tensor, target: Tensor) -> Sums | None:
+        """The averaged prediction and targets (B,) → sums that `measures_of` reads; None where the task has none."""
+        return None
 
     def trace(self, outputs: Tensor, weights: Tensor | None, target: Tensor | None) -> PassTrace | None:
         """What another pass buys, from outputs (T, B, O); None where the task does not tell."""

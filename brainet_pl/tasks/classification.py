@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from brainet_pl import checks, uncertainty
 from brainet_pl.evaluation.metrics import Measure, classification_measures
 from brainet_pl.evaluation.passes import PassTrace, trace_passes
+from brainet_pl.evaluation.shift import Sums, class_sums
 from brainet_pl.losses import confidence_loss
 from brainet_pl.passes import Passes
 from brainet_pl.scores.predictive import PREDICTIVE_UNITS, predictive_scores
@@ -153,6 +154,14 @@ class Classification(Task):
         """The answer, the label, the probability of the answer, and whether it is wrong."""
         confidence, label = predicted.max(dim=-1)
         return {"predicted": label, "label": target, "confidence": confidence, "wrong": (label != target).float()}
+
+    def disagreement(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
+        """(T, B, O) → (B,)."""
+        return uncertainty.disagreement(self.probabilities(outputs), weights)
+
+    def sums(self, predicted: Tensor, target: Tensor) -> Sums:
+        """For accuracy, NLL, Brier score and ECE."""
+        return class_sums(predicted, target)
 
     def trace(self, outputs: Tensor, weights: Tensor | None, target: Tensor | None) -> PassTrace | None:
         """Metrics and scores of the mean of the first t passes."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from brainet_pl import checks, uncertainty
 from brainet_pl.evaluation.metrics import Measure, regression_measures
+from brainet_pl.evaluation.shift import Sums, number_sums
 from brainet_pl.losses import gaussian_nll
 from brainet_pl.passes import Passes
 from brainet_pl.tasks.base import Task
@@ -110,3 +111,7 @@ class Regression(Task):
     def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The predicted mean and the target."""
         return {"predicted": predicted[:, 0], "target": target}
+
+    def sums(self, predicted: Tensor, target: Tensor) -> Sums:
+        """For RMSE and NLL."""
+        return number_sums(predicted, target)

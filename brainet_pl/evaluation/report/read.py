@@ -13,7 +13,7 @@ FORMAT = 2  # of record.json; format 1 was dashboard.json with its CSV files
 ROLES = ("known", "near", "far")
 UNITS = ("share", "nats", "", "target")
 BETTER = ("higher", "lower", None)
-GROUPS = ("test", "ood", "structure")
+GROUPS = ("test", "shift", "ood", "structure")
 KNOWN_FILES = ("record.json", "metrics.csv", "config.yaml")
 
 History = dict[str, tuple[list[float], list[float]]]

@@ -15,7 +15,17 @@ from typing import NamedTuple
 from matplotlib.figure import Figure as Drawing
 
 from brainet_pl.evaluation.figures import readable, training_curves
-from brainet_pl.evaluation.report.read import CellValue, Listed, Measure, Metric, Record, Run, Thumbnail, inside
+from brainet_pl.evaluation.report.read import (
+    GROUPS,
+    CellValue,
+    Listed,
+    Measure,
+    Metric,
+    Record,
+    Run,
+    Thumbnail,
+    inside,
+)
 from brainet_pl.structure import GGT
 
 # Which numbers are headlines, in this order. Names, units and directions are those of the record; the ones here stand
@@ -38,6 +48,11 @@ CAPTIONS: dict[str, dict[str, str]] = {  # by the group of a figure, then by the
         "lines are 95 % intervals; the bars count samples.",
         "risk_coverage": "What refusing to answer buys: the error rate when only the most certain share is answered.",
         "passes": "What another pass buys: metrics of the mean of the first passes, in the order they were drawn.",
+    },
+    "shift": {
+        "severity": "The same measures after corruptions of the test samples: means; vertical lines reach from the "
+        "least to the worst corruption.",
+        "reliability": "Is the confidence still right? Clean and shifted test samples, as predicted and calibrated.",
     },
     "ood": {
         "histograms": "Each score on the test set (filled) and on the unknown set (hatched). Values beyond an axis are "
@@ -146,6 +161,7 @@ def page_of(run: Run) -> Page:
     temperature = record.model.temperature if record else None
     sections = [
         Section("test", "Calibration and certainty", _grid(figures["test"])),
+        Section("shift", "After a shift of the inputs", _grid(figures["shift"])),
         Section("unknown", "Inputs unlike the training data", [*_separation(record), *_grid(figures["ood"])]),
         Section("doubtful", "Most uncertain samples", _tables(run.folder, doubtful)),
         Section("structure", "Structure", [*_grid(figures["structure"]), *_structure(run.ggt, temperature)]),
@@ -271,7 +287,7 @@ def figures_of(run: Run) -> dict[str, list[Figure]]:
         if path.name not in seen:
             name, group = UNLISTED.get(path.name, (path.stem, "others"))
             listed.append((path.name, name, "", group))
-    groups: dict[str, list[Figure]] = {"test": [], "ood": [], "structure": [], "others": []}
+    groups: dict[str, list[Figure]] = {name: [] for name in (*GROUPS, "others")}
     for file, name, alt, group in listed:
         found = inside(folder, file)
         if found:
