@@ -87,8 +87,7 @@ def swap_head(
         layers: the layers whose outputs are the features, as in `Backbone`: paths, patterns, or "auto" for the ends of
             the model's stages; None is what the classification layer was given.
         pool: how maps and tokens become features, as in `Backbone`.
-        head: settings of the new head; None is `Tree()`, a BRAINet of 16,000 parameters, or of as many more as a tree
-            over very many features needs.
+        head: settings of the new head; None is `Tree()`, a BRAINet sized by the number of features.
         **learn: settings of `learn_structure`.
 
     >>> _ = torch.manual_seed(0)

@@ -35,7 +35,9 @@ from brainet_pl.structure.stream import shared_by_processes
 from brainet_pl.structure.threshold import Choice, at_threshold, choose_threshold, search_paths
 
 Bootstrap = Literal["half", "paper"]
-AUTO = "auto"  # as a test: the one that belongs to the data; as a threshold: the one that splits it best
+AUTO: Literal["auto"] = (
+    "auto"  # as a test: the one that belongs to the data; as a threshold: the one that splits it best
+)
 MOST_SAMPLES = 1000  # samples of a node; a tree of more would not fit anywhere
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 RAI_ESS = 5.0  # weight of the prior in the climb of `rai`: better than 1 or 10 on most networks at 500 rows
@@ -112,14 +114,14 @@ def learn_structure(
     seed = checks.whole("seed", seed, 0, hint="any number from 0 on will do")
     show = checks.flag("progress", progress)
     limits = _check_budget(max_tests, max_seconds)
-    given = None if threshold == AUTO else threshold
+    given = _given(threshold)
     if test != AUTO:
         find_test(test).check_threshold(given)  # before the data is looked at, which may take a while
     data = PreparedData.prepare(features, bins, max_rows)
     _warn_of_few_rows(data)
     chosen = choose_test(test, data)
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
-    searched = threshold == AUTO and chosen.unit == "nats"
+    searched = isinstance(threshold, str) and chosen.unit == "nats"  # of all words only "auto" comes as far as here
     threshold = chosen.check_threshold(given, data.d)
     if threshold == 0 and order is None:
         raise ValueError(
@@ -422,6 +424,11 @@ def _rename(node: Tree, columns: NDArray[np.intp]) -> Tree:
     return Node(tuple(sorted(int(columns[v]) for v in node.variables)), tuple(branches))
 
 
+def _given(threshold: float | Literal["auto"] | None) -> float | None:
+    """What a test can check of a threshold: "auto" is none, any other word is for the test to refuse."""
+    return None if isinstance(threshold, str) and threshold == AUTO else threshold
+
+
 def _check_order(max_order: int | None) -> int | None:
     return checks.whole_or_none(
         "max_order", max_order, 0, "it is the size of the largest condition set; None: no limit"
@@ -477,7 +484,7 @@ def check_settings(
     max_seconds: float | None,
 ) -> None:
     """Refuse settings of `learn_structure` that it would refuse, without data."""
-    given = None if threshold == AUTO else threshold
+    given = _given(threshold)
     if test == AUTO:  # which it is, and so what a threshold means, is known once there is data
         checks.number_or_none("threshold", given, 0, "None is the test's own, 'auto' looks for the best")
     else:

@@ -126,18 +126,19 @@ def choose_threshold(
     strength = strength_of(information)
     tried: list[tuple[float, float]] = []
     best, behind = 0.0, 0
-    for threshold in grid(information):
-        found = split(threshold)
+    for candidate in grid(information):
+        found = split(candidate)
         if spent():
             break
-        worth = float(np.mean([modularity(strength, sets) for sets in found]))
-        tried.append((threshold, worth))
-        behind = 0 if worth > best else behind + 1
-        best = max(best, worth)
+        value = float(np.mean([modularity(strength, sets) for sets in found]))
+        tried.append((candidate, value))
+        behind = 0 if value > best else behind + 1
+        best = max(best, value)
         if best > TINY and behind == PATIENCE:
             break
-    good = [(t, worth) for t, worth in tried if worth > TINY and worth >= NEARLY * best]
-    return Choice(*(good[-1] if good else (None, 0.0)), tuple(tried))
+    good = [(t, value) for t, value in tried if value > TINY and value >= NEARLY * best]
+    threshold, worth = good[-1] if good else (None, 0.0)
+    return Choice(threshold, worth, tuple(tried))
 
 
 class AtThreshold:
