@@ -49,7 +49,7 @@ from brainet_pl.framework import (
     watch_mixes,
 )
 from brainet_pl.network import Head, HeadSettings
-from brainet_pl.network.base import MOST_PASSES, need_tree
+from brainet_pl.network.base import MOST_PASSES, ResidualHead, need_tree, run_head, train_head
 from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
 from brainet_pl.presets import Preset, find_preset
@@ -82,7 +82,8 @@ CONFIG = "brainet_config"  # its entry with the settings of the command line
 HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
 STATES = ("state_dict", STORED, "optimizer_states")
 SETTINGS = (HPARAMS, CONFIG)  # checked as the file is read: Lightning changes them before it loads a model
-FORMAT = 4  # of that entry
+FORMAT = 5  # of that entry
+SAMPLE_ROWS = 2048  # training samples that stand for all, where a few tell enough
 SCALE_ROWS = 10_000  # training samples that tell the scale of tapped features, where no more are read anyway
 
 
@@ -166,6 +167,7 @@ class BRAINet(pl.LightningModule):
         self.class_names: tuple[str, ...] | None = None
         self.preset = find_preset(chosen.model, chosen.weights)
         self._in_features: int | None = None
+        self._own = False  # whether the network's own outputs were there for the head to add to, as it was built
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
@@ -228,9 +230,38 @@ class BRAINet(pl.LightningModule):
         """Build the head for a learned tree, or for its MAP structure."""
         self._build_head(ggt.num_variables, ggt)
 
-    def _build_head(self, in_features: int, ggt: GGT | None = None) -> None:
+    def _build_head(self, in_features: int, ggt: GGT | None = None, own: bool | None = None) -> None:
         self._in_features = in_features
-        self.head = self.head_settings.build(in_features, self.task.out_features, ggt).to(self.device)
+        self._own = self._own_helps() if own is None else own
+        settings = self.head_settings.beside(self._own)
+        self.head = settings.build(in_features, self.task.out_features, ggt).to(self.device)
+
+    def _own_helps(self) -> bool:
+        """Whether the network's own outputs say something of the training targets: its classes may be others."""
+        if self.backbone.raw or self._trainer is None or not self.head_settings.asks_own:
+            return False
+        seen = self._seen()
+        if seen.own is None or not self.task.own_fits(seen.own.shape[1]):
+            return False
+        found = self.training_sample()
+        assert found.readings.own is not None
+        return self.task.own_helps(found.readings.own, self.task.check(found.targets))
+
+    def _seen(self) -> Precomputed:
+        """What the backbone gave for some of the training data, run again only if nobody has looked yet."""
+        if self._kept is not None:
+            return self._kept.readings[:2]
+        if self._kept_share is not None and self._kept_share.readings:
+            return self._kept_share.readings[0][:2]
+        return self._few()
+
+    def training_sample(self, max_rows: int = SAMPLE_ROWS) -> Extracted:
+        """What the backbone gives for a random choice of `max_rows` training samples, the same in all processes."""
+        if self._kept is not None:
+            return self._kept.sample(max_rows)
+        loader = structure_loader(self.trainer, self, max_rows)
+        device = self.trainer.strategy.root_device
+        return extract(self.backbone, loader, device=device, max_rows=max_rows, progress=False, columns=self.columns)
 
     def setup(self, stage: str) -> None:
         """Runs after the structure callback and before the optimizer: other heads are built from the data's shape.
@@ -454,7 +485,7 @@ class BRAINet(pl.LightningModule):
         backbone = None if self.backbone.raw else type(self.backbone.model).__name__
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
         stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
-        stored["removed"], stored["class_names"] = removed, self.class_names
+        stored["removed"], stored["class_names"], stored["own"] = removed, self.class_names, self._own
         stored["preset"] = None if self.preset is None else self.preset.to_dict()
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
@@ -475,11 +506,11 @@ class BRAINet(pl.LightningModule):
         if self.backbone.waits and stored.get("removed") is not None:
             self.backbone.remove(HeadLayer(**stored["removed"]))
         ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
-        same = self.head is not None and self._in_features == stored["in_features"]
+        same = self.head is not None and (self._in_features, self._own) == (stored["in_features"], stored["own"])
         if ggt is not None and (self.ggt is None or self.ggt.fingerprint != ggt.fingerprint):
             same = False
         if stored["in_features"] is not None and not same:
-            self._build_head(int(stored["in_features"]), ggt)
+            self._build_head(int(stored["in_features"]), ggt, stored["own"])
         named = check_class_names(stored.get("class_names"), self.task)  # older files have none
         if self._trainer is not None and self.class_names and named:  # a fit that goes on has met its data
             same_classes(named, self.class_names)
@@ -511,9 +542,14 @@ class BRAINet(pl.LightningModule):
         """Inputs → outputs of all passes and what follows from them. The backbone runs once; only the head T times."""
         readings = x if isinstance(x, Precomputed) else readings_of(self.backbone, x)
         features = readings.features
-        outputs, weights = self._require_head().passes(features, self.passes)
+        outputs, weights = run_head(self._require_head(), features, self.passes, self._own_outputs(readings))
         predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
         return Passes(outputs, weights, features, predicted, scores, readings)
+
+    def _own_outputs(self, readings: Precomputed) -> Tensor | None:
+        """The network's own outputs (B, O) where the head adds to them."""
+        adds = isinstance(self.head, ResidualHead) and self.head.adds_own
+        return self.task.own_outputs(readings.own) if adds and readings.own is not None else None
 
     def final(self, passes: Passes, scores: Mapping[str, Tensor]) -> Tensor:
         """What a user gets of the averaged prediction: the same, or calibrated."""
@@ -531,7 +567,11 @@ class BRAINet(pl.LightningModule):
         """One step of the head, and of the backbone where it is not frozen."""
         x, y = self._unpack(batch)
         head = self._require_head()
-        loss = self.task.loss(head(self.extract(x)), y)
+        if isinstance(head, ResidualHead) and head.adds_own:
+            readings = x if isinstance(x, Precomputed) else readings_of(self.backbone, x)
+        else:
+            readings = Precomputed(self.extract(x))
+        loss = self.task.loss(train_head(head, readings.features, self._own_outputs(readings)), y)
         penalty = head.penalty()
         if penalty is not None:
             loss = loss + penalty / self._train_size()
@@ -753,7 +793,7 @@ def check_stored(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_stored_head(stored: Mapping[str, Any]) -> None:
     """Refuse an entry that no head and no backbone can be rebuilt from."""
-    kinds: dict[str, Any] = {"in_features": int | None, "ggt": dict | None, "backbone": str | None}
+    kinds: dict[str, Any] = {"in_features": int | None, "ggt": dict | None, "backbone": str | None, "own": bool}
     removed = stored.get("removed")
     wrong = [key for key, kind in kinds.items() if key not in stored or not isinstance(stored[key], kind)]
     if removed is not None and (

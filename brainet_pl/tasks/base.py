@@ -45,6 +45,18 @@ class Task(Part, nn.Module, ABC):
     def check(self, target: Tensor) -> Tensor:
         """Targets of a batch as the loss takes them, or an error that says what is wrong with them."""
 
+    def own_fits(self, count: int) -> bool:
+        """Whether a network's own layer with `count` outputs can be one for this task."""
+        return False
+
+    def own_helps(self, own: Tensor, target: Tensor) -> bool:
+        """Whether what a network's own layer gave (N, C') says more of the targets (N,) than their frequencies do."""
+        return False
+
+    def own_outputs(self, own: Tensor) -> Tensor:
+        """What a network's own layer gave (B, C') as outputs (B, O) that a head can add to."""
+        raise ValueError(f"expected a task whose outputs a network can have itself, got {self.describe()}: see skip")
+
     @abstractmethod
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """A scalar; with outputs (M, B, O), the mean over members."""

@@ -108,6 +108,24 @@ class Classification(Task):
             )
         return y
 
+    def own_fits(self, count: int) -> bool:
+        """As many logits as classes."""
+        return count == self.num_classes
+
+    def own_helps(self, own: Tensor, target: Tensor) -> bool:
+        """Whether logits (N, C) are of these classes: their cross-entropy is less than that of the classes' shares."""
+        shares = torch.bincount(target, minlength=self.num_classes).double() / len(target)
+        return bool(F.cross_entropy(own.double(), target) < -torch.special.xlogy(shares, shares).sum())
+
+    def own_outputs(self, own: Tensor) -> Tensor:
+        """Logits (B, C) → (B, O): a learned confidence starts from nothing."""
+        if not self.own_fits(own.shape[1]):
+            raise ValueError(
+                f"expected {self.num_classes} own outputs of the network, got {own.shape[1]}: use skip='linear' for a "
+                "network of other classes"
+            )
+        return F.pad(own, (0, self.out_features - self.num_classes))
+
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, or the learned-confidence loss with its price steered towards the budget."""
         if outputs.dim() == 3:

@@ -233,7 +233,7 @@ def test_the_calibration_error_is_one_number_everywhere(run, tmp_path, quiet_tra
     model = on_the_tree(run, 8, head=Tree(num_params=4000, inference="enumerated")).eval()
     x = torch.stack([x for x, _ in digits_set()])
     with torch.no_grad():
-        model.head.output.weight *= 100  # confidences of all sizes
+        model.head.output.weight *= 300  # confidences of all sizes
         guess = model(x).argmax(dim=1)
     chance = torch.rand(len(x), generator=torch.Generator().manual_seed(0))
     data = DataLoader(TensorDataset(x, torch.where(chance < 0.6, guess, (guess + 1) % 8)), batch_size=64)
