@@ -1,4 +1,4 @@
-"""`brainet fit|validate|test|predict|report|cache`: LightningCLI with the structure callback and shipped configs.
+"""`brainet fit|validate|test|predict|report|compare|sweep|cache`: LightningCLI with the structure callback.
 
 A test, validation or prediction of a checkpoint goes on with the run that wrote it (`runs.py`).
 """
@@ -6,6 +6,7 @@ A test, validation or prediction of a checkpoint goes on with the run that wrote
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import sys
 import tempfile
@@ -19,10 +20,10 @@ from typing import Any
 import yaml
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import caches, configs, runs
+from brainet_pl import caches, configs, runs, sweep
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.datamodules.table import read_task
-from brainet_pl.evaluation import report
+from brainet_pl.evaluation import compare, report
 from brainet_pl.framework import (
     LightningArgumentParser,
     LightningCLI,
@@ -37,10 +38,12 @@ from brainet_pl.trust import Given, Untrusted, given_by, vet
 
 DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
-    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run, and `brainet cache "
-    "[clear]`, which lists or deletes features that FeatureCache keeps on disk. All take --debug, "
-    "which shows the whole traceback of an error. With --ckpt_path, settings come out of the checkpoint; its classes "
-    "that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file whose maker you know."
+    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run, `brainet compare RUN "
+    "[RUN ...] [--out FILE]`, which writes a page and tables of several, `brainet sweep NAME`, which tries settings "
+    "and compares them, and `brainet cache [clear]`, which lists or deletes features that FeatureCache keeps on disk. "
+    "All take --debug, which shows the whole traceback of an error. With --ckpt_path, settings come out of the "
+    "checkpoint; its classes that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file "
+    "whose maker you know."
 )
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST, DEBUG = "--trust_checkpoint", "--debug"
@@ -129,6 +132,7 @@ class BrainetCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """A checkpoint named in a configuration file is held to the same rules; and what is loaded holds no code."""
         chosen = self.config[self.subcommand]
+        chosen["trainer"]["logger"] = without_wandb(chosen["trainer"].get("logger"))
         check_ckpt_path(str(chosen.get("ckpt_path")))
         if chosen.get("weights_only") is False:
             raise UsageError("expected weights_only to be true, got false: a checkpoint holds no code, and runs none")
@@ -147,7 +151,7 @@ class BrainetCLI(LightningCLI):
         if self.config[self.subcommand].get("test"):
             best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
             rank_zero_info(f"testing {best or 'the model as it is: there is no checkpoint'}")
-            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, weights_only=True)
+            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)
 
     def _find_checkpoint(self) -> str | None:
         settings = self.config_init[self.subcommand]
@@ -186,6 +190,16 @@ def infer_task(settings: Any) -> None:
         init = callback.get("init_args") or {}
         if str(init.get("monitor")).startswith(("val/cls/", "val/reg/")):
             init["monitor"] = f"val/{group}/{init['monitor'].split('/', 2)[2]}"
+
+
+def without_wandb(loggers: Any) -> Any:
+    """Loggers of a configuration as they are or, where W&B is not installed, those of others: a run needs no W&B."""
+    if importlib.util.find_spec("wandb") is not None or not isinstance(loggers, list):
+        return loggers
+    kept = [logger for logger in loggers if not str(logger.get("class_path")).endswith(".WandbLogger")]
+    if len(kept) < len(loggers):
+        rank_zero_info("W&B is not installed, so this run is not logged there: pip install wandb for its dashboard")
+    return kept
 
 
 def shipped() -> dict[str, Path]:
@@ -312,13 +326,11 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
 
 
 def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
-    """The console script: `report` and `cache` read files of earlier runs, everything else is Lightning's."""
+    """The console script: some commands read files of runs, `sweep` makes runs, everything else is Lightning's."""
     words = list(sys.argv[1:] if args is None else args)
-    if words[:1] == ["report"]:
-        report.main(words[1:])
-        return None
-    if words[:1] == ["cache"]:
-        caches.main(words[1:])
+    own = {"report": report.main, "compare": compare.main, "sweep": sweep.main, "cache": caches.main}
+    if words and words[0] in own:
+        own[words[0]](words[1:])
         return None
     return lightning(words)
 

@@ -167,9 +167,7 @@ def _difference(entry: Entry, inputs: Any, target: Any, run: Callable[[Any], Pre
     same = size == len(stored.targets) and torch.equal(torch.as_tensor(target).cpu(), stored.targets)
     if not same or mark_of(inputs) != entry.marks[0]:
         return "the data gives other samples under the same name"
-    return (
-        None if alike(run(inputs), stored.readings[:FEW]) else "the backbone gives other features for the same inputs"
-    )
+    return None if alike(run(inputs), stored.readings[:FEW]) else OTHERS
 
 
 def alike(one: Precomputed, other: Precomputed) -> bool:

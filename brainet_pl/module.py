@@ -84,6 +84,7 @@ STATES = ("state_dict", STORED, "optimizer_states")
 SETTINGS = (HPARAMS, CONFIG)  # checked as the file is read: Lightning changes them before it loads a model
 FORMAT = 5  # of that entry
 SAMPLE_ROWS = 2048  # training samples that stand for all, where a few tell enough
+TRAINED = ("cls/Acc", "cal/ECE", "reg/RMSE", "cal/QCE")  # measures of training passes: sums, however long an epoch
 SCALE_ROWS = 10_000  # training samples that tell the scale of tapped features, where no more are read anyway
 
 
@@ -173,6 +174,8 @@ class BRAINet(pl.LightningModule):
         self._places = Places()
         self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
         extra = list(metrics or ())
+        self.train_metrics = collect([m for m in self.task.measures() if m.key in TRAINED], "train/", self.task.group)
+        self.train_metrics.persistent(True)  # a fit that goes on in the middle of an epoch counts all of it
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
         self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
@@ -431,13 +434,15 @@ class BRAINet(pl.LightningModule):
         """
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
+        from brainet_pl.callbacks.tracking import Tracking, introduce
 
+        introduce(self.trainer, type(self.head_settings).__name__, type(self.task).__name__)
         there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
             refuse_mix(thing)
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
-        wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
+        wanted += [Tracking, ExactResume]  # the last, so that it knows the random states after the others' hooks
         return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod
@@ -571,12 +576,25 @@ class BRAINet(pl.LightningModule):
             readings = x if isinstance(x, Precomputed) else readings_of(self.backbone, x)
         else:
             readings = Precomputed(self.extract(x))
-        loss = self.task.loss(train_head(head, readings.features, self._own_outputs(readings)), y)
+        outputs = train_head(head, readings.features, self._own_outputs(readings))
+        loss = self.task.loss(outputs, y)
         penalty = head.penalty()
         if penalty is not None:
             loss = loss + penalty / self._train_size()
         self.log("train/loss", loss, prog_bar=True)
+        self._watch_training(outputs.detach(), y)
         return loss
+
+    def on_train_epoch_start(self) -> None:
+        """A checkpoint from the end of an epoch holds that epoch's sums."""
+        self.train_metrics.reset()
+
+    def _watch_training(self, outputs: Tensor, target: Tensor) -> None:
+        """Metrics of an epoch's training passes, (B, O) or (M, B, O), and the learning rate of the head."""
+        with torch.no_grad():
+            predicted = self.task.predictive(outputs if outputs.dim() == 3 else outputs.unsqueeze(0), None)
+        self._update(self.train_metrics, predicted, target)
+        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=False, on_epoch=True)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from brainet_pl import checks, files
-from brainet_pl.callbacks.logging import log_artifact, log_figure, run_folder
+from brainet_pl.callbacks.logging import log_figure, log_files, run_folder
 from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet, refuse_sharding
 from brainet_pl.network import Head
@@ -230,7 +230,7 @@ class StructureLearning(Callback):
             logger.log_metrics(facts, step=trainer.global_step)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
-            log_artifact(trainer, "structure", beside / "structure.json", {"fingerprint": ggt.fingerprint} | facts)
+            log_files(trainer, "structure", [beside / "structure.json"], {"fingerprint": ggt.fingerprint} | facts)
 
 
 def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Collection[str]) -> None:

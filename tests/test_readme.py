@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_there_is_something_to_run():
     assert len(PYTHON) == 4
-    assert sum(line.startswith("brainet") for line in SHELL) == 4
+    assert sum(line.startswith("brainet") for line in SHELL) == 5
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
@@ -53,7 +53,21 @@ def test_shell_lines():
             assert words[1] in targets
         else:
             assert words[0] == "brainet"
-            main(words[1:] if words[1] == "report" else [*words[1:], "--trainer.enable_progress_bar=false"])
+            main(
+                words[1:] if words[1] in ("report", "compare") else [*words[1:], "--trainer.enable_progress_bar=false"]
+            )
+
+
+def test_shell_lines_of_the_guide_of_runs():
+    text = (ROOT / "docs" / "runs.md").read_text()
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.S) for line in block.splitlines()]
+    assert len(lines) == 5
+    for line in lines:
+        words = line.split()[1:]
+        main(words if words[0] in ("report", "compare") else [*words, "--trainer.enable_progress_bar=false"])
+    assert (ROOT / "docs").is_dir()
+    assert Path("runs/digits/version_0/report.html").is_file()
+    assert "Linear" in Path("comparison.md").read_text()
 
 
 def test_pictures_and_links_exist():

@@ -1,6 +1,10 @@
 """The cache of features: each input once through the backbone, whatever comes first, and nothing left behind."""
 
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+import brainet_pl
 from brainet_pl.backbones import Backbone
 from brainet_pl.batches import Precomputed
 from brainet_pl.callbacks import FeatureCache, StructureLearning
@@ -341,6 +346,51 @@ def test_a_disk_that_cannot_be_written_is_said_and_done_without(tmp_path, quiet_
     with pytest.warns(UserWarning, match="features are not kept on disk: .*Not a directory"):
         found = fit(tmp_path, quiet_trainer, FeatureCache(progress=False), head=Linear())
     assert_same(twin, found)
+
+
+TWO = """
+import runpy, sys
+from datetime import timedelta
+from pathlib import Path
+import torch
+from brainet_pl.framework import pl
+from pytorch_lightning.strategies import DDPStrategy
+
+space, folder = runpy.run_path(sys.argv[1]), Path(sys.argv[2])
+
+class Tell(pl.Callback):
+    def on_fit_start(self, trainer, pl_module):
+        kept = pl_module._kept
+        found = {"x": kept.features.clone(), "y": kept.targets.clone(), "seen": len(self.seen)}
+        torch.save(found, folder / f"{devices}_{run}_{trainer.global_rank}.pt")
+
+for devices in (1, 2):
+    for run in range(2):
+        pl.seed_everything(0, verbose=False)
+        model, tell = space["small"](scores=["KNN"]), Tell()
+        tell.seen = space["watched"](model)
+        strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=120)) if devices > 1 else "auto"
+        cache = space["FeatureCache"](copies=1, progress=False)
+        pl.Trainer(
+            accelerator="cpu", devices=devices, strategy=strategy, default_root_dir=str(folder / str(devices)),
+            max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[tell, cache, space["structure"](max_rows=400 if run else None)],
+        ).fit(model, datamodule=space["Noisy"](images=True))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_extract_and_find_what_one_does(tmp_path):
+    env = os.environ | {"PYTHONPATH": str(Path(brainet_pl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TWO, __file__, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, *others = (
+        torch.load(tmp_path / f"{name}.pt") for name in ("1_0_0", "1_1_0", "2_0_0", "2_0_1", "2_1_0", "2_1_1")
+    )
+    assert all(torch.equal(one[part], other[part]) for other in others for part in "xy")
+    assert one["seen"] == 14 + 14 + 3
+    assert [other["seen"] for other in others] == [3, 16, 15, 3, 3]  # a share of the batches, then a look at each set
 
 
 def test_settings_of_the_cache_are_checked():
