@@ -134,7 +134,7 @@ class Fitted(nn.Module):
 
 def build_head(settings: HeadSettings, task: Task, ggt: GGT) -> BRAINetHead:
     """The head of a tree, with more parameters than asked for where the tree needs more."""
-    if isinstance(settings, Tree) and settings.num_params is not None:
+    if isinstance(settings, Tree) and settings.num_params != "auto":
         least = smallest_budget(ggt, task.out_features, min_width=settings.min_width or 1, norm=settings.norm)
         if settings.num_params < least:
             settings = copy.copy(settings)

@@ -113,7 +113,7 @@ class BRAINet(pl.LightningModule):
     Args:
         num_classes: number of classes; short for the task `Classification(num_classes)`.
         backbone: a feature extractor: settings of one (`Backbone`), a module, a name, or null for raw features.
-        head: settings of the head; null is `Tree()`, a BRAINet of 16,000 parameters.
+        head: settings of the head; null is `Tree()`, a BRAINet sized by the number of features.
         task: `Classification` or `Regression`, with their settings; null is a classification of `num_classes`.
         scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`, `Own`.
         calibration: a calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.

@@ -123,9 +123,9 @@ def swap_head(
         layers: the layers whose outputs are the features, as in `Backbone`: paths, patterns, or "auto" for the ends of
             the model's stages; None is what the classification layer was given.
         pool: how maps and tokens become features, as in `Backbone`.
-        head: settings of the new head; None is `Tree()`, a BRAINet of 16,000 parameters, or of as many more as its tree
-            needs. Where the removed layer had `num_classes` outputs, its logits are what a `Tree` adds to and starts
-            from; for other classes of the same number, give `Tree(skip="linear")`.
+        head: settings of the new head; None is `Tree()`, a BRAINet sized by the number of features. Where the removed
+            layer had `num_classes` outputs, its logits are what a `Tree` adds to and starts from; for other classes of
+            the same number, give `Tree(skip="linear")`.
         **learn: settings of `learn_structure`.
 
     >>> _ = torch.manual_seed(0)

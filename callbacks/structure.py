@@ -37,7 +37,8 @@ class StructureLearning(Callback):
         max_order: largest condition set; the depth of the tree is at most `max_order + 1`. null sets no limit.
         test: the independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or by the path of a class; "auto" is
             "g2" for features that are all categories, "gaussian" for any other.
-        threshold: below it two features count as independent, in nats or as a significance level; null: the test's own.
+        threshold: below it two features count as independent, in nats or as a significance level; "auto" finds the one
+            at which the features fall apart best, null is the test's own.
         bootstrap: "half" draws half of the rows for each sample and has second thoughts about what tests of few
             variables miss; "paper" is Algorithm 1 to the letter.
         bins: levels of a continuous feature in the discrete tests and scores.
@@ -62,7 +63,7 @@ class StructureLearning(Callback):
         s: int = 2,
         max_order: int | None = 1,
         test: type[IndependenceTest] | str = "auto",
-        threshold: float | None = None,
+        threshold: float | Literal["auto"] | None = "auto",
         bootstrap: Literal["half", "paper"] = "half",
         bins: int = 3,
         score: str | None = None,

@@ -20,6 +20,9 @@ from brainet_pl.parts import Part
 from brainet_pl.structure.ggt import GGT
 
 Norm = Literal["batch"] | None
+Budget = int | Literal["auto"]
+# What "auto" gives a head. A checkpoint says "auto" too, so other numbers here need a new FORMAT in module.py.
+LEAST_PARAMS, PARAMS_PER_FEATURE, TIMES_NEEDED = 16_000, 250, 2
 MOST_PARAMS = 10**9  # of a head: 4 GB of weights; a slip of the keyboard should not fill the memory
 MOST_PASSES = 10**6
 LEAST = 100  # held-out samples to choose something by; with fewer, what is best among them says little
@@ -157,6 +160,27 @@ class HeadSettings(Part, ABC):
 def check_sizes(in_features: int, out_features: int) -> tuple[int, int]:
     """The sizes of a head as plain numbers, each at least 1."""
     return checks.whole("in_features", in_features, 1, 10**8), checks.whole("out_features", out_features, 1, 10**8)
+
+
+def check_budget(num_params: Budget) -> Budget:
+    """A budget of parameters as it is, "auto" included, or an error that says what is wrong with it."""
+    if isinstance(num_params, str) and num_params == "auto":
+        return "auto"
+    return checks.whole("num_params", num_params, 1, MOST_PARAMS, hint="or 'auto', by the number of features")
+
+
+def resolve_budget(num_params: Budget, in_features: int, needed: int = 0) -> int:
+    """The number of parameters that a budget means: "auto" is 16,000, or 250 a feature where that is more.
+
+    A head that could not be built with so few, because one neuron in each of its layers `needed` more than half of
+    them, gets twice what it needs.
+
+    >>> resolve_budget("auto", 64), resolve_budget("auto", 512), resolve_budget("auto", 512, needed=100_000)
+    (16000, 128000, 200000)
+    """
+    if num_params != "auto":
+        return int(num_params)
+    return min(MOST_PARAMS, max(LEAST_PARAMS, PARAMS_PER_FEATURE * in_features, TIMES_NEEDED * needed))
 
 
 def as_features(x: Tensor, d: int, weights: Tensor) -> Tensor:

@@ -10,7 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl import checks
-from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, Head, HeadSettings, Outputs, as_features, check_sizes
+from brainet_pl.network.base import (
+    MOST_PASSES,
+    Budget,
+    Head,
+    HeadSettings,
+    Outputs,
+    as_features,
+    check_budget,
+    check_sizes,
+    resolve_budget,
+)
 from brainet_pl.network.mlp import hidden_width
 from brainet_pl.structure.ggt import GGT
 
@@ -76,14 +86,15 @@ class Bayes(HeadSettings):
     """Bayes by backprop, for comparison: Gaussian weights with batch norm, drawn anew in every pass.
 
     Args:
-        num_params: budget of parameters, means and deviations together.
+        num_params: budget of parameters, means and deviations together; "auto" is 16,000, or 250 for each feature
+            where that is more.
         hidden: hidden layers.
     """
 
-    def __init__(self, num_params: int = 16_000, hidden: int = 2) -> None:
-        self.num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
+    def __init__(self, num_params: Budget = "auto", hidden: int = 2) -> None:
+        self.num_params = check_budget(num_params)
         self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BayesHead:
         """The network."""
-        return BayesHead(in_features, out_features, self.num_params, self.hidden)
+        return BayesHead(in_features, out_features, resolve_budget(self.num_params, in_features), self.hidden)

@@ -13,10 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl import checks
-from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
+from brainet_pl.network.base import (
+    MOST_PARAMS,
+    MOST_PASSES,
+    Budget,
+    Head,
+    HeadSettings,
+    Norm,
+    Outputs,
+    check_budget,
+    check_sizes,
+    need_tree,
+    resolve_budget,
+)
 from brainet_pl.network.executor import Executor
 from brainet_pl.network.plan import build_plan
-from brainet_pl.network.widths import solve_width
+from brainet_pl.network.widths import count_parameters, solve_width
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node
 from brainet_pl.structure.ggt import Tree as TreeNode
 
@@ -128,7 +140,7 @@ class Ensemble(HeadSettings):
 
     Args:
         members: how many networks.
-        num_params: budget of all members together.
+        num_params: budget of all members together; "auto" is 16,000, or 250 for each feature where that is more.
         hidden: hidden layers of each member.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
         dropout: of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
@@ -137,7 +149,7 @@ class Ensemble(HeadSettings):
     def __init__(
         self,
         members: int = 5,
-        num_params: int = 16_000,
+        num_params: Budget = "auto",
         hidden: int = 2,
         norm: Norm = "batch",
         dropout: float = 0.0,
@@ -145,7 +157,7 @@ class Ensemble(HeadSettings):
         checks.one_of("norm", norm, ("batch", None))
         self.members, self.num_params = (
             checks.whole("members", members, 1, 1000),
-            checks.whole("num_params", num_params, 1, MOST_PARAMS),
+            check_budget(num_params),
         )
         self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
         self.norm, self.dropout = norm, checks.share("dropout", dropout)
@@ -154,7 +166,8 @@ class Ensemble(HeadSettings):
         """The head on stacked layers."""
         wiring = stacked_tree(in_features, self.hidden)
         settings = {"norm": self.norm, "dropout": self.dropout}
-        return EnsembleHead(wiring, out_features, self.num_params, self.members, **settings)  # type: ignore[arg-type]
+        budget = resolve_budget(self.num_params, in_features)
+        return EnsembleHead(wiring, out_features, budget, self.members, **settings)  # type: ignore[arg-type]
 
 
 class _OnMAP(HeadSettings):
@@ -164,13 +177,17 @@ class _OnMAP(HeadSettings):
 
     def _build(self, ggt: GGT | None, out_features: int, members: int, dropout: float) -> EnsembleHead:
         tree, settings = need_tree(ggt, self), {"min_width": self.min_width, "norm": self.norm, "dropout": dropout}
-        head = EnsembleHead(tree, out_features, self.num_params, members, **settings)  # type: ignore[arg-type]
+        needed = members * count_parameters(
+            tree.only(tree.map()), 0.0, out_features, self.min_width, 2 if self.norm else 1
+        )
+        budget = resolve_budget(self.num_params, tree.num_variables, needed)
+        head = EnsembleHead(tree, out_features, budget, members, **settings)  # type: ignore[arg-type]
         head.ggt = head.plan.ggt
         return head
 
-    def _keep(self, num_params: int, min_width: int, norm: Norm) -> None:
+    def _keep(self, num_params: Budget, min_width: int, norm: Norm) -> None:
         checks.one_of("norm", norm, ("batch", None))
-        self.num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.num_params = check_budget(num_params)
         self.min_width, self.norm = checks.whole("min_width", min_width, 1, 10**6), norm
 
 
@@ -179,7 +196,8 @@ class TreeEnsemble(_OnMAP):
 
     Args:
         members: how many networks.
-        num_params: budget of all members together.
+        num_params: budget of all members together; "auto" is 16,000, or 250 for each feature, or twice what the
+            structure needs at the least, whichever is more.
         min_width: neurons that every layer has at the least.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
         dropout: of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
@@ -188,7 +206,7 @@ class TreeEnsemble(_OnMAP):
     def __init__(
         self,
         members: int = 5,
-        num_params: int = 16_000,
+        num_params: Budget = "auto",
         min_width: int = 1,
         norm: Norm = "batch",
         dropout: float = 0.0,
@@ -206,12 +224,15 @@ class TreeDropout(_OnMAP):
 
     Args:
         rate: share of the outputs of layers that each pass drops.
-        num_params: budget of parameters.
+        num_params: budget of parameters; "auto" is 16,000, or 250 for each feature, or twice what the structure needs
+            at the least, whichever is more.
         min_width: neurons that every layer has at the least.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
     """
 
-    def __init__(self, rate: float = 0.1, num_params: int = 16_000, min_width: int = 1, norm: Norm = "batch") -> None:
+    def __init__(
+        self, rate: float = 0.1, num_params: Budget = "auto", min_width: int = 1, norm: Norm = "batch"
+    ) -> None:
         self.rate = checks.share("rate", rate)
         self._keep(num_params, min_width, norm)
 

@@ -8,14 +8,16 @@ from torch.nn import functional as F
 
 from brainet_pl import checks
 from brainet_pl.network.base import (
-    MOST_PARAMS,
     MOST_PASSES,
+    Budget,
     Head,
     HeadSettings,
     Norm,
     Outputs,
     as_features,
+    check_budget,
     check_sizes,
+    resolve_budget,
 )
 from brainet_pl.structure.ggt import GGT
 
@@ -84,20 +86,22 @@ class MLP(HeadSettings):
     """Stacked dense layers with batch norm and ReLU, one network, for comparison.
 
     Args:
-        num_params: budget of parameters.
+        num_params: budget of parameters; "auto" is 16,000, or 250 for each feature where that is more.
         hidden: hidden layers.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
     """
 
-    def __init__(self, num_params: int = 16_000, hidden: int = 2, norm: Norm = "batch") -> None:
+    def __init__(self, num_params: Budget = "auto", hidden: int = 2, norm: Norm = "batch") -> None:
         checks.one_of("norm", norm, ("batch", None))
-        self.num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.num_params = check_budget(num_params)
         self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
         self.norm = norm
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
         """The network."""
-        return MLPHead(in_features, out_features, self.num_params, self.hidden, 0.0, self.norm)
+        return MLPHead(
+            in_features, out_features, resolve_budget(self.num_params, in_features), self.hidden, 0.0, self.norm
+        )
 
 
 class MCDropout(HeadSettings):
@@ -105,17 +109,19 @@ class MCDropout(HeadSettings):
 
     Args:
         rate: share of the outputs of hidden layers that each pass drops.
-        num_params: budget of parameters.
+        num_params: budget of parameters; "auto" is 16,000, or 250 for each feature where that is more.
         hidden: hidden layers.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
     """
 
-    def __init__(self, rate: float = 0.1, num_params: int = 16_000, hidden: int = 2, norm: Norm = "batch") -> None:
+    def __init__(self, rate: float = 0.1, num_params: Budget = "auto", hidden: int = 2, norm: Norm = "batch") -> None:
         checks.one_of("norm", norm, ("batch", None))
-        self.rate, self.num_params = checks.share("rate", rate), checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.rate, self.num_params = checks.share("rate", rate), check_budget(num_params)
         self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
         self.norm = norm
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
         """The network."""
-        return MLPHead(in_features, out_features, self.num_params, self.hidden, self.rate, self.norm)
+        return MLPHead(
+            in_features, out_features, resolve_budget(self.num_params, in_features), self.hidden, self.rate, self.norm
+        )

@@ -20,11 +20,13 @@ from brainet_pl.network.base import (
     MOST_PARAMS,
     MOST_PASSES,
     NLL,
+    Budget,
     HeadSettings,
     Norm,
     Outputs,
     ResidualHead,
     Rows,
+    check_budget,
     check_sizes,
     need_tree,
 )
@@ -61,8 +63,8 @@ class BRAINetHead(ResidualHead):
     Args:
         ggt: the learned tree.
         out_features: classes, or numbers to regress.
-        num_params: a budget; the widths of all layers are scaled to meet it within 2 %. None is 16,000, or what the
-            tree needs for layers of `min_width` neurons.
+        num_params: a budget; the widths of all layers are scaled to meet it within 2 %. None is 16,000, or 250 for each
+            feature, or twice what the tree needs for layers of `min_width` neurons, whichever is more.
         width: or the width factor itself: a node over X emits round(width·|X|) neurons.
         min_width: neurons that every layer has at the least; None is 8, or the most that `num_params` allows, and 1
             where `width` is given.
@@ -410,8 +412,8 @@ class Tree(HeadSettings):
     """A BRAINet: the whole learned tree as one network whose sub-networks are sampled by their posterior.
 
     Args:
-        num_params: budget of parameters that the widths of all layers are scaled to; null is 16,000, or what the tree
-            needs for layers of `min_width` neurons.
+        num_params: budget of parameters that the widths of all layers are scaled to; "auto" is 16,000, or 250 for each
+            feature, or twice what the tree needs for layers of `min_width` neurons (1 for null), whichever is more.
         min_width: neurons that every layer has at the least; null is 8, or the most that `num_params` allows.
         activation: relu, gelu, silu, tanh or elu, after every layer.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
@@ -432,7 +434,7 @@ class Tree(HeadSettings):
 
     def __init__(
         self,
-        num_params: int | None = None,
+        num_params: Budget = "auto",
         min_width: int | None = None,
         activation: Literal["relu", "gelu", "silu", "tanh", "elu"] = "relu",
         norm: Norm = "batch",
@@ -448,7 +450,7 @@ class Tree(HeadSettings):
         checks.one_of("norm", norm, ("batch", None))
         checks.one_of("sampling", sampling, get_args(Sampling))
         checks.one_of("inference", inference, get_args(Inference))
-        self.num_params = None if num_params is None else checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.num_params = check_budget(num_params)
         self.min_width = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)
         self.activation, self.norm, self.sampling, self.inference = activation, norm, sampling, inference
         self.skip = skip
@@ -470,7 +472,10 @@ class Tree(HeadSettings):
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BRAINetHead:
         """The head of a tree."""
-        settings = self.settings() | {"temperature": "auto" if self.temperature is None else self.temperature}
+        settings = self.settings() | {
+            "num_params": None if self.num_params == "auto" else self.num_params,
+            "temperature": "auto" if self.temperature is None else self.temperature,
+        }
         return BRAINetHead(need_tree(ggt, self), out_features, **settings)
 
 

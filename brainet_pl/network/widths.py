@@ -1,8 +1,7 @@
 """How wide each layer is: a rule with one factor, the factor that meets a budget of parameters, a budget by default.
 
 A tree of many small sets has many layers, and a budget alone can leave them two or three neurons each: no more than a
-bottleneck. So layers have `WIDE` neurons at the least where the budget allows it, and where nobody gives a budget it is
-one that allows it, within reason.
+bottleneck. So layers have `WIDE` neurons at the least where the budget allows it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from brainet_pl.network.base import resolve_budget
 from brainet_pl.structure.ggt import GGT, Node, Tree
 
 Widths = Callable[[Node], int]
-BUDGET = 16_000  # parameters of a head that nobody chose a budget for, unless its tree needs more
-PER_FEATURE = 64  # parameters for each feature, up to which the budget grows so that layers can be `WIDE`
 WIDE = 8  # neurons of a layer at the least, where the budget allows it
 
 
@@ -117,8 +115,8 @@ def choose_size(
 
     Args:
         ggt: the tree.
-        num_params: the budget; None is `BUDGET`, or what the tree needs for one neuron a layer, or `min_width` if that
-            is given; and for `WIDE` ones up to `PER_FEATURE` parameters a feature.
+        num_params: the budget; None is that of `resolve_budget`, given what the tree needs for one neuron a layer, or
+            `min_width` if that is given.
         out_features: of the output layer.
         min_width: neurons of a layer at the least; None is `WIDE`, or the most that the budget allows.
         per_neuron: parameters that a neuron has beside its weights.
@@ -131,9 +129,7 @@ def choose_size(
 
     direct = ggt.num_variables * out_features
     if num_params is None:
-        needed = max(least(min_width or 1), min(least(WIDE), PER_FEATURE * ggt.num_variables))
-        skip = 2 * direct <= max(BUDGET, needed + direct) if skip is None else skip
-        num_params = max(BUDGET, needed + (direct if skip else 0))
+        num_params = resolve_budget("auto", ggt.num_variables, least(min_width or 1) + (direct if skip else 0))
     if skip is None:
         skip = 2 * direct <= num_params and least(min_width or 1) + direct <= num_params
     rest = num_params - (direct if skip else 0)

@@ -158,6 +158,28 @@ class BRAI:
         return dag
 
 
+def autonomous_sets(
+    d: int, X: Ints, max_order: int, test_on: Callable[[Path], Margins], budget: Budget, t: int
+) -> list[Ints]:
+    """The sets that branch t of every node of a tree over `X` leads to, with checked colliders: they make up X."""
+    B = np.zeros((d, d), dtype=bool)
+    B[np.ix_(X, X)] = complete_graph(len(X))
+    level, found = [Call(B, X, np.empty(0, dtype=np.intp))], []
+    for n in range(max_order + 1):
+        following = []
+        test = test_on((t,) * (n + 1))
+        for call in level:
+            if budget.spent or is_leaf(call.B, call.X, call.X_ex, n):
+                found.append(call.X)
+                continue
+            thinned, _ = increase_separation(call.B, call.X, call.X_ex, n, test, budget, check_colliders=True)
+            X_D, X_A = find_autonomous(thinned, call.X)
+            exogenous = np.sort(np.concatenate([call.X_ex, *X_A]))
+            following += [*(Call(thinned, A, call.X_ex) for A in X_A), Call(thinned, X_D, exogenous)]
+        level = following
+    return found + [call.X for call in level]
+
+
 def _by_place(score: LocalScore, scope: Ints) -> LocalScore:
     """The score of places in `scope`."""
 

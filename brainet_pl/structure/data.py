@@ -95,7 +95,7 @@ class PreparedData(ABC):
     def correlation(self, weights: Weights | None = None) -> Floats:
         """(d, d) correlation of the normal scores, rows counted as often as `weights` (n,) says."""
 
-    def announce(self, draw: Callable[[Path], Weights], paths: Iterable[Path]) -> None:  # noqa: B027
+    def announce(self, samples: Iterable[Weights]) -> None:  # noqa: B027
         """Hear which samples `correlation` will be asked for, in about this order; whoever reads data anew listens."""
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,7 +21,7 @@ from brainet_pl.structure.autonomy import (
     recursive_autonomy,
     retest_widely,
 )
-from brainet_pl.structure.brai import BRAI
+from brainet_pl.structure.brai import BRAI, autonomous_sets
 from brainet_pl.structure.climb import MOST_ARROWS, climb_from
 from brainet_pl.structure.copies import find_copies, tree_with_copies, with_copies
 from brainet_pl.structure.data import Path, PreparedData, are_categories
@@ -32,9 +32,12 @@ from brainet_pl.structure.pdag import PDAG, Bools, complete_graph
 from brainet_pl.structure.score import FamilyScore, LocalScore, Score, find_score
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 from brainet_pl.structure.stream import shared_by_processes
+from brainet_pl.structure.threshold import Choice, at_threshold, choose_threshold, search_paths
 
 Bootstrap = Literal["half", "paper"]
-AUTO = "auto"  # as a test: the one that belongs to the data
+AUTO: Literal["auto"] = (
+    "auto"  # as a test: the one that belongs to the data; as a threshold: the one that splits it best
+)
 MOST_SAMPLES = 1000  # samples of a node; a tree of more would not fit anywhere
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 RAI_ESS = 5.0  # weight of the prior in the climb of `rai`: better than 1 or 10 on most networks at 500 rows
@@ -48,7 +51,7 @@ def learn_structure(
     s: int = 2,
     max_order: int | None = 1,
     test: str | type[IndependenceTest] = AUTO,
-    threshold: float | None = None,
+    threshold: float | Literal["auto"] | None = AUTO,
     bootstrap: Bootstrap = "half",
     bins: int = 3,
     score: str | type[Score] | None = None,
@@ -73,9 +76,11 @@ def learn_structure(
         test: the name of a test, or a subclass of `IndependenceTest`. "cmi" and "gaussian" compare (conditional) mutual
             information in nats with `threshold`; "g2" and "fisher_z" are significance tests at level `threshold`. The
             first of each pair is discrete. "auto" is "g2" for a table of categories, "gaussian" for any other.
-        threshold: of the test, in its unit. None is the test's own: 0.02 nats for "cmi", 0.05 nats for "gaussian", the
-            level 0.01 for "g2" and for "fisher_z", where it falls with the number of pairs: 2 / d(d - 1) for more than
-            14 variables. 0 nats keep every edge: the tree becomes an ensemble of s branches a level over all variables.
+        threshold: of the test, in its unit. "auto" is the threshold, of a grid, at which the variables fall apart into
+            the sets of largest modularity (see `structure.threshold`); it needs no labels. A significance test has its
+            own level instead. None is the test's own: 0.02 nats for "cmi", 0.05 nats for "gaussian", the level 0.01 for
+            "g2" and for "fisher_z", where it falls with the number of pairs: 2 / d(d - 1) for more than 14 variables. 0
+            nats keep every edge: the tree becomes an ensemble of s branches a level over all variables.
         bootstrap: "half" draws half of the rows for each sample, believes a v-structure only if its ends compete, and
             with a significance test lets the score choose among the parents that a leaf could have. "paper" is
             Algorithm 1 to the letter: rows drawn with replacement, and no second thoughts. Its repeated rows look like
@@ -109,28 +114,53 @@ def learn_structure(
     seed = checks.whole("seed", seed, 0, hint="any number from 0 on will do")
     show = checks.flag("progress", progress)
     limits = _check_budget(max_tests, max_seconds)
+    given = _given(threshold)
     if test != AUTO:
-        find_test(test).check_threshold(threshold)  # before the data is looked at, which may take a while
+        find_test(test).check_threshold(given)  # before the data is looked at, which may take a while
     data = PreparedData.prepare(features, bins, max_rows)
     _warn_of_few_rows(data)
     chosen = choose_test(test, data)
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
-    threshold = chosen.check_threshold(threshold, data.d)
+    searched = isinstance(threshold, str) and chosen.unit == "nats"  # of all words only "auto" comes as far as here
+    threshold = chosen.check_threshold(given, data.d)
     if threshold == 0 and order is None:
         raise ValueError(
             "expected a max_order when threshold is 0, got None: nothing is ever separated, so the tree would have "
             f"{s}^{data.d} leaves; set max_order=1 for an ensemble of {s} stacked networks"
         )
     draw = bootstrap_weights if as_in_paper else half_weights
-
-    def test_on(path: Path) -> IndependenceTest:
-        test = chosen.on(data, draw(data.n, seed, path), threshold)
-        test.capped = not as_in_paper
-        return test
-
-    data.announce(lambda path: draw(data.n, seed, path), sample_paths(s, 2 if order is None else order + 1))
+    depth = 2 if order is None else order + 1
+    looked_at = search_paths(data.d, depth) if searched else []
+    # A threshold is looked for in what is sure, whatever the tree is then learned from; half samples serve both.
+    shared = [] if as_in_paper else looked_at
+    data.announce(
+        chain(
+            (half_weights(data.n, seed, path) for path in looked_at),
+            (draw(data.n, seed, path) for path in sample_paths(s, depth) if path not in shared),
+        )
+    )
+    own = threshold
+    on_all = None if as_in_paper and not searched else chosen.on(data, None, own)
+    original = np.arange(data.d) if as_in_paper or threshold == 0 else find_copies(data, chosen.kind)
+    alone = np.flatnonzero(original == np.arange(data.d))
     with tqdm(desc="learning structure", unit=" tests", disable=None if show else True, delay=1, leave=False) as bar:
         leaves = 0
+        search, choice = Budget(*limits, bar.update), None
+        held: dict[Path, IndependenceTest] = {}
+        if searched:
+            bar.set_description("choosing a threshold")
+            held = {path: chosen.on(data, half_weights(data.n, seed, path), own) for path in looked_at}
+            assert on_all is not None
+            choice = _search(on_all.block((), alone, alone) + own, data.d, alone, held, own, search)
+            threshold = own if choice.threshold is None else choice.threshold
+            bar.set_description("learning structure")
+
+        def test_on(path: Path) -> Margins:
+            if path in shared:
+                return at_threshold(held[path], own, threshold)
+            test = chosen.on(data, draw(data.n, seed, path), threshold)
+            test.capped = not as_in_paper
+            return test
 
         def on_leaf() -> None:
             nonlocal leaves
@@ -138,7 +168,6 @@ def learn_structure(
             bar.set_postfix(leaves=leaves, refresh=leaves % 64 == 1)  # drawing the bar takes longer than a leaf
 
         budget = Budget(*limits, bar.update)
-        on_all = None if as_in_paper else chosen.on(data, None, threshold)
         learner = BRAI(
             s=s,
             max_order=data.d if order is None else min(order, data.d),
@@ -147,18 +176,17 @@ def learn_structure(
             budget=budget,
             check_colliders=not as_in_paper,
             most_parents=None if as_in_paper else LEAF_PARENTS,
-            strength=getattr(on_all, "strength", None),
-            dependent=_dependent(on_all, data.d, budget),
+            strength=None if as_in_paper else getattr(on_all, "strength", None),
+            dependent=None if as_in_paper else _dependent(on_all, data.d, budget),
             score_on=_score_on_samples(scoring, data, ess, seed),
             on_leaf=on_leaf,
         )
-        original = np.arange(data.d) if as_in_paper or threshold == 0 else find_copies(data, chosen.kind)
-        tree = learner.learn(data.d, np.flatnonzero(original == np.arange(data.d)))
+        tree = learner.learn(data.d, alone)
         tree = tree_with_copies(tree, original, learner.score)
-    if learner.cut_short:
+    if learner.cut_short or search.spent:
         warnings.warn(
-            f"the budget was spent after {budget.tests:,} tests: the tree is valid but smaller than the data would "
-            f"give ({leaves} leaves); raise max_tests or max_seconds, or lower max_order",
+            f"the budget was spent after {search.tests + budget.tests:,} tests: the tree is valid but smaller than the "
+            f"data would give ({leaves} leaves); raise max_tests or max_seconds, or lower max_order",
             stacklevel=2,
         )
     settings = {
@@ -172,10 +200,12 @@ def learn_structure(
         "ess": ess,
         "seed": seed,
         "max_rows": max_rows,
-        "tests": budget.tests,
-        "cut_short": learner.cut_short,
+        "tests": search.tests + budget.tests,
+        "cut_short": learner.cut_short or search.spent,
         "data": data.digest,
     }
+    if choice is not None:
+        settings |= {"threshold_by": AUTO, "modularity": choice.modularity, "thresholds_tried": len(choice.tried)}
     return GGT(_rename(tree, data.columns), data.d, data.n, settings)
 
 
@@ -292,6 +322,39 @@ def rai(
     return PDAG(A).permute(np.argsort(columns))
 
 
+def _search(
+    information: NDArray[np.float64],
+    d: int,
+    X: NDArray[np.intp],
+    tests: Mapping[Path, IndependenceTest],
+    own: float,
+    budget: Budget,
+) -> Choice:
+    """The threshold at which `X`, some of d variables, falls apart best.
+
+    Args:
+        information: (x, x) of the pairs of X, in nats.
+        d: the number of all variables.
+        X: (x,) the variables that count.
+        tests: a test in nats with its `own` threshold on the sample of each of `search_paths`.
+        own: that threshold.
+        budget: when spent, no further threshold is tried.
+    """
+    order = max(map(len, tests)) - 1
+    place = np.full(d, -1)
+    place[X] = np.arange(len(X))
+
+    def split(threshold: float) -> list[list[NDArray[np.intp]]]:
+        def at(path: Path) -> Margins:
+            return at_threshold(tests[path], own, threshold)
+
+        samples = [path[0] for path in tests if len(path) == 1]
+        sets = (autonomous_sets(d, X, order, at, budget, t) for t in samples)
+        return [[place[found] for found in one] for one in sets]
+
+    return choose_threshold(information, split, lambda: budget.spent)
+
+
 def _score_on_samples(scoring: type[Score], data: PreparedData, ess: float, seed: int) -> Callable[[Path], LocalScore]:
     """The score on the bootstrap sample of a path; on all rows where a score knows no samples.
 
@@ -361,6 +424,11 @@ def _rename(node: Tree, columns: NDArray[np.intp]) -> Tree:
     return Node(tuple(sorted(int(columns[v]) for v in node.variables)), tuple(branches))
 
 
+def _given(threshold: float | Literal["auto"] | None) -> float | None:
+    """What a test can check of a threshold: "auto" is none, any other word is for the test to refuse."""
+    return None if isinstance(threshold, str) and threshold == AUTO else threshold
+
+
 def _check_order(max_order: int | None) -> int | None:
     return checks.whole_or_none(
         "max_order", max_order, 0, "it is the size of the largest condition set; None: no limit"
@@ -405,7 +473,7 @@ def check_settings(
     s: int,
     max_order: int | None,
     test: str | type[IndependenceTest],
-    threshold: float | None,
+    threshold: float | Literal["auto"] | None,
     bootstrap: Bootstrap,
     bins: int,
     score: str | type[Score] | None,
@@ -416,12 +484,13 @@ def check_settings(
     max_seconds: float | None,
 ) -> None:
     """Refuse settings of `learn_structure` that it would refuse, without data."""
+    given = _given(threshold)
     if test == AUTO:  # which it is, and so what a threshold means, is known once there is data
-        checks.number_or_none("threshold", threshold, 0, "None is the test's own")
+        checks.number_or_none("threshold", given, 0, "None is the test's own, 'auto' looks for the best")
     else:
         chosen = find_test(test)
         find_score(chosen.default_score if score is None else score, chosen.kind)
-        chosen.check_threshold(threshold)
+        chosen.check_threshold(given)
     checks.whole("s", s, 1, MOST_SAMPLES, hint="it is the number of samples of a node; 1 gives a single structure")
     _check_order(max_order)
     _check_bootstrap(bootstrap)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from brainet_pl import checks
 from brainet_pl.structure.canonical import Words, column_sums, in_order, refine, row_hashes
-from brainet_pl.structure.data import Floats, Path, PreparedData, Weights, as_array, as_table
+from brainet_pl.structure.data import Floats, PreparedData, Weights, as_array, as_table
 from brainet_pl.structure.discretize import MAX_LEVELS, Codes, check_bins, level_edges, level_scores
 from brainet_pl.structure.statistics import CodeTable, self_product, standardised
 from brainet_pl.together import exchange, lead, processes, rank, summed
@@ -187,9 +187,9 @@ class StreamedData(PreparedData):
         """The codes (n, d) that discrete tests and scores read, one byte each."""
         return CodeTable(self.ask(("codes", None)))
 
-    def announce(self, draw: Callable[[Path], Weights], paths: Iterable[Path]) -> None:
+    def announce(self, samples: Iterable[Weights]) -> None:
         """Hear which samples will be asked for, so that one pass serves many of them."""
-        self._announced = (draw(path) for path in paths)
+        self._announced = iter(samples)
 
     def correlation(self, weights: Weights | None = None) -> Floats:
         """(d, d) correlation of the normal scores, rows counted as often as `weights` (n,) says."""

@@ -20,6 +20,7 @@ def text_summary(ggt: GGT, temperature: float | None = None, width: int = 80, li
         f"{short(ggt.num_subnetworks)} sub-networks, {short(ggt.num_unique_structures)} unique structures, "
         f"depth {ggt.depth}, {ggt.num_leaves} leaves",
         f"temperature {temperature:.4g}: perplexity {ggt.perplexity(temperature):.4g}",
+        *threshold_line(ggt),
     ]
     if ggt.names is not None:
         text.append(f"variables: {listed(range(ggt.num_variables), ggt)}")
@@ -40,6 +41,20 @@ def text_summary(ggt: GGT, temperature: float | None = None, width: int = 80, li
     if len(tree) > lines:
         text.append(f"… {len(tree) - lines} more lines")
     return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in text)
+
+
+def threshold_line(ggt: GGT) -> list[str]:
+    """One line on the threshold that the tree was learned with, and how it came about; none where it is not known."""
+    threshold, found = ggt.settings.get("threshold"), ggt.settings.get("modularity")
+    if not isinstance(threshold, int | float):
+        return []
+    line = f"{ggt.settings.get('test', 'test')} at threshold {threshold:.4g}"
+    if ggt.settings.get("threshold_by") != "auto" or not isinstance(found, int | float):
+        return [line]
+    tried = ggt.settings.get("thresholds_tried")
+    if not found:
+        return [f"{line}: the test's own, because none of {tried} others gives sets that depend on themselves"]
+    return [f"{line}: the best of {tried}, modularity {found:.2f}"]
 
 
 def _set(node: Tree, ggt: GGT) -> str:

@@ -100,6 +100,19 @@ def test_defaults(load, tmp_path, capsys):
     assert all(np.isfinite(cell["test"]["nll"]) for cell in cells_of(tmp_path / "defaults.json").values())
 
 
+def test_taps(load, tmp_path, capsys):
+    taps = load("paper/taps")
+    taps.main(["--smoke", "--out", str(tmp_path)])
+    assert not any(key.startswith("stage") for key in cells_of(tmp_path / "taps.json"))  # no test image before --final
+    taps.main(["--smoke", "--final", "--out", str(tmp_path)])
+    taps.main(["ood", "--smoke", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "taps.json")
+    assert {f"stage 2/2000/{head}/0" for head in taps.HEADS} <= set(cells)
+    assert all(np.isfinite(cell["nll"]) for cell in cells.values())
+    assert all(0 <= v <= 100 for cell in cells_of(tmp_path / "taps_ood.json").values() for v in cell.values())
+    assert "| stage 3 | 4,000 | 1 |" in capsys.readouterr().out
+
+
 def test_differences_are_paired(load):
     defaults = load("defaults")
     found = defaults.paired([1.0, 2.0, 6.0], [0.0, 1.0, 5.0])

@@ -379,7 +379,7 @@ def test_widths_that_nobody_chose():
     assert smallest.num_params == smallest_budget(ggt, 10)
 
 
-@pytest.mark.parametrize("out", [2, 1000])
+@pytest.mark.parametrize("out", [100, 1000])
 def test_a_budget_that_nobody_chose_is_enough_for_any_tree(out):
     """Very many small sets: one neuron a layer takes more than 16,000."""
     d = 300
@@ -389,9 +389,10 @@ def test_a_budget_that_nobody_chose_is_enough_for_any_tree(out):
     least = smallest_budget(ggt, out)
     assert least > 16_000
     head = BRAINetHead(ggt, out)
-    assert head.num_params == least + (d * out if head.skip is not None else 0)
-    assert (head.skip is not None) == (out == 2)  # the other would take more than half
-    assert BRAINetHead(ggt, 2, min_width=3).num_params == smallest_budget(ggt, 2, min_width=3) + 2 * d
+    assert head.num_params == pytest.approx(2 * least, rel=0.05)
+    assert (head.skip is not None) == (out == 100)  # the other would take more than half
+    wide = BRAINetHead(ggt, out, min_width=3)
+    assert wide.num_params == pytest.approx(2 * smallest_budget(ggt, out, min_width=3), rel=0.05)
 
 
 def test_without_norm_and_with_other_activations():

@@ -1,0 +1,180 @@
+"""`threshold="auto"`: the threshold at which a table falls apart best.
+
+A threshold in nats means something else for every kind of feature: neighbouring pixels share whole nats of information,
+deep features hardly a tenth of one. What a network is wired by is not the threshold but the sets of variables that it
+leads to. So a grid of thresholds is laid by the share of pairs that each keeps, structures of a few samples are learned
+with each, and it is asked how much of all dependence their sets hold: their modularity (Newman & Girvan 2004). Of the
+thresholds that are nearly the best, the one that keeps most pairs is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brainet_pl.structure.independence import IndependenceTest, Margins, SingleMargins
+from brainet_pl.structure.independence.base import Ints
+
+Floats = NDArray[np.float64]
+Sets = Sequence[Ints]
+
+LARGEST_SHARE, RATIO = 0.75, 1.5  # of the pairs that the densest graph of the grid keeps; from one graph to the next
+FEWEST_NEIGHBOURS = 1.2  # of a variable on average in the sparsest graph; with fewer, there is nothing left to split
+FEWEST_GRAPHS = 4  # of a grid, however few variables there are
+SAMPLES = 3  # of rows, whose structures are looked at for each threshold: one alone is a matter of luck
+MANY = 2048  # variables, of which one sample has to do: its tests are held in memory, a matrix each
+NEARLY = 0.75  # of the largest modularity is as good
+TINY = 1e-9
+PATIENCE = 3  # denser graphs in a row that do not do better, after one that did: the others are denser still
+
+
+class Choice(NamedTuple):
+    """The threshold that was chosen, in nats, and what its sets are worth.
+
+    Attributes:
+        threshold: in nats; None where no graph of the grid falls apart into sets that are worth anything.
+        modularity: of its sets, the mean over samples, above 0 and below 1; 0 where there is none.
+        tried: (threshold, modularity) of every graph that was looked at, sparse ones first.
+    """
+
+    threshold: float | None
+    modularity: float
+    tried: tuple[tuple[float, float], ...]
+
+
+def strength_of(information: Floats) -> Floats:
+    """Mutual information in nats (…) → 1 - exp(-2·I), from 0 to 1: of Gaussian variables, their squared correlation.
+
+    >>> strength_of(np.array([0.0, np.inf])).tolist()
+    [0.0, 1.0]
+    """
+    return np.asarray(-np.expm1(-2.0 * np.maximum(information, 0.0)))
+
+
+def modularity(strength: Floats, sets: Sets) -> float:
+    """The share of all dependence that lies within the sets, less what would lie there by chance.
+
+    Args:
+        strength: (d, d), symmetric, 0 or more; its diagonal does not count.
+        sets: disjoint sets of variables, as arrays of their numbers, that are all of 0, …, d - 1 together.
+
+    Example:
+        Two pairs of dependent variables:
+
+        >>> strength = np.array([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]], dtype=float)
+        >>> modularity(strength, [np.array([0, 1]), np.array([2, 3])])
+        0.5
+        >>> modularity(strength, [np.arange(4)]), modularity(strength, [np.array([0, 2]), np.array([1, 3])])
+        (0.0, -0.5)
+    """
+    weight = strength - np.diag(strength.diagonal())
+    degree = weight.sum(axis=1)
+    total = degree.sum()
+    if total <= 0:
+        return 0.0
+    inside = sum(weight[np.ix_(s, s)].sum() for s in sets)
+    chance = sum(degree[s].sum() ** 2 for s in sets)
+    return float(inside / total - chance / total**2)
+
+
+def search_paths(d: int, depth: int) -> list[tuple[int, ...]]:
+    """The samples that thresholds are compared on: those of the first branches of a tree of d variables, two levels.
+
+    >>> search_paths(100, 2)
+    [(0,), (0, 0), (1,), (1, 1), (2,), (2, 2)]
+    """
+    return [(t,) * n for t in range(SAMPLES if d <= MANY else 1) for n in range(1, min(depth, 2) + 1)]
+
+
+def grid(information: Floats) -> list[float]:
+    """Thresholds (nats) at which graphs keep ever more pairs of (d, d) `information`, the sparsest first.
+
+    Every graph keeps `RATIO` times as many pairs as the one before, up to three quarters of them. Columns that depend
+    on no other, because they never vary, do not count; nor do equal thresholds twice.
+    """
+    others = information.copy()
+    np.fill_diagonal(others, 0.0)
+    varies = np.flatnonzero((others > 1e-9).any(axis=0))
+    d = len(varies)
+    if d < 3:
+        return []
+    pairs = information[np.ix_(varies, varies)][np.triu_indices(d, 1)]
+    shares = [LARGEST_SHARE]
+    while len(shares) < FEWEST_GRAPHS or shares[-1] / RATIO * (d - 1) >= FEWEST_NEIGHBOURS:
+        shares.append(shares[-1] / RATIO)
+    ordered = np.sort(pairs)[::-1]
+    kept = dict.fromkeys(round(share * len(ordered)) for share in reversed(shares))
+    # Between two pairs, so that no pair lies on a threshold; the information of copies is infinite.
+    found = [0.5 * (ordered[m - 1] + ordered[m]) for m in kept if 0 < m < len(ordered)]
+    return [float(t) for t in dict.fromkeys(found) if 0 < t < np.inf]
+
+
+def choose_threshold(
+    information: Floats, split: Callable[[float], Sequence[Sets]], spent: Callable[[], bool] = lambda: False
+) -> Choice:
+    """The smallest threshold of the grid whose sets have nearly the largest modularity: it forgets the fewest pairs.
+
+    Args:
+        information: (d, d) mutual information of pairs, in nats.
+        split: from a threshold to the sets of variables that it leads to, in each of a few samples; they are all of
+            0, …, d - 1 together.
+        spent: whether there is no time left: what was tried until then is all there is.
+    """
+    strength = strength_of(information)
+    tried: list[tuple[float, float]] = []
+    best, behind = 0.0, 0
+    for candidate in grid(information):
+        found = split(candidate)
+        if spent():
+            break
+        value = float(np.mean([modularity(strength, sets) for sets in found]))
+        tried.append((candidate, value))
+        behind = 0 if value > best else behind + 1
+        best = max(best, value)
+        if best > TINY and behind == PATIENCE:
+            break
+    good = [(t, value) for t, value in tried if value > TINY and value >= NEARLY * best]
+    threshold, worth = good[-1] if good else (None, 0.0)
+    return Choice(threshold, worth, tuple(tried))
+
+
+class AtThreshold:
+    """A test in nats with another threshold: all margins are information less a threshold, so they only shift.
+
+    What the test has summed over rows is then summed once for all thresholds.
+    """
+
+    keeps_all = False
+
+    def __init__(self, test: IndependenceTest, own: float, threshold: float) -> None:
+        self.test, self.shift, self.capped = test, threshold - own, test.capped
+        for name in ("strength", "list_length"):
+            if hasattr(test, name):
+                setattr(self, name, getattr(test, name))
+
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+        """(L, R) margins of left × right given `condition`."""
+        return np.asarray(self.test.block(condition, left, right) - self.shift)
+
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """(T,) margins of x (T,) and y (T,) given conditions (T, n)."""
+        return np.asarray(self.test.pairs(x, y, conditions) - self.shift)
+
+
+class SinglesAtThreshold(AtThreshold):
+    """The same of a test that finds the best of many single conditions by itself."""
+
+    def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
+        """(Y,) the smallest margin of `x` and each of `y` given one of `z`, and its place in z."""
+        assert isinstance(self.test, SingleMargins)
+        margin, place = self.test.weakest(x, y, z)
+        return margin - self.shift, place
+
+
+def at_threshold(test: IndependenceTest, own: float, threshold: float) -> Margins:
+    """`test`, which is bound to its `own` threshold, as it would be with another one."""
+    kind = SinglesAtThreshold if isinstance(test, SingleMargins) else AtThreshold
+    return kind(test, own, threshold)
