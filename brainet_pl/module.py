@@ -384,12 +384,12 @@ class BRAINet(pl.LightningModule):
             same = False
         if stored["in_features"] is not None and not same:
             self._build_head(int(stored["in_features"]), ggt)
-        ours = {type(score).__name__ for score in self.scores}
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
                 continue
-            if str(score["class_path"]).rpartition(".")[2] not in ours:  # fitted there, so it can be used here
-                self.scores.add(make_part(Score, score, "scores").to(self.device))
+            made = make_part(Score, score, "scores")
+            if made.key not in self.scores:  # fitted there, so it can be used here
+                self.scores.add(made.to(self.device))
         self._tap_scores()
 
     # -- forward ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from brainet_pl import checks
 from brainet_pl.parts import primitive
 from brainet_pl.passes import Passes
-from brainet_pl.scores.base import Score, Surroundings, check_taps
+from brainet_pl.scores.base import Score, Surroundings, check_name, check_taps
 from brainet_pl.scores.density import GenerativeScore, Kind, check_density
 from brainet_pl.structure import GGT, FeatureStream, learn_structure
 from brainet_pl.structure.learn import MOST_SAMPLES
@@ -44,6 +44,7 @@ class Generative(Score):
         progress: show a progress bar while the tree is learned.
         layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
         pool: how their maps and tokens become features, as in `Backbone`.
+        name: what tells it from another Generative of the model: its scores end with `_<name>`; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"generative": "nats", "generative_weighted": "nats", "combined": "deviations"}
@@ -64,9 +65,10 @@ class Generative(Score):
         progress: bool = True,
         layers: str | list[str] | None = None,
         pool: str | list[str] | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__()
-        self.layers, self.pool = layers, pool
+        self.layers, self.pool, self.name = layers, pool, check_name(name)
         check_taps(self)
         self.kind = kind
         self.prior, self.bins, self.max_parents = check_density(kind, prior, bins, max_parents)
