@@ -557,7 +557,7 @@ class FeatureExtractor(nn.Module):
 
     def _as_weights(self, x: Any) -> Any:
         """Floating-point inputs in the type of the weights: 64 bits from NumPy, or 32 for a model of 16."""
-        weights = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+        weights = next((p for p in self.parameters() if p.is_floating_point()), None)  # the removed layer's too
         if weights is None:
             return x
         if isinstance(x, Mapping):

@@ -18,6 +18,7 @@ from brainet_pl.structure.discretize import Codes
 Ints = NDArray[np.intp]
 Floats = NDArray[np.float64]
 
+_NARROW = 256  # columns up to which products are summed in 64 bits
 _GRAM_VALUES = 1 << 24  # values copied at a time while a Gram matrix is summed over rows
 
 
@@ -259,8 +260,18 @@ def correlation(scores: NDArray[np.float32], weights: NDArray[np.int64] | None =
                 block = block * np.sqrt(weight)[:, None]
         else:
             total += block.sum(axis=0, dtype=np.float64)
-        gram += block.T @ block  # of a matrix with itself: half the work of any other product
+        gram += self_product(block)
     return standardised(gram, total, n if weights is None else int(weights.sum()))
+
+
+def self_product(block: NDArray[np.float32]) -> Floats:
+    """blockᵀ·block (d, d) of rows (n, d), in 64 bits where that costs little.
+
+    Sums in 32 bits are a few millionths off and differ between processors and libraries: enough to move a test that
+    lies at its threshold. A matrix times itself is half the work of any other product.
+    """
+    exact = block.astype(np.float64) if block.shape[1] <= _NARROW else block
+    return np.asarray(exact.T @ exact, dtype=np.float64)
 
 
 def standardised(gram: Floats, total: Floats, count: int) -> Floats:

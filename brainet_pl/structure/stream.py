@@ -28,7 +28,7 @@ from brainet_pl import checks
 from brainet_pl.structure.canonical import Words, column_sums, in_order, refine, row_hashes
 from brainet_pl.structure.data import Floats, Path, PreparedData, Weights, as_array, as_table
 from brainet_pl.structure.discretize import MAX_LEVELS, Codes, check_bins, level_edges, level_scores
-from brainet_pl.structure.statistics import CodeTable, standardised
+from brainet_pl.structure.statistics import CodeTable, self_product, standardised
 from brainet_pl.together import exchange, lead, processes, rank, summed
 
 Learn = TypeVar("Learn", bound=Callable[..., Any])
@@ -379,7 +379,7 @@ class StreamedData(PreparedData):
                     root = np.sqrt(own[drawn], dtype=np.float32)
                     # √w on both sides: the product of a matrix with itself costs half of a general one.
                     part = scores[drawn] * root[:, None]
-                    gram += part.T @ part
+                    gram += self_product(part)
                     total += root @ part
 
         self._together(add)
