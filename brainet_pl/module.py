@@ -41,7 +41,8 @@ from brainet_pl.network.base import MOST_PASSES, need_tree
 from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
 from brainet_pl.ranks import Places
-from brainet_pl.scores import Score, ScoreSet, Surroundings
+from brainet_pl.scores import Score, ScoreSet, Surroundings, Verdict
+from brainet_pl.scores.reference import p_values
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
 from brainet_pl.together import agree
@@ -98,6 +99,8 @@ class BRAINet(pl.LightningModule):
         task: `Classification` or `Regression`, with their settings; null is a classification of `num_classes`.
         scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`.
         calibration: a calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
+        verdict: how `known_p` and `known` of a prediction are found: by which score, at which level; null is
+            `Verdict()`, at most 5 % of known inputs called unknown.
         metrics: further metrics beside those of the task.
         columns: which parts of a batch are the inputs and the target, where batches have names; null guesses.
         passes: how often a head that draws is run for a prediction.
@@ -114,6 +117,7 @@ class BRAINet(pl.LightningModule):
         task: TaskLike = None,
         scores: ScoresLike = None,
         calibration: CalibratorLike = None,
+        verdict: Verdict | None = None,
         metrics: MeasuresLike = None,
         columns: Columns | None = None,
         passes: int = 15,
@@ -128,10 +132,13 @@ class BRAINet(pl.LightningModule):
         self.backbone, self._backbone_lr = chosen.build(), chosen.lr
         self.columns = Columns(**columns) if isinstance(columns, Mapping) else columns
         self.scores = ScoreSet([make_part(Score, score, "scores") for score in scores or ()], self.task.units)
-        self._tap_scores()
         self.calibration = None if calibration is None else make_part(Calibrator, calibration, "calibration")
         if self.calibration is not None:
             self.calibration.check(self.task)
+            self.calibration.bring(self.scores, None if self.backbone.raw else self.backbone.model)
+        self._tap_scores()
+        self.verdict = Verdict(**verdict) if isinstance(verdict, Mapping) else verdict or Verdict()
+        self.verdict.choose([], list(self.scores.units))
         self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
@@ -167,6 +174,7 @@ class BRAINet(pl.LightningModule):
             "task": self.task,
             "scores": list(self.scores),
             "calibration": self.calibration,
+            "verdict": vars(self.verdict),
             "columns": None if self.columns is None else vars(self.columns),
             "passes": self.passes,
             "lr": self._lr,
@@ -203,6 +211,11 @@ class BRAINet(pl.LightningModule):
         refuse_sharding(self.trainer)
         if stage != "fit":
             return
+        if self.calibration is not None and self.calibration.needs_validation and not self.trainer.enable_validation:
+            raise ValueError(
+                f"expected validation data for {type(self.calibration).__name__}, got none: give the datamodule a "
+                "val_dataloader, or the fit val_dataloaders, and a limit_val_batches above 0; or leave calibration out"
+            )
         self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
             self._build_head(len(self._few().features[0]))
@@ -439,11 +452,10 @@ class BRAINet(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
-        watched = self._settles and (len(self.scores) > 0 or self.calibration is not None)
-        seen = self._look(batch, batch_idx, scored=watched)
+        seen = self._look(batch, batch_idx, scored=self._settles)
         assert seen.target is not None
         self._update(self.val_metrics, seen.passes.predicted, seen.target)
-        if watched:
+        if self._settles:
             self.scores.watch(seen.passes, seen.scores)
             if self.calibration is not None:
                 self.calibration.watch(seen.passes.predicted, seen.target, seen.scores)
@@ -514,7 +526,24 @@ class BRAINet(pl.LightningModule):
         passes = self.passes_of(inputs_of(batch, self.columns))
         scores = self.scores(passes)
         answer = self.task.predict(passes, self.final(passes, scores))
-        return answer | dict(scores)
+        found = answer | self.judge(scores)
+        return found | {name: values for name, values in scores.items() if name not in found}  # `std` is calibrated
+
+    def judge(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Scores (B,) → the verdict: `known_p`, a conformal p-value, and `known`; nothing without validation data.
+
+        `known_p` is (1 + #{validation samples at least as strange}) / (n + 1). Of inputs like the validation data at
+        most a share `verdict.level` is called unknown, whatever the model; an input with NaN in its score is.
+        """
+        mapped = None if self.calibration is None else self.calibration.score_name
+        wanted = [*([] if mapped is None else [mapped]), *self.scores.preferred]
+        reference = self.scores.reference
+        there = [name for name in scores if name in reference]
+        if not there or (self.verdict.score is not None and self.verdict.score not in there):
+            return {}
+        score = self.verdict.choose(wanted, there)
+        p = p_values(scores[score], reference[score])
+        return {"known_p": p, "known": p > self.verdict.level}
 
     def _update(self, metrics: MetricCollection, predicted: Tensor, target: Tensor) -> None:
         metrics.update(predicted, target)

@@ -24,7 +24,8 @@ class PredictionFile(Callback):
     """Writes what `predict_step` returns, one row a sample, to a CSV file in the run's folder.
 
     Columns are `loader` (its name in a dictionary of loaders, else its number), `sample` (the number of the sample in
-    its loader) and what the model gives. Rows are written batch by batch to a part file of each process. When the
+    its loader) and what the model gives. Where that is a verdict (`known`), the number of inputs that looked unknown is
+    told at the end. Rows are written batch by batch to a part file of each process. When the
     prediction is over, the parts become one file in the order of the samples, whatever the number of processes.
 
     Args:
@@ -40,6 +41,7 @@ class PredictionFile(Callback):
         self._part: IO[str] | None = None
         self._columns: list[str] = []
         self._told = False
+        self._judged = self._unknown = 0
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Agree on the folder; a part that an interrupted prediction left is written anew."""
@@ -48,6 +50,7 @@ class PredictionFile(Callback):
         self._names = list(loaders) if isinstance(loaders, Mapping) else list(range(count))
         self._path = Path(trainer.strategy.broadcast(str(run_folder(trainer)))) / self.file
         self._columns, self._told = [], False
+        self._judged = self._unknown = 0
 
     def on_predict_batch_end(
         self,
@@ -77,6 +80,9 @@ class PredictionFile(Callback):
                 columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)
         size = len(next(iter(columns.values())))
         numbers = self._places.of_batch(trainer, size, batch_idx, dataloader_idx).tolist()
+        if "known" in columns:
+            verdicts = columns["known"][: len(numbers)]
+            self._judged, self._unknown = self._judged + len(verdicts), self._unknown + verdicts.count(False)
         file = self._open_part(trainer, list(columns))
         rows = zip(*(values[: len(numbers)] for values in columns.values()), strict=True)
         write_rows(file, ([self._names[dataloader_idx], n, *row] for n, row in zip(numbers, rows, strict=True)))
@@ -105,6 +111,9 @@ class PredictionFile(Callback):
         if written:
             on_rank_zero(trainer, lambda: self._merge(written))
             rank_zero_info(f"predictions: {self._path}")
+        judged, unknown = (sum(counts) for counts in zip(*everyones((self._judged, self._unknown)), strict=True))
+        if judged:
+            rank_zero_info(f"{unknown:,} of {judged:,} inputs look unknown (column known of the predictions)")
 
     def _merge(self, parts: list[Path]) -> None:
         """Each part is in the order of loaders and samples, so that one row of each is enough to find the next one."""

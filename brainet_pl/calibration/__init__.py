@@ -1,6 +1,7 @@
 """Calibrators: they watch the validation data of a fit, settle, and map averaged predictions to what a user gets."""
 
 from brainet_pl.calibration.base import Calibrator
+from brainet_pl.calibration.density import DensityScaling
 from brainet_pl.calibration.temperature import TemperatureScaling
 
-__all__ = ["Calibrator", "TemperatureScaling"]
+__all__ = ["Calibrator", "DensityScaling", "TemperatureScaling"]

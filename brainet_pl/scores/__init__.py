@@ -1,7 +1,7 @@
 """Scores: numbers that are higher for an input more unlike the training data, for any head.
 
-`Generative` (the densities of a learned tree), `KNN` and `Mahalanobis` read features, `Combined` adds several scores up;
-the scores of the prediction itself (`max_softmax`, `entropy`, `mutual_information` …) come with every task and need no
+`Generative` (the densities of a learned tree), `KNN` and `Mahalanobis` read features, `Combined` adds scores up; the
+scores of the prediction itself (`max_softmax`, `entropy`, `mutual_information` …) come with every task and need no
 setting.
 """
 
@@ -11,6 +11,7 @@ from brainet_pl.scores.density import GenerativeScore
 from brainet_pl.scores.generative import Generative
 from brainet_pl.scores.mahalanobis import Mahalanobis
 from brainet_pl.scores.neighbours import KNN
+from brainet_pl.scores.reference import Verdict
 
 __all__ = [
     "KNN",
@@ -22,4 +23,5 @@ __all__ = [
     "Score",
     "ScoreSet",
     "Surroundings",
+    "Verdict",
 ]

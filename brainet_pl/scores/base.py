@@ -62,6 +62,7 @@ class Score(Part, nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("fitted", torch.tensor(not self.needs_fit))
+        self._ready = not self.needs_fit  # the same outside the tensor: an exported graph can't branch on one
 
     @property
     def taps(self) -> Taps | None:
@@ -80,7 +81,11 @@ class Score(Part, nn.Module, ABC):
     @property
     def ready(self) -> bool:
         """Whether it can be used."""
-        return bool(self.fitted)
+        return self._ready
+
+    def _mark(self, ready: bool) -> None:
+        self._ready = ready
+        self.fitted.fill_(ready)
 
     def surround(self, surroundings: Surroundings) -> None:
         """Hear of the model around, before `fit`."""
@@ -94,7 +99,7 @@ class Score(Part, nn.Module, ABC):
         """
         check_training(features, labels)
         self.fit(features, labels)
-        self.fitted.fill_(True)
+        self._mark(True)
 
     @property
     def sums(self) -> bool:
@@ -122,7 +127,7 @@ class Score(Part, nn.Module, ABC):
             self.fit(features if len(features) else features.new_empty(0, width), labels)
         finally:
             self.shared = False
-        self.fitted.fill_(True)
+        self._mark(True)
 
     def learn_alone(self, share: ExtractedShare) -> None:
         """`learn` in the first process, from the samples of all; the others take what it learned. A collective."""
@@ -145,6 +150,10 @@ class Score(Part, nn.Module, ABC):
     def settle(self) -> None:
         """Take what `watch` saw of the epoch as the reference from now on."""
 
+    def complete(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """After `settle`, all scores (N,) of the epoch → those of its own that follow from the new reference."""
+        return {}
+
     @abstractmethod
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes → the scores (B,) by name."""
@@ -156,8 +165,9 @@ class Score(Part, nn.Module, ABC):
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
         """Take the shapes of what is loaded; a checkpoint without this score leaves it unfitted."""
         if f"{prefix}fitted" not in state_dict:
-            self.fitted.fill_(not self.needs_fit)
+            self._mark(not self.needs_fit)
             return
+        self._ready = bool(state_dict[f"{prefix}fitted"])
         for name, buffer in list(self._buffers.items()):
             stored = state_dict.get(prefix + name)
             if buffer is not None and stored is not None and stored.shape != buffer.shape:
@@ -235,17 +245,24 @@ class ScoreSet(nn.Module):
                 f"{type(score).__name__} out, or give it a name of its own, {type(score).__name__}(name=…)"
             )
         self.members[score.key] = score
-        parts = [part for part in self if not isinstance(part, JoinedScore)]
-        leading = [part.called(next(iter(part.units))) for part in parts] + ["energy"] * ("energy" in self._taken)
         for part in self:
             if isinstance(part, JoinedScore):
-                part.leading = leading
+                part.leading = self._leading()
 
     @property
     def units(self) -> dict[str, str]:
         """Name → unit of every score that a model may give, the prediction's own first."""
         ours = {score.called(name): unit for score in self for name, unit in score.units.items()}
         return self._taken | ours
+
+    @property
+    def preferred(self) -> list[str]:
+        """The names of scores by which an input is best called strange, the best first."""
+        return [*sorted(self._joined), *self._leading()]
+
+    def _leading(self) -> list[str]:
+        parts = [part for part in self if not isinstance(part, JoinedScore)]
+        return [part.called(next(iter(part.units))) for part in parts] + ["energy"] * ("energy" in self._taken)
 
     def __iter__(self) -> Iterator[Score]:
         return iter(self.members.values())  # type: ignore[arg-type]
@@ -282,8 +299,12 @@ class ScoreSet(nn.Module):
         self.reference.collected.update({name: v for name, v in scores.items() if name not in self._joined})
         for score in self:
             if score.ready:
-                own = {name: scores[score.called(name)] for name in score.units if score.called(name) in scores}
-                score.watch(passes.seen_by(score.taps), {**scores, **own})
+                score.watch(passes.seen_by(score.taps), self._as_known_to(score, scores))
+
+    @staticmethod
+    def _as_known_to(score: Score, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own = {name: scores[score.called(name)] for name in score.units if score.called(name) in scores}
+        return {**scores, **own}
 
     @property
     def _joined(self) -> set[str]:
@@ -298,6 +319,10 @@ class ScoreSet(nn.Module):
             return
         columns = self.reference.collected.compute()
         self.reference.collected.reset()
+        for score in self:
+            if score.ready:
+                more = score.complete(self._as_known_to(score, columns))
+                columns |= {score.called(name): values for name, values in more.items()}
         for score in self:
             if isinstance(score, JoinedScore):
                 score.refer(columns)

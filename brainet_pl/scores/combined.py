@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,19 +41,15 @@ class Combined(JoinedScore):
                 "or leave it out"
             )
         self.of, self.name = None if of is None else list(of), check_name(name)
-        self.register_buffer("listed", torch.empty(0, dtype=torch.uint8))  # the names of what was added, as JSON
+        self.names: list[str] = []  # what is added, once there are validation data
+        self.register_buffer("listed", torch.empty(0, dtype=torch.uint8))  # the same, as JSON
         for buffer in ("knots", "heights", "slopes"):
             self.register_buffer(buffer, torch.empty(0))
 
     @property
     def ready(self) -> bool:
         """Whether it has seen validation data."""
-        return len(self.slopes) > 0
-
-    @property
-    def names(self) -> list[str]:
-        """The scores that are added, once there are validation data."""
-        return list(json.loads(bytes(self.listed.tolist()).decode())) if self.ready else []
+        return len(self.names) > 0
 
     def refer(self, columns: Mapping[str, Tensor]) -> None:
         """Learn the surprise of every score from those of validation data (N,)."""
@@ -67,9 +63,16 @@ class Combined(JoinedScore):
         parts = zip(*(fit_surprise(columns[name]) for name in names), strict=True)
         device = self.fitted.device
         self.knots, self.heights, self.slopes = (torch.stack(part).to(device) for part in parts)
+        self.names = names
         self.listed = torch.frombuffer(bytearray(json.dumps(names).encode()), dtype=torch.uint8).to(device)
 
     def join(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All other scores (B,) → `joint` (B,); NaN in one of them is as strange as can be."""
         fitted = zip(self.names, self.knots, self.heights, self.slopes, strict=True)
         return {"joint": torch.stack([Surprise(*one)(scores[name]) for name, *one in fitted]).sum(dim=0)}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Read the names too."""
+        listed = state_dict.get(f"{prefix}listed")
+        self.names = [] if listed is None or not len(listed) else json.loads(bytes(listed.tolist()).decode())
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -7,17 +7,21 @@ on beyond the last validation sample: it tells the strange from the very strange
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from brainet_pl import checks
 from brainet_pl.scores.density import keep_wide
 
 MOST_KEPT = 10_000  # validation samples whose scores travel in a checkpoint; more say hardly more about a p-value
+FEW = 200  # validation samples below which p-values are so coarse that a user should hear of it
 TAIL = 0.1  # share of validation samples, the strangest ones, that an exponential tail is fitted to
 LEVELS = 18  # knots of the surprise between the least strange sample and the tail
 _PREFIX = "of_"  # so that no score is called like something that a module has
@@ -33,6 +37,37 @@ def p_values(scores: Tensor, reference: Tensor) -> Tensor:
     below = torch.searchsorted(reference, scores.nan_to_num(nan=torch.inf).contiguous())
     n = len(reference)
     return ((1 + n - below).to(reference.dtype) / (n + 1)).masked_fill(scores.isnan(), 0.0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a model tells whether it knows an input.
+
+    Attributes:
+        score: the score that it goes by; null is that of the calibrator, else `joint` (`Combined`), else the first of
+            `scores`, else the energy or what the task has.
+        level: the share of known inputs that may be called unknown.
+    """
+
+    score: str | None = None
+    level: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.score, str | None):
+            raise ValueError(f"expected score of the verdict to be a name, got {checks.shown(self.score)}: give a name")
+        if not 0 < checks.share("level of the verdict", self.level) < 1:
+            raise ValueError(f"expected level of the verdict between 0 and 1, got {self.level}: 0.05 is usual")
+
+    def choose(self, wanted: Sequence[str], known: Sequence[str]) -> str:
+        """The score it goes by, of those that a model has; without a choice, the first of `wanted` that is there."""
+        if self.score is not None:
+            if self.score not in known:
+                raise ValueError(
+                    f"expected score of the verdict to be one of {', '.join(known)}, got {self.score!r}: choose one, "
+                    "or add the part that gives it to scores"
+                )
+            return self.score
+        return next(name for name in [*wanted, *known] if name in known)
 
 
 class Surprise(NamedTuple):
@@ -105,6 +140,7 @@ class Reference(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.collected = ScoreColumns()
+        self._told = False
 
     def __contains__(self, score: object) -> bool:
         return f"{_PREFIX}{score}" in self._buffers
@@ -119,6 +155,13 @@ class Reference(nn.Module):
 
     def keep(self, columns: Mapping[str, Tensor]) -> None:
         """Take scores (N,) of validation data as the reference from now on; NaN counts as the strangest."""
+        n = min((len(values) for values in columns.values()), default=FEW)
+        if n < FEW and not self._told:
+            self._told = True
+            rank_zero_warn(
+                f"p-values of inputs, `known_p`, are no finer than {1 / (n + 1):.2g}: expected at least {FEW} "
+                f"validation samples, got {n}; give more of them"
+            )
         self._buffers.clear()
         for name, values in columns.items():
             if len(values) > MOST_KEPT:  # any sample of the samples is as good a reference
