@@ -8,7 +8,7 @@ READY := .venv/.ready
 help:
 	@echo "make demo      fit and test on digits, and write a report of it"
 	@echo "make test      lint, types and the fast tests"
-	@echo "make test-all  the same with the slow tests"
+	@echo "make test-all  the same with the slow tests, and all that touches Lightning once more under \`lightning\`"
 	@echo "make test-min  the fast tests with the least versions that pyproject.toml allows, in .venv-min"
 
 $(READY): pyproject.toml
@@ -29,6 +29,7 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest
+	BRAINET_LIGHTNING=lightning $(BIN)/python -m pytest tests/callbacks tests/datamodules tests/tasks tests/test_*.py
 
 .venv-min/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-min

@@ -21,14 +21,15 @@ from common.data import relu_features
 from common.store import write_whole
 from common.tables import table
 from common.timing import race
+from common.training import loss
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from brainet_pl.network import BRAINetHead
 from brainet_pl.network.mlp import hidden_width, mlp_layers
 from brainet_pl.structure import GGT, learn_structure
 
 CLASSES, BATCH, PASSES = 10, 256, 15
+EVERY = 10**6  # draws: as many as it takes for every branch of every node
 
 
 def mlp(d: int, depth: int, num_params: int, dropout: float = 0.0) -> nn.Sequential:
@@ -43,7 +44,7 @@ def train_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     def step() -> None:
         model.train()
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        loss(model(x), y).backward()
         optimizer.step()
 
     return step
@@ -59,7 +60,7 @@ def memory(model: nn.Module, x: Tensor, y: Tensor) -> int:
 
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        F.cross_entropy(model(x), y)
+        loss(model(x), y)
     return sum(kept.values()) + 3 * sum(p.numel() * p.element_size() for p in model.parameters())
 
 
@@ -83,11 +84,17 @@ def compare(ggt: GGT, d: int, num_params: int, seconds: float) -> dict[str, Any]
     torch.manual_seed(0)
     x, y = torch.randn(BATCH, d), torch.randint(CLASSES, (BATCH,))
     flat = mlp(d, max(1, ggt.depth), num_params)
-    heads = {s: BRAINetHead(ggt, CLASSES, num_params=num_params, sampling=s) for s in ("sample", "batch")}  # type: ignore[arg-type]
-    steps = {"mlp": train_step(flat, x, y)} | {s: train_step(h, x, y) for s, h in heads.items()}
+    kinds: dict[str, dict[str, Any]] = {
+        "all": {},
+        "every": {"draws": EVERY},
+        "sample": {"draws": 1},
+        "batch": {"draws": 1, "sampling": "batch"},
+    }
+    heads = {name: BRAINetHead(ggt, CLASSES, num_params=num_params, **kind) for name, kind in kinds.items()}
+    steps = {"mlp": train_step(flat, x, y)} | {name: train_step(head, x, y) for name, head in heads.items()}
     train = {name: found.median for name, found in race(steps, seconds).items()}
-    ratio_memory = memory(heads["sample"], x, y) / memory(flat, x, y)
-    head, dropped = heads["sample"].eval(), mlp(d, max(1, ggt.depth), num_params, dropout=0.1)
+    ratio_memory = memory(heads["all"], x, y) / memory(flat, x, y)
+    head, dropped = heads["all"].eval(), mlp(d, max(1, ggt.depth), num_params, dropout=0.1)
     flat.eval()
 
     def quiet(call: Callable[[Tensor], Any]) -> Callable[[], Any]:
@@ -111,8 +118,10 @@ def compare(ggt: GGT, d: int, num_params: int, seconds: float) -> dict[str, Any]
         "sub-networks": ggt.num_subnetworks,
         "buckets": [[b.shape for b in level.buckets] for level in head.plan.levels],
         "mlp step ms": 1e3 * train["mlp"],
-        "step / MLP, per sample": train["sample"] / train["mlp"],
-        "step / MLP, per batch": train["batch"] / train["mlp"],
+        "step / MLP": train["all"] / train["mlp"],
+        "step / MLP, every branch": train["every"] / train["mlp"],
+        "step / MLP, one draw": train["sample"] / train["mlp"],
+        "step / MLP, one a batch": train["batch"] / train["mlp"],
         "simultaneous / MLP": infer["simultaneous"] / infer["mlp"],
         "15 passes / MC-dropout": infer["stochastic"] / min(infer["folded"], infer["looped"]),
         "memory / MLP": ratio_memory,

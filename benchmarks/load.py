@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from common.store import write_whole
 from common.tables import table
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
+from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.scores import Mahalanobis

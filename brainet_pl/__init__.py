@@ -3,21 +3,31 @@
 `learn_structure` and `rai` learn structures, `BRAINetHead` turns one into a module, `swap_head` puts it on a trained
 model, `GenerativeScore` tells inputs unlike the training data, and `BRAINet` is the LightningModule around it all. Its
 parts are in `brainet_pl.network` (heads), `brainet_pl.scores`, `brainet_pl.calibration` and `brainet_pl.tasks`.
+`BRAINetClassifier` and `BRAINetRegressor` are the same for people who know scikit-learn.
+
+A name is imported when it is first used: the structure learner does not wait for Lightning and torchvision.
 """
 
-from brainet_pl.backbones import Backbone
-from brainet_pl.module import BRAINet
-from brainet_pl.network import BRAINetHead
-from brainet_pl.scores import GenerativeScore
-from brainet_pl.structure import GGT, learn_structure, rai
-from brainet_pl.swap import SwappedModel, swap_head
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from brainet_pl.backbones import Backbone
+    from brainet_pl.estimators import BRAINetClassifier, BRAINetRegressor
+    from brainet_pl.module import BRAINet
+    from brainet_pl.network import BRAINetHead
+    from brainet_pl.scores import GenerativeScore
+    from brainet_pl.structure import GGT, learn_structure, rai
+    from brainet_pl.swap import SwappedModel, swap_head
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
     "GGT",
     "BRAINet",
+    "BRAINetClassifier",
     "BRAINetHead",
+    "BRAINetRegressor",
     "Backbone",
     "GenerativeScore",
     "SwappedModel",
@@ -26,3 +36,30 @@ __all__ = [
     "rai",
     "swap_head",
 ]
+
+_HOMES = {
+    "GGT": "structure",
+    "BRAINet": "module",
+    "BRAINetClassifier": "estimators",
+    "BRAINetHead": "network",
+    "BRAINetRegressor": "estimators",
+    "Backbone": "backbones",
+    "GenerativeScore": "scores",
+    "SwappedModel": "swap",
+    "learn_structure": "structure",
+    "rai": "structure",
+    "swap_head": "swap",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, once."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

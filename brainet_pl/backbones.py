@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from brainet_pl import batches, checks
 from brainet_pl.batches import Precomputed
-from brainet_pl.cut import HeadLayer, Reached, check_layer, find_head, quiet, remove_head
-from brainet_pl.taps import Catcher, Tap, Taps, Use, View, channels_of, check_fits, pooled, watch
+from brainet_pl.cut import HeadLayer, Reached, check_layer, chosen, find_head, quiet, remove_head
+from brainet_pl.taps import Catcher, Tap, Taps, Use, View, channels_of, check_fits, check_size, parts, pooled, watch
 from brainet_pl.together import everyones
 
 # -- CIFAR networks ---------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Backbone:
             the model's stages; null is what the classification layer was given.
         pool: how maps and tokens become features: "mean", "mean_std", a grid such as "4x4", "cls", "tokens" or
             "flatten"; one for all layers, or a list with one for each. null averages, except that tokens of the last
-            layer are flattened.
+            layer are flattened where no `attention_mask` tells them from padding.
     """
 
     model: Any = None  # nn.Module | str | None; jsonargparse would list every module that there is
@@ -234,12 +234,24 @@ class Backbone:
 
     def build(self) -> FeatureExtractor:
         """The feature extractor of a copy; the model's own classification layer goes with the first inputs."""
-        model = copy.deepcopy(make_backbone(self.model, self.weights, self.options))  # never the user's own
+        model = _copied(make_backbone(self.model, self.weights, self.options))  # never the user's own
         taps = Taps.of(self.layers, self.pool)
         pool = self.pool if taps is None and isinstance(self.pool, str) else None
         return FeatureExtractor(
             model, frozen=self.freeze or model is None, head_layer=self.head_layer, taps=taps, pool=pool
         )
+
+
+def _copied(model: nn.Module | None) -> nn.Module | None:
+    """A copy of a model, of one that was compiled without what compiling added; what it keeps of a graph is cut off."""
+    model = getattr(model, "_orig_mod", model)
+    kept: dict[int, Any] = {}
+    for part in [] if model is None else model.modules():
+        for value in vars(part).values():
+            for tensor in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(tensor, Tensor) and not tensor.is_leaf:  # a weight norm, a cache; it can't be copied
+                    kept[id(tensor)] = tensor.detach().clone()
+    return copy.deepcopy(model, kept)
 
 
 def make_backbone(
@@ -267,7 +279,7 @@ def make_backbone(
         try:
             import timm
         except ImportError as error:
-            raise ImportError(f"{backbone} needs the package timm: pip install timm") from error
+            raise ImportError(f"{backbone} needs the package timm: pip install 'brainet_pl[timm]'") from error
         named_weights = bool(weights) and not Path(str(weights)).is_file()
         model = timm.create_model(backbone.removeprefix("timm/"), pretrained=named_weights, **more)
         weights = None if named_weights else weights
@@ -407,12 +419,12 @@ class FeatureExtractor(nn.Module):
         aside = set() if self.own is None else set(self.own.parameters())
         return [p for p in self.parameters() if p not in aside]
 
-    def settle(self, parts: list[Precomputed], shared: bool = False) -> list[Precomputed]:
-        """Learn the scale of tapped features from those of the training data; the same parts, on that scale.
+    def settle(self, found: list[Precomputed], shared: bool = False) -> list[Precomputed]:
+        """Learn the scale of tapped features from those of the training data; the same, on that scale.
 
         Args:
-            parts: what was read of the training data before the scale was known.
-            shared: whether other processes have parts too, all together or none; then this is a collective.
+            found: what was read of the training data before the scale was known.
+            shared: whether other processes have some too, all together or none; then this is a collective.
         """
         # The head's view goes by None, as whoever reads it asks for it.
         waiting: list[tuple[Taps | None, View]] = [
@@ -420,7 +432,7 @@ class FeatureExtractor(nn.Module):
             for i, view in enumerate(self.seen)
             if not view.settled
         ]
-        sums = [_sums([part.view(taps) for part in parts]) for taps, _ in waiting]
+        sums = [_sums([part.view(taps) for part in found]) for taps, _ in waiting]
         shares = [share for share in everyones(sums) if share[0] is not None] if shared else [sums]
         for i, (_, view) in enumerate(waiting):
             count, first, second = (sum(column) for column in zip(*(share[i] for share in shares), strict=True))
@@ -433,7 +445,7 @@ class FeatureExtractor(nn.Module):
             more = {taps: scales[taps].scaled(x) if taps in scales else x for taps, x in part.more.items()}
             return Precomputed(features, more, part.own)
 
-        return [scaled(part) for part in parts]
+        return [scaled(part) for part in found]
 
     def train(self, mode: bool = True) -> FeatureExtractor:
         """Frozen: stay in evaluation."""
@@ -453,35 +465,43 @@ class FeatureExtractor(nn.Module):
             last, caught = self._run(x)
             views = [view(caught) for view in self.seen]
             if not more:
-                return views[0] if self.taps is not None else self._last(last, batches.size(x))
+                return views[0] if self.taps is not None else self._last(last, batches.size(x), mask_of(x))
             others = {view.taps: found for view, found in zip(self.seen, views, strict=True)}
             if self.taps is not None:
                 features = others.pop(self.taps)
             else:
-                features = self._last(last, batches.size(x))
+                features = self._last(last, batches.size(x), mask_of(x))
             return Precomputed(features, others, self._own_logits(last))
 
     def _own_logits(self, last: Any) -> Tensor | None:
+        """The logits that the model itself would give, (B, C); None where it has none, or none for a whole sample."""
+        last = chosen(last)
         if self.own is None or not isinstance(last, Tensor) or last.dim() != 2:
             return None
-        return torch.as_tensor(self.own(last))
+        logits: Tensor = self.own(last[:, :, None, None] if isinstance(self.own, nn.Conv2d) else last)
+        return logits.flatten(1)
 
-    def _last(self, features: Any, samples: int) -> Tensor:
+    def _last(self, features: Any, samples: int, mask: Tensor | None) -> Tensor:
         """The features of the last layer (B, d)."""
         if not isinstance(features, Tensor):
             features = _chosen_output(features)
-        if features.dim() < 2 or len(features) != samples:
+        if features.dim() < 2 or features.shape[0] != samples:
             raise ValueError(
                 f"expected the backbone to return features of shape (batch, d), got {tuple(features.shape)} for a "
                 f"batch of {samples}: wrap it in a module that keeps the batch first"
             )
+        shape = tuple(features.shape[1:])
         if self.pool is not None and not self.raw:
-            shape = tuple(features.shape[1:])
             use = Use(shape, channels_of(shape), 1, 0)
             check_fits("the last layer", use, self.pool)
-            return pooled(features, self.pool, use.channels)
+            check_size([Tap("the last layer", self.pool, shape, use.channels)])
+            return pooled(features, self.pool, use.channels, mask)
+        if mask is not None and mask.shape == features.shape[:2] and features.dim() == 3:
+            return pooled(features, "mean", -1, mask)  # texts differ in length
         if features.dim() == 4 and not self.raw:
             return torch.as_tensor(features.mean(dim=(2, 3)))
+        if len(shape) > 1 and not self.raw:
+            check_size([Tap("the last layer", "flatten", shape, channels_of(shape))])
         flat = features.flatten(1)
         return torch.as_tensor(flat if flat.is_floating_point() else flat.float())
 
@@ -497,9 +517,9 @@ class FeatureExtractor(nn.Module):
     def _prepare(self, x: Any) -> None:
         """With the first inputs: find the tapped layers, and the layer to remove."""
         if any(not view.found for view in self.seen):
-            few = batches.rows(x, slice(0, 2))
+            few = _two(x)
             with self._explained(x), quiet(self.model):
-                uses = watch(self.model, lambda: self._call(few))
+                uses = watch(self.model, lambda: self._call(few), 2)
             for view in self.seen:
                 if not view.found:
                     view.attach(self.model, uses, self._catcher)
@@ -507,7 +527,7 @@ class FeatureExtractor(nn.Module):
         if self.waits:
             with self._explained(x):
                 try:
-                    self.remove(find_head(self.model, batches.rows(x, slice(0, 2)), self.head_layer))
+                    self.remove(find_head(self.model, _two(x), self.head_layer))
                 except ValueError:
                     if self.taps is None or self.head_layer is not None:
                         raise
@@ -527,16 +547,20 @@ class FeatureExtractor(nn.Module):
 
     def _call(self, x: Any) -> Any:
         try:
-            return batches.call(self.model, x)
+            output = batches.call(self.model, x)
         except Reached as reached:
             return reached.features
+        if self.removed is not None and self.removed.leave:  # it went on, as it does while it is exported
+            place: Any = self.model.get_submodule(self.removed.name)
+            output, place.features = place.features, None
+        return output
 
     def _run(self, x: Any) -> tuple[Any, dict[Tap, Tensor]]:
         """What the model ends with, and what its taps caught on the way."""
-        self._catcher.caught = {}
+        self._catcher.caught, self._catcher.mask = {}, mask_of(x)
         with self._explained(x):
             last = self._call(x)
-        caught, self._catcher.caught = self._catcher.caught, {}
+        caught, self._catcher.caught, self._catcher.mask = self._catcher.caught, {}, None
         self._ran = True
         return last, caught
 
@@ -565,24 +589,33 @@ class FeatureExtractor(nn.Module):
         return x.to(weights.dtype) if x.is_floating_point() else x
 
 
-def _sums(parts: list[Tensor]) -> tuple[int, Tensor, Tensor] | None:
+def _two(x: Any) -> Any:
+    """Two samples of inputs, or one of them twice: one alone does not tell which axis is that of the batch."""
+    which = [0, 1] if batches.size(x) > 1 else [0, 0]
+    return batches.rows(x, which)
+
+
+def _sums(tables: list[Tensor]) -> tuple[int, Tensor, Tensor] | None:
     """Batches (n_i, d) → how many samples, their sum and the sum of their squares, each (d,); None of nothing."""
-    if not parts:
+    if not tables:
         return None
-    double = [part.double() for part in parts]
+    double = [part.double() for part in tables]
     stacked = torch.stack([torch.stack([x.sum(dim=0), x.square().sum(dim=0)]) for x in double]).sum(dim=0)
-    return sum(map(len, parts)), stacked[0], stacked[1]
+    return sum(map(len, tables)), stacked[0], stacked[1]
 
 
-_OUTPUTS = ("pooler_output", "features", "last_hidden_state", "out", "x")  # features in outputs with named parts
+def mask_of(inputs: Any) -> Tensor | None:
+    """(B, T) which tokens of tokenised texts count, where the inputs tell."""
+    found = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    return found if isinstance(found, Tensor) and found.dim() == 2 else None
+
+
+_OUTPUTS = ("logits", "pooler_output", "features", "last_hidden_state", "out", "x")  # features in outputs by name
 
 
 def _chosen_output(output: Any) -> Tensor:
     """The features in an output with several parts, where it is clear which they are."""
-    parts = dict(output.items()) if isinstance(output, Mapping) else {}
-    if not parts and isinstance(output, list | tuple):
-        parts = {str(i): part for i, part in enumerate(output)}
-    tensors = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
+    tensors = {name: part for name, part in parts(output).items() if isinstance(part, Tensor)}
     named = next((name for name in _OUTPUTS if name in tensors), None)
     if named is not None or len(tensors) == 1:
         return tensors[named if named is not None else next(iter(tensors))]

@@ -171,13 +171,15 @@ def _missing(what: str, name: str, named: Mapping[str, Any]) -> None:
 def size(inputs: Any) -> int:
     """The number of samples of inputs: of a tensor, of a dictionary of tensors, or of what a backbone gave."""
     if isinstance(inputs, Mapping):
-        sizes = {name: len(value) for name, value in inputs.items() if isinstance(value, Tensor) and value.dim()}
-        if len(set(sizes.values())) != 1:
+        sizes = {name: value.shape[0] for name, value in inputs.items() if isinstance(value, Tensor) and value.dim()}
+        one: int | None = next(iter(sizes.values()), None)
+        if one is None or any(count != one for count in sizes.values()):
             raise ValueError(
                 f"expected inputs with one entry a sample, got {sizes}: name those of the model, columns=Columns(…)"
             )
-        return next(iter(sizes.values()))
-    return len(inputs)
+        return one
+    # Not len(): it would make a number of what is free in an exported program.
+    return inputs.shape[0] if isinstance(inputs, Tensor) else len(inputs)
 
 
 def rows(inputs: Any, which: Any) -> Any:

@@ -1,4 +1,7 @@
-"""`brainet fit|validate|test|predict|report`: LightningCLI with the structure callback and the shipped configs."""
+"""`brainet fit|validate|test|predict|report`: LightningCLI with the structure callback and the shipped configs.
+
+A test, validation or prediction of a checkpoint goes on with the run that wrote it (`runs.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import yaml
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from pytorch_lightning.loggers import WandbLogger
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
 from brainet_pl import configs, runs
 from brainet_pl.callbacks import PredictionFile, StructureLearning
+from brainet_pl.datamodules.table import read_task
 from brainet_pl.evaluation import report
+from brainet_pl.framework import (
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+    is_wandb,
+    pl,
+    rank_zero_info,
+    translated,
+)
 from brainet_pl.module import CONFIG, HPARAMS, BRAINet, read_checkpoint
-from brainet_pl.trust import given_by, vet
+from brainet_pl.trust import Given, Untrusted, given_by, vet
 
 DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
@@ -42,20 +52,31 @@ class UsageError(FileNotFoundError):
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes the configuration: to the run's folder, to W&B once, and into every checkpoint, for `brainet test`."""
+    """Writes the configuration: to the run's folder, to W&B once, and into every checkpoint, for `brainet test`.
+
+    A test that goes on with a run leaves `config.yaml` and W&B's `cli` to the fit: its own are `config_test.yaml` and
+    `cli_test`.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Choose the name of the file; only the first process writes one."""
+        folder = trainer.log_dir
+        if stage != "fit" and folder is not None and (Path(folder) / "config.yaml").is_file():
+            self.config_filename = f"config_{getattr(stage, 'value', stage)}.yaml"
+        super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Rank zero only, called by the base class."""
+        key = Path(self.config_filename).stem.replace("config", "cli")
         for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                logger.experiment.config.update({"cli": self.config.as_dict()}, allow_val_change=True)
+            if is_wandb(logger):
+                logger.experiment.config.update({key: self.config.as_dict()}, allow_val_change=True)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the settings of model, data, structure and Trainer, and which run this is."""
+        """Keep the settings of model, data, structure and Trainer."""
         checkpoint[CONFIG] = copy.deepcopy(self._settings)
-        checkpoint[runs.RUN] = runs.describe(trainer)
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -69,7 +90,16 @@ class SaveConfig(SaveConfigCallback):
 
 
 class BrainetCLI(LightningCLI):
-    """Adds `--structure.*`, the settings of the structure callback, and `--predictions.*`."""
+    """Adds `--structure.*`, the settings of the structure callback, and `--predictions.*`.
+
+    Args:
+        loggers_given: whether the user chose loggers, which then stay where they write.
+        **kwargs: those of LightningCLI.
+    """
+
+    def __init__(self, *args: Any, loggers_given: bool = False, **kwargs: Any) -> None:
+        self.loggers_given = loggers_given
+        super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Called by LightningCLI."""
@@ -78,6 +108,23 @@ class BrainetCLI(LightningCLI):
         # So that `--model.head.num_params 8000` needs no class.
         parser.set_defaults({"model.head": {"class_path": "brainet_pl.network.Tree"}})
 
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """Add what only some subcommands take."""
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "fit":
+            parser.add_argument(
+                "--test", action="store_true", help="Test the best checkpoint afterwards, in the same run."
+            )
+        else:
+            parser.add_argument(
+                "--new_run",
+                action="store_true",
+                help="Begin a new folder and W&B run instead of going on with those that wrote the checkpoint.",
+            )
+        if subcommand == "test":
+            parser.set_defaults(verbose=False)  # a line for each of a hundred numbers; files and loggers have them
+        return parser
+
     def before_instantiate_classes(self) -> None:
         """A checkpoint named in a configuration file is held to the same rules; and what is loaded holds no code."""
         chosen = self.config[self.subcommand]
@@ -85,6 +132,7 @@ class BrainetCLI(LightningCLI):
         if chosen.get("weights_only") is False:
             raise UsageError("expected weights_only to be true, got false: a checkpoint holds no code, and runs none")
         chosen["weights_only"] = True
+        infer_task(chosen)
         if self.subcommand == "predict" and chosen.get("return_predictions") is None:
             chosen["return_predictions"] = False  # PredictionFile writes them as they come; memory need not hold all
 
@@ -93,15 +141,50 @@ class BrainetCLI(LightningCLI):
         checkpoint = self._find_checkpoint()
         runs.enter(self.trainer, checkpoint)
 
+    def after_fit(self) -> None:
+        """With `--test`, test what the fit chose on validation data, with the same loggers."""
+        if self.config[self.subcommand].get("test"):
+            best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
+            rank_zero_info(f"testing {best or 'the model as it is: there is no checkpoint'}")
+            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, weights_only=True)
+
     def _find_checkpoint(self) -> str | None:
         settings = self.config_init[self.subcommand]
         settings["ckpt_path"] = checkpoint = runs.find(self.trainer, settings["ckpt_path"])
         return checkpoint
 
-    before_validate = before_test = before_predict = _find_checkpoint
+    def _go_on(self) -> None:
+        """Find the checkpoint, and go on with the run that wrote it unless told otherwise."""
+        checkpoint = self._find_checkpoint()
+        if checkpoint is None or self.config[self.subcommand].get("new_run"):
+            runs.begin(self.trainer)
+        elif self.loggers_given:
+            runs.join(self.trainer, checkpoint)
+        elif runs.continue_run(self.trainer, checkpoint) is None:
+            runs.begin(self.trainer)
+
+    before_validate = before_test = before_predict = _go_on
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: a checkpoint's settings come before the command line's (`_complete`), never over them."""
+
+
+def infer_task(settings: Any) -> None:
+    """Where the data is a CSV file and the model has no task: the one that belongs to the column to be predicted."""
+    data, model = settings.get("data"), settings.get("model")
+    if not data or model.get("task") is not None or model.get("num_classes") is not None:
+        return
+    if str(data.get("class_path")).rpartition(".")[2] != "Table":
+        return
+    task, classes = read_task(data["init_args"])
+    kind, given = ("Classification", {"num_classes": classes}) if classes else ("Regression", {})
+    model["task"] = {"class_path": f"brainet_pl.tasks.{kind}", "init_args": given}
+    data["init_args"]["task"] = task
+    group = "cls" if classes else "reg"
+    for callback in settings.get("trainer", {}).get("callbacks") or ():
+        init = callback.get("init_args") or {}
+        if str(init.get("monitor")).startswith(("val/cls/", "val/reg/")):
+            init["monitor"] = f"val/{group}/{init['monitor'].split('/', 2)[2]}"
 
 
 def shipped() -> dict[str, Path]:
@@ -143,27 +226,66 @@ def _complete(words: list[str], folder: str) -> list[str]:
     trusted = TRUST in words
     words = [word for word in words if word != TRUST]
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("-") else [word])]
+    words = [word if before == "--ckpt_path" else translated(word) for before, word in pairwise(["", *words])]
     for i, word in enumerate(words[:-1]):
-        if word in ("--config", "-c") and not Path(words[i + 1]).is_file():
-            words[i + 1] = str(config_path(words[i + 1]))
+        if word in ("--config", "-c"):
+            words[i + 1] = _in_namespace(words[i + 1], Path(folder) / f"{i}.yaml")
     command = next((i for i, word in enumerate(words) if word in SUBCOMMANDS), None)
     checkpoints = [b for a, b in pairwise(words) if a == "--ckpt_path"]
     if command is None or not checkpoints:
         return words
     check_ckpt_path(checkpoints[-1])
     if Path(checkpoints[-1]).is_file():
+        given = given_by(words)
         config = stored_config(checkpoints[-1])
         if words[command] != "fit":  # resuming takes up all of the Trainer's settings, a test only what watches it
-            callbacks = (config.get("trainer") or {}).get("callbacks")
-            config = {name: part for name, part in config.items() if name in ("model", "data")}
-            if words[command] == "test" and callbacks:
-                config["trainer"] = {"callbacks": callbacks}
+            given = _and_place(given, checkpoints[-1])
+            config = _watching(config, words[command], given, trusted)
         if not trusted:
-            config = vet(config, given_by(words))
+            config = vet(config, given)
         path = Path(folder) / "checkpoint.yaml"
-        path.write_text(yaml.safe_dump(config))
+        path.write_text(translated(yaml.safe_dump(config)))
         words[command + 1 : command + 1] = ["--config", str(path)]
     return words
+
+
+def _watching(config: dict[str, Any], command: str, given: Given, trusted: bool) -> dict[str, Any]:
+    """Of the settings of a fit, those that its test needs: model, data, callbacks, and loggers that may be used."""
+    trainer = config.get("trainer") or {}
+    kept = {"callbacks": trainer.get("callbacks")} if command == "test" else {}
+    if not loggers_given(given):
+        try:
+            logger = {"trainer": {"logger": trainer.get("logger")}}
+            kept |= logger["trainer"] if trusted else vet(logger, given)["trainer"]
+        except Untrusted as error:
+            rank_zero_info(f"not logged where the fit was: {error}")
+    config = {name: part for name, part in config.items() if name in ("model", "data")}
+    return config | {"trainer": {name: part for name, part in kept.items() if part}}
+
+
+def _and_place(given: Given, checkpoint: str) -> Given:
+    """What the user names, and where the run of their checkpoint lies: loggers may write there again."""
+    run = runs.folder_of(checkpoint)
+    places = () if run is None else (str(run.parents[1]), os.path.relpath(run.parents[1]))
+    return given._replace(texts=given.texts.union(places))
+
+
+def loggers_given(given: Given) -> bool:
+    """Whether the user's own words choose loggers."""
+    return "trainer.logger" in given.keys  # a setting of one, such as trainer.logger.init_args.name, is of a stored one
+
+
+def _in_namespace(name: str, copy: Path) -> str:
+    """The file of a configuration; where it names classes of the other namespace of Lightning, a copy in ours."""
+    path = Path(name) if Path(name).is_file() else config_path(name)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return str(path)  # jsonargparse will say what is wrong with it
+    if translated(content) == content:
+        return str(path)
+    copy.write_text(translated(content), encoding="utf-8")
+    return str(copy)
 
 
 def lightning(words: Sequence[str]) -> BrainetCLI:
@@ -171,9 +293,12 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
     os.environ.setdefault("WANDB_SILENT", "true")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
     with tempfile.TemporaryDirectory() as folder:
+        complete = _complete(list(words), folder)
+        own = [word for word in complete if not word.startswith(folder)]  # not the settings of a checkpoint
         return BrainetCLI(
             BRAINet,
             pl.LightningDataModule,
+            loggers_given=loggers_given(given_by(own)),
             subclass_mode_data=True,
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": True, "overwrite": True},
@@ -181,7 +306,7 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
             seed_everything_default=0,
             trainer_defaults={"default_root_dir": "runs"},
             parser_kwargs={"prog": "brainet", "description": DESCRIPTION},
-            args=_complete(list(words), folder),
+            args=complete,
         )
 
 

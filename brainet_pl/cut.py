@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from brainet_pl import batches
+from brainet_pl.taps import parts
 
 # What may happen to the output of the layer without harm to features that take its place: new shapes of a vector, and
-# means of maps or tokens. After anything else (softmax, a scale, another head) the model is left at the layer.
+# means of maps or tokens, or the choice of one token. After anything else (softmax, a scale, another head) the model is
+# left at the layer.
 _SHAPES = {"Alias", "Clone", "ReshapeAlias", "Squeeze", "ToCopy", "Unsqueeze", "UnsafeView", "View"}
-_MEANS = {"AdaptiveAvgPool2D", "AvgPool2D", "Mean", "Permute", "Select", "Transpose"}
+_MEANS = {"AdaptiveAvgPool2D", "AvgPool2D", "Index", "Mean", "Permute", "Select", "Transpose"}
+_RECTIFIED = {"Relu", "Threshold"}
 
 
 class HeadLayer(NamedTuple):
@@ -37,12 +40,27 @@ class Reached(Exception):
         self.features = features
 
 
-class _Leave(nn.Module):
-    """Stands in the place of a layer after which the model would change the features."""
+class Leave(nn.Module):
+    """Stands in the place of a layer after which the model would change the features.
 
-    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
+    Args:
+        layer: what stood there. Exported programs hold no exceptions, so there the model goes on with it.
+
+    Attributes:
+        features: what an exported pass reached it with.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._layer = [layer]  # a list: it is no part of the model any more
+        self.features: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Hand the features, the first argument, to the `FeatureExtractor`."""
-        raise Reached([*args, *kwargs.values()][0])
+        if not torch.compiler.is_exporting():
+            raise Reached([*args, *kwargs.values()][0])
+        self.features = [*args, *kwargs.values()][0]
+        return self._layer[0](*args, **kwargs)
 
 
 def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLayer:
@@ -53,14 +71,20 @@ def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLa
         sample: inputs as the model takes them, a tensor or a dictionary of tensors; two are enough.
         layer: the path of the layer, where it is known; None finds the dense layer that is used last.
     """
-    candidates: dict[str, nn.Module] = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    dense: dict[str, nn.Module] = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     if layer is not None:
         check_layer(model, layer)
-        candidates = {layer: model.get_submodule(layer)}
-    with _graph_of(model), _marked(candidates) as calls:
-        inputs = {k: _leaf(v) for k, v in sample.items()} if isinstance(sample, Mapping) else _leaf(sample)
-        output = batches.call(model, inputs)
-        front = _walk(output, {call.mark: name for name in calls for call in calls[name]}, model, inputs)
+        dense = {layer: model.get_submodule(layer)}
+    look = _look(model, sample, dense)
+    if layer is None and (not look.front.layers or look.front.around):
+        # A convolution of single pixels is a dense layer too, where it alone decides: nothing but means comes after it.
+        points = {
+            name: m for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and set(m.kernel_size) == {1}
+        }
+        other = _look(model, sample, dense | points)
+        if not other.front.around and other.front.after <= _SHAPES | _MEANS | _RECTIFIED:
+            look = other
+    front, calls = look.front, look.calls
     found = sorted(front.layers) if layer is None else [layer]
     kind = type(model).__name__
     if len(found) > 1:
@@ -83,8 +107,30 @@ def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLa
         )
     call = calls[name][0]
     harmless = _SHAPES | _MEANS if call.axes > 2 else _SHAPES
-    whole = isinstance(output, Tensor) and front.layers == [name] and not front.around
+    whole = isinstance(look.output, Tensor) and front.layers == [name] and not front.around
     return HeadLayer(name, leave=not (whole and call.plain and front.after <= harmless))
+
+
+class _Look(NamedTuple):
+    """What a pass showed: the output that counts, the uses of each candidate, and what lies between."""
+
+    output: Any
+    calls: dict[str, list[_Call]]
+    front: _Front
+
+
+def _look(model: nn.Module, sample: Any, candidates: Mapping[str, nn.Module]) -> _Look:
+    with _graph_of(model), _marked(candidates) as calls:
+        inputs = {k: _leaf(v) for k, v in sample.items()} if isinstance(sample, Mapping) else _leaf(sample)
+        output = chosen(batches.call(model, inputs))
+        front = _walk(output, {call.mark: name for name in calls for call in calls[name]}, model, inputs)
+    return _Look(output, calls, front)
+
+
+def chosen(output: Any) -> Any:
+    """The logits of an output with a part of that name; any other output as it is."""
+    logits = None if isinstance(output, Tensor) else parts(output).get("logits")
+    return logits if isinstance(logits, Tensor) else output
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -96,7 +142,8 @@ def remove_head(model: nn.Module, head: HeadLayer) -> None:
     """Let a model pass on what goes into `head`; it is changed in place."""
     check_layer(model, head.name)
     parent, _, name = head.name.rpartition(".")
-    setattr(model.get_submodule(parent), name, _Leave() if head.leave else nn.Identity())
+    layer = model.get_submodule(head.name)
+    setattr(model.get_submodule(parent), name, Leave(layer) if head.leave else nn.Identity())
 
 
 def check_layer(model: nn.Module, layer: str) -> None:
@@ -214,9 +261,5 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     """All tensors of an output, in tuples and dictionaries too."""
     if isinstance(output, Tensor):
         yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors(value)
+    for part in parts(output).values():
+        yield from _tensors(part)

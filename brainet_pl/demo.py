@@ -9,13 +9,14 @@ from pathlib import Path
 from brainet_pl.callbacks import log_figure
 from brainet_pl.cli import lightning
 from brainet_pl.evaluation.report import write_report
+from brainet_pl.framework import NAMESPACE
 from brainet_pl.structure.draw import draw_network
 
 
 def demo() -> None:
     """Everything that a first run shows: learn, train, test, compare known with unknown digits."""
-    warnings.filterwarnings("ignore", module="pytorch_lightning")
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=NAMESPACE.replace(".", r"\."))
+    logging.getLogger(NAMESPACE).setLevel(logging.WARNING)
     print("learning a structure from the pixels of 8 digits, and training a head of 16,000 parameters on it …")
     cli = lightning(["fit", "--config", "digits", "--trainer.enable_progress_bar=false"])
     trainer, model, data = cli.trainer, cli.model, cli.datamodule

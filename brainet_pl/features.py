@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
@@ -16,6 +14,7 @@ from tqdm.auto import tqdm
 
 from brainet_pl import batches as batching
 from brainet_pl.batches import Columns, Precomputed, split
+from brainet_pl.framework import pl, rank_zero_warn
 from brainet_pl.taps import Taps
 from brainet_pl.together import agree, everyones
 
@@ -97,6 +96,12 @@ def _collate(batch: Any) -> Any:
     return batch  # `_Rows` gives whole batches
 
 
+def data_source(trainer: pl.Trainer, model: pl.LightningModule) -> Any:
+    """What gives a fit its data: a datamodule, the model itself, or loaders."""
+    source: Any = trainer.fit_loop._data_source.instance  # not trainer.datamodule: an earlier fit may have left that
+    return getattr(trainer, "datamodule", None) or model if source is None else source
+
+
 def structure_loader(
     trainer: pl.Trainer, model: pl.LightningModule, max_rows: int | None = None, every: int = 1, first: int = 0
 ) -> Iterable[Any]:
@@ -105,9 +110,7 @@ def structure_loader(
     With `every`, only batches `first`, `first + every`, `first + 2·every`, …: the share of one of so many processes. A
     datamodule may offer `structure_dataloader` (un-augmented); else the training loader is rebuilt without shuffling.
     """
-    source: Any = trainer.fit_loop._data_source.instance  # not trainer.datamodule: an earlier fit may have left that
-    if source is None:
-        source = getattr(trainer, "datamodule", None) or model
+    source = data_source(trainer, model)
     if hasattr(source, "structure_dataloader"):
         source = source.structure_dataloader()
     elif hasattr(source, "train_dataloader"):

@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -20,13 +16,14 @@ from brainet_pl import batches as batching
 from brainet_pl import checks, digest
 from brainet_pl.backbones import Backbone, check_stored_backbone
 from brainet_pl.batches import Columns, Precomputed
-from brainet_pl.calibration import Calibrator
+from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cut import HeadLayer
 from brainet_pl.evaluation.metrics import Measure, collect
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.features import (
     Extracted,
     ExtractedShare,
+    data_source,
     extract,
     extract_share,
     first_batch,
@@ -35,6 +32,15 @@ from brainet_pl.features import (
     read,
     readings_of,
     structure_loader,
+)
+from brainet_pl.framework import (
+    LRSchedulerCallable,
+    OptimizerCallable,
+    TrainerFn,
+    pl,
+    rank_zero_warn,
+    refuse_mix,
+    watch_mixes,
 )
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, need_tree
@@ -45,6 +51,7 @@ from brainet_pl.scores import Score, ScoreSet, Surroundings, Verdict
 from brainet_pl.scores.reference import p_values
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
+from brainet_pl.tasks.classification import check_class_names, same_classes
 from brainet_pl.together import agree
 
 if not TYPE_CHECKING:  # what the command line offers: with modules in it, help would list every one there is
@@ -52,6 +59,7 @@ if not TYPE_CHECKING:  # what the command line offers: with modules in it, help 
     HeadLike = HeadSettings | None
     TaskLike = Task | None
     CalibratorLike = Calibrator | None
+    ConformalLike = Conformal | None
     ScoresLike = list[Score] | None
     MeasuresLike = list[Measure] | None
 else:
@@ -59,6 +67,7 @@ else:
     HeadLike = HeadSettings | str | Mapping[str, Any] | None
     TaskLike = Task | str | Mapping[str, Any] | None
     CalibratorLike = Calibrator | str | Mapping[str, Any] | None
+    ConformalLike = Conformal | str | Mapping[str, Any] | None
     ScoresLike = Sequence[Score | str | Mapping[str, Any]] | None
     MeasuresLike = Sequence[Measure] | None
 
@@ -97,16 +106,22 @@ class BRAINet(pl.LightningModule):
         backbone: a feature extractor: settings of one (`Backbone`), a module, a name, or null for raw features.
         head: settings of the head; null is `Tree()`, a BRAINet of 16,000 parameters.
         task: `Classification` or `Regression`, with their settings; null is a classification of `num_classes`.
-        scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`.
+        scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`, `Own`.
         calibration: a calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
         verdict: how `known_p` and `known` of a prediction are found: by which score, at which level; null is
             `Verdict()`, at most 5 % of known inputs called unknown.
+        conformal: sets of classes or intervals of numbers that hold the truth at a chosen level, `Conformal`; null has
+            none.
         metrics: further metrics beside those of the task.
         columns: which parts of a batch are the inputs and the target, where batches have names; null guesses.
         passes: how often a head that draws is run for a prediction.
         lr: learning rate of the head.
         optimizer: takes parameter groups; null is Adam.
         lr_scheduler: takes the optimizer; stepped every epoch.
+
+    Attributes:
+        class_names: the names of the classes in the order of their numbers, once a fit has met a datamodule that has
+            `class_names`, or a checkpoint of such a fit was loaded; None where nobody named them.
     """
 
     def __init__(
@@ -118,6 +133,7 @@ class BRAINet(pl.LightningModule):
         scores: ScoresLike = None,
         calibration: CalibratorLike = None,
         verdict: Verdict | None = None,
+        conformal: ConformalLike = None,
         metrics: MeasuresLike = None,
         columns: Columns | None = None,
         passes: int = 15,
@@ -126,6 +142,7 @@ class BRAINet(pl.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
+        watch_mixes()
         self.head_settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
         self.task = _make_task(task, num_classes)
         chosen = _make_backbone(backbone)
@@ -139,9 +156,13 @@ class BRAINet(pl.LightningModule):
         self._tap_scores()
         self.verdict = Verdict(**verdict) if isinstance(verdict, Mapping) else verdict or Verdict()
         self.verdict.choose([], list(self.scores.units))
+        self.conformal = None if conformal is None else make_part(Conformal, conformal, "conformal")
+        if self.conformal is not None:
+            self.conformal.check(self.task)
         self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
+        self.class_names: tuple[str, ...] | None = None
         self._in_features: int | None = None
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
@@ -150,6 +171,10 @@ class BRAINet(pl.LightningModule):
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
         self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
+        self.own_metrics = self._collect("test/own/", extra)  # of the network's own layer, where it has this task
+        self.conformal_metrics = None
+        if self.conformal is not None:
+            self.conformal_metrics = collect(self.conformal.measures(self.task), "test/", self.task.group)
         self._keep_settings(chosen)
 
     def _tap_scores(self) -> None:
@@ -175,6 +200,7 @@ class BRAINet(pl.LightningModule):
             "scores": list(self.scores),
             "calibration": self.calibration,
             "verdict": vars(self.verdict),
+            "conformal": self.conformal,
             "columns": None if self.columns is None else vars(self.columns),
             "passes": self.passes,
             "lr": self._lr,
@@ -211,6 +237,8 @@ class BRAINet(pl.LightningModule):
         refuse_sharding(self.trainer)
         if stage != "fit":
             return
+        names = getattr(data_source(self.trainer, self), "class_names", None)
+        self.class_names = check_class_names(names, self.task) or self.class_names
         if self.calibration is not None and self.calibration.needs_validation and not self.trainer.enable_validation:
             raise ValueError(
                 f"expected validation data for {type(self.calibration).__name__}, got none: give the datamodule a "
@@ -309,7 +337,7 @@ class BRAINet(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         """The set-up is over."""
-        if self.backbone.frozen:  # it is meant to stay in evaluation, whatever Lightning thinks of that
+        if self.backbone.frozen or self.backbone.own is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
         self.forget_features()
 
@@ -321,10 +349,12 @@ class BRAINet(pl.LightningModule):
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
 
+        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
+            refuse_mix(thing)
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
         wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
-        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod
@@ -371,8 +401,8 @@ class BRAINet(pl.LightningModule):
         ggt = None if self.ggt is None else self.ggt.to_dict()
         backbone = None if self.backbone.raw else type(self.backbone.model).__name__
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
-        stored = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
-        stored["removed"] = removed
+        stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
+        stored["removed"], stored["class_names"] = removed, self.class_names
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
         checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
@@ -397,6 +427,10 @@ class BRAINet(pl.LightningModule):
             same = False
         if stored["in_features"] is not None and not same:
             self._build_head(int(stored["in_features"]), ggt)
+        named = check_class_names(stored.get("class_names"), self.task)  # older files have none
+        if self._trainer is not None and self.class_names and named:  # a fit that goes on has met its data
+            same_classes(named, self.class_names)
+        self.class_names = named or self.class_names
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
                 continue
@@ -459,6 +493,9 @@ class BRAINet(pl.LightningModule):
             self.scores.watch(seen.passes, seen.scores)
             if self.calibration is not None:
                 self.calibration.watch(seen.passes.predicted, seen.target, seen.scores)
+            if self.conformal is not None:
+                numbers = None if self.calibration is None else seen.numbers
+                self.conformal.watch(seen.passes.predicted, seen.target, seen.scores, numbers)
 
     def _look(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0, labelled: bool = True, scored: bool = True
@@ -492,9 +529,23 @@ class BRAINet(pl.LightningModule):
         self.scores.settle()
         if self.calibration is not None:
             self.log_dict({f"val/cal/{name}": value for name, value in self.calibration.settle().items()})
+        if self.conformal is not None:  # after calibration: it is about what a user gets
+            found = self.conformal.settle(self.calibration)
+            self.log_dict({f"val/conformal/{name}": value for name, value in found.items()})
+
+    def on_validation_start(self) -> None:
+        """Labels must mean the classes that were trained."""
+        if self.trainer.state.fn == TrainerFn.VALIDATING:
+            self._check_labels(self.trainer.validate_loop)
+
+    def _check_labels(self, loop: Any) -> None:
+        names = getattr(loop._data_source.instance, "class_names", None)
+        if names and self.class_names:
+            same_classes(self.class_names, tuple(names))
 
     def on_test_start(self) -> None:
-        """Say aloud where unknown sets are run for nothing."""
+        """Labels must mean the classes that were trained. Say aloud where unknown sets are run for nothing."""
+        self._check_labels(self.trainer.test_loop)
         from brainet_pl.callbacks.evaluation import Evaluation
         from brainet_pl.callbacks.sets import test_sets
 
@@ -514,19 +565,34 @@ class BRAINet(pl.LightningModule):
         if target is not None:
             answers = self.task.answers(passes.predicted, target)
             self._update(self.test_metrics, passes.predicted, target)
+            own = self._own_predicted(passes)
+            if own is not None:
+                self._update(self.own_metrics, own, target)
+            final = self.final(passes, scores)
             if self.scaled_metrics is not None:
-                final = self.final(passes, scores)
                 self._update(self.scaled_metrics, final, target)
                 answers |= {"calibrated": self.task.answers(final, target).get("confidence", final[:, -1])}
+            if self.conformal is not None and self.conformal_metrics is not None:
+                found = self.conformal(final)
+                self._update(self.conformal_metrics, self.conformal.measured(found), target)
+                answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
         return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
+
+    def _own_predicted(self, passes: Passes) -> Tensor | None:
+        """What the network predicts without the new head; None where it can't, or is no longer what it was."""
+        own = None if passes.readings is None else passes.readings.own
+        return self.task.own_predicted(own) if own is not None and self.backbone.frozen else None
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""
         passes = self.passes_of(inputs_of(batch, self.columns))
         scores = self.scores(passes)
-        answer = self.task.predict(passes, self.final(passes, scores))
-        found = answer | self.judge(scores)
+        final = self.final(passes, scores)
+        found = self.task.predict(passes, final)
+        if self.conformal is not None:
+            found |= self.conformal(final)
+        found |= self.judge(scores)
         return found | {name: values for name, values in scores.items() if name not in found}  # `std` is calibrated
 
     def judge(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:

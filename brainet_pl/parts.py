@@ -53,7 +53,8 @@ def part_classes(base: Any) -> dict[str, Any]:
             yield child
             yield from walk(child)
 
-    concrete = (cls for cls in walk(base) if not inspect.isabstract(cls) and not cls.__name__.startswith("_"))
+    every = (base, *walk(base))
+    concrete = (cls for cls in every if not inspect.isabstract(cls) and not cls.__name__.startswith("_"))
     return {part_name(cls): cls for cls in concrete}
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
-from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from brainet_pl.framework import CombinedLoader, pl, rank_zero_warn
 from brainet_pl.together import everyones, keep_alive
 
 T = TypeVar("T")

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from brainet_pl import checks
 from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.batches import rows, size
 from brainet_pl.features import bounded, read
-from brainet_pl.network import Head, HeadSettings, Tree, smallest_budget
+from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree, smallest_budget
 from brainet_pl.parts import make_part
 from brainet_pl.structure import GGT, learn_structure
 
@@ -22,15 +23,32 @@ BATCH = 256  # inputs at a time while features are extracted
 
 
 class SwappedModel(nn.Module):
-    """A feature extractor with a head: logits (B, C) out, like the model it came from."""
+    """A feature extractor with a head: logits (B, C) out, like the model it came from.
+
+    Train it like any module, or by its own `loss`, which has every branch of the tree learn from every sample.
+    """
 
     def __init__(self, backbone: FeatureExtractor, head: Head) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
 
     def forward(self, x: Any = None, **named: Tensor) -> Tensor:
-        """Inputs, as the model takes them: a tensor (B, …), a dictionary, or tensors by name → logits (B, C)."""
-        return torch.as_tensor(self.head(self.backbone(named if x is None else x)))
+        """Inputs, as the model takes them: a tensor (B, …), a dictionary, or tensors by name → logits (B, C).
+
+        While training, of one sub-network drawn for each sample; of an ensemble (M, B, C), one row for each member.
+        """
+        features = self.backbone(named if x is None else x)
+        alone = self.training and isinstance(self.head, BRAINetHead)
+        return torch.as_tensor(self.head(features, draws=1) if alone else self.head(features))
+
+    def loss(self, x: Any, target: Tensor) -> Tensor:
+        """Inputs (B, …) and labels (B,) → the mean cross-entropy of all sub-networks that a training step draws.
+
+        Of `Bayes`, without its penalty: add `head.penalty()` divided by the number of training samples.
+        """
+        logits = torch.as_tensor(self.head(self.backbone(x)))
+        logits = logits if logits.dim() == 3 else logits.unsqueeze(0)
+        return F.cross_entropy(logits.flatten(0, 1).float(), target.repeat(len(logits)))
 
     @torch.no_grad()
     def predict(self, x: Any, passes: int = 15) -> Tensor:

@@ -7,6 +7,7 @@ outputs, so that the model itself stays as it is.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import fnmatch
 import re
@@ -138,13 +139,15 @@ def width_of(tap: Tap) -> int:
     return 2 * width if tap.pool == "mean_std" else width
 
 
-def pooled(output: Tensor, pool: str, channels: int = 1) -> Tensor:
+def pooled(output: Tensor, pool: str, channels: int = 1, mask: Tensor | None = None) -> Tensor:
     """What a layer gave, (B, …), → features (B, d). A vector a sample has nothing to pool.
 
     Args:
         output: (B, D), maps (B, C, H, W) or tokens (B, T, D), also with the channels elsewhere.
         pool: as in `Taps`.
         channels: the axis of the channels.
+        mask: (B, T) 1 for tokens that count and 0 for those that fill a batch of texts up; it is used where the output
+            is such tokens.
 
     >>> pooled(torch.arange(8.0).reshape(1, 2, 2, 2), "mean")
     tensor([[1.5000, 5.5000]])
@@ -154,6 +157,8 @@ def pooled(output: Tensor, pool: str, channels: int = 1) -> Tensor:
         return x.clone()  # a later operation in place must not reach it
     if pool == "flatten":
         return x.flatten(1).clone()
+    if mask is not None and x.dim() == 3 and channels < 0 and mask.shape == x.shape[:2]:
+        return _pooled_where(x, pool, mask)
     if pool == "cls":
         return x[:, 0].clone()
     if _GRID.fullmatch(pool):
@@ -165,37 +170,109 @@ def pooled(output: Tensor, pool: str, channels: int = 1) -> Tensor:
     return flat.mean(dim=2)
 
 
+def _pooled_where(x: Tensor, pool: str, mask: Tensor) -> Tensor:
+    """`pooled` of tokens (B, T, D) that a mask (B, T) tells from padding; "cls" is the first that counts."""
+    counts = mask.to(torch.bool)
+    if pool == "cls":
+        first = counts.to(torch.uint8).argmax(dim=1)
+        return x.gather(1, first[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
+    share = counts.to(x.dtype) / counts.sum(dim=1, keepdim=True).clamp_min(1)
+    kept = x.masked_fill(~counts[..., None], 0.0)  # whatever padding became, NaN included
+    mean = torch.einsum("bt,btd->bd", share, kept)
+    if pool != "mean_std":
+        return mean
+    variance = torch.einsum("bt,btd->bd", share, (kept - mean[:, None]).square())
+    # The gradient of a root has no value at 0, where all tokens are alike.
+    return torch.cat([mean, variance.clamp_min(torch.finfo(x.dtype).tiny).sqrt()], dim=1)
+
+
 # -- finding taps -----------------------------------------------------------------------------------------------------
 
 
 class Use(NamedTuple):
-    """What one pass showed of a layer: the shape of a sample's output, its channels, how often it ran."""
+    """What one pass showed of a layer.
+
+    Attributes:
+        shape: of its output for one sample.
+        channels: the axis of the channels, as in `Tap`.
+        times: how often it ran.
+        last: the place of its last use among all.
+        entered: the number of places (pixels, tokens) of what it was given; None where that is no tensor.
+        passed: whether it gave back the very tensor that it was given.
+        samples: how many samples its output has, where these are not those of the batch; None where they are.
+    """
 
     shape: tuple[int, ...]
     channels: int
     times: int
-    last: int  # the place of its last use among all
+    last: int
+    entered: int | None = None
+    passed: bool = False
+    samples: int | None = None
+
+    @property
+    def places(self) -> int:
+        """Pixels or tokens of its output."""
+        return places_of(self.shape, self.channels)
 
 
-def watch(model: nn.Module, run: Any) -> dict[str, Use]:
-    """Layer → what it gave while `run()` ran the model; layers that gave no tensor are left out."""
+def places_of(shape: tuple[int, ...], channels: int) -> int:
+    """How many pixels or tokens an output of this shape has; 1 for a vector."""
+    if len(shape) < 2:
+        return 1
+    return int(torch.Size(shape[1:] if channels > 0 else shape[:-1]).numel())
+
+
+class Known(NamedTuple):
+    """An output that a layer gave, which may be what another is given.
+
+    Attributes:
+        tensor: kept, so that no other tensor has its id.
+        channels: its axis of channels.
+        version: counts what was done to it in place.
+    """
+
+    tensor: Tensor
+    channels: int
+    version: int
+
+    def like(self, other: Tensor) -> int | None:
+        """The axis of channels of a tensor that was made from this one, where it has as many axes and channels."""
+        same = other.dim() == self.tensor.dim() and other.shape[self.channels] == self.tensor.shape[self.channels]
+        return self.channels if same else None
+
+
+def watch(model: nn.Module, run: Any, samples: int) -> dict[str, Use]:
+    """Layer → what it gave while `run()` ran the model on so many samples; layers that gave no tensor are left out."""
     uses: dict[str, Use] = {}
+    known: dict[int, Known] = {}
     handles = []
 
     def look(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            tensor = first_tensor(output)
-            if tensor is not None and tensor.dim() >= 2:
-                times = uses[name].times + 1 if name in uses else 1
-                shape = tuple(int(n) for n in tensor.shape[1:])
-                uses[name] = Use(shape, channels_of(shape, module), times, sum(use.times for use in uses.values()))
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            tensor, given = first_tensor(output), first_tensor([*args, *kwargs.values()])
+            if tensor is None or tensor.dim() < 2:
+                return
+            before = known.get(id(given))
+            shape, version = tuple(tensor.shape[1:]), 0 if tensor.is_inference() else tensor._version
+            channels = channels_of(shape, module, None if before is None else before.like(tensor))
+            entered = None
+            if given is not None and given.dim() > 1:
+                came = tuple(given.shape[1:])
+                entered = places_of(came, channels_of(came, module) if before is None else before.channels)
+            times = uses[name].times + 1 if name in uses else 1
+            last = sum(use.times for use in uses.values())
+            passed = tensor is given and before is not None and before.version == version
+            other = None if len(tensor) == samples else len(tensor)
+            uses[name] = Use(shape, channels, times, last, entered, passed, other)
+            known[id(tensor)] = Known(tensor, channels, version)
 
         return hook
 
     try:
         for name, module in model.named_modules():
             if name:
-                handles.append(module.register_forward_hook(look(name)))
+                handles.append(module.register_forward_hook(look(name), with_kwargs=True))
         run()
     finally:
         for handle in handles:
@@ -207,21 +284,45 @@ def first_tensor(output: Any) -> Tensor | None:
     """The tensor that a layer's output is, or begins with."""
     if isinstance(output, Tensor):
         return output
+    return next((found for part in parts(output).values() if (found := first_tensor(part)) is not None), None)
+
+
+def parts(output: Any) -> dict[str, Any]:
+    """The parts of a tuple, list, dictionary or dataclass by name or number; of anything else none."""
     if isinstance(output, Mapping):
-        output = list(output.values())
-    if isinstance(output, Sequence) and not isinstance(output, str) and len(output):
-        return first_tensor(output[0])
-    return None
+        return {str(name): part for name, part in output.items()}
+    if isinstance(output, list | tuple):
+        return {str(i): part for i, part in enumerate(output)}
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+    return {}
 
 
-def channels_of(shape: tuple[int, ...], module: nn.Module | None = None) -> int:
-    """Maps have channels first, unless only their first two axes agree, as in (B, 7, 7, 768); tokens have them last."""
+_FIRST = ("out_channels", "num_features", "num_channels")  # widths of layers whose channels come first
+_LAST = ("normalized_shape", "out_features")  # of those whose channels come last, unless they turn their inputs
+
+
+def channels_of(shape: tuple[int, ...], module: nn.Module | None = None, like: int | None = None) -> int:
+    """The axis of the channels of an output (B, *shape): 1 for (B, C, H, W) and (B, C, L), -1 for tokens (B, T, D).
+
+    It is the axis that has as many entries as the last layer inside `module` that knows its width; else `like`, the
+    axis of what the module was given; else maps have their channels first unless only their first two axes agree, as in
+    (B, 7, 7, 768), and tokens have them last.
+    """
+    if len(shape) not in (2, 3):
+        return 1
+    leaves = [] if module is None else [m for m in module.modules() if not list(m.children())]
+    for leaf in reversed(leaves):
+        width = next((getattr(leaf, name) for name in _FIRST + _LAST if hasattr(leaf, name)), None)
+        width = width[-1] if isinstance(width, tuple) and width else width
+        turned = any(hasattr(leaf, name) for name in _LAST)
+        if shape[0] != shape[-1] and (width == shape[0] or (turned and width == shape[-1])):
+            return 1 if width == shape[0] else -1
+    if like is not None:
+        return like
     if len(shape) == 3:
         return -1 if shape[0] == shape[1] != shape[2] else 1
-    if len(shape) == 2:
-        leaves = [] if module is None else [m for m in module.modules() if not list(m.children())]
-        return 1 if leaves and isinstance(leaves[-1], _ALONG) else -1
-    return 1
+    return 1 if leaves and isinstance(leaves[-1], _ALONG) else -1
 
 
 def find_taps(model: nn.Module, uses: Mapping[str, Use], taps: Taps) -> list[Tap]:
@@ -231,6 +332,11 @@ def find_taps(model: nn.Module, uses: Mapping[str, Use], taps: Taps) -> list[Tap
     for wanted, pool in zip(taps.layers, pools, strict=True):
         for layer in _matching(model, uses, wanted):
             use = uses[layer]
+            if use.samples is not None:
+                raise ValueError(
+                    f"expected a layer that gives (batch, …), got {layer!r}, which gave {use.samples} rows for another "
+                    "number of samples, such as windows of maps: tap the block around it"
+                )
             if use.times > 1:
                 raise ValueError(
                     f"expected a layer that is used once in a pass, got {layer!r}, which is used {use.times} times: "
@@ -239,7 +345,7 @@ def find_taps(model: nn.Module, uses: Mapping[str, Use], taps: Taps) -> list[Tap
             check_fits(layer, use, pool)
             found[layer, pool] = Tap(layer, pool, use.shape, use.channels)
     chosen = list(found.values())
-    _check_size(chosen)
+    check_size(chosen)
     return chosen
 
 
@@ -275,35 +381,82 @@ def _matches(name: str, pattern: str) -> bool:
 def find_stages(model: nn.Module, uses: Mapping[str, Use]) -> list[str]:
     """The ends of a model's stages.
 
-    In a network of maps a stage ends with the outermost layer, the last of several, that gives maps of its size; stages
-    with a single layer of weights (a stem) are left out where two others have more. A model whose blocks all give one
-    shape, such as a transformer, ends four stages at equal distances along its longest row of blocks.
+    A stage is all that a network of maps does at one number of places (pixels, tokens), give or take a third: edges
+    without padding and class tokens make no new one. It ends with the layer that is used last in it, and not inside the
+    block that leads to the next. Stages with a single layer of weights (a stem) are left out where others have more. A
+    model whose blocks all give one shape, such as a transformer, ends four stages at equal distances along its longest
+    row of blocks.
     """
-    sizes: dict[tuple[int, ...], list[str]] = {}
-    for name, use in sorted(uses.items(), key=lambda item: item[1].last):
-        space = use.shape[1:] if use.channels > 0 else use.shape[:-1]
-        if use.times == 1 and space and torch.Size(space).numel() > 1:
-            sizes.setdefault(space, []).append(name)
-    ends = {max(names, key=lambda n: (-n.count("."), uses[n].last)): names for names in sizes.values()}
-    weights = {end: sum(_has_weights(model.get_submodule(n)) for n in names) for end, names in ends.items()}
-    several = [end for end, count in weights.items() if count > 1]
-    stages = several if several else [end for end, count in weights.items() if count]
-    if len(stages) > 1:
-        return sorted(stages, key=lambda name: uses[name].last)
+    stages: dict[str, int] = {}
+    for names in _trunk(uses):
+        heavy = [name for name in names if any(True for _ in model.get_submodule(name).parameters())]
+        # Of a single place, a mean is the same again.
+        end = heavy[-1] if heavy and uses[names[-1]].places == 1 else names[-1]
+        stages[end] = len(_weighted(model, uses, names))
+    several = [end for end, count in stages.items() if count > 1]
+    chosen = several if several else [end for end, count in stages.items() if count]
+    if len(chosen) > 1:
+        return chosen
     row = _longest_row(model, uses)
     if row:
         picks = sorted({round((i + 1) * len(row) / SEVERAL) - 1 for i in range(SEVERAL)} - {-1})
         return [row[i] for i in picks]
-    if stages:
-        return sorted((end for end, count in weights.items() if count), key=lambda name: uses[name].last)
+    if chosen:
+        return [end for end, count in stages.items() if count]
     raise ValueError(
         f"expected a model with stages of maps or blocks of tokens to tap by 'auto', got {type(model).__name__} "
         f"without any: name the layers, such as {', '.join(list(uses)[:3])}"
     )
 
 
-def _has_weights(module: nn.Module) -> bool:
-    return any(p.dim() > 1 for p in module.parameters(recurse=False))
+def _trunk(uses: Mapping[str, Use]) -> list[list[str]]:
+    """The layers of each stage in the order of use, without what blocks do inside; stages in the order of their ends.
+
+    Left out are layers inside a block that gives as many places as it was given, but not theirs (windows, excitation),
+    layers that give more places than they were given, and, of a stage, layers inside a block that begins in it and ends
+    in the next.
+    """
+    sizes: list[int] = []  # the largest number of places of each stage
+    for places in sorted({p for use in uses.values() for p in (use.places, use.entered) if p}, reverse=True):
+        if not sizes or places * 1.5 < sizes[-1]:
+            sizes.append(places)
+
+    def stage(places: int | None) -> int | None:
+        return None if not places else max(i for i, size in enumerate(sizes) if places <= size)
+
+    ours: dict[int, list[str]] = {}
+    for name, use in sorted(uses.items(), key=lambda item: item[1].last):
+        mine = stage(use.places)
+        parts = name.split(".")
+        around = [uses[a] for a in (".".join(parts[:i]) for i in range(1, len(parts))) if a in uses]
+        inside = any(stage(a.entered) == stage(a.places) != mine for a in around)
+        maps = len(use.shape) == 3 or use.places > 1
+        came = stage(use.entered)
+        grows = came is not None and mine is not None and came > mine
+        plain = use.times == 1 and use.samples is None and maps and not use.passed
+        if plain and not inside and not grows and mine is not None:
+            ours.setdefault(mine, []).append(name)
+    order = sorted(ours)
+    trunk = []
+    for mine, after in zip(order, [*order[1:], None], strict=True):
+        kept = [name for name in ours[mine] if not _leads(name, uses, stage, mine, after)]
+        trunk.append(kept or ours[mine])
+    return sorted(trunk, key=lambda names: uses[names[-1]].last)
+
+
+def _leads(name: str, uses: Mapping[str, Use], stage: Any, mine: int, after: int | None) -> bool:
+    """Whether a layer of a stage is inside a block that begins in it and ends in the one after it."""
+    parts = name.split(".")
+    around = [uses[a] for a in (".".join(parts[:i]) for i in range(1, len(parts))) if a in uses]
+    return after is not None and any(stage(a.entered) == mine and stage(a.places) == after for a in around)
+
+
+def _weighted(model: nn.Module, uses: Mapping[str, Use], names: Sequence[str]) -> set[nn.Module]:
+    """The layers with weights among those of a stage, and inside those that begin and end in it."""
+    steady = [n for n in names if 2 * uses[n].places <= 3 * (uses[n].entered or 0) <= 4.5 * uses[n].places]
+    inside = {part for name in steady for part in model.get_submodule(name).modules()}
+    alone = {model.get_submodule(name) for name in names}
+    return {part for part in alone | inside if any(p.dim() > 1 for p in part.parameters(recurse=False))}
 
 
 def _longest_row(model: nn.Module, uses: Mapping[str, Use]) -> list[str]:
@@ -336,7 +489,8 @@ def check_fits(layer: str, use: Use, pool: str) -> None:
         raise ValueError(f"expected a pool for {kind} of shape {use.shape} from {layer!r}, got {pool!r}: use {fits}")
 
 
-def _check_size(taps: Sequence[Tap]) -> None:
+def check_size(taps: Sequence[Tap]) -> None:
+    """Refuse more features than a structure can be learned of, with the pools that give fewer."""
     total = sum(width_of(tap) for tap in taps)
     if total <= MOST_FEATURES:
         return
@@ -354,10 +508,16 @@ def _check_size(taps: Sequence[Tap]) -> None:
 
 
 class Catcher:
-    """What taps caught in the pass that runs; the hooks of a copied model fill the copy's."""
+    """What taps caught in the pass that runs; the hooks of a copied model fill the copy's.
+
+    Attributes:
+        caught: the pooled output of each tap.
+        mask: (B, T) of the texts that run, as in `pooled`, or None.
+    """
 
     def __init__(self) -> None:
         self.caught: dict[Tap, Tensor] = {}
+        self.mask: Tensor | None = None
 
 
 class _Hook:
@@ -369,7 +529,7 @@ class _Hook:
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         tensor = first_tensor(output)
         assert tensor is not None
-        self.catcher.caught[self.tap] = pooled(tensor, self.tap.pool, self.tap.channels)
+        self.catcher.caught[self.tap] = pooled(tensor, self.tap.pool, self.tap.channels, self.catcher.mask)
 
 
 class View(nn.Module):

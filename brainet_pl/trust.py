@@ -17,14 +17,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import pytorch_lightning as pl
 import yaml
 
 from brainet_pl import checks
 from brainet_pl.backbones import Backbone, check_stored_backbone
-from brainet_pl.calibration import Calibrator
+from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.evaluation.metrics import Measure
+from brainet_pl.framework import OLD, pl, translated
 from brainet_pl.module import BRAINet
 from brainet_pl.network import HeadSettings
 from brainet_pl.parts import arguments, part_classes
@@ -44,6 +44,7 @@ SLOTS: dict[str, type | None] = {
     "model.task": Task,
     "model.scores": Score,
     "model.calibration": Calibrator,
+    "model.conformal": Conformal,
     "model.metrics": Measure,
     "model.optimizer": None,
     "model.lr_scheduler": None,
@@ -53,7 +54,8 @@ SLOTS: dict[str, type | None] = {
 }
 _OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 _SCHEDULERS = ("StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR")
-# Classes of others that may stand there too, each with its arguments that may be texts; all take plain settings only.
+# Classes of others that may stand there too, Lightning's by either of its namespaces, each with its arguments that may
+# be texts; all take plain settings only.
 OTHERS: dict[str, dict[str, str]] = {
     "model.optimizer": {f"torch.optim.{name}": "" for name in _OPTIMIZERS},
     "model.lr_scheduler": {
@@ -188,9 +190,8 @@ class _Vetting:
         spec = {"class_path": value} if isinstance(value, str) else value
         if not isinstance(spec, Mapping) or not isinstance(spec.get("class_path"), str):
             self.refuse(key, spec)
-        path, more = spec["class_path"], {}
-        lightning = re.sub(r"^lightning\.pytorch\.", "pytorch_lightning.", path)
-        cls, texts = _own(SLOTS.get(slot), path), OTHERS.get(slot, {}).get(lightning)
+        path, more = translated(_full(slot, spec["class_path"])), {}
+        cls, texts = _own(SLOTS.get(slot), path), OTHERS.get(slot, {}).get(translated(path, OLD))
         if cls is None and texts is None and path not in self.given.texts:
             self.refuse(key, path)
         for group, content in self.entries(key, spec, ["class_path", "init_args", "dict_kwargs"]):
@@ -207,8 +208,7 @@ class _Vetting:
             if cls is not None and kept.get("download"):
                 self.plain(f"{key}.root", "root", kept.get("root"))
             more[group] = kept
-        full = path if texts is None else lightning
-        return {"class_path": full if cls is None else f"{cls.__module__}.{cls.__qualname__}", **more}
+        return {"class_path": path if cls is None else f"{cls.__module__}.{cls.__qualname__}", **more}
 
     def own(self, key: str, cls: type, name: str, value: Any) -> Any:
         """An argument of a class of the package: all of them take data, save for the independence test."""
@@ -317,6 +317,12 @@ def _own(base: type | None, path: str) -> type | None:
         return None
     cls: type | None = part_classes(base).get(name)  # the package's own are known by their short name
     return None if cls is None or cls.__module__ == "brainet_pl.cli" else cls
+
+
+def _full(slot: str, path: str) -> str:
+    """The path of the table's only class of that short name, or what was given."""
+    found = [known for known in OTHERS.get(slot, {}) if known.endswith(f".{path}")] if path.isidentifier() else []
+    return found[0] if len(found) == 1 else path
 
 
 def _harmless(value: Any) -> bool:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.plugins import TorchCheckpointIO
-from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from brainet_pl import files
+from brainet_pl.framework import ModelCheckpoint, SIGTERMException, TorchCheckpointIO, pl
 
 
 class WholeCheckpointIO(TorchCheckpointIO):

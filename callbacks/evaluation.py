@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from brainet_pl import checks
@@ -25,6 +22,7 @@ from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.figures import readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.features import inputs_of
+from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 
@@ -88,8 +86,8 @@ class Evaluation(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Say which value of a metric sums up a run."""
         best = {}
-        for part in (getattr(pl_module, "val_metrics", {}), getattr(pl_module, "test_metrics", {})):
-            for name, metric in part.items():
+        for part in ("val_metrics", "test_metrics", "conformal_metrics"):
+            for name, metric in (getattr(pl_module, part, None) or {}).items():
                 if metric.higher_is_better is not None:
                     best[name] = "max" if metric.higher_is_better else "min"
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -138,7 +136,7 @@ class Evaluation(Callback):
         doubt = batch.scores[name].detach().float().cpu().nan_to_num(nan=math.inf)
         # Not `confidence`: a learned confidence is a score of that name, and higher for a less certain sample.
         answers = {"probability" if k == "confidence" else k: v for k, v in batch.answers.items()}
-        cells = {k: v for k, v in answers.items() if k not in ("wrong", "calibrated")} | batch.scores
+        cells = {k: v for k, v in answers.items() if k not in ("wrong", "calibrated", "covered")} | batch.scores
         for i in doubt.topk(min(self.most_uncertain, len(doubt))).indices.tolist():
             row = {name: values[i].item() for name, values in cells.items()}
             self._doubtful.append(Sample(float(doubt[i]), int(numbers[i]), row, inputs[i]))
@@ -214,7 +212,8 @@ class Evaluation(Callback):
             files[name] = f"{file_name(name)}.png"
         for name, table in tables.items():
             files |= log_table(trainer, name, table.columns, table.rows) or {}
-        metrics = [getattr(pl_module, name, None) for name in ("test_metrics", "scaled_metrics")]
+        parts = ("test_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
+        metrics = [getattr(pl_module, name, None) for name in parts]
         content = summary.to_json(
             record,
             model=model,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
 from torch.utils.data import DataLoader
 
 from brainet_pl.features import extract, is_sized, unshuffled
+from brainet_pl.framework import Callback, pl
 from brainet_pl.module import BRAINet
 
 

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
-from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
 from brainet_pl.callbacks.rows import write_rows
+from brainet_pl.framework import is_csv, is_tensorboard, is_wandb, pl, rank_zero_only, rank_zero_warn
 
 
 def run_folder(trainer: pl.Trainer) -> Path:
     """Where files of a run go: beside its metrics or, without a logger that has a folder, the Trainer's root."""
     for logger in trainer.loggers:
-        if isinstance(logger, CSVLogger | TensorBoardLogger):
+        if is_csv(logger) or is_tensorboard(logger):
             return Path(logger.log_dir)
     return Path(trainer.default_root_dir)
 
@@ -36,12 +34,12 @@ def log_figure(trainer: pl.Trainer, name: str, figure: Figure) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
+        if is_wandb(logger):
             logger.log_image(name, [str(path)], step=trainer.global_step)
-        elif isinstance(logger, TensorBoardLogger):
+        elif is_tensorboard(logger):
             experiment: Any = logger.experiment
             experiment.add_figure(name, figure, trainer.global_step)
-        elif not isinstance(logger, CSVLogger):
+        elif not is_csv(logger):
             rank_zero_warn(f"{type(logger).__name__} takes no figures here: {name} is in {path}")
 
 
@@ -67,12 +65,12 @@ def log_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequ
     with path.open("w", newline="", encoding="utf-8") as file:
         write_rows(file, [list(columns), *plain])
     for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
+        if is_wandb(logger):
             import wandb
 
             data = [[wandb.Image(_rgb(cell)) if isinstance(cell, np.ndarray) else cell for cell in row] for row in rows]
             logger.log_table(name, columns=list(columns), data=data, step=trainer.global_step)
-        elif isinstance(logger, TensorBoardLogger):
+        elif is_tensorboard(logger):
             experiment: Any = logger.experiment
             experiment.add_text(name, _markdown(columns, plain), trainer.global_step)
             for j, column in enumerate(columns):
@@ -80,7 +78,7 @@ def log_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequ
                 if pictures and len({p.shape for p in pictures}) == 1:
                     grid = np.stack([_rgb(p) for p in pictures])
                     experiment.add_images(f"{name}/{column}", grid, trainer.global_step, dataformats="NHWC")
-        elif not isinstance(logger, CSVLogger):
+        elif not is_csv(logger):
             rank_zero_warn(f"{type(logger).__name__} takes no tables here: {name} is in {path}")
     shown = ((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if isinstance(cell, np.ndarray))
     return {f"{name}/{i}/{j}": str(plain[i][j]) for i, j in shown}
@@ -93,7 +91,7 @@ def log_artifact(trainer: pl.Trainer, kind: str, path: Path, facts: Mapping[str,
     An offline run keeps the artifact until `wandb sync`; a disabled one has no place for it.
     """
     for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger) and not getattr(logger.experiment, "disabled", False):
+        if is_wandb(logger) and not getattr(logger.experiment, "disabled", False):
             import wandb
 
             artifact = wandb.Artifact(kind, type=kind, metadata=dict(facts))
@@ -105,7 +103,7 @@ def log_artifact(trainer: pl.Trainer, kind: str, path: Path, facts: Mapping[str,
 def define_summaries(trainer: pl.Trainer, best: Mapping[str, str]) -> None:
     """Tell W&B which value of a metric sums up a run: name → "min" or "max"; without it, the last counts."""
     for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
+        if is_wandb(logger):
             for name, which in best.items():
                 logger.experiment.define_metric(name, summary=which, step_metric="trainer/global_step")
 

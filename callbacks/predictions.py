@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import csv
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+import torch
 from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.callbacks.logging import run_folder
 from brainet_pl.callbacks.rows import neutral, write_rows
+from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 
 
@@ -24,8 +23,9 @@ class PredictionFile(Callback):
     """Writes what `predict_step` returns, one row a sample, to a CSV file in the run's folder.
 
     Columns are `loader` (its name in a dictionary of loaders, else its number), `sample` (the number of the sample in
-    its loader) and what the model gives. Where that is a verdict (`known`), the number of inputs that looked unknown is
-    told at the end. Rows are written batch by batch to a part file of each process. When the
+    its loader) and what the model gives; a model with `class_names` also names the class, and columns of one number for
+    each class bear their names. Where a model judges inputs (`known`), the number of those that looked unknown is told
+    at the end. Rows are written batch by batch to a part file of each process. When the
     prediction is over, the parts become one file in the order of the samples, whatever the number of processes.
 
     Args:
@@ -61,7 +61,7 @@ class PredictionFile(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Write the rows of a batch; a tensor (B, C) becomes C columns."""
+        """Write the rows of a batch; a tensor (B, C) becomes C columns, sets (B, C) of true and false one: "0 3"."""
         if not self.file:
             return
         if not isinstance(outputs, Mapping) or not outputs:
@@ -72,12 +72,7 @@ class PredictionFile(Callback):
                     f"{type(outputs).__name__}"
                 )
             return
-        columns: dict[str, list[Any]] = {}
-        for name, values in outputs.items():
-            if isinstance(values, Tensor) and values.dim() == 2:
-                columns |= {f"{name}_{c}": column.tolist() for c, column in enumerate(values.unbind(dim=1))}
-            else:
-                columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)
+        columns = as_columns(outputs, getattr(pl_module, "class_names", None))
         size = len(next(iter(columns.values())))
         numbers = self._places.of_batch(trainer, size, batch_idx, dataloader_idx).tolist()
         if "known" in columns:
@@ -150,3 +145,27 @@ class PredictionFile(Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Leave no file open; what was predicted so far stays in the part."""
         self._close()
+
+
+def as_columns(outputs: Mapping[str, Any], class_names: Sequence[str] | None = None) -> dict[str, list[Any]]:
+    """What a model gives for B samples as columns of B values; a tensor (B, C) becomes C columns.
+
+    A set of classes, a boolean (B, C), becomes one column with the numbers of its classes.
+    With names of classes, `class` is followed by `class_name`, and the columns of one number a class bear their names.
+
+    >>> as_columns({"class": torch.tensor([1]), "probabilities": torch.tensor([[0.25, 0.75]])}, ["cat", "dog"])
+    {'class': [1], 'class_name': ['dog'], 'probabilities_cat': [0.25], 'probabilities_dog': [0.75]}
+    """
+    columns: dict[str, list[Any]] = {}
+    for name, values in outputs.items():
+        if isinstance(values, Tensor) and values.dim() == 2 and values.dtype == torch.bool:
+            columns[name] = [" ".join(map(str, row.nonzero().squeeze(1).tolist())) for row in values.cpu()]
+            continue
+        if isinstance(values, Tensor) and values.dim() == 2:
+            named = class_names if class_names and len(class_names) == values.shape[1] else range(values.shape[1])
+            columns |= {f"{name}_{c}": column.tolist() for c, column in zip(named, values.unbind(dim=1), strict=True)}
+            continue
+        columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)
+        if name == "class" and class_names:
+            columns["class_name"] = [class_names[c] for c in columns[name]]
+    return columns

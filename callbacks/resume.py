@@ -9,15 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.plugins import TorchCheckpointIO
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities import rank_zero_warn
 
 from brainet_pl.callbacks.checkpoints import WholeCheckpointIO
+from brainet_pl.framework import Callback, TorchCheckpointIO, TrainerFn, is_csv, pl, rank_zero_warn
 from brainet_pl.ranks import everyones
 
 RANDOM = "brainet_random"  # the checkpoint's entry
@@ -55,11 +50,14 @@ class ExactResume(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the states of all processes; before that, what was logged is written, so that a kill can't lose it."""
+        """Keep the states of all processes and which run this is; what was logged is written, lest a kill lose it."""
+        from brainet_pl import runs  # which reads checkpoints as the module does
+
+        checkpoint[runs.RUN] = runs.describe(trainer)
         states = {"now": everyones(collect()), "epoch_start": everyones(self._epoch_start)}
         checkpoint[RANDOM] = states | {"seed": os.environ.get(SEED)}
         for logger in trainer.loggers:
-            if isinstance(logger, CSVLogger):
+            if is_csv(logger):
                 logger.save()
 
     def on_load_checkpoint(

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities import rank_zero_info
-
+from brainet_pl.framework import Callback, TrainerFn, pl, rank_zero_info
 from brainet_pl.module import BRAINet
 from brainet_pl.scores import Score
 

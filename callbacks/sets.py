@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_info
-
 from brainet_pl.datamodules.base import check_set_names
 from brainet_pl.evaluation.record import MEANS, Role
+from brainet_pl.framework import pl, rank_zero_info
 
 KNOWN = "test"
 

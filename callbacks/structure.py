@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+import torch
 
-from brainet_pl import files
+from brainet_pl import checks, files
 from brainet_pl.callbacks.logging import log_artifact, log_figure, run_folder
+from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet, refuse_sharding
+from brainet_pl.network import Head
+from brainet_pl.network.carry import carry
 from brainet_pl.ranks import first_asks, on_rank_zero
 from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
@@ -48,6 +49,11 @@ class StructureLearning(Callback):
         file: load this `structure.json` instead of learning.
         cache: folder for learned trees; null is `structures` under the Trainer's root, "" keeps none.
         progress: show progress bars.
+        every: with a backbone that trains, learn the tree again every so many epochs from the features as they are
+            then; layers of the head that both trees have keep their weights. null keeps the first tree.
+
+    Attributes:
+        kept: the share of the head's weights that the last tree took over from the one before; None before that.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class StructureLearning(Callback):
         file: str | None = None,
         cache: str | None = None,
         progress: bool = True,
+        every: int | None = None,
     ) -> None:
         self.settings: dict[str, Any] = {
             "s": s,
@@ -84,11 +91,19 @@ class StructureLearning(Callback):
         }
         check_settings(**self.settings)
         self.file, self.cache, self.progress = file, cache, progress
+        self.every = None if every is None else checks.whole("every", every, 1)
+        if every is not None and file is not None:
+            raise ValueError(
+                "expected file or every, got both: a tree that is given is not learned again; leave one out"
+            )
+        self.kept: float | None = None
         self._facts: dict[str, float] = {}
         self._data: StreamedData | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Callback.setup is the last hook before the optimizer where the data is already there."""
+        if stage == "fit" and isinstance(pl_module, BRAINet):
+            self._check_every(trainer, pl_module)
         if stage != "fit" or not isinstance(pl_module, BRAINet) or not pl_module.needs_structure:
             return
         refuse_sharding(trainer)
@@ -108,6 +123,45 @@ class StructureLearning(Callback):
         pl_module.set_structure(ggt)
         if ggt.perplexity() < 1.01 and ggt.num_subnetworks > 1:
             rank_zero_warn("the posterior over sub-networks has collapsed: all passes will be the same network")
+
+    def _check_every(self, trainer: pl.Trainer, module: BRAINet) -> None:
+        """Refuse to learn again where nothing moves, or where a wrapper of processes holds the weights."""
+        if self.every is None:
+            return
+        if module.backbone.frozen:
+            raise ValueError(
+                f"expected a backbone that trains to learn its tree again every {self.every} epochs, got a frozen one, "
+                "whose features stay the same: set freeze to False in Backbone, or leave every out"
+            )
+        if trainer.world_size > 1:
+            raise RuntimeError(
+                f"expected one process to learn the tree again every {self.every} epochs, got {trainer.world_size}: "
+                "DDP holds on to the weights it began with; train in one process, or leave every out"
+            )
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Learn again from the features as they are now, where that was asked for."""
+        epoch = trainer.current_epoch
+        if self.every is None or epoch == 0 or epoch % self.every or not isinstance(pl_module, BRAINet):
+            return
+        old = pl_module.head
+        if old is None or not pl_module.head_settings.needs_tree:
+            return
+        ggt = self._obtain(trainer, pl_module)
+        if old.ggt is not None and ggt.fingerprint == old.ggt.fingerprint:
+            return
+        # Its own draws: a resumed fit must not depend on where the global ones stand.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings["seed"] + epoch)
+            pl_module.set_structure(ggt)
+        assert pl_module.head is not None
+        new = pl_module.head.train(old.training)
+        carried = carry(old, new)
+        for optimizer in trainer.optimizers:
+            exchange(optimizer, old, new, carried.whole)
+        rank_zero_info(f"another tree: {carried.share:.0%} of the head's weights were kept")
+        self.kept = self._facts["structure/kept"] = carried.share
+        on_rank_zero(trainer, lambda: self._tell(trainer, ggt))
 
     def _share(self, module: BRAINet) -> StreamedData:
         """The training features that all processes hold together."""
@@ -164,7 +218,7 @@ class StructureLearning(Callback):
         beside = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             cache.store(beside / "structure.json", ggt)
-        if trainer.ckpt_path is not None:
+        if trainer.ckpt_path is not None and "structure/kept" not in self._facts:
             return
         facts = self._facts | {
             "structure/subnetworks": float(min(ggt.num_subnetworks, 10**300)),
@@ -176,3 +230,27 @@ class StructureLearning(Callback):
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
             log_artifact(trainer, "structure", beside / "structure.json", {"fingerprint": ggt.fingerprint} | facts)
+
+
+def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Collection[str]) -> None:
+    """Let an optimizer train the parameters of a new head in the place of those of an old one.
+
+    What it remembers of a parameter stays where the parameter was carried over as a whole, and is dropped where parts
+    of it begin afresh: moments and step counts are kept for a whole tensor, and old counts with new weights would make
+    the first steps too long.
+    """
+    before, after = dict(old.named_parameters()), dict(new.named_parameters())
+    place = {p: name for name, p in before.items()}
+    added = [p for name, p in after.items() if name not in before]
+    for group in optimizer.param_groups:
+        ours = [place[p] for p in group["params"] if p in place]
+        group["params"] = [
+            after[place[p]] if p in place else p for p in group["params"] if place.get(p, "") in {"", *after}
+        ]
+        if ours:
+            group["params"] += added
+            added = []
+    for name, parameter in before.items():
+        state = optimizer.state.pop(parameter, None)
+        if state is not None and name in whole:
+            optimizer.state[after[name]] = state

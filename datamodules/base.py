@@ -6,13 +6,13 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
 from brainet_pl import checks
+from brainet_pl.framework import pl, watch_mixes
 
 TEST = "test"  # the key of the known test set among the test loaders
 SampleSet = Dataset[tuple[Tensor, Any]]
@@ -115,6 +115,8 @@ class SplitData(pl.LightningDataModule):
     - `near`, an optional attribute: the names of those sets that resemble the training data. All others are far.
     - `structure_dataloader()`, optional: training samples without augmentation and in a fixed order, for learning the
       structure. Without it the training loader is read.
+    - `class_names`, an optional attribute, known after `setup`: the names of the classes in the order of their numbers.
+      They go into checkpoints, tables and predictions.
 
     Every loader gives batches (inputs, targets); targets of out-of-distribution sets are not used.
 
@@ -133,6 +135,7 @@ class SplitData(pl.LightningDataModule):
         ood_sets: The samples unlike the training data, by name. No set may be called "test", and no two names may be
             equal once "/" is replaced by "_".
         near: The names of the out-of-distribution sets that resemble the training data.
+        class_names: The names of the classes in the order of their numbers, once they are known; empty without names.
     """
 
     train_set: SampleSet
@@ -149,12 +152,14 @@ class SplitData(pl.LightningDataModule):
         near: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        watch_mixes()
         check_share("val_fraction", val_fraction)
         self.batch_size = checks.whole("batch_size", batch_size, 2, hint="batch norm can't train on one sample")
         self.num_workers = checks.whole("num_workers", num_workers, 0)
         self.val_fraction, self.seed = val_fraction, checks.whole("seed", seed, 0, 2**63 - 1)
         self.ood_sets = {}
         self.near = tuple(near)
+        self.class_names: tuple[str, ...] = ()
 
     @property
     def ood_sets(self) -> Mapping[str, SampleSet]:

@@ -55,6 +55,7 @@ class Digits(SplitData):
         inputs = inputs.view(-1, 1, 8, 8) if self.images else inputs
         labels = torch.tensor(y)
         known = [digit for digit in range(10) if digit not in self.held_out]
+        self.class_names = tuple(map(str, known))
         unknown = torch.isin(labels, torch.tensor(self.held_out, dtype=labels.dtype))
         number = torch.full((10,), -1, dtype=torch.long)
         number[known] = torch.arange(len(known))

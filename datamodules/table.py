@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_share
-from brainet_pl.datamodules.columns import Columns, Encoder, encode, fit_encoders, is_missing, numbers, read_csv
+from brainet_pl.datamodules.columns import (
+    Columns,
+    Encoder,
+    encode,
+    fit_encoders,
+    is_missing,
+    is_text,
+    numbers,
+    read_csv,
+    recognise,
+)
+from brainet_pl.framework import rank_zero_info, rank_zero_warn
 
+AUTO = "auto"
+FEW_CLASSES = 10  # whole numbers with at most as many values are taken as classes
 FAR = 1e6  # training standard deviations; a network that never saw such a value can only extrapolate
 
 
@@ -39,7 +51,8 @@ class Table(SplitData):
     Args:
         file: The CSV file with training rows and, without `test`, test rows.
         target: The name of the column to predict.
-        task: What is predicted: "regression" a number, "classification" one class for each value of the target.
+        task: What is predicted: "regression" a number, "classification" one class for each value of the target; "auto"
+            takes text as classes, and whole numbers too if there are at most 10 values that are repeated.
         test: The CSV file with test rows; None holds out `test_fraction` of `file`, the same for every `seed`.
         test_fraction: The share of `file` that is the test set, between 0 and 1; unused with `test`.
         predict: The CSV file with rows to predict, which may have no target; None predicts the test rows.
@@ -63,7 +76,7 @@ class Table(SplitData):
         self,
         file: str,
         target: str,
-        task: Literal["regression", "classification"] = "regression",
+        task: Literal["auto", "regression", "classification"] = "auto",
         test: str | None = None,
         test_fraction: float = 0.1,
         predict: str | None = None,
@@ -80,7 +93,7 @@ class Table(SplitData):
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed)
         check_share("test_fraction", test_fraction)
-        check_choice("task", task, ("regression", "classification"))
+        check_choice("task", task, (AUTO, "regression", "classification"))
         check_choice("missing", missing, ("impute", "refuse"))
         check_format(delimiter, encoding)
         for setting, names in (("drop", drop), ("categorical", categorical)):
@@ -88,7 +101,7 @@ class Table(SplitData):
                 raise ValueError(f"expected {setting} to be a list of columns, got {names!r}: write [{names!r}]")
             if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
                 raise ValueError(f"expected {setting} to be a list of columns, got {checks.shown(names)}: write names")
-        self.file, self.target, self.task = file, target, task
+        self.file, self.target, self.task = file, target, str(task)
         self.delimiter, self.encoding = delimiter, encoding
         self.test_file, self.predict_file, self.test_fraction = test, predict, test_fraction
         self.drop, self.categorical = tuple(drop), tuple(categorical)
@@ -111,12 +124,15 @@ class Table(SplitData):
         """Read the files, learn the encoding from the training rows, encode everything."""
         everything = self._read(self.file)
         self._check_names(everything.columns)
+        if self.task == AUTO:
+            self.task = task_of(everything.columns[self.target])
         train, val, test = (everything.take(part) for part in self._parts(len(everything.places)))
         inputs = {k: v for k, v in train.columns.items() if k != self.target and k not in self.drop}
         self.encoders = fit_encoders(
             inputs, categorical=self.categorical, missing=self.missing, max_categories=self.max_categories
         )
         self.classes = sorted(set(everything.columns[self.target])) if self.task == "classification" else []
+        self.class_names = tuple(self.classes)
         parts = {"val": val, "test": self._read(self.test_file) if self.test_file else test}
         if self.predict_file:
             parts["predict"] = self._read(self.predict_file)
@@ -210,6 +226,40 @@ class Table(SplitData):
             f"{rows.columns[names[j]][i]} in column {names[j]!r}, row {rows.places[i]} of {rows.file}"
             for i, j in (x.abs() > FAR).nonzero().tolist()
         ]
+
+
+def task_of(values: Sequence[str]) -> str:
+    """What a column of texts is the target of: "classification" or "regression".
+
+    >>> task_of(["yes", "no"]), task_of(["0.5", "2"]), task_of(["0", "1", "1", "0"]), task_of(["1", "2", "3"])
+    ('classification', 'regression', 'classification', 'regression')
+    """
+    known = [value for value in values if not is_missing(value)]
+    texts = [value for value in known if is_text(value)]
+    if texts:
+        return "regression" if recognise(texts) else "classification"  # the former says how to write the numbers
+    whole = all(float(value).is_integer() for value in known)
+    few = len(set(known)) <= min(FEW_CLASSES, len(known) // 2)
+    return "classification" if whole and few else "regression"
+
+
+def read_task(settings: Mapping[str, Any]) -> tuple[str, int]:
+    """What the settings of a `Table` say is predicted, and how many classes there are, 0 for a regression."""
+    given = {name: settings[name] for name in ("delimiter", "encoding") if settings.get(name) is not None}
+    columns = read_csv(settings["file"], **given)
+    target, task = settings["target"], settings.get("task") or AUTO
+    if target not in columns:
+        raise ValueError(
+            f"expected the target to be a column of {settings['file']} ({', '.join(columns)}), got {target!r}: correct "
+            "--data.target"
+        )
+    found = task_of(columns[target]) if task == AUTO else str(task)
+    classes = len(set(columns[target])) if found == "classification" else 0
+    rank_zero_info(
+        f"{found} of {target!r}, {f'{classes} classes' if classes else 'a number'}"
+        + ("; set data.task if it is meant otherwise" if task == AUTO else "")
+    )
+    return found, classes
 
 
 def check_format(delimiter: str, encoding: str) -> None:

@@ -87,10 +87,12 @@ class TorchvisionData(SplitData):
         entry = TABLE[self.dataset]
         plain = image_transform(entry.mean, entry.std)
         crop = image_transform(entry.mean, entry.std, entry.size) if self.augment else plain
-        x, y = self._arrays(self.dataset, train=True)
+        data = self._open(self.dataset, train=True)
+        self.class_names = tuple(getattr(data, "classes", ()))
+        x, y = self._arrays(data)
         self.take(Samples(x, y, plain), Samples(x, y, crop), len(x))
-        self.test_set = Samples(*self._arrays(self.dataset, train=False), plain)
-        self.ood_sets = {name: Samples(*self._arrays(name, train=False), plain) for name in self.ood}
+        self.test_set = Samples(*self._arrays(self._open(self.dataset, train=False)), plain)
+        self.ood_sets = {name: Samples(*self._arrays(self._open(name, train=False)), plain) for name in self.ood}
 
     def _open(self, name: str, train: bool, download: bool = False) -> Any:
         split: dict[str, Any] = {"split": "train" if train else "test"} if name == "svhn" else {"train": train}
@@ -101,11 +103,10 @@ class TorchvisionData(SplitData):
                 f"expected {name} in {Path(self.root).resolve()}, found none: set download, or root to its folder"
             ) from error
 
-    def _arrays(self, name: str, train: bool) -> tuple[Tensor, Tensor]:
+    def _arrays(self, data: Any) -> tuple[Tensor, Tensor]:
         """uint8 images (N, C, H, W) and labels (N,)."""
-        data = self._open(name, train)
         x = torch.as_tensor(data.data)[: self.limit]
-        y = torch.as_tensor(data.labels if name == "svhn" else data.targets)[: self.limit].long()
+        y = torch.as_tensor(data.targets if hasattr(data, "targets") else data.labels)[: self.limit].long()
         if x.dim() == 3:
             x = x.unsqueeze(1)
         elif x.shape[-1] == 3:

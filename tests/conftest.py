@@ -5,13 +5,11 @@ Everything is made here and never downloaded.
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.loggers import CSVLogger
 
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.framework import CSVLogger, ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Tree
 

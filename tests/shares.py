@@ -10,10 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from pytorch_lightning.strategies import DDPStrategy
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -23,6 +21,7 @@ from brainet_pl import together
 from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.features import extract_features
+from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.scores import Generative, Mahalanobis
@@ -139,7 +138,7 @@ def fit(folder, devices, cached):
     callbacks = [StructureLearning(threshold=0.05, progress=False, cache=""), Seen(folder)]
     if cached:
         callbacks.append(FeatureCache(progress=False))
-    strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=60)) if devices > 1 else "auto"
+    strategy = pl.strategies.DDPStrategy(start_method="fork", timeout=timedelta(seconds=60)) if devices > 1 else "auto"
     trainer = pl.Trainer(
         accelerator="cpu", devices=devices, strategy=strategy, default_root_dir=str(folder), callbacks=callbacks,
         max_epochs=1, limit_train_batches=1, limit_val_batches=0, num_sanity_val_steps=0, **QUIET,

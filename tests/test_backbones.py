@@ -26,7 +26,14 @@ def test_large_cifar_networks(name, features, params):
         assert Backbone(model).build()(torch.zeros(2, 3, 32, 32)).shape == (2, features)
 
 
-@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": {f"module.{k}": v for k, v in s.items()}}])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: s,
+        lambda s: {"state_dict": {f"module.{k}": v for k, v in s.items()}},
+        lambda s: {k: v for k, v in s.items() if not k.endswith("num_batches_tracked")},  # of an old torch
+    ],
+)
 def test_weight_files_in_usual_layouts(tmp_path, wrap):
     source = make_backbone("cifar_resnet20")
     path = tmp_path / "weights.pth"

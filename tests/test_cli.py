@@ -86,7 +86,7 @@ def test_every_shipped_configuration_runs(name, folder, monkeypatch):
     cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
 
 
-def test_fit_then_test_with_nothing_but_the_checkpoint(folder, capsys):
+def test_fit_then_test_with_nothing_but_the_checkpoint(folder):
     main(["fit", "--config", "digits", "--trainer.max_epochs=2", *QUIET])
     run = folder / "runs" / "digits" / "version_0"
     checkpoint = run / "checkpoints" / "last.ckpt"
@@ -96,11 +96,10 @@ def test_fit_then_test_with_nothing_but_the_checkpoint(folder, capsys):
     rows = list(csv.DictReader((run / "metrics.csv").open()))
     columns = set(rows[0])
     assert {"val/cls/Acc", "val/cls/NLL", "val/cal/ECE", "structure/subnetworks", "structure/perplexity"} <= columns
-    capsys.readouterr()
     cli = main(["test", "--ckpt_path", str(checkpoint), "--trainer.logger=false", *QUIET])
     assert cli.trainer.callback_metrics["test/cls/Acc"] > 0.3
     assert cli.trainer.callback_metrics["ood/held_out/entropy/AUROC"] > 0.3  # the callbacks come with the checkpoint
-    assert (folder / "runs" / "record.json").is_file()
+    assert (run / "record.json").is_file()
     assert cli.model.ggt is not None
     swept = main(["test", "--ckpt_path", str(checkpoint), "--model.passes=3", "--trainer.logger=false", *QUIET])
     assert swept.model.passes == 3  # the command line wins over the checkpoint
@@ -110,7 +109,7 @@ def test_fit_then_test_with_nothing_but_the_checkpoint(folder, capsys):
     main(["validate", f"--ckpt_path={checkpoint}", "--trainer.logger=false", *QUIET])
     predicted = main(["predict", "--ckpt_path", str(checkpoint), "--trainer.logger=false", *QUIET])
     assert not predicted.trainer.predict_loop.return_predictions  # the file has them; memory need not
-    rows = list(csv.DictReader((folder / "runs" / "predictions.csv").open()))
+    rows = list(csv.DictReader((run / "predictions.csv").open()))
     assert len(rows) == 433
     assert sum(float(rows[0][f"probabilities_{c}"]) for c in range(8)) == pytest.approx(1, abs=1e-4)
     torch.load(checkpoint, weights_only=True)
@@ -269,3 +268,28 @@ def test_help_is_readable(capsys):
 def test_unknown_configuration_lists_the_known_ones():
     with pytest.raises(FileNotFoundError, match="cifar10_resnet20, cifar10_vgg13, digits, mnist, table, uci"):
         config_path("imagenet")
+
+
+def test_a_csv_file_says_itself_what_is_predicted(folder):
+    """Classes and numbers from the same configuration, without a further setting."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3))
+    answers = {
+        "kind": np.where(x[:, 0] + 0.3 * x[:, 1] > 0, "good", "bad"),
+        "price": x[:, 0] * 10 + rng.normal(size=120),
+    }
+    for target, values in answers.items():
+        rows = [",".join([*map(str, row), str(value)]) for row, value in zip(x, values, strict=True)]
+        (folder / f"{target}.csv").write_text("\n".join([f"a,b,c,{target}", *rows]))
+        given = [f"--data.file={target}.csv", f"--data.target={target}", "--trainer.max_epochs=2"]
+        main(["fit", "--config", "table", *given, *QUIET])
+    kind, price = sorted((folder / "runs/table").glob("version_*/metrics.csv"))
+    assert "val/cls/NLL" in kind.read_text().splitlines()[0]
+    assert "val/reg/NLL" in price.read_text().splitlines()[0]
+    main(["predict", "--ckpt_path", str(kind.parent / "checkpoints/last.ckpt"), *QUIET])
+    (predictions,) = folder.rglob("predictions.csv")
+    assert {row["class_name"] for row in csv.DictReader(predictions.open())} <= {"good", "bad"}
+    with pytest.raises(
+        ValueError, match=r"expected the target to be a column of kind.csv \(a, b, c, kind\), got 'nope'"
+    ):
+        main(["fit", "--config", "table", "--data.file=kind.csv", "--data.target=nope", *QUIET])

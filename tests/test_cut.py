@@ -40,13 +40,29 @@ def test_the_classification_layer_is_found_in_torchvision_models(name, layer, fe
     assert isinstance(model.get_submodule(layer), nn.Linear)  # the original is not changed
 
 
-def test_a_convolution_as_classifier_is_named_and_can_be_removed():
+@pytest.mark.parametrize("layer", [None, "classifier.1"])
+def test_a_convolution_of_single_pixels_can_be_the_classifier(layer):
     model = torchvision.models.squeezenet1_1(num_classes=10).eval()
     x = torch.rand(2, 3, 64, 64)
-    with pytest.raises(ValueError, match=r"expected a dense .* got an output that comes from classifier\.1\.weight"):
-        find_head(model, x)
-    body = Backbone(model, head_layer="classifier.1").build()
+    assert find_head(model, x, layer) == ("classifier.1", True)
+    body = Backbone(model, head_layer=layer).build()
     torch.testing.assert_close(body(x), model.features(x).mean(dim=(2, 3)))
+
+
+def test_a_convolution_after_the_pooling_gives_own_logits():
+    convolutions = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 3, 1), nn.Flatten()]
+    model, x = nn.Sequential(*convolutions), torch.rand(2, 1, 8, 8)
+    body = Backbone(model).build()
+    found = body(x, more=True)
+    assert body.removed == ("3", False)
+    torch.testing.assert_close(found.features, model[:3](x).flatten(1))
+    torch.testing.assert_close(found.own, model(x))
+
+
+def test_a_convolution_inside_a_body_is_no_classifier():
+    body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 1), nn.BatchNorm2d(6), nn.AdaptiveAvgPool2d(1)).eval()
+    with pytest.raises(ValueError, match=r"expected a dense .* got an output that comes from"):
+        find_head(body, torch.rand(2, 1, 8, 8))
 
 
 class Misordered(nn.Module):
@@ -113,7 +129,7 @@ class Steps(nn.Module):
         lambda m, h: m.fc(h).softmax(dim=1),
         lambda m, h: F.log_softmax(m.fc(h) * m.scale, dim=1),
         lambda m, h: m.fc(h)[:, :3],
-        lambda m, h: {"logits": m.fc(h)},
+        lambda m, h: {"logits": m.fc(h).exp()},
         lambda m, h: F.relu(m.fc(h), inplace=True),
     ],
 )
@@ -122,6 +138,18 @@ def test_what_comes_after_the_layer_does_not_change_the_features(run):
     body = Backbone(model).build()
     torch.testing.assert_close(body(x), torch.relu(model.body(x)))
     assert body.removed == ("fc", True)
+
+
+@pytest.mark.parametrize(
+    "pick", [lambda x: x[:, -1], lambda x: x[torch.arange(len(x)), torch.tensor([0, 2, 1, 6, 3])[: len(x)]]]
+)
+def test_one_token_that_is_chosen_after_the_layer_is_kept(pick):
+    model, x = Steps(lambda m, h: {"logits": pick(m.fc(h)), "hidden": h}), torch.randn(5, 7, 6)
+    body = Backbone(model).build()
+    found = body(x, more=True)
+    torch.testing.assert_close(found.features, pick(torch.relu(model.body(x))))
+    torch.testing.assert_close(found.own, model(x)["logits"])
+    assert body.removed == ("fc", False)
 
 
 def test_a_mean_over_places_after_the_layer_is_kept():

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
@@ -18,6 +16,7 @@ from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.features import structure_loader
+from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import Generative
@@ -336,8 +335,12 @@ def test_plain_loaders_work_without_a_datamodule(tmp_path, quiet_trainer):
 def test_bad_input_says_what_to_do(tmp_path, quiet_trainer):
     with pytest.raises(RuntimeError, match=r"add the callback brainet_pl.callbacks.StructureLearning\(\)"):
         quiet_trainer(tmp_path).fit(BRAINet(8), datamodule=Digits())
+    with pytest.raises(ValueError, match="expected 5 different names of classes, as num_classes says, got 8"):
+        quiet_trainer(tmp_path).fit(BRAINet(5, head=Linear()), datamodule=Digits())
+    data = Digits()
+    data.setup("fit")
     with pytest.raises(ValueError, match="expected labels from 0 to 4, got 0 to 7"):
-        quiet_trainer(tmp_path, structure()).fit(BRAINet(5, head=Tree(num_params=8000)), datamodule=Digits())
+        quiet_trainer(tmp_path).fit(BRAINet(5, head=Linear()), data.train_dataloader())
     empty = DataLoader(TensorDataset(torch.empty(0, 4), torch.empty(0)), batch_size=2)
     with pytest.raises(ValueError, match="expected training data to extract features from, got no sample"):
         quiet_trainer(tmp_path, structure()).fit(BRAINet(2), empty)
@@ -432,7 +435,7 @@ def test_a_backbone_learns_ten_times_slower_unless_told():
 
 DDP = """
 import json, sys
-import pytorch_lightning as pl
+from brainet_pl.framework import pl
 import torch
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits

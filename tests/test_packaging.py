@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 DISTRIBUTION = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # where it is not called like what is imported
 OPTIONAL = {"timm"}  # asked for by the name of a backbone, with an error that says how to install it
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
+INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl.framework
 
 
 def imported(folders, everywhere=True):
@@ -39,9 +41,10 @@ def test_what_is_imported_is_declared_and_the_other_way_round():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = distributions(project["dependencies"])
     package = ("brainet_pl", "callbacks", "datamodules")
-    assert imported(package) - OPTIONAL == declared - UNSEEN
+    assert imported(package) - OPTIONAL - INSTEAD == declared - UNSEEN
     assert not imported(package, everywhere=False) & OPTIONAL
-    behind_a_skip = distributions(project["optional-dependencies"]["benchmarks"]) | {"pandas"}
+    extras = [project["optional-dependencies"][name] for name in ("benchmarks", "timm", "text")]
+    behind_a_skip = set().union(*map(distributions, extras)) | {"pandas"}
     known = declared | distributions(project["optional-dependencies"]["dev"]) | behind_a_skip
     assert imported(["tests"]) <= known
 
@@ -60,3 +63,15 @@ def test_listed_packages_are_the_folders_on_disk():
 
 def test_types_are_shipped():
     assert resources.files(brainet_pl).joinpath("py.typed").is_file()
+
+
+def test_the_package_is_imported_piece_by_piece():
+    heavy = "{'pytorch_lightning', 'lightning', 'torchvision', 'torchmetrics', 'matplotlib', 'sklearn', 'wandb'}"
+    code = (
+        "import sys, brainet_pl; assert 'torch' not in sys.modules; brainet_pl.rai; brainet_pl.BRAINetHead; "
+        f"assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules); "
+        "assert set(brainet_pl.__all__) == set(dir(brainet_pl)); [getattr(brainet_pl, n) for n in dir(brainet_pl)]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'BRAINnet'"):
+        _ = brainet_pl.BRAINnet

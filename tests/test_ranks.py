@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
 import brainet_pl
 from brainet_pl.calibration import TemperatureScaling
+from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.structure import learn_structure
@@ -68,8 +68,8 @@ class TestTwoProcessesEqualOne:
         one, two = (json.loads((both[0] / task / n / "found.json").read_text()) for n in "12")
         assert one.keys() == two.keys()
         wanted = {
-            "classification": ["val/cls/NLL", "test/scaled/cal/ECE", "calibration.tau"],
-            "regression": ["val/reg/RMSE"],
+            "classification": ["val/cls/NLL", "test/scaled/cal/ECE", "calibration.tau", "conformal.limits"],
+            "regression": ["val/reg/RMSE", "test/conformal/Width"],
         }
         for name in [*wanted[task], "ood/one/mahalanobis/AUROC", "scores.members.Generative.reference"]:
             assert name in one
@@ -79,8 +79,10 @@ class TestTwoProcessesEqualOne:
 
     def test_temperature_and_reference_were_learned(self, both, task):
         found = json.loads((both[0] / task / "2" / "found.json").read_text())
+        assert found["conformal.samples"] == [51 if task == "classification" else 1]
         if task == "classification":
             assert 0.1 < found["calibration.tau"][0] < 19
+            assert -1 < found["conformal.limits"][0] < 0
             assert all(abs(value) < 1e6 for value in found["scores.members.Generative.reference"])
         assert found["scores.members.Generative.fitted"] == [1.0]
 
@@ -96,7 +98,7 @@ class TestTwoProcessesEqualOne:
         assert [*two[0]][:2] == ["loader", "sample"]
         places = [("known", i) for i in range(133)] + [("one", i) for i in range(3)]
         assert [(row["loader"], int(row["sample"])) for row in two] == places
-        same_rows(one, two, ("loader",))
+        same_rows(one, two, ("loader", "set"))
         assert not [path for n in "12" for path in (folder / n).iterdir() if "part" in path.name]
 
     def test_record(self, both, task):

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 
 from brainet_pl.callbacks import LastCheckpoint, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.datamodules.base import Samples
+from brainet_pl.framework import Callback, ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import MCDropout, Tree
 
@@ -164,8 +163,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kills):
 
 TWO = """
 import sys
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import ModelCheckpoint
+from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.callbacks import LastCheckpoint, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.module import BRAINet

@@ -1,23 +1,26 @@
 """Folders of runs on the command line, files that are whole, and what a broken file does to a fit."""
 
 import csv
+import json
 import os
+import shutil
 import tempfile
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import pytorch_lightning as pl
 import torch
 import wandb
 import yaml
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 
 from brainet_pl import files, runs
 from brainet_pl.callbacks import StructureLearning, WholeCheckpointIO
 from brainet_pl.cli import main, shipped
 from brainet_pl.datamodules import Digits
+from brainet_pl.evaluation.report import write_report
+from brainet_pl.framework import CSVLogger, TensorBoardLogger, WandbLogger, pl
 from brainet_pl.module import FORMAT, STORED, BRAINet
 from brainet_pl.network import Tree
 
@@ -181,9 +184,122 @@ def test_the_command_line_goes_on_with_folder_best_and_wandb_run(tmp_path, monke
     assert names == sorted([os.path.basename(best[1].best_model_path), "last.ckpt", "structure.json"])
 
 
+# -- a test goes on with the run of its checkpoint --------------------------------------------------------------------
+
+
+class Asked(SimpleNamespace):
+    """What `continue_run` asks of a Trainer."""
+
+    def __init__(self, *loggers):
+        loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=0))
+        super().__init__(loggers=list(loggers), is_global_zero=True, fit_loop=loop, _default_root_dir="elsewhere")
+
+
+def test_a_test_goes_on_with_the_run_of_its_checkpoint(tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "digits" / "version_1"
+    begin(CSVLogger("runs", name="digits"))
+    log(begin(CSVLogger("runs", name="digits")), *range(6))
+    file = checkpoint(folder / "checkpoints", step=4, wandb="abc123")
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "away")  # wherever it is started
+    text, board, cloud = CSVLogger("runs"), TensorBoardLogger("logs"), WandbLogger(offline=True, save_dir="runs")
+    trainer = Asked(text, board, cloud)
+    assert runs.continue_run(trainer, file) == folder
+    assert [Path(logger.log_dir) for logger in (text, board)] == [folder, folder]
+    assert (cloud.version, cloud.save_dir) == ("abc123", str(tmp_path / "runs"))
+    assert runs.step_of(trainer) == 4
+    text.log_metrics({"test/cls/Acc": 0.5}, runs.step_of(trainer))
+    text.save()
+    assert [step for step, _ in rows(folder)] == [*range(6), 4]  # what was logged while training stays
+    assert not list((tmp_path / "away").iterdir())
+
+
+def test_without_a_logger_files_of_a_test_go_to_the_run(tmp_path):
+    log(begin(CSVLogger("runs", name="digits")), 0)
+    folder = tmp_path / "runs" / "digits" / "version_0"
+    trainer = Asked()
+    runs.continue_run(trainer, checkpoint(folder / "checkpoints"))
+    assert trainer._default_root_dir == str(folder)
+
+
+@pytest.mark.parametrize("place", ["copied", "copied/checkpoints"])
+def test_a_copied_checkpoint_is_no_part_of_a_run(tmp_path, place):
+    trainer = Asked(CSVLogger("runs", name="digits"), WandbLogger(offline=True))
+    assert runs.continue_run(trainer, checkpoint(tmp_path / place, wandb="abc123")) is None
+    assert [logger._version if hasattr(logger, "_version") else logger.version for logger in trainer.loggers] == [
+        None
+    ] * 2
+    runs.begin(trainer)
+    assert not (tmp_path / "runs" / "digits" / "version_0" / "checkpoints").exists()  # the mark of a fit
+    assert trainer.loggers[0].version == 0
+
+
+def test_a_run_of_wandb_alone_is_told_by_its_name(tmp_path):
+    trainer = Asked(WandbLogger(offline=True))
+    folder = tmp_path / "brainet" / "abc123"
+    assert runs.continue_run(trainer, checkpoint(folder / "checkpoints", wandb="abc123")) == folder
+    assert trainer.loggers[0].version == "abc123"
+    assert trainer._default_root_dir == str(folder)
+
+
+def test_loggers_that_the_user_puts_elsewhere_stay_there(tmp_path):
+    log(begin(CSVLogger("runs", name="digits")), 0)
+    file = checkpoint(tmp_path / "runs" / "digits" / "version_0" / "checkpoints", wandb="abc123")
+    mine, cloud = CSVLogger("mine"), WandbLogger(offline=True)
+    assert runs.join(Asked(mine, cloud), file) is None
+    assert (Path(mine.log_dir).parts[0], cloud.version) == ("mine", None)
+    same = CSVLogger("runs", name="digits")
+    assert runs.join(Asked(same), file) == Path(same.log_dir).resolve() == Path(file).parents[1]
+
+
+def test_a_trainer_that_has_logged_can_not_change_its_run(tmp_path):
+    log(begin(CSVLogger("runs", name="digits")), 0)
+    file = checkpoint(tmp_path / "runs" / "digits" / "version_0" / "checkpoints")
+    used = CSVLogger("others")
+    log(used, 0)
+    with pytest.raises(RuntimeError, match="expected a Trainer that has not logged yet, got one whose CSVLogger"):
+        runs.continue_run(Asked(used), file)
+
+
+def test_the_readme_has_one_run(tmp_path, monkeypatch):
+    """`brainet fit`, then `brainet test` of its checkpoint: one folder, one W&B run, one report."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    ids = []
+
+    def done(*words):
+        cli = main([*words, *QUIET])
+        ids.append(cli.trainer.loggers[1].version)
+        wandb.finish()
+        return cli
+
+    fitted = done("fit", "--config", "digits", "--trainer.max_epochs=2", "--test")
+    folder = tmp_path / "runs" / "digits" / "version_0"
+    config, file = (folder / "config.yaml").read_text(), folder / "checkpoints" / "last.ckpt"
+    first = json.loads((folder / "record.json").read_text())
+    (accuracy,) = (metric["value"] for metric in first["metrics"] if metric["key"] == "test/cls/Acc")
+    assert accuracy == pytest.approx(float(fitted.trainer.callback_metrics["test/cls/Acc"]))
+    done("test", "--ckpt_path", str(file))
+    assert ids[1] == ids[0]
+    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
+    assert (folder / "config.yaml").read_text() == config
+    assert yaml.safe_load((folder / "config_test.yaml").read_text())["ckpt_path"] == str(file)
+    tested = [row for row in csv.DictReader((folder / "metrics.csv").open()) if row["test/cls/Acc"]]
+    assert [int(row["step"]) for row in tested] == [26, 26]
+    page = write_report(folder).read_text()
+    assert 'id="training"' in page
+    assert 'id="unknown"' in page
+    done("test", "--ckpt_path", str(file), "--new_run")
+    assert ids[2] != ids[0]
+    assert (folder.parent / "version_1" / "record.json").is_file()
+    shutil.copy(file, "copied.ckpt")
+    done("predict", "--ckpt_path", "copied.ckpt")
+    assert ids[3] not in ids[:3]
+    assert (folder.parent / "version_2" / "predictions.csv").is_file()
+
+
 def test_every_shipped_configuration_keeps_a_best_and_the_last():
     for path in shipped().values():
-        used = {c["class_path"].rsplit(".", 1)[1]: c for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]}
+        used = {c["class_path"].rpartition(".")[2]: c for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]}
         assert "monitor" in used["ModelCheckpoint"]["init_args"], path.name
         assert "LastCheckpoint" in used, path.name
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import wandb
 
-from brainet_pl.calibration import Calibrator
+from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cli import BrainetCLI, main
 from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.module import BRAINet
@@ -19,13 +19,12 @@ from brainet_pl.tasks import Classification, Task
 
 TOYS = '''
 """What a user would write: one class of each kind."""
-import pytorch_lightning as pl
 import torch
 from sklearn.datasets import load_iris
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from brainet_pl.calibration import Calibrator
+from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.network import Head, HeadSettings, Outputs
 from brainet_pl.scores import Score
@@ -166,7 +165,7 @@ def test_a_toy_of_each_kind_through_fit_and_test(toys):
         "--model.calibration=toys.Shrink", "--model.metrics+=toys.Second", "--model.backbone=toys:Body",
         "--data=toys.Iris", "--data.batch_size=25", "--trainer.max_epochs=3", "--model.lr=0.1",
         "--trainer.callbacks+=brainet_pl.callbacks.Evaluation",
-        "--trainer.logger=pytorch_lightning.loggers.CSVLogger", "--trainer.logger.save_dir=runs", *QUIET,
+        "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs", *QUIET,
     ]  # fmt: skip
     fitted = main(words)
     assert type(fitted.model.head).__name__ == "ToyHead"
@@ -191,7 +190,7 @@ def test_a_toy_independence_test(toys):
     assert cli.model.ggt.settings["threshold"] == 0.1
 
 
-KINDS = {"head": HeadSettings, "scores": Score, "calibration": Calibrator, "task": Task}
+KINDS = {"head": HeadSettings, "scores": Score, "calibration": Calibrator, "conformal": Conformal, "task": Task}
 
 
 @pytest.mark.parametrize("argument", KINDS)
@@ -256,7 +255,7 @@ def test_no_help_text_is_empty(monkeypatch):
                 seen += 1
                 if not (action.help or "").strip():
                     empty.append(action.dest)
-    assert seen >= 4 * 26  # 11 settings of the model, 14 of the structure, 1 of predictions
+    assert seen >= 4 * 28  # 13 settings of the model, 14 of the structure, 1 of predictions
     assert not empty
 
 

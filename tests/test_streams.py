@@ -3,13 +3,13 @@
 import time
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from brainet_pl import BRAINet, features, swap_head
 from brainet_pl.callbacks import FeatureCache, StructureLearning
+from brainet_pl.framework import pl
 from brainet_pl.network import Bayes, Linear, Tree
 from brainet_pl.scores import KNN, Mahalanobis
 from brainet_pl.tasks import Regression

@@ -59,6 +59,20 @@ def test_models_and_inputs_of_other_types(inputs, dtype):
     assert swapped.half()(inputs[:5]).dtype == torch.float16
 
 
+@pytest.mark.parametrize("head", [Tree(num_params=800), Tree(num_params=800, draws=1), Ensemble(2, 800), Linear()])
+def test_logits_for_any_training_code_and_a_loss_over_all_draws(inputs, head):
+    swapped = swap_head(network(), inputs, 3, head=head, progress=False).train()
+    labels = torch.arange(8) % 3
+    if not isinstance(head, Ensemble):
+        assert swapped(inputs[:8]).shape == (8, 3)
+    torch.manual_seed(5)
+    found = swapped.loss(inputs[:8], labels)
+    torch.manual_seed(5)
+    outputs = swapped.head(swapped.backbone(inputs[:8]))
+    outputs = outputs if outputs.dim() == 3 else [outputs]
+    torch.testing.assert_close(found, torch.stack([nn.functional.cross_entropy(o, labels) for o in outputs]).mean())
+
+
 def test_a_table_in_sixteen_bits_gives_a_tree(inputs):
     for dtype in (torch.bfloat16, torch.float16):
         x = inputs.to(dtype)

@@ -1,6 +1,7 @@
 """Taps: pooled features against plain NumPy, stages of real models, scale, one pass, what can't be tapped."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.network import Linear, Tree
 from brainet_pl.scores import KNN, Generative, Mahalanobis
-from brainet_pl.taps import Tap, Taps, find_stages, pooled, watch, width_of
+from brainet_pl.taps import Tap, Taps, channels_of, find_stages, first_tensor, pooled, watch, width_of
 
 
 class Net(nn.Module):
@@ -82,6 +83,18 @@ def test_pools_of_tokens_against_numpy():
         assert width_of(Tap("a", pool, (7, 5), -1)) == found.shape[1] == len(Tap("a", pool, (7, 5), -1).names())
     np.testing.assert_allclose(pooled(tokens, "mean", 1), x.mean(axis=2), atol=1e-6)
     assert pooled(torch.ones(2, 3), "4x4").shape == (2, 3)
+
+
+def test_pools_of_tokens_leave_padding_out():
+    tokens = torch.randn(3, 7, 5)
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [0] * 2 + [1] * 5])
+    tokens[mask == 0] = torch.nan
+    for pool in ("mean", "tokens", "mean_std", "cls"):
+        kept = [row[own == 1][None] for row, own in zip(tokens, mask, strict=True)]
+        expected = torch.cat([pooled(row, pool, -1) for row in kept])
+        torch.testing.assert_close(pooled(tokens, pool, -1, mask), expected)
+    maps = torch.randn(3, 7, 5)
+    torch.testing.assert_close(pooled(maps, "mean", 1, mask), maps.mean(2))  # channels, no tokens
 
 
 def test_names_say_layer_channel_and_place():
@@ -223,7 +236,7 @@ def test_the_stages_of_torchvision_models(name):
         model = torchvision.models.get_model(name, num_classes=10).eval()
         x = torch.zeros(2, 3, 224, 224)
         with torch.no_grad():
-            uses = watch(model, lambda: model(x))
+            uses = watch(model, lambda: model(x), 2)
     found = find_stages(model, uses)
     assert found == STAGES[name]
 
@@ -240,6 +253,109 @@ def test_a_small_network_with_one_layer_a_stage():
     body = Backbone(model, layers="auto").build()
     body(torch.zeros(2, 1, 12, 12))
     assert [tap.layer for tap in body.seen[0].found] == ["1", "4"]
+
+
+class Windows(nn.Module):
+    """Two stages of channels-last blocks that work on windows, whose batch is not that of the samples."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.dense, self.more = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        windows = x.unflatten(1, (2, -1)).unflatten(3, (2, -1)).permute(0, 1, 3, 2, 4, 5).flatten(0, 2)
+        new = self.more(torch.relu(self.dense(windows.flatten(1, 2)))).view_as(windows)
+        return x + new.unflatten(0, (len(x), 2, 2)).permute(0, 1, 3, 2, 4, 5).flatten(3, 4).flatten(1, 2)
+
+
+class Merge(nn.Module):
+    def __init__(self, width, new):
+        super().__init__()
+        self.norm, self.dense = nn.LayerNorm(width), nn.Linear(4 * width, new)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.dense(torch.cat([x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)], dim=3))
+
+
+@pytest.mark.parametrize("width", [4, 8, 12])  # 8: as wide as the maps are high
+def test_stages_of_maps_with_channels_last_and_windows(width):
+    stages = [nn.Sequential(Windows(width), Windows(width)), nn.Sequential(Merge(width, 10), Windows(10))]
+    model = nn.Sequential(*stages, nn.Flatten(), nn.Linear(160, 3))
+    body = Backbone(model, layers="auto").build()
+    x = torch.randn(3, 8, 8, width)
+    found = body(x)
+    assert [(tap.layer, tap.channels) for tap in body.seen[0].found][1] == ("1", -1)
+    assert body.seen[0].found[0].layer == "0"
+    if width != 8:
+        first = stages[0](x)
+        torch.testing.assert_close(found, torch.cat([first.mean((1, 2)), stages[1](first).mean((1, 2))], dim=1))
+    with pytest.raises(ValueError, match=r"got '0.0.dense', which gave 8 rows for another number of samples"):
+        Backbone(model, layers="0.0.dense").build()(x)
+
+
+def test_channels_are_where_the_width_is():
+    convolutions = nn.Sequential(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 16, 1))
+    assert channels_of((64, 16, 16), convolutions) == 1  # not the 16 of the last layer
+    assert channels_of((5, 7, 32), nn.LayerNorm(32)) == -1
+    assert channels_of((8, 8, 16), nn.Conv2d(3, 8, 1)) == 1  # though the first two axes agree
+    assert channels_of((20, 6), nn.Sequential(nn.Conv1d(3, 20, 3), nn.AvgPool1d(2))) == 1
+    assert channels_of((20, 6), nn.Sequential(nn.LayerNorm(6), nn.AdaptiveAvgPool1d(1))) == -1
+    model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.MaxPool1d(2))
+    uses = watch(model, lambda: model(torch.zeros(2, 1, 20)), 2)
+    assert [use.channels for use in uses.values()] == [1, 1, 1]
+
+
+def test_one_sample_is_enough_to_find_the_layers(net):
+    x = torch.randn(4, 1, 8, 8)
+    body = Backbone(net, layers="auto").build()
+    alone = body(x[:1])
+    torch.testing.assert_close(body(x)[:1], alone)
+
+
+@pytest.mark.parametrize("how", ["compiled", "weight norm", "cache"])
+def test_models_that_hold_on_to_a_graph_are_copied(net, how):
+    x = torch.randn(4, 1, 8, 8)
+    expected = Backbone(net, layers="one").build()(x)
+    if how == "compiled":
+        model = torch.compile(net, backend="eager")
+    else:
+        model = net
+        net.kept = {"bias": net.fc(torch.zeros(1, 6))} if how == "cache" else None
+        if how == "weight norm":
+            with pytest.warns(FutureWarning):
+                nn.utils.weight_norm(net.one[0])
+        net(x)
+    torch.testing.assert_close(Backbone(model, layers="one").build()(x), expected)
+
+
+def test_layers_that_give_several_things_are_tapped_at_the_first():
+    @dataclasses.dataclass
+    class Output:
+        maps: torch.Tensor
+        extra: str = ""
+
+    class Odd(nn.Module):
+        def __init__(self, form):
+            super().__init__()
+            self.conv, self.form = nn.Conv2d(1, 3, 3), form
+
+        def forward(self, x):
+            return self.form(self.conv(x))
+
+    class Whole(nn.Module):
+        def __init__(self, form):
+            super().__init__()
+            self.odd, self.fc = Odd(form), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.fc(self.odd.conv(x).mean((2, 3))) + 0 * first_tensor(self.odd(x)).sum()
+
+    x = torch.randn(3, 1, 8, 8)
+    for form in (lambda y: (y, 1), lambda y: {"maps": y}, lambda y: [{"a": y}], Output):
+        model = Whole(form)
+        found = Backbone(model, layers="odd").build()(x)
+        torch.testing.assert_close(found, model.odd.conv(x).mean((2, 3)))
 
 
 def test_patterns_stay_within_one_part_of_a_path(net):
@@ -286,6 +402,15 @@ def test_too_many_features_ask_for_a_pool(net):
     message = "got 40,000, of which 40,000 from 'one' by 'flatten': pool it: mean 4, mean_std 8, 2x2 16, 4x4 64"
     with pytest.raises(ValueError, match=message):
         Backbone(net, layers="one", pool="flatten").build()(torch.zeros(2, 1, 100, 100))
+
+
+def test_too_many_features_of_the_last_layer_ask_for_a_pool():
+    model = nn.Sequential(nn.Linear(8, 128), nn.ReLU())
+    with pytest.raises(
+        ValueError, match="got 25,600, of which 25,600 from 'the last layer' by 'flatten': pool it: mean"
+    ):
+        Backbone(model, head_layer="").build()(torch.zeros(2, 200, 8))
+    assert Backbone(model, head_layer="", pool="mean").build()(torch.zeros(2, 200, 8)).shape == (2, 128)
 
 
 def test_inputs_of_another_size_are_told_where_it_matters(net):

@@ -20,12 +20,13 @@ from brainet_pl.callbacks import Evaluation, PredictionFile
 from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.cli import main, shipped, stored_config
 from brainet_pl.digest import fingerprint
+from brainet_pl.framework import NAMESPACE
 from brainet_pl.parts import arguments, part_classes
 from brainet_pl.trust import OTHERS, SLOTS, Given, Untrusted, given_by, vet
 
 ROOT = Path(__file__).parents[1]
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.enable_model_summary=false"]
-EVALUATION, CHECKPOINT = "brainet_pl.callbacks.Evaluation", "pytorch_lightning.callbacks.ModelCheckpoint"
+EVALUATION, CHECKPOINT = "brainet_pl.callbacks.Evaluation", f"{NAMESPACE}.callbacks.ModelCheckpoint"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def good(tmp_path_factory):
             "--structure.threshold=0.2", f"--trainer.callbacks+={EVALUATION}",
             f"--trainer.callbacks+={CHECKPOINT}", "--trainer.callbacks.filename={epoch:02d}-{val/cls/NLL:.2f}",
             "--trainer.callbacks.monitor=val/cls/NLL", "--trainer.callbacks.save_last=true",
-            "--trainer.logger=pytorch_lightning.loggers.CSVLogger", "--trainer.logger.save_dir=runs",
+            "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs",
             "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", *QUIET,
         ])  # fmt: skip
         (path,) = folder.glob("runs/**/last.ckpt")
@@ -295,7 +296,16 @@ def test_resuming_and_testing_need_no_more_than_the_checkpoint(good, folder):
 def test_other_lightning(good):
     spec = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "val/cls/NLL"}}
     (found,) = vet({"trainer": {"callbacks": [spec]}})["trainer"]["callbacks"]
-    assert found["class_path"] == "pytorch_lightning.callbacks.EarlyStopping"
+    assert found["class_path"] == f"{NAMESPACE}.callbacks.EarlyStopping"
+
+
+def test_short_names_are_those_of_the_table():
+    specs = [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/cls/NLL"}}, {"class_path": "Evaluation"}]
+    found = [spec["class_path"] for spec in vet({"trainer": {"callbacks": specs}})["trainer"]["callbacks"]]
+    assert found == [f"{NAMESPACE}.callbacks.EarlyStopping", "brainet_pl.callbacks.evaluation.Evaluation"]
+    for slot, name in (("callbacks", "LambdaCallback"), ("callbacks", "CSVLogger"), ("logger", "MLFlowLogger")):
+        with pytest.raises(Untrusted):
+            vet({"trainer": {slot: [{"class_path": name}]}})
 
 
 TOY = '''

@@ -10,14 +10,14 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import DDPStrategy
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from brainet_pl.calibration import Conformal
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.passes import pass_metrics
+from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.scores import KNN, Generative, Mahalanobis
@@ -68,7 +68,9 @@ class Told(Evaluation):
 
 def trainer_of(folder, devices, *callbacks, timeout=60):
     """A Trainer in 64 bits, so that the sizes of batches do not show in the last digits."""
-    strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=timeout)) if devices > 1 else "auto"
+    strategy = (
+        pl.strategies.DDPStrategy(start_method="fork", timeout=timedelta(seconds=timeout)) if devices > 1 else "auto"
+    )
     return pl.Trainer(
         accelerator="cpu", devices=devices, strategy=strategy, default_root_dir=str(folder), precision="64-true",
         callbacks=list(callbacks), max_epochs=1, num_sanity_val_steps=0, **QUIET,
@@ -80,7 +82,7 @@ def evaluate(folder, devices):
     for task in ("classification", "regression"):
         pl.seed_everything(0, verbose=False)
         scores = [Generative(progress=False), KNN(k=5), Mahalanobis()]
-        model = Still.load_from_checkpoint(folder / f"{task}.ckpt", scores=scores)
+        model = Still.load_from_checkpoint(folder / f"{task}.ckpt", scores=scores, conformal=Conformal())
         model.head.inference = "enumerated"  # no draws
         data, out = Uneven(task == "regression"), folder / task / str(devices)
         trainer = trainer_of(out, devices, Told(figures=False), PredictionFile())
@@ -91,7 +93,7 @@ def evaluate(folder, devices):
         found |= {name: float(value) for name, value in trainer.callback_metrics.items()}
         for name, value in model.state_dict().items():
             # Not the blueprint: a text, whose last digits depend on the number of threads.
-            if name.startswith(("scores.", "calibration.")) and not name.endswith("blueprint"):
+            if name.startswith(("scores.", "calibration.", "conformal.")) and not name.endswith("blueprint"):
                 found[name] = value.double().flatten().tolist()
         trainer.predict(model, datamodule=data, return_predictions=False)
         (out / "found.json").write_text(json.dumps(found))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from brainet_pl.network import BRAINetHead
+from brainet_pl.network import BRAINetHead, Head
 from brainet_pl.structure import GGT
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
+from common.tasks import Sample, nll
 
 
 def shuffled(ggt: GGT, seed: int = 0) -> GGT:
@@ -87,3 +90,62 @@ def outputs_of(head: nn.Module, x: Tensor, passes: int = 15, mode: str = "stocha
         else:  # the same sub-networks for all parts
             found.append(head.stochastic(part, passes, generator=torch.Generator().manual_seed(seed)).logits)
     return torch.cat(found, dim=1)
+
+
+class Fitted(NamedTuple):
+    """A head with the weights of its best epoch, the validation NLL that it had there, and the epoch (from 1)."""
+
+    head: Head
+    nll: float
+    epoch: int
+
+
+def fit_best(
+    head: Head,
+    sample: Sample,
+    *,
+    epochs: int,
+    patience: int,
+    lr: float = 1e-3,
+    batch: int = 128,
+    seed: int = 0,
+    passes: int = 15,
+    name: str = "",
+) -> Fitted:
+    """Adam at a fixed rate; the epoch with the least validation NLL counts, as `ModelCheckpoint` would choose it.
+
+    Training ends early when that NLL has not fallen for `patience` epochs. The head is measured as it predicts.
+    """
+    x, y = sample.train
+    batch = min(batch, len(x))
+    optimizer = torch.optim.Adam(head.parameters(), lr=lr)
+    draw = torch.Generator().manual_seed(seed)
+    best = Fitted(head, math.inf, 0)
+    state: dict[str, Tensor] = {}
+    for epoch in tqdm(range(1, epochs + 1), desc=name or type(head).__name__, leave=False):
+        head.train()
+        order = torch.randperm(len(x), generator=draw)
+        for rows in order[: len(x) // batch * batch].view(-1, batch):
+            optimizer.zero_grad()
+            value = sample.task.loss(head(x[rows]), y[rows])
+            penalty = head.penalty()
+            if penalty is not None:
+                value = value + penalty / len(x)
+            value.backward()
+            optimizer.step()
+        found = validation_nll(head, sample, passes)
+        if found < best.nll:
+            best = Fitted(head, found, epoch)
+            state = {k: v.clone() for k, v in head.state_dict().items()}
+        elif epoch - best.epoch >= patience:
+            break
+    head.load_state_dict(state)
+    head.eval()
+    return best
+
+
+@torch.no_grad()
+def validation_nll(head: Head, sample: Sample, passes: int) -> float:
+    """NLL of the averaged prediction of the validation rows."""
+    head.eval()
+    return nll(sample.task, *head.passes(sample.val[0], passes), sample.val[1])

@@ -1,7 +1,11 @@
-"""Calibrators: they watch the validation data of a fit, settle, and map averaged predictions to what a user gets."""
+"""Calibrators: they watch the validation data of a fit, settle, and map averaged predictions to what a user gets.
+
+`Conformal` comes after them: sets and intervals of what they give.
+"""
 
 from brainet_pl.calibration.base import Calibrator
+from brainet_pl.calibration.conformal import Conformal
 from brainet_pl.calibration.density import DensityScaling
 from brainet_pl.calibration.temperature import TemperatureScaling
 
-__all__ = ["Calibrator", "DensityScaling", "TemperatureScaling"]
+__all__ = ["Calibrator", "Conformal", "DensityScaling", "TemperatureScaling"]

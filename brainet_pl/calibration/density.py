@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
@@ -23,6 +22,7 @@ from torchmetrics.utilities import dim_zero_cat
 from brainet_pl import checks
 from brainet_pl.calibration.base import Calibrator
 from brainet_pl.calibration.temperature import HIGHEST, LOWEST
+from brainet_pl.framework import rank_zero_warn
 from brainet_pl.scores import Generative, ScoreSet
 from brainet_pl.scores.density import keep_wide
 from brainet_pl.scores.reference import FEW, Surprise, fit_surprise

@@ -70,7 +70,7 @@ def check_classes(preds: Tensor, target: Tensor) -> None:
         )
 
 
-def _check_numbers(preds: Tensor, target: Tensor) -> None:
+def check_numbers(preds: Tensor, target: Tensor) -> None:
     """Refuse what is not a mean and a variance (B, 2) and one target (B,) for each sample."""
     fit = preds.dim() == 2 and preds.shape[1] == 2 and target.shape == preds.shape[:1]
     if not fit or not preds.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
@@ -270,7 +270,7 @@ class SquaredError(MeanSquaredError, Measure):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
-        _check_numbers(preds, target)
+        check_numbers(preds, target)
         # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
         self.sum_squared_error, self.total = self.sum_squared_error.clone(), self.total.clone()
         super().update(preds[:, 0], target)
@@ -283,7 +283,7 @@ class AbsoluteError(MeanAbsoluteError, Measure):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
-        _check_numbers(preds, target)
+        check_numbers(preds, target)
         # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
         self.sum_abs_error, self.total = self.sum_abs_error.clone(), self.total.clone()
         super().update(preds[:, 0], target)
@@ -296,7 +296,7 @@ class GaussianNLL(_SampleMean):
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
-        _check_numbers(preds, target)
+        check_numbers(preds, target)
         return gaussian_nll(preds[:, 0], preds[:, 1], target)
 
 
@@ -326,7 +326,7 @@ class Sharpness(_SampleMean):
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B,)."""
-        _check_numbers(preds, target)
+        check_numbers(preds, target)
         return 2 * math.sqrt(2) * float(torch.special.erfinv(torch.tensor(0.95))) * preds[:, 1].sqrt()
 
 
@@ -356,7 +356,7 @@ class QuantileCalibrationError(Measure):
 
 def _central(preds: Tensor, target: Tensor) -> Tensor:
     """(B,) probability of the smallest central interval that holds the target: erf(|y - μ| / √(2σ²))."""
-    _check_numbers(preds, target)
+    check_numbers(preds, target)
     return torch.as_tensor(torch.special.erf((target - preds[:, 0]).abs() / (2 * preds[:, 1]).sqrt()))
 
 
@@ -372,3 +372,94 @@ def regression_measures() -> list[Measure]:
         Sharpness(),
         QuantileCalibrationError(),
     ]
+
+
+# -- sets and intervals -----------------------------------------------------------------------------------------------
+
+
+def check_sets(preds: Tensor, target: Tensor) -> None:
+    """Refuse what is not sets (B, C) as true and false, and labels (B,) from 0 to C - 1."""
+    if preds.dtype != torch.bool:
+        raise ValueError(f"expected sets of classes (B, C) as true and false, got {preds.dtype}: give predict's `set`")
+    check_classes(preds.float(), target)
+
+
+class SetCoverage(_SampleMean):
+    """The share of sets (B, C) that hold the label; meant to be the level they were made for."""
+
+    higher_is_better = None  # type: ignore[assignment]
+    is_differentiable = False
+    key, title, unit = "conformal/Coverage", "Sets that hold the label", "share"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,) of sets (B, C) and labels (B,)."""
+        check_sets(preds, target)
+        return preds.gather(1, target.long()[:, None]).squeeze(1).float()
+
+
+class SetSize(_SampleMean):
+    """The mean number of classes in a set."""
+
+    is_differentiable = False
+    key, title = "conformal/Size", "Mean size of the sets"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,) of sets (B, C) and labels (B,)."""
+        check_sets(preds, target)
+        return preds.sum(dim=1).float()
+
+
+class WorstClassCoverage(Measure):
+    """The least share of sets that hold the label among the classes that have samples.
+
+    The smallest of several noisy shares lies below the level even where every class has it: with few samples of a class
+    it says little.
+    """
+
+    higher_is_better = True
+    key, title, unit = "conformal/WorstClassCoverage", "Sets that hold the label, worst class", "share"
+    held: Tensor
+    count: Tensor
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_classes = checks.whole("num_classes", num_classes, 1)
+        self.add_state("held", torch.zeros(num_classes), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(num_classes), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: sets (B, C) and labels (B,)."""
+        check_sets(preds, target)
+        inside = preds.gather(1, target.long()[:, None]).squeeze(1)
+        self.held = self.held + torch.bincount(target[inside], minlength=self.num_classes)
+        self.count = self.count + torch.bincount(target, minlength=self.num_classes)
+
+    def compute(self) -> Tensor:
+        """The least share so far; NaN without a sample."""
+        some = self.count > 0
+        return (self.held[some] / self.count[some]).min() if some.any() else self.count.new_tensor(math.nan)
+
+
+class BoundCoverage(_SampleMean):
+    """The share of intervals (B, 2), from lower to upper, that hold the target; meant to be the level."""
+
+    higher_is_better = None  # type: ignore[assignment]
+    is_differentiable = False
+    key, title, unit = "conformal/Coverage", "Intervals that hold the target", "share"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,) of bounds (B, 2) and targets (B,)."""
+        check_numbers(preds, target)
+        return ((preds[:, 0] <= target) & (target <= preds[:, 1])).float()
+
+
+class BoundWidth(_SampleMean):
+    """The mean width of intervals (B, 2), in the units of the target."""
+
+    is_differentiable = False
+    key, title, unit = "conformal/Width", "Mean width of the intervals", "target"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,) of bounds (B, 2) and targets (B,)."""
+        check_numbers(preds, target)
+        return preds[:, 1] - preds[:, 0]

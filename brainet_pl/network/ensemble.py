@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from brainet_pl import checks
 from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
-from brainet_pl.network.executor import Executor, LevelTensors
+from brainet_pl.network.executor import Executor
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.widths import solve_width
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node
@@ -103,7 +103,7 @@ class EnsembleHead(Head):
         x = self._samples(x)
         if not self.training:
             return self._emit(self.layers.run_evaluate(x))
-        return self._emit(self.layers.run_train(x, _only_branch, self.dropout))
+        return self._emit(self.layers.run_train(x, self.layers.draw(1, 1), self.dropout))
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """(B, d) or (M, B, d) → (M, B, O); with dropout (M·T, B, O), T masks for each member in turn."""
@@ -121,10 +121,6 @@ class EnsembleHead(Head):
     def _emit(self, root: Tensor) -> Tensor:
         """The root's rows (M, R, B) → outputs (M, B, O)."""
         return torch.baddbmm(self.out_bias, self.out_weight, root).transpose(1, 2)
-
-
-def _only_branch(level: LevelTensors, branches: Tensor) -> Tensor:
-    return branches[:, 0]
 
 
 class Ensemble(HeadSettings):

@@ -1,6 +1,6 @@
 """Runs a plan: from features to the outputs of the root, for the tree of a BRAINet and for the members of an ensemble.
 
-    train       every node passes on one of its branches, or its only one; norm by the batch
+    train       every node passes on drawn branches, so many versions of its output for each sample; norm by the batch
     evaluate    every node passes on the mean of its branches under given probabilities; norm by kept statistics
     draws       many sub-networks at once, each node of each with the branch that it takes; norm by kept statistics
 
@@ -27,7 +27,6 @@ from brainet_pl.network.plan import Level, Plan
 from brainet_pl.structure.ggt import Node, SubNetwork
 
 T = TypeVar("T")
-Choose = Callable[["LevelTensors", Tensor], Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -35,6 +34,38 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "elu": F.elu,
 }
+
+
+class Versions(NamedTuple):
+    """How often a level is computed and read in a training step, for each sample.
+
+    Attributes:
+        columns: how often its layers are computed, each time with other versions of what they read.
+        emitted: versions of a node's output; version v takes column v mod `columns`.
+    """
+
+    columns: int
+    emitted: int
+
+
+def share_draws(draws: int, branches: Sequence[int]) -> list[Versions]:
+    """What each level contributes to `draws` sub-networks a sample, given the most branches of a node at each level.
+
+    A node is read by one branch of one other, so of M draws at the root only M/s pass through each of its branches, and
+    M/s² through each branch below that: only what some draw reaches is computed. More draws than there are ways to
+    combine branches would be repetitions; there are none.
+
+    >>> share_draws(2, [2, 2])  # both branches of the root, each with a random one below
+    [Versions(columns=1, emitted=1), Versions(columns=1, emitted=2)]
+    >>> share_draws(4, [2, 2])  # every branch of every node
+    [Versions(columns=1, emitted=2), Versions(columns=2, emitted=4)]
+    """
+    emitted, found = min(draws, math.prod(branches)), []
+    for most in reversed(branches):
+        columns = -(-emitted // most)
+        found.append(Versions(columns, emitted))
+        emitted = columns
+    return found[::-1]
 
 
 class Slice(NamedTuple):
@@ -153,6 +184,26 @@ class LevelTensors(nn.Module):
             neurons = padded.index_select(1, self.branches.remainder(padded.shape[1]))
         return neurons.view(len(neurons), self.num_branches, self.width, -1)
 
+    def choose(self, branches: Tensor, choice: Tensor, columns: int) -> Tensor:
+        """Branches (M, s, W, C·B) → (M, W, V·B), the versions that `choice` (nodes, V, samples) names."""
+        members, s, width, total = branches.shape
+        emitted, batch = choice.shape[1], total // columns
+        if s == 1:
+            return _repeat(branches[:, 0], emitted * batch)
+        if choice.shape[2] == 1:
+            row, column = (torch.arange(n, device=choice.device) for n in (width, emitted))
+            place = (choice[self.owner, :, 0] * width + row[:, None]) * columns + column % columns  # (W, V)
+            rows = branches.reshape(members, -1, batch).index_select(1, place.flatten())
+            return rows.view(members, width, emitted * batch)
+        found = []
+        for part in choice.split(columns, dim=1):  # type: ignore[no-untyped-call]
+            taken = part.flatten(1).index_select(0, self.owner)
+            out = branches[:, 0, :, : taken.shape[1]]
+            for t in range(1, s):
+                out = torch.where(taken == t, branches[:, t, :, : taken.shape[1]], out)
+            found.append(out)
+        return found[0] if len(found) == 1 else torch.cat(found, dim=2)
+
 
 class Executor(nn.Module):
     """The dense layers of a plan, of `members` networks of equal wiring: dense → norm → activation, level by level.
@@ -255,22 +306,52 @@ class Executor(nn.Module):
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
-    def run_train(self, x: Tensor, choose: Choose, dropout: float) -> Tensor:
-        """Features (B, d) or (M, B, d) to the root's rows (M, R, B); `choose` turns (M, s, W, B) into (M, W, B).
+    def draw(self, draws: int, samples: int, generator: torch.Generator | None = None) -> list[Tensor]:
+        """The branches that `run_train` takes: for each level (nodes, V, samples), all that is random in it.
 
-        All layers are computed, so batch-norm statistics are kept for each of them at every step; layers that no choice
-        reaches get a gradient of exactly zero.
+        Version v of a node's output takes the branch [node, v] and column v mod C. Each is uniform and a node's are
+        independent of another's; a node's versions go through its branches in turn, from a random one on, so that C·s
+        versions are each branch of each column. `samples` is 1 where all samples of a batch share their draws.
         """
-        parts = [self._inputs(x)]
-        if self.norm and x.shape[-2] < 2:
+        found = []
+        for level, (columns, emitted) in zip(self.ordered, self.versions(draws), strict=True):
+            if level.num_branches == 1:
+                found.append(level.sizes.new_zeros(len(level.sizes), emitted, 1))
+                continue
+            each = torch.rand(len(level.sizes), 1, samples, device=level.sizes.device, generator=generator)
+            sizes, v = level.sizes.unsqueeze(-1), torch.arange(emitted, device=level.sizes.device).view(1, -1, 1)
+            turn = v + v // torch.lcm(sizes, torch.full_like(sizes, columns))  # a column meets another branch each time
+            found.append(((each * sizes).long() + turn) % sizes)
+        return found
+
+    def versions(self, draws: int) -> list[Versions]:
+        """`share_draws` for this plan."""
+        return share_draws(draws, [level.num_branches for level in self.ordered])
+
+    def run_train(self, x: Tensor, choices: Sequence[Tensor], dropout: float) -> Tensor:
+        """Features (B, d) or (M, B, d) to the root's rows (M, R, V·B) of the V draws a sample that `choices` name.
+
+        All branches of all nodes are computed, so batch-norm statistics are kept for each of them at every step, over
+        all columns of all samples. The order of the draws means nothing: where the root emits each of its columns
+        through each of its branches, it is left as it is.
+        """
+        parts, batch = [self._inputs(x)], x.shape[-2]
+        if self.norm and batch < 2:
             raise ValueError(
                 "expected at least 2 samples in a training batch for batch norm, got 1: use drop_last=True in the "
                 "training loader, or norm=None"
             )
         self._cache_key = ()  # batch norm moves its statistics without a trace in their version counters
-        for level, blocks in zip(self.ordered, self._assemble(), strict=True):
-            y = self._normalise(level, self._multiply(level, parts, [(block, None) for block in blocks]))
-            y = self.activate(choose(level, level.by_branch(y)))
+        columns, last = 1, len(self.ordered) - 1
+        for level, blocks, choice in zip(self.ordered, self._assemble(), choices, strict=True):
+            emitted = choice.shape[1]
+            products = [(block, None) for block in blocks]
+            y = self._normalise(level, self._multiply(level, parts, products, columns * batch))
+            y = level.by_branch(y)
+            everything = level.number == last and emitted == columns * level.num_branches and not level.uneven
+            y = y.transpose(1, 2).flatten(2) if everything else level.choose(y, choice, columns)
+            columns = emitted
+            y = self.activate(y)
             parts.append(F.dropout(y, dropout, training=True) if dropout else y)
         return self._root(parts)
 
@@ -355,11 +436,18 @@ class Executor(nn.Module):
         return x.t().unsqueeze(0) if x.dim() == 2 else x.transpose(1, 2)
 
     def _multiply(
-        self, level: LevelTensors, parts: list[Tensor], products: Sequence[tuple[Tensor, Tensor | None]]
+        self,
+        level: LevelTensors,
+        parts: list[Tensor],
+        products: Sequence[tuple[Tensor, Tensor | None]],
+        batch: int | None = None,
     ) -> Tensor:
-        """The parts so far → (M, neurons of the level, B) before norm and activation."""
-        batch = parts[0].shape[2]
-        gathered = [parts[i] for i in level.gathered]
+        """The parts so far → (M, neurons of the level, B) before norm and activation.
+
+        With `batch`, so many columns, for which parts of fewer are repeated.
+        """
+        batch = parts[0].shape[2] if batch is None else batch
+        gathered = [_repeat(parts[i], batch) for i in level.gathered]
         if level.zeros:
             gathered.append(parts[0].new_zeros(1, 1, batch))
         if len(gathered) > 1:
@@ -369,6 +457,7 @@ class Executor(nn.Module):
             if bucket.slice is not None:
                 part, first, count = bucket.slice
                 rows = parts[part] if parts[part].shape[1] == count else parts[part].narrow(1, first, count)
+                rows = _repeat(rows, batch)
             else:
                 rows = gathered[0].index_select(1, bucket.rows).view(-1, weight.shape[2], batch)
             y = _product(weight, rows, bias)
@@ -480,6 +569,14 @@ def _product(weight: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
         flat, shared = weight.flatten(0, 1), rows.squeeze(0)  # a view whose gradient is a view, unlike rows[0]
         return torch.mm(flat, shared) if bias is None else torch.addmm(bias.flatten(0, 1).to(rows.dtype), flat, shared)
     return torch.bmm(weight, rows) if bias is None else torch.baddbmm(bias.to(rows.dtype), weight, rows)
+
+
+def _repeat(part: Tensor, columns: int) -> Tensor:
+    """(M, rows, B) → (M, rows, columns): the same columns again and again."""
+    have = part.shape[2]
+    if have == columns:
+        return part
+    return part.repeat(1, 1, -(-columns // have)).narrow(2, 0, columns)
 
 
 def _drop(x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:

@@ -1,6 +1,6 @@
 """`BRAINetHead`: a tree of structures as one module, and its settings, `Tree`.
 
-training       one branch at each node, drawn for each batch (the paper) or for each sample
+training       sub-networks drawn for each sample so that all branches take part, or one for each batch (the paper)
 simultaneous   one pass; each node averages its branches with their probabilities
 stochastic     T sub-networks drawn from the posterior; equal draws are computed once
 enumerated     every sub-network, with its exact posterior weight
@@ -9,6 +9,7 @@ enumerated     every sub-network, with its exact posterior weight
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from brainet_pl import checks
 from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
-from brainet_pl.network.executor import ACTIVATIONS, Executor, LevelTensors
+from brainet_pl.network.executor import ACTIVATIONS, Executor
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.widths import count_parameters, solve_width
 from brainet_pl.structure.ggt import GGT, SubNetwork
@@ -53,7 +54,9 @@ class BRAINetHead(Head):
         dropout: of the outputs of nodes; with it, `stochastic` also draws dropout masks (BRAINet + MC-dropout).
         temperature: of the posterior over sub-networks in the simultaneous, stochastic and enumerated modes; "auto" is
             `GGT.auto_temperature`. It can be changed at any time; training does not depend on it.
-        sampling: while training, draw one sub-network for each batch (the paper) or for each sample.
+        sampling: while training, draw sub-networks for each batch (the paper) or for each sample.
+        draws: sub-networks that a training step draws for each batch or sample; 1 is the paper, None as many as it
+            takes for each branch of the root to be in one. Each branch of a node is in equally many of its draws.
         inference: what `passes` does: "stochastic", "simultaneous" or "enumerated". It can be changed at any time.
         momentum: of the running statistics of the norm.
         eps: added to variances by the norm.
@@ -74,6 +77,7 @@ class BRAINetHead(Head):
         dropout: float = 0.0,
         temperature: float | Literal["auto"] = "auto",
         sampling: Sampling = "sample",
+        draws: int | None = None,
         inference: Inference = "stochastic",
         momentum: float = 0.1,
         eps: float = 1e-5,
@@ -94,6 +98,7 @@ class BRAINetHead(Head):
         self.plan = build_plan(ggt, 1.0 if width is None else width, min_width)
         self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps)
         self.output = nn.Linear(len(self.plan.root_rows), out_features)
+        self.draws = self._count_draws(draws)
         self.reset_parameters()
         self.temperature = temperature
         self.inference = inference
@@ -102,6 +107,14 @@ class BRAINetHead(Head):
         """Draw all weights anew, each layer as `nn.Linear` would."""
         self.layers.reset_parameters()
         self.output.reset_parameters()
+
+    def _count_draws(self, draws: int | None) -> int:
+        """A number of draws that the tree can give."""
+        branches: list[int] = [level.num_branches for level in self.layers.ordered]
+        most = math.prod(branches)
+        if draws is None:
+            return branches[-1] if branches else 1
+        return min(most, checks.whole("draws", draws, 1, MOST_PASSES))
 
     @property
     def temperature(self) -> float:
@@ -143,12 +156,20 @@ class BRAINetHead(Head):
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """(B, d) → (B, C): a random sub-network while training, else the simultaneous pass."""
+    def forward(self, x: Tensor, generator: torch.Generator | None = None, *, draws: int | None = None) -> Tensor:
+        """(B, d) → (B, C), the simultaneous pass; while training (M, B, C) of M drawn sub-networks, (B, C) for M = 1.
+
+        M is `draws`, or the head's own number.
+        """
         if not self.training:
             return self.simultaneous(x)
-        root = self.layers.run_train(x, lambda level, y: self._choose(level, y, generator), self.dropout)
-        return self._emit(root.squeeze(0))
+        count = self.draws if draws is None else self._count_draws(draws)
+        return self.train_on(x, self.layers.draw(count, len(x) if self.sampling == "sample" else 1, generator))
+
+    def train_on(self, x: Tensor, choices: Sequence[Tensor]) -> Tensor:
+        """`forward` while training with random `choices` made before, as `layers.draw` makes them."""
+        outputs = self._emit(self.layers.run_train(x, choices, self.dropout).squeeze(0))
+        return outputs if len(outputs) == len(x) else outputs.view(-1, len(x), self.out_features)
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """(B, d) → (T, B, C) as `inference` says, and the exact weights of enumerated sub-networks."""
@@ -199,22 +220,6 @@ class BRAINetHead(Head):
         logits = torch.cat([self._emit(self.layers.run_draws(x, part, 0.0, None)) for part in parts])
         return Enumerated(logits, torch.tensor(weights, device=x.device))
 
-    def _choose(self, level: LevelTensors, branches: Tensor, generator: torch.Generator | None) -> Tensor:
-        """(1, s, W, B) → (1, W, B): one branch a node, drawn uniformly for the whole batch or for each sample."""
-        _, s, width, batch = branches.shape
-        if s == 1:
-            return branches[:, 0]
-        samples = batch if self.sampling == "sample" else 1
-        each = torch.rand(len(level.sizes), samples, device=branches.device, generator=generator)
-        choice = (each * level.sizes).long()  # (nodes, samples)
-        if samples == 1:
-            rows = choice[level.owner, 0] * width + torch.arange(width, device=branches.device)
-            return branches.flatten(1, 2).index_select(1, rows)
-        out = branches[:, 0]
-        for t in range(1, s):
-            out = torch.where((choice == t).index_select(0, level.owner), branches[:, t], out)
-        return out
-
     def _emit(self, root: Tensor) -> Tensor:
         """The root's rows (R, B) or (U, R, B) → outputs (B, C) or (U, B, C)."""
         return torch.as_tensor(self.output(root.transpose(-1, -2)))
@@ -229,7 +234,9 @@ class Tree(HeadSettings):
         activation: relu, gelu, silu, tanh or elu, after every layer.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
         dropout: of the outputs of nodes; above 0 each stochastic pass also draws a dropout mask.
-        sampling: while training, draw one sub-network for each "batch" (the paper) or for each "sample".
+        sampling: while training, draw sub-networks for each "batch" (the paper) or for each "sample".
+        draws: sub-networks that a training step draws for each batch or sample, in balance; 1 is the paper, null as
+            many as it takes for each branch of the root to be in one.
         temperature: of the posterior over sub-networks; null is a tempered default that does not collapse.
         inference: "stochastic" draws sub-networks, "simultaneous" averages in one pass, "enumerated" is the exact mean.
     """
@@ -244,6 +251,7 @@ class Tree(HeadSettings):
         norm: Norm = "batch",
         dropout: float = 0.0,
         sampling: Sampling = "sample",
+        draws: int | None = None,
         temperature: float | None = None,
         inference: Inference = "stochastic",
     ) -> None:
@@ -255,6 +263,7 @@ class Tree(HeadSettings):
         self.min_width = checks.whole("min_width", min_width, 1, 10**6)
         self.activation, self.norm, self.sampling, self.inference = activation, norm, sampling, inference
         self.dropout = checks.share("dropout", dropout)
+        self.draws = None if draws is None else checks.whole("draws", draws, 1, MOST_PASSES)
         hint = "0 is the best structure alone, null the tempered default"
         self.temperature = None if temperature is None else checks.at_least("temperature", temperature, 0, hint)
 

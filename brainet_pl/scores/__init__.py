@@ -1,8 +1,8 @@
 """Scores: numbers that are higher for an input more unlike the training data, for any head.
 
-`Generative` (the densities of a learned tree), `KNN` and `Mahalanobis` read features, `Combined` adds scores up; the
-scores of the prediction itself (`max_softmax`, `entropy`, `mutual_information` …) come with every task and need no
-setting.
+`Generative` (the densities of a learned tree), `KNN` and `Mahalanobis` read features, `Own` the logits of the network
+whose classification layer was replaced, `Combined` adds scores up; the scores of the prediction itself (`max_softmax`,
+`entropy`, `mutual_information` …) come with every task and need no setting.
 """
 
 from brainet_pl.scores.base import JoinedScore, Score, ScoreSet, Surroundings
@@ -11,6 +11,7 @@ from brainet_pl.scores.density import GenerativeScore
 from brainet_pl.scores.generative import Generative
 from brainet_pl.scores.mahalanobis import Mahalanobis
 from brainet_pl.scores.neighbours import KNN
+from brainet_pl.scores.own import Own
 from brainet_pl.scores.reference import Verdict
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "GenerativeScore",
     "JoinedScore",
     "Mahalanobis",
+    "Own",
     "Score",
     "ScoreSet",
     "Surroundings",

@@ -41,8 +41,8 @@ class Generative(Score):
             16 for each variable (gaussian) or 5 (discrete).
         bins: levels of a feature, for "discrete".
         max_parents: of a family. null keeps the 64 most correlated ones (gaussian) or the 2 best by score (discrete).
-        max_features: of more features than these, a random choice is read: enough to tell what is strange, and a tree of
-            thousands takes long to learn. null reads all.
+        max_features: of more features than these, a random choice is read: it tells as well what is strange, and a tree
+            of thousands takes long to learn. null reads all.
         progress: show a progress bar while the tree is learned.
         layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
         pool: how their maps and tokens become features, as in `Backbone`.

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl import checks
+from brainet_pl.framework import rank_zero_warn
 from brainet_pl.scores.density import keep_wide
 
 MOST_KEPT = 10_000  # validation samples whose scores travel in a checkpoint; more say hardly more about a p-value

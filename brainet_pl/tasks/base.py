@@ -72,6 +72,10 @@ class Task(Part, nn.Module, ABC):
         """What another pass buys, from outputs (T, B, O); None where the task does not tell."""
         return None
 
+    def own_predicted(self, own: Tensor) -> Tensor | None:
+        """What the network's own layer gives, (B, C'), as `predictive` would give it; None where it is another task."""
+        return None
+
     def classes(self, target: Tensor) -> tuple[Tensor, int]:
         """Labels (N,) and their number, for scores that keep something for each class; one class if there are none."""
         return target.new_zeros(len(target)).long(), 1

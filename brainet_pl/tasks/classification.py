@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,6 +16,43 @@ from brainet_pl.losses import confidence_loss
 from brainet_pl.passes import Passes
 from brainet_pl.scores.predictive import PREDICTIVE_UNITS, predictive_scores
 from brainet_pl.tasks.base import Task
+
+
+def check_class_names(names: Any, task: Task) -> tuple[str, ...] | None:
+    """The names of a task's classes in the order of their numbers; None where there are none to name.
+
+    Args:
+        names: one text for each class, from a datamodule or a checkpoint; None or nothing where nobody named them.
+        task: names belong to a `Classification`; any other task has none.
+
+    >>> check_class_names(["cat", "dog"], Classification(2))
+    ('cat', 'dog')
+    """
+    if names is None or not isinstance(task, Classification):
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"expected class_names to be a list of texts, got {checks.shown(names)}: give one name for each class"
+        )
+    found = tuple(names)
+    if not found:
+        return None
+    if len(found) != task.num_classes or len(set(found)) != len(found):
+        listed = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
+        raise ValueError(
+            f"expected {task.num_classes} different names of classes, as num_classes says, got {len(set(found))} "
+            f"({listed}): set num_classes to the number of classes in the data, or correct class_names"
+        )
+    return found
+
+
+def same_classes(trained: Sequence[str], given: Sequence[str]) -> None:
+    """Refuse data whose labels stand for other classes than those that were trained."""
+    if list(trained) != list(given):
+        raise ValueError(
+            f"expected the classes that the model was trained for, {', '.join(trained)}, got {', '.join(given)}: "
+            "labels would mean something else; give data with the same classes in the same order"
+        )
 
 
 class Classification(Task):
@@ -103,6 +140,10 @@ class Classification(Task):
         if self.confidence:
             found["confidence"] = 1.0 - uncertainty.predictive(outputs[..., -1].float().sigmoid(), weights)
         return found
+
+    def own_predicted(self, own: Tensor) -> Tensor | None:
+        """Probabilities (B, C) of the network's own layer, where it has as many classes."""
+        return own.float().softmax(dim=-1) if own.shape[1] == self.num_classes else None
 
     def predict(self, passes: Passes, final: Tensor) -> dict[str, Tensor]:
         """`class` (B,) and `probabilities` (B, C)."""

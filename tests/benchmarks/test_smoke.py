@@ -85,6 +85,40 @@ def test_reliability(load, tmp_path, capsys):
     assert "| `rai` | 5 |" in capsys.readouterr().out
 
 
+def test_defaults(load, tmp_path, capsys):
+    defaults = load("defaults")
+    defaults.main(["--smoke", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    cells = cells_of(tmp_path / "defaults_validation.json")
+    assert set(cells) == {f"{task}/{head}/0" for task in ("digits", "yacht") for head in defaults.HEADS}
+    assert not any("test" in cell for cell in cells.values())  # not even computed before the settings are final
+    assert "| digits | 1 |" in printed
+    assert "first, or within a standard error of the first" in printed
+    sizes = {cells[f"yacht/{head}/0"]["params"] for head in defaults.HEADS if head != "linear"}
+    assert max(sizes) < 1.1 * min(sizes)
+    defaults.main(["--smoke", "--out", str(tmp_path), "--final", "--only", "yacht"])
+    assert all(np.isfinite(cell["test"]["nll"]) for cell in cells_of(tmp_path / "defaults.json").values())
+
+
+def test_differences_are_paired(load):
+    defaults = load("defaults")
+    found = defaults.paired([1.0, 2.0, 6.0], [0.0, 1.0, 5.0])
+    assert found == (1.0, 0.0)
+    assert defaults.outcome(found) == "loss"
+    assert defaults.outcome(defaults.paired([1.0, 3.0], [2.0, 2.0])) == "tie"
+    assert defaults.outcome(defaults.paired([1.0, 1.5], [2.0, 2.0])) == "win"
+    assert defaults.outcome(defaults.paired([1.0], [2.0])) == "win"
+
+
+def test_finetune(load, tmp_path, capsys):
+    finetune = load("finetune")
+    finetune.main(["--smoke", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "finetune.json")
+    assert set(cells) == {"as published", "linear/0", "BRAINet/0", "BRAINet, learned again/0"}
+    assert all(np.isfinite(value) for cell in cells.values() for value in cell.values())
+    assert "| BRAINet, learned again |" in capsys.readouterr().out
+
+
 def test_head(load, tmp_path):
     load("head").main(["--smoke", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "head.json").read_text())

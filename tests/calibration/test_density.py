@@ -6,11 +6,9 @@ import warnings
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,6 +19,7 @@ from brainet_pl.calibration.density import LEAST_NLL, fade, fit_faded, fit_widen
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
 from brainet_pl.scores import KNN, Combined, Verdict

@@ -12,7 +12,6 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
@@ -29,6 +28,7 @@ from brainet_pl.evaluation.curves import SEPARATION, separation
 from brainet_pl.evaluation.metrics import NegativeLogLikelihood
 from brainet_pl.evaluation.passes import trace_passes
 from brainet_pl.evaluation.record import SampleBatch
+from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Linear, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.structure import GGT
@@ -560,7 +560,7 @@ def test_thumbnails():
 
 DDP = """
 import sys
-import pytorch_lightning as pl
+from brainet_pl.framework import pl
 from brainet_pl.callbacks import Evaluation
 from brainet_pl.datamodules import Digits
 from brainet_pl.module import BRAINet

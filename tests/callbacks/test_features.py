@@ -1,7 +1,6 @@
 """The cache of features: each input once through the backbone, whatever comes first, and nothing left behind."""
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -10,6 +9,7 @@ from brainet_pl.backbones import Backbone
 from brainet_pl.batches import Precomputed
 from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Linear, Tree
 

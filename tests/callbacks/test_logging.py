@@ -7,11 +7,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.loggers.logger import DummyLogger
 
 from brainet_pl.callbacks import log_figure, log_table
 from brainet_pl.callbacks.logging import log_artifact
+from brainet_pl.framework import CSVLogger, TensorBoardLogger, pl
 
 
 def read(path):
@@ -48,7 +47,7 @@ def test_files_without_a_logger_and_beside_the_csv(tmp_path, quiet_trainer):
 
 
 def test_a_logger_without_figures_says_where_the_files_are(tmp_path, quiet_trainer):
-    trainer = quiet_trainer(tmp_path, logger=DummyLogger())
+    trainer = quiet_trainer(tmp_path, logger=pl.loggers.logger.DummyLogger())
     with pytest.warns(UserWarning, match="DummyLogger takes no figures here: test/one is in .*test_one.png"):
         log_figure(trainer, "test/one", small_figure())
     with pytest.warns(UserWarning, match="DummyLogger takes no tables here: test/two is in .*test_two.csv"):
@@ -58,7 +57,6 @@ def test_a_logger_without_figures_says_where_the_files_are(tmp_path, quiet_train
 
 def test_tensorboard_gets_both(tmp_path, quiet_trainer):
     pytest.importorskip("tensorboard", reason="no TensorBoard here: pip install tensorboard to test it")
-    from pytorch_lightning.loggers import TensorBoardLogger
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logger = TensorBoardLogger(str(tmp_path), name="x")

@@ -3,16 +3,15 @@
 import json
 
 import pytest
-import pytorch_lightning as pl
 import torch
 import yaml
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl.backbones import Backbone
 from brainet_pl.callbacks import Evaluation, ScoreFit, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.curves import separation
+from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.passes import Passes

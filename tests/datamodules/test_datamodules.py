@@ -5,7 +5,6 @@ import inspect
 import docstring_parser
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 import torchvision
 
@@ -13,6 +12,7 @@ import brainet_pl.datamodules
 from brainet_pl.datamodules import UCI, Arrays, Digits, SplitData, Table, TorchvisionData
 from brainet_pl.datamodules.arrays import as_targets
 from brainet_pl.datamodules.base import Samples
+from brainet_pl.framework import pl
 
 MODULES = [getattr(brainet_pl.datamodules, name) for name in brainet_pl.datamodules.__all__]
 

@@ -184,9 +184,10 @@ def test_bad_tables_say_what_to_do(csv_file, tmp_path):
     refuse("expected no missing values, got [12] of 32 in column 'size'", drop=["id"], missing="refuse", seed=1)
     refuse("expected columns of .*size, colour, id, country, price.*, got cost", target="cost")
     refuse("found none", FileNotFoundError, file="nowhere.csv")
-    refuse("expected finite numbers in column 'colour', got", target="colour", drop=["id"], file=clean(csv_file))
+    numbers = {"target": "colour", "task": "regression"}
+    refuse("expected finite numbers in column 'colour', got", drop=["id"], file=clean(csv_file), **numbers)
     refuse("test_fraction", test_fraction=1.5)
-    refuse("expected task to be one of regression, classification, got 'ranking'", task="ranking")
+    refuse("expected task to be one of auto, regression, classification, got 'ranking'", task="ranking")
     bad = tmp_path / "bad.csv"
     bad.write_text("a,b\n1,2\n3\n")
     refuse("expected 2 values in row 3 of .*, got 1: check the delimiter", file=str(bad))

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from hypothesis import strategies as st
 from torch import nn
@@ -27,6 +26,7 @@ from brainet_pl.calibration.temperature import fit_temperature
 from brainet_pl.datamodules import Table
 from brainet_pl.evaluation import curves
 from brainet_pl.evaluation.metrics import classification_measures, regression_measures
+from brainet_pl.framework import pl
 from brainet_pl.network import HeadSettings, Linear, Tree
 from brainet_pl.parts import arguments, make_part, part_classes
 from brainet_pl.passes import Passes

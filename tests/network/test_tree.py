@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -29,17 +30,18 @@ class NaiveHead(nn.Module):
                     linear = nn.Linear(layer.fan_in, layer.width, bias=False)
                     weights = head.layers.weight[0, layer.first_weight :][: layer.fan_in * layer.width]
                     linear.weight.copy_(weights.view(layer.width, layer.fan_in))
+                    first = level.first_neuron + layer.first_neuron
+                    own, name = slice(first, first + layer.width), f"{layer.node}_{layer.branch}_{layer.sources[0]}"
+                    if head.layers.norm is None:
+                        linear.bias = nn.Parameter(head.layers.bias[own].clone())
+                        self.layers[name] = nn.Sequential(linear, nn.ReLU())
+                        continue
                     norm = nn.BatchNorm1d(layer.width, eps=head.layers.eps, momentum=head.layers.momentum)
-                    own = slice(
-                        level.first_neuron + layer.first_neuron, level.first_neuron + layer.first_neuron + layer.width
-                    )
                     norm.weight.copy_(head.layers.scale[own])
                     norm.bias.copy_(head.layers.bias[own])
                     norm.running_mean.copy_(head.layers.running_mean[own])
                     norm.running_var.copy_(head.layers.running_var[own])
-                    self.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"] = nn.Sequential(
-                        linear, norm, nn.ReLU()
-                    )
+                    self.layers[name] = nn.Sequential(linear, norm, nn.ReLU())
         self.output = copy.deepcopy(head.output)
         self.number = {id(node): i for i, node in enumerate(self.ggt.nodes)}
 
@@ -180,60 +182,173 @@ def test_gradients_of_every_subnetwork_equal_the_naive_tree(seed):
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("sampling", ["batch", "sample"])
-def test_training_pass_equals_the_naive_tree(sampling):
-    """The same draws, replayed: values and gradients agree, and layers off the path get exactly zero."""
-    head = randomise(BRAINetHead(fixed_ggt(), 3, width=0.8, sampling=sampling)).train()
-    naive = NaiveHead(head).train()
-    x = torch.randn(8, 12)
-    out = head(x, torch.Generator().manual_seed(3))
-    g = torch.Generator().manual_seed(3)
-    draws = {}
-    for level in head.plan.levels:
-        each = torch.rand(len(level.nodes), 8 if sampling == "sample" else 1, generator=g)
-        for row, i in enumerate(level.nodes):
-            draws[i] = (each[row] * len(head.ggt.nodes[i].branches)).long()
-    touched = set()
+class Drawn:
+    """The choices of a training step, read as `Executor.draw` says, one sample and one draw at a time.
 
-    def combine(i, node, branch):
-        result = torch.stack([branch(t) for t in range(len(node.branches))])  # (s, B, w)
-        choice = draws[i].expand(8)
-        touched.update((i, int(t)) for t in choice)
-        return result[choice, torch.arange(8)]
+    Version v of a node takes its branch choice[node, v, sample] in column v mod C; column c of a layer reads version
+    c mod V of a node that emits V.
+    """
 
-    expected = naive.run(x, combine)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-    out.logsumexp(1).sum().backward()
-    expected.logsumexp(1).sum().backward()
+    def __init__(self, head, choices):
+        self.number = {id(node): i for i, node in enumerate(head.ggt.nodes)}
+        self.versions = head.layers.versions(head.draws)
+        self.choices, self.level_of = choices, head.plan.level_of
+
+    def counts(self, node):
+        """(C, V) of a node."""
+        return self.versions[self.level_of[self.number[id(node)]][0]]
+
+    def branch(self, node, version, sample):
+        h, place = self.level_of[self.number[id(node)]]
+        choice = self.choices[h][place, version]
+        return int(choice[sample if len(choice) > 1 else 0])
+
+    def path(self, node, version, sample):
+        """Node number → branch, of all nodes that a version of a node's output depends on."""
+        if isinstance(node, Leaf):
+            return {}
+        t, (columns, _) = self.branch(node, version, sample), self.counts(node)
+        found = {self.number[id(node)]: t}
+        for child in node.branches[t].children:
+            if isinstance(child, Node):
+                found |= self.path(child, version % columns % self.counts(child).emitted, sample)
+        return found
+
+    def order(self, root, sample):
+        """Where the head puts version 0, 1, … of the root: as they are, or by branch if each column has each branch."""
+        if isinstance(root, Leaf):
+            return [0]
+        columns, emitted = self.counts(root)
+        if emitted != columns * len(root.branches):
+            return list(range(emitted))
+        return [self.branch(root, v, sample) * columns + v % columns for v in range(emitted)]
+
+
+def run_naively(naive, x, drawn):
+    """Draws (M, B, O) of a training step: every version of every node in a loop, norm over all columns of a layer."""
+    batch = torch.arange(len(x))
+
+    def versions(node):
+        if isinstance(node, Leaf):
+            return [x[:, list(node.variables)]]
+        i, (columns, emitted) = naive.number[id(node)], drawn.counts(node)
+        branches = []  # of (C, B, w)
+        for t, branch in enumerate(node.branches):
+            below = versions(branch.descendant)
+            parts = []
+            for source in branch.ancestors or [branch.descendant]:
+                own = versions(source) if branch.ancestors else []
+                read = [
+                    torch.cat([*([own[c % len(own)]] if own else []), below[c % len(below)]], dim=1)
+                    for c in range(columns)
+                ]
+                parts.append(naive.layers[f"{i}_{t}_{naive.number[id(source)]}"](torch.cat(read)))
+            branches.append(torch.cat(parts, dim=1).unflatten(0, (columns, len(x))))
+        taken = [torch.tensor([drawn.branch(node, v, b) for b in range(len(x))]) for v in range(emitted)]
+        return [torch.stack(branches)[t, v % columns, batch] for v, t in enumerate(taken)]
+
+    return torch.stack([naive.output(version) for version in versions(naive.ggt.root)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tree=trees(tuple(range(7)), 3),
+    draws=st.integers(1, 9),
+    sampling=st.sampled_from(["batch", "sample"]),
+    seed=st.integers(0, 99),
+)
+def test_training_pass_equals_the_naive_tree(tree, draws, sampling, seed):
+    """The same draws, replayed: values, gradients and statistics agree."""
+    ggt = GGT(tree, 7, num_rows=5)
+    head = randomise(BRAINetHead(ggt, 3, width=0.8, sampling=sampling, draws=draws)).train()
+    naive, batch = NaiveHead(head).train(), 6
+    x = torch.randn(batch, 7, generator=torch.Generator().manual_seed(1))
+    out = head(x, torch.Generator().manual_seed(seed))
+    choices = head.layers.draw(head.draws, batch if sampling == "sample" else 1, torch.Generator().manual_seed(seed))
+    drawn = Drawn(head, choices)
+    expected = run_naively(naive, x, drawn)
+    assert len(expected) == head.draws
+    out = out if out.dim() == 3 else out[None]
+    order = torch.tensor([drawn.order(ggt.root, b) for b in range(batch)]).t()  # (M, B)
+    torch.testing.assert_close(out[order, torch.arange(batch)], expected, rtol=1e-4, atol=1e-5)
+    out.logsumexp(-1).sum().backward()
+    expected.logsumexp(-1).sum().backward()
     for got, want in zip(flat_of(head), flat_gradient(naive, head), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
-    if sampling == "batch":
-        path, stack = set(), [0]  # branches that the drawn sub-network takes, from the root down
-        while stack:
-            i = stack.pop()
-            node = head.ggt.nodes[i]
-            if isinstance(node, Node):
-                t = int(draws[i][0])
-                path.add((i, t))
-                stack += [naive.number[id(c)] for c in node.branches[t].children]
-        off = 0
-        for level in head.plan.levels:
-            for layer in level.layers:
-                grad = head.layers.weight.grad[0, layer.first_weight :][: layer.fan_in * layer.width]
-                if (layer.node, layer.branch) in path:
-                    assert grad.any()
-                else:
-                    assert not grad.any()
-                    off += 1
-        assert off
     for level in head.plan.levels:  # batch-norm statistics of every layer moved
-        own = slice(level.first_neuron, level.first_neuron + level.num_neurons)
-        layer = level.layers[0]
-        norm = naive.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"][1]
-        torch.testing.assert_close(
-            head.layers.running_mean[own][: layer.width], norm.running_mean, rtol=1e-3, atol=1e-5
-        )
-        torch.testing.assert_close(head.layers.running_var[own][: layer.width], norm.running_var, rtol=1e-3, atol=1e-5)
+        for layer in level.layers:
+            first = level.first_neuron + layer.first_neuron
+            own = slice(first, first + layer.width)
+            norm = naive.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"][1]
+            torch.testing.assert_close(head.layers.running_mean[own], norm.running_mean, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(head.layers.running_var[own], norm.running_var, rtol=1e-3, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(tree=trees(tuple(range(7)), 3), draws=st.integers(1, 9), seed=st.integers(0, 99))
+def test_every_draw_is_a_sub_network(tree, draws, seed):
+    """Without a norm a sample's outputs are those of the sub-networks that it drew, whatever the others drew."""
+    ggt = GGT(tree, 7, num_rows=5)
+    head = BRAINetHead(ggt, 3, width=1.5, draws=draws, norm=None)
+    naive, x = NaiveHead(head), torch.randn(3, 7)
+    with torch.no_grad():
+        choices = head.layers.draw(head.draws, 3, torch.Generator().manual_seed(seed))
+        out, drawn = head.train_on(x, choices).view(-1, 3, 3), Drawn(head, choices)
+        for b in range(3):
+            for v, place in enumerate(drawn.order(ggt.root, b)):
+                path = drawn.path(ggt.root, v, b)
+                expected = naive.run(x[b : b + 1], lambda i, node, branch, path=path: branch(path[i]))
+                torch.testing.assert_close(out[place, b], expected[0], rtol=1e-4, atol=1e-5)
+
+
+def test_draws_are_balanced_and_uniform():
+    leaves = [Leaf((i,), ((),), 0.0) for i in range(4)]
+
+    def pair(a, b, n):
+        return Node((a, b), tuple(Branch((leaves[a],), leaves[b]) for _ in range(n)))
+
+    root = Node((0, 1, 2, 3), tuple(Branch((pair(0, 1, 2),), pair(2, 3, 3)) for _ in range(3)))
+    ggt = GGT(root, 4)
+    assert ggt.num_subnetworks == 3 * 2 * 3
+    for draws in (1, 2, 3, 4, 9, 100):
+        head = BRAINetHead(ggt, 2, draws=draws)
+        assert head.draws == min(draws, 9)
+        n = 4000
+        drawn = Drawn(head, head.layers.draw(head.draws, n, torch.Generator().manual_seed(0)))
+        paths = [[tuple(sorted(drawn.path(root, v, b).items())) for v in range(head.draws)] for b in range(n)]
+        for v in range(head.draws):  # each of the draws alone is uniform over sub-networks
+            counts = np.array(list(Counter(sample[v] for sample in paths).values()))
+            assert len(counts) == 18
+            assert ((counts - n / 18) ** 2 / (n / 18)).sum() < 45  # χ² of 17 degrees: less than 1 in 5,000
+        for sample in paths[:50]:  # and each sample uses the branches in balance
+            at_root = Counter(dict(path)[0] for path in sample)
+            assert set(at_root.values()) <= {head.draws // 3, -(-head.draws // 3)}
+            assert len(at_root) == min(head.draws, 3)
+            if draws >= 9:
+                used = {step for path in sample for step in path}
+                assert len(used) == 3 + 3 * (2 + 3)  # every branch of every node
+
+
+def test_by_default_every_branch_of_the_root_is_trained_by_every_sample():
+    head = BRAINetHead(fixed_ggt(s=3), 3)
+    assert head.draws == Tree().build(12, 3, head.ggt).draws == 3
+    assert head.train()(torch.randn(8, 12)).shape == (3, 8, 3)
+    assert head.eval()(torch.randn(8, 12)).shape == (8, 3)
+    assert BRAINetHead(fixed_ggt(s=1), 3).train()(torch.randn(8, 12)).shape == (8, 3)
+
+
+def test_layers_that_no_draw_takes_get_no_gradient():
+    head = randomise(BRAINetHead(fixed_ggt(), 3, width=0.8, sampling="batch", draws=1)).train()
+    choices = head.layers.draw(1, 1, torch.Generator().manual_seed(3))
+    path = Drawn(head, choices).path(head.ggt.root, 0, 0)
+    head.train_on(torch.randn(8, 12), choices).logsumexp(1).sum().backward()
+    off = 0
+    for level in head.plan.levels:
+        for layer in level.layers:
+            grad = head.layers.weight.grad[0, layer.first_weight :][: layer.fan_in * layer.width]
+            assert bool(grad.any()) == (path.get(layer.node) == layer.branch)
+            off += not grad.any()
+    assert off
 
 
 def test_with_one_branch_all_modes_agree():

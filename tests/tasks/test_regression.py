@@ -4,15 +4,14 @@ import math
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from scipy import stats
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl.callbacks import Evaluation, FeatureCache, StructureLearning
 from brainet_pl.datamodules.base import Samples, SplitData
 from brainet_pl.evaluation.metrics import collect, regression_measures
+from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.passes import Passes

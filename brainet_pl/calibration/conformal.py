@@ -1,0 +1,412 @@
+"""Conformal prediction: sets of classes and intervals of numbers that hold the truth with a chosen probability.
+
+A nonconformity says how badly a label fits a prediction. The k-th smallest one of n validation samples,
+k = ⌈(n + 1)·level⌉, is a threshold that the next sample's label stays below with a probability of at least `level`,
+whatever the model, as long as that sample comes from where the validation samples came from (Vovk et al. 2005). Sets
+are the labels up to the threshold.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from statistics import NormalDist
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from brainet_pl import checks
+from brainet_pl.calibration.base import Calibrator
+from brainet_pl.evaluation.metrics import (
+    BoundCoverage,
+    BoundWidth,
+    Measure,
+    SetCoverage,
+    SetSize,
+    WorstClassCoverage,
+    check_classes,
+    check_numbers,
+)
+from brainet_pl.framework import rank_zero_warn
+from brainet_pl.parts import Part
+from brainet_pl.scores.density import keep_wide
+from brainet_pl.tasks import Classification, Regression, Task
+from brainet_pl.together import total
+
+Method = Literal["auto", "lac", "aps", "raps", "scaled", "quantile"]
+FOLDS = 5  # of the validation data, where a calibrator learns from them too
+SETS, INTERVALS = ("lac", "aps", "raps"), ("scaled", "quantile")
+
+
+# -- thresholds -------------------------------------------------------------------------------------------------------
+
+
+def place_of_threshold(n: int, level: float) -> int:
+    """⌈(n + 1)·level⌉, with the level as it is written: 0.7 is seven tenths, not the float beside it.
+
+    >>> place_of_threshold(9, 0.7), place_of_threshold(10, 0.9), place_of_threshold(8, 0.9)
+    (7, 10, 9)
+    """
+    return math.ceil((n + 1) * Fraction(repr(level)))
+
+
+def threshold(values: Tensor, level: float) -> Tensor:
+    """Nonconformities (N,) → the ⌈(N + 1)·level⌉-th smallest, or infinity where there are fewer; NaN counts as largest.
+
+    >>> threshold(torch.arange(10.0), 0.8), threshold(torch.arange(3.0), 0.8)
+    (tensor(8.), tensor(inf))
+    """
+    place = place_of_threshold(len(values), level)
+    if place > len(values):
+        return values.new_tensor(math.inf)
+    return values.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf).kthvalue(place).values
+
+
+def least_samples(level: float) -> int:
+    """The smallest n for which the threshold is finite: ⌈(n + 1)·level⌉ ≤ n.
+
+    >>> least_samples(0.9), least_samples(0.95)
+    (9, 19)
+    """
+    return math.ceil(1 / (1 - Fraction(repr(level)))) - 1
+
+
+# -- nonconformities --------------------------------------------------------------------------------------------------
+
+
+def least_ambiguous(probs: Tensor) -> Tensor:
+    """LAC (Sadinle et al. 2019): probabilities (B, C) → (B, C) minus the probability of the class.
+
+    Sets hold all classes of at least a certain probability; they are the smallest on average.
+    """
+    return -probs.float()
+
+
+def dice(ordered: Tensor) -> Tensor:
+    """Probabilities (B, C), the largest first → (B, 1) a number in [0, 1) for each row, as good as drawn, but its own.
+
+    It is the fraction of 100·log(p₁/p₂). Coverage holds whatever this number is, and the same input always gets the
+    same set.
+
+    >>> dice(torch.tensor([[0.7, 0.3], [0.6, 0.4]])).squeeze(1)
+    tensor([0.7298, 0.5465])
+    """
+    least = torch.finfo(torch.float32).tiny
+    return (100 * (ordered[:, :1].clamp_min(least).log() - ordered[:, 1:2].clamp_min(least).log())).frac()
+
+
+def adaptive(probs: Tensor, penalty: float = 0.0, free: int = 0) -> Tensor:
+    """APS (Romano et al. 2020), RAPS with a penalty (Angelopoulos et al. 2021): (B, C) → (B, C).
+
+    Σ of the probabilities down to this class, minus u times its own, minus 1, plus penalty·max(0, place - free) for the
+    place of the class, from 1. The first and the third are minus what the classes behind it have together: summed from
+    the end, it keeps its digits where the model is almost certain. u is not drawn, see `dice`.
+
+    >>> adaptive(torch.tensor([[0.5, 0.2, 0.3]]))  # u = 0.0826
+    tensor([[-0.5413, -0.0165, -0.2248]])
+    """
+    ordered, order = probs.float().sort(dim=1, descending=True, stable=True)
+    behind = ordered.flip(1).cumsum(1).flip(1)[:, 1:]
+    behind = torch.cat([behind, torch.zeros_like(ordered[:, :1])], dim=1)
+    place = torch.arange(1, probs.shape[1] + 1, device=probs.device)
+    scores = penalty * (place - free).clamp_min(0) - behind - dice(ordered) * ordered
+    return torch.empty_like(scores).scatter(1, order, scores)
+
+
+def half_widths(method: str, variance: Tensor, limit: Tensor | float, level: float) -> Tensor:
+    """Variances (B,) and a threshold → (B,) half the width of the interval around the mean.
+
+    "scaled": limit·σ. "quantile": z·σ + limit, where ±z·σ holds `level` of a Gaussian.
+    """
+    deviation = variance.float().sqrt()
+    if method == "scaled":
+        return limit * deviation
+    return NormalDist().inv_cdf((1 + level) / 2) * deviation + limit
+
+
+def residuals(method: str, predicted: Tensor, target: Tensor, level: float) -> Tensor:
+    """Means and variances (B, 2) and targets (B,) → (B,) the limit with which `half_widths` just reaches the target."""
+    away = (target - predicted[:, 0]).float().abs()
+    if method == "scaled":
+        return away / predicted[:, 1].float().sqrt()
+    return away - half_widths(method, predicted[:, 1], 0.0, level)
+
+
+# -- the part ---------------------------------------------------------------------------------------------------------
+
+
+class Nonconformities(Metric):
+    """Collects nonconformities (N,) and labels (N,) of a validation epoch, of all processes."""
+
+    full_state_update = False
+    values: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("values", [], dist_reduce_fx="cat")
+        self.add_state("labels", [], dist_reduce_fx="cat")
+
+    def update(self, values: Tensor, labels: Tensor) -> None:
+        """Add a batch."""
+        self.values.append(values.detach())
+        self.labels.append(labels.long())
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """All of them."""
+        return dim_zero_cat(self.values), dim_zero_cat(self.labels)
+
+
+class Kept(NamedTuple):
+    """A batch of validation data whose calibrator has not settled yet.
+
+    Attributes:
+        numbers: (B,) the place of each sample in its set.
+        predicted: averaged predictions, (B, C) or (B, 2).
+        target: (B,).
+        scores: name → (B,).
+    """
+
+    numbers: Tensor
+    predicted: Tensor
+    target: Tensor
+    scores: dict[str, Tensor]
+
+    def take(self, chosen: Tensor) -> Kept:
+        """The samples (B,) for which this is true."""
+        scores = {name: values[chosen] for name, values in self.scores.items()}
+        return Kept(self.numbers[chosen], self.predicted[chosen], self.target[chosen], scores)
+
+
+def fold_of(numbers: Tensor) -> Tensor:
+    """Numbers of samples (B,) → (B,) a fold for each, which depends on nothing else and follows no pattern."""
+    return (numbers * 2654435769 % 2**32) * FOLDS // 2**32
+
+
+def cross_fitted(calibration: Calibrator, kept: Sequence[Kept]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Validation batches → predictions as a user gets them, and targets, each by a calibrator that did not see it.
+
+    One that has settled on these very samples fits them better than those to come, and the more so the more it learns:
+    with a matrix of 10 × 10, settled on 300 samples, sets made for 90 % hold 81 %. So twins of it learn from all folds
+    but one, and map that one. A collective where there are several processes: all hold a part of every fold.
+    """
+    folds = [fold_of(batch.numbers) for batch in kept]
+    counts = total(torch.bincount(torch.cat(folds), minlength=FOLDS)) if folds else torch.zeros(FOLDS)
+    for fold in range(FOLDS):
+        twin = calibration
+        if 0 < counts[fold] < counts.sum():
+            twin = copy.deepcopy(calibration)
+            for batch, own in zip(kept, folds, strict=True):
+                others = batch.take(own != fold)
+                twin.watch(others.predicted, others.target, others.scores)
+            twin.settle()
+        for batch, own in zip(kept, folds, strict=True):
+            part = batch.take(own == fold)
+            yield twin(part.predicted, part.scores), part.target
+
+
+class Conformal(Part, nn.Module):
+    """Sets of classes, or intervals of numbers, that hold the truth for at least `level` of the samples.
+
+    It watches the validation data of a fit, after calibration, and settles at the end of every validation. Predictions
+    then have `set` (B, C), which always holds the most probable class, or `lower` and `upper` (B,). With too few
+    validation samples for the level, sets hold all classes and intervals have no end. Without Lightning, `fit` it.
+
+    Args:
+        method: "lac", "aps" or "raps" for classes, "scaled" or "quantile" for numbers; "auto" is "lac" or "scaled".
+        level: the share of samples whose set or interval is to hold the truth, above 0 and below 1.
+        per_class: a threshold for each class, from its own validation samples, so that the level holds for every class;
+            sets are larger, and a class with few samples is in all of them.
+        penalty: of "raps", for every place of a class behind the `free_places` most probable ones.
+        free_places: of "raps", places without a penalty.
+    """
+
+    limits: Tensor
+    samples: Tensor
+
+    def __init__(
+        self,
+        method: Method = "auto",
+        level: float = 0.9,
+        per_class: bool = False,
+        penalty: float = 0.1,
+        free_places: int = 1,
+    ) -> None:
+        super().__init__()
+        checks.one_of("method of Conformal", method, ("auto", *SETS, *INTERVALS))
+        self.method: Method = method
+        self.level = checks.share("level", level)
+        if not self.level:
+            raise ValueError("expected a level above 0 and below 1, got 0: give the share to be covered, such as 0.9")
+        self.per_class = checks.flag("per_class", per_class)
+        self.penalty = checks.number("penalty", penalty, 0, "0 is the method aps")
+        self.free_places = checks.whole("free_places", free_places, 0)
+        self.collected = Nonconformities()
+        self._chosen: str = method
+        self._kept: list[Kept] = []
+        self.register_buffer("limits", torch.full((1,), math.inf))
+        self.register_buffer("samples", torch.zeros((), dtype=torch.long))
+
+    def check(self, task: Task) -> None:
+        """Refuse a task that the method is not made for; "auto" chooses by the task."""
+        known = SETS if isinstance(task, Classification) else INTERVALS if isinstance(task, Regression) else ()
+        if not known or self.method not in ("auto", *known):
+            raise ValueError(
+                f"expected a method of Conformal for {type(task).__name__} ({', '.join(known) or 'it has none'}), got "
+                f"{self.method!r}: take one of these, or leave conformal out"
+            )
+        if self.per_class and known is INTERVALS:
+            raise ValueError("expected per_class of Conformal for a classification, got a regression: leave it out")
+        self._chosen = known[0] if self.method == "auto" else self.method
+        if self.per_class and isinstance(task, Classification):
+            self._widen(task.num_classes)
+
+    def _widen(self, classes: int) -> None:
+        """Make room for a threshold for each class."""
+        if len(self.limits) != classes:
+            self.limits = torch.full((classes,), math.inf, device=self.limits.device)
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def nonconformity(self, final: Tensor, target: Tensor) -> Tensor:
+        """Predictions as a user gets them, (B, C) or (B, 2), and targets (B,) → (B,) how badly they fit."""
+        if self._chosen in SETS:
+            check_classes(final, target)
+            return self._of_classes(final).gather(1, target.long()[:, None]).squeeze(1)
+        check_numbers(final, target)
+        return residuals(self._chosen, final, target, self.level)
+
+    def _of_classes(self, final: Tensor) -> Tensor:
+        if self._chosen == "lac":
+            return least_ambiguous(final)
+        return adaptive(final, self.penalty if self._chosen == "raps" else 0.0, self.free_places)
+
+    def watch(
+        self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor], numbers: Tensor | None = None
+    ) -> None:
+        """See a batch of the validation data of a fit.
+
+        Args:
+            predicted: (B, C) averaged probabilities, or (B, 2) means and variances.
+            target: (B,).
+            scores: all scores (B,), which a calibrator may want to know.
+            numbers: (B,) the place of each sample in its set, where `settle` will be given a calibrator; None where
+                predictions are what a user gets.
+        """
+        if numbers is None:
+            self._add(predicted, target)
+        else:
+            self._kept.append(Kept(numbers.to(target.device), predicted.detach(), target, dict(scores)))
+
+    def _add(self, final: Tensor, target: Tensor) -> None:
+        labels = target.long() if self.per_class else torch.zeros_like(target, dtype=torch.long)
+        self.collected.update(self.nonconformity(final, target), labels)
+
+    def settle(self, calibration: Calibrator | None = None) -> dict[str, Tensor]:
+        """Take the thresholds of what was watched, and forget it; gives scalars to log as `val/conformal/<name>`."""
+        kept, self._kept = self._kept, []
+        for final, target in cross_fitted(calibration, kept) if calibration is not None else ():
+            self._add(final, target)
+        if not self.collected.update_called:
+            return {}
+        values, labels = (part.reshape(-1) for part in self.collected.compute())  # of one sample a bare number
+        self.collected.reset()
+        parts = [values[labels == c] for c in range(len(self.limits))]
+        # In place: a validation in inference mode would leave a tensor that nobody may write to later.
+        self.limits.copy_(torch.stack([threshold(part, self.level) for part in parts]))
+        self.samples.fill_(len(values))
+        endless = int(self.limits.isinf().sum())
+        if endless:
+            rank_zero_warn(self._few(min(len(part) for part in parts), endless))
+        return {"threshold": self.limits.max(), "samples": self.samples.float()}
+
+    def _few(self, count: int, endless: int) -> str:
+        what = "hold all classes" if self._chosen in SETS else "have no end"
+        if self.per_class:
+            what = f"all hold the {endless} classes without a threshold"
+        return (
+            f"expected at least {least_samples(self.level)} validation samples{' of each class' * self.per_class} with "
+            f"finite predictions for a level of {self.level:g}, got {count}: sets or intervals {what}; give more "
+            "validation data, or a lower level"
+        )
+
+    def fit(self, final: Tensor, target: Tensor) -> Conformal:
+        """Take the thresholds of predictions (N, C) or (N, 2) that a user gets, and targets (N,). Returns itself.
+
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+        >>> sets = Conformal("lac", level=0.5).fit(probs, torch.tensor([0, 0, 0, 1]))
+        >>> sets(torch.tensor([[0.95, 0.05]]))["set"]
+        tensor([[ True, False]])
+        """
+        if self._chosen == "auto":
+            raise ValueError(
+                "expected a method of Conformal, got 'auto' outside a model: choose one of "
+                f"{', '.join(SETS + INTERVALS)}"
+            )
+        if self.per_class and self._chosen in SETS:
+            self._widen(final.shape[1])
+        self.collected.reset()
+        self._kept = []
+        self._add(final, target)
+        self.settle()
+        return self
+
+    # -- predicting ---------------------------------------------------------------------------------------------------
+
+    def forward(self, final: Tensor) -> dict[str, Tensor]:
+        """Predictions as a user gets them → `set` (B, C) of them that are in it, or `lower` and `upper` (B,).
+
+        What is not a number may be anything: the set of all classes, or an interval without an end.
+        """
+        if not int(self.samples):
+            rank_zero_warn(
+                "expected Conformal to have seen validation data, got none: sets hold all classes, and intervals have "
+                "no end; fit with validation data, or call Conformal.fit"
+            )
+        if self._chosen in SETS:
+            inside = ~(self._of_classes(final) > self.limits)
+            return {"set": inside.scatter(1, final.argmax(dim=1, keepdim=True), True)}
+        half = half_widths(self._chosen, final[:, 1], self.limits, self.level).clamp_min(0.0)
+        half = half.nan_to_num(nan=math.inf, posinf=math.inf)
+        lower, upper = final[:, 0] - half, final[:, 0] + half
+        return {
+            "lower": lower.nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=math.inf),
+            "upper": upper.nan_to_num(nan=math.inf, neginf=-math.inf, posinf=math.inf),
+        }
+
+    # -- measuring ----------------------------------------------------------------------------------------------------
+
+    def measures(self, task: Task) -> list[Measure]:
+        """Fresh metrics of what `measured` gives and targets."""
+        if isinstance(task, Classification):
+            return [SetCoverage(), SetSize(), WorstClassCoverage(task.num_classes)]
+        return [BoundCoverage(), BoundWidth()]
+
+    @staticmethod
+    def measured(found: Mapping[str, Tensor]) -> Tensor:
+        """What `forward` gave as one tensor: sets (B, C), or bounds (B, 2)."""
+        return found["set"] if "set" in found else torch.stack([found["lower"], found["upper"]], dim=1)
+
+    @staticmethod
+    def answers(found: Mapping[str, Tensor], target: Tensor) -> dict[str, Tensor]:
+        """What `forward` gave as columns (B,) of a record: `set_size` and `covered`, or `lower` and `upper`."""
+        if "set" not in found:
+            return dict(found)
+        held = found["set"].gather(1, target.long()[:, None]).squeeze(1)
+        return {"set_size": found["set"].sum(dim=1), "covered": held.float()}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moves as any module, but keeps 32 bits where the rest is made 16: a threshold is compared exactly."""
+        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Take the number of thresholds of what is loaded; a checkpoint without any leaves them as they are."""
+        stored = state_dict.get(f"{prefix}limits")
+        if stored is not None:
+            self.limits = self.limits.new_empty(stored.shape)
+            super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,197 @@
+"""Which Lightning: `pytorch_lightning` or `lightning.pytorch`, two copies of one library that do not know each other.
+
+Everything else in the package takes Lightning's classes from here. The choice falls when the package is imported: what
+the environment variable BRAINET_LIGHTNING says, else the one that was imported before, else the one that is installed,
+else `pytorch_lightning`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+SETTING = "BRAINET_LIGHTNING"
+OLD, NEW = "pytorch_lightning", "lightning.pytorch"
+
+
+def choose(forced: str | None, loaded: Collection[str], installed: Callable[[str], bool]) -> str:
+    """The namespace to use.
+
+    Args:
+        forced: what the user asks for: "pytorch_lightning", "lightning", or nothing.
+        loaded: the names of all modules that are imported.
+        installed: tells whether a package is there.
+    """
+    if forced:
+        names = {OLD: OLD, "lightning": NEW, NEW: NEW}
+        if forced not in names:
+            raise ValueError(
+                f"expected {SETTING} to be {OLD} or lightning, got {forced!r}: set one of them, or neither"
+            )
+        return names[forced]
+    if (OLD in loaded) != (NEW in loaded):
+        return OLD if OLD in loaded else NEW
+    return NEW if installed("lightning") and not installed(OLD) else OLD
+
+
+def _installed(name: str) -> bool:
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None  # a mere folder of that name has none
+
+
+NAMESPACE = choose(os.environ.get(SETTING), sys.modules, _installed)
+OTHER = OLD if NAMESPACE == NEW else NEW
+
+if TYPE_CHECKING or NAMESPACE == OLD:
+    import pytorch_lightning as pl
+    from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+    from pytorch_lightning.cli import (
+        LightningArgumentParser,
+        LightningCLI,
+        LRSchedulerCallable,
+        OptimizerCallable,
+        SaveConfigCallback,
+    )
+    from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+    from pytorch_lightning.loggers.csv_logs import ExperimentWriter
+    from pytorch_lightning.plugins import TorchCheckpointIO
+    from pytorch_lightning.trainer.states import TrainerFn
+    from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+    from pytorch_lightning.utilities.combined_loader import CombinedLoader
+    from pytorch_lightning.utilities.exceptions import SIGTERMException
+else:
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+    from lightning.pytorch.cli import (
+        LightningArgumentParser,
+        LightningCLI,
+        LRSchedulerCallable,
+        OptimizerCallable,
+        SaveConfigCallback,
+    )
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+    from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+    from lightning.pytorch.plugins import TorchCheckpointIO
+    from lightning.pytorch.trainer.states import TrainerFn
+    from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+    from lightning.pytorch.utilities.combined_loader import CombinedLoader
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+__all__ = [
+    "NAMESPACE",
+    "OTHER",
+    "CSVLogger",
+    "Callback",
+    "CombinedLoader",
+    "ExperimentWriter",
+    "LRSchedulerCallable",
+    "LightningArgumentParser",
+    "LightningCLI",
+    "ModelCheckpoint",
+    "OptimizerCallable",
+    "SIGTERMException",
+    "SaveConfigCallback",
+    "TensorBoardLogger",
+    "TorchCheckpointIO",
+    "TrainerFn",
+    "WandbLogger",
+    "is_csv",
+    "is_tensorboard",
+    "is_wandb",
+    "pl",
+    "rank_zero_info",
+    "rank_zero_only",
+    "rank_zero_warn",
+    "refuse_mix",
+    "translated",
+    "watch_mixes",
+]
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def translated(text: str, namespace: str = NAMESPACE) -> str:
+    """The same with every path of a class of Lightning in one namespace.
+
+    >>> translated("class_path: lightning.pytorch.callbacks.EarlyStopping", "pytorch_lightning")
+    'class_path: pytorch_lightning.callbacks.EarlyStopping'
+    """
+    return re.sub(r"(?<![\w.])(pytorch_lightning|lightning\.pytorch)\.(?=\w)", f"{namespace}.", text)
+
+
+# -- loggers: a Trainer takes those of either namespace ----------------------------------------------------------------
+
+
+def is_csv(logger: object) -> TypeGuard[CSVLogger]:
+    """Whether a logger writes `metrics.csv`."""
+    return _named(logger, "CSVLogger")
+
+
+def is_tensorboard(logger: object) -> TypeGuard[TensorBoardLogger]:
+    """Whether a logger is TensorBoard's."""
+    return _named(logger, "TensorBoardLogger")
+
+
+def is_wandb(logger: object) -> TypeGuard[WandbLogger]:
+    """Whether a logger is that of Weights & Biases."""
+    return _named(logger, "WandbLogger")
+
+
+def _named(thing: object, name: str) -> bool:
+    return any(cls.__name__ == name for cls in type(thing).__mro__)
+
+
+# -- mixes ------------------------------------------------------------------------------------------------------------
+
+
+def namespace_of(thing: object) -> str | None:
+    """The namespace whose classes a thing is made of; None where it is not Lightning's."""
+    thing = getattr(thing, "_orig_mod", thing)  # of torch.compile
+    modules = [f"{cls.__module__}." for cls in type(thing).__mro__]
+    return next((name for name in (OLD, NEW) if any(module.startswith(f"{name}.") for module in modules)), None)
+
+
+def refuse_mix(thing: object, namespace: str = NAMESPACE) -> None:
+    """Raise where a Trainer of one namespace is given a thing of the other."""
+    theirs = namespace_of(thing)
+    if theirs is None or theirs == namespace:
+        return
+    thing = getattr(thing, "_orig_mod", thing)
+    ours = type(thing).__module__.split(".")[0] == "brainet_pl"
+    mend = (
+        f"brainet_pl took {theirs}: import {namespace} before brainet_pl, or set {SETTING}={namespace.split('.')[0]} "
+        f"in the environment, or take the Trainer of {theirs}"
+        if ours
+        else f"import both from {NAMESPACE}, as brainet_pl does"
+    )
+    raise TypeError(
+        f"expected Lightning's classes to come from one package, got a Trainer of {namespace} and a "
+        f"{type(thing).__qualname__} of {theirs}: {mend}"
+    )
+
+
+def watch_mixes() -> None:
+    """Have Lightning explain a mix of namespaces, which it mostly meets with "Expected a parent".
+
+    Its own check looks at the module of a class alone, and so at none that a user or this package derives. It is made
+    to look at the base classes too. Called whenever something is made that a Trainer takes, because the other namespace
+    may be imported at any time.
+    """
+    for namespace in (OLD, NEW):
+        for name in ("model_helpers", "compile"):
+            module: Any = sys.modules.get(f"{namespace}.utilities.{name}")
+            before = getattr(module, "_check_mixed_imports", None)
+            if before is not None and before.__module__ != __name__:
+                module._check_mixed_imports = _check_for(namespace)
+
+
+def _check_for(namespace: str) -> Callable[[object], None]:
+    def check(instance: object) -> None:
+        refuse_mix(instance, namespace)
+
+    return check

@@ -1,0 +1,209 @@
+"""Weights of one head in another that is wired by a newer tree: layers that read and give the same keep their weights.
+
+A layer is the same where it stands over the same variables, gives the same rows of as many neurons, and reads nodes
+that are the same down to the inputs. All others start afresh, as `build` left them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from brainet_pl.network.base import Head
+from brainet_pl.network.buckets import Layer
+from brainet_pl.network.executor import Executor
+from brainet_pl.network.plan import Plan
+from brainet_pl.structure.ggt import Node
+
+_READ_ROOT = ("output.weight", "out_weight")  # of a head: their last axis is the rows of the root
+_NEURONS = ("scale", "bias", "running_mean", "running_var")  # of the executor: vectors over neurons
+
+
+class Carried(NamedTuple):
+    """What a new head took over.
+
+    Attributes:
+        whole: the names of parameters that were taken over as they are.
+        share: of all its trainable numbers, how many were taken over.
+    """
+
+    whole: frozenset[str]
+    share: float
+
+
+class Pair(NamedTuple):
+    """A layer of the old plan and the same one of the new, each with the number of its level."""
+
+    old: Layer
+    old_level: int
+    new: Layer
+    new_level: int
+
+
+@torch.no_grad()
+def carry(old: Head, new: Head) -> Carried:
+    """Copy into `new`, a head of the same settings, what it has in common with `old`; it is changed in place."""
+    before, after = _tensors(old), _tensors(new)
+    same = {name for name, values in after.items() if name in before and before[name].shape == values.shape}
+    count = 0
+    theirs, ours = getattr(old, "layers", None), getattr(new, "layers", None)
+    if isinstance(theirs, Executor) and isinstance(ours, Executor) and theirs.members == ours.members:
+        inside = {name for name in after if name.startswith("layers.") or name in _READ_ROOT}
+        found = matching(theirs.plan, ours.plan)
+        if not _equal(found, theirs.plan, ours.plan):
+            same -= inside
+            count = _carry_layers(found, theirs, ours) + _carry_output(found, before, after)
+    for name in same - {"layers.layout"}:
+        after[name].copy_(before[name])
+    whole = frozenset(name for name, _ in new.named_parameters() if name in same)
+    count += sum(p.numel() for name, p in new.named_parameters() if name in whole)
+    return Carried(whole, count / max(1, new.num_params))
+
+
+def _tensors(head: nn.Module) -> dict[str, Tensor]:
+    """Parameters and kept buffers by name, as they are and not as copies."""
+    return dict(head.state_dict(keep_vars=True))
+
+
+def _equal(found: Matching, old: Plan, new: Plan) -> bool:
+    """Whether two plans are wired alike to the last layer, so that every weight stands where it stood."""
+    layers = [[(number, x) for number, level in enumerate(plan.levels) for x in level.layers] for plan in (old, new)]
+    in_place = all(pair.old == pair.new and pair.old_level == pair.new_level for pair in found.pairs)
+    return (
+        in_place and len(found.pairs) == len(layers[0]) == len(layers[1]) and len(old.root_rows) == len(new.root_rows)
+    )
+
+
+def _carry_layers(found: Matching, old: Executor, new: Executor) -> int:
+    """Copy the layers that two executors share; how many trainable numbers these are."""
+    count = 0
+    for pair in found.pairs:
+        mine = slice(pair.new.first_weight, pair.new.first_weight + pair.new.fan_in * pair.new.width)
+        yours = slice(pair.old.first_weight, pair.old.first_weight + pair.old.fan_in * pair.old.width)
+        new.weight[:, mine] = old.weight[:, yours]
+        count += new.weight[:, mine].numel()
+        for member in range(new.members):
+            here = _neurons(new.plan, pair.new_level, pair.new, member, new.members)
+            there = _neurons(old.plan, pair.old_level, pair.old, member, old.members)
+            for name in _NEURONS:
+                target, source = getattr(new, name), getattr(old, name)
+                if target is not None and len(target):
+                    target[here] = source[there]
+                    count += pair.new.width if isinstance(target, nn.Parameter) else 0
+    return count
+
+
+def _neurons(plan: Plan, level: int, layer: Layer, member: int, members: int) -> slice:
+    """Where a layer's neurons lie in the vectors over neurons: by level, then by member."""
+    at = plan.levels[level]
+    first = members * at.first_neuron + member * at.num_neurons + layer.first_neuron
+    return slice(first, first + layer.width)
+
+
+def _carry_output(found: Matching, before: dict[str, Tensor], after: dict[str, Tensor]) -> int:
+    """Copy what the output layer has for rows of the root that come from the same layers; how many numbers."""
+    rows = found.root_rows
+    count = 0
+    for name in _READ_ROOT:
+        if name in before and name in after and before[name].shape == after[name].shape and rows:
+            after[name][..., rows] = before[name][..., rows].clone()
+            count += after[name][..., rows].numel()
+    return count
+
+
+class Matching(NamedTuple):
+    """What two plans have in common: equal layers, and those rows of the root that come from equal layers alone."""
+
+    pairs: list[Pair]
+    root_rows: list[int]
+
+
+def matching(old: Plan, new: Plan) -> Matching:
+    """The layers of two plans that are the same, found from the inputs up; no layer is paired twice."""
+    theirs, ours = _by_node(old), _by_node(new)
+    partner: dict[int, int] = {}  # new node → old node, where all layers are the same
+    taken: set[int] = set()
+    pairs: list[Pair] = []
+    rows: list[int] = []
+    for level in new.levels:
+        for node in level.nodes:
+            here = new.ggt.nodes[node]
+            best: list[Pair] = []
+            chosen = None
+            for other in theirs:
+                if other in taken or old.ggt.nodes[other].variables != here.variables:
+                    continue
+                if len(old.node_rows[other]) != len(new.node_rows[node]):
+                    continue
+                found = _same_layers(theirs[other], ours[node], old, new, partner)
+                if sum(p.new.fan_in * p.new.width for p in found) > sum(p.new.fan_in * p.new.width for p in best):
+                    best, chosen = found, other
+            if chosen is None:
+                continue
+            taken.add(chosen)
+            pairs += best
+            if len(best) == len(ours[node]) == len(theirs[chosen]):
+                partner[node] = chosen
+            if node == 0 and chosen == 0:
+                rows = _whole_rows(best, ours[0], new)
+    return Matching(pairs, rows)
+
+
+def _by_node(plan: Plan) -> dict[int, list[tuple[int, Layer]]]:
+    """Node number → its layers, each with the number of its level."""
+    found: dict[int, list[tuple[int, Layer]]] = {}
+    for number, level in enumerate(plan.levels):
+        for layer in level.layers:
+            found.setdefault(layer.node, []).append((number, layer))
+    return found
+
+
+def _offset(plan: Plan, level: int, layer: Layer) -> int:
+    """The first row of its node's output that a layer gives."""
+    row = int((plan.levels[level].branch_neurons[layer.branch] == layer.first_neuron).argmax())
+    return plan.levels[level].first_row + row - int(plan.node_rows[layer.node][0])
+
+
+def _same_layers(
+    old_layers: list[tuple[int, Layer]],
+    new_layers: list[tuple[int, Layer]],
+    old: Plan,
+    new: Plan,
+    partner: dict[int, int],
+) -> list[Pair]:
+    """The layers of two nodes over the same variables that read the same and give the same rows."""
+    left = list(old_layers)
+    pairs = []
+    for level, layer in new_layers:
+        for other_level, other in left:
+            like = layer.width == other.width and layer.fan_in == other.fan_in
+            like = like and len(layer.sources) == len(other.sources)
+            like = like and _offset(new, level, layer) == _offset(old, other_level, other)
+            if like and all(
+                _same_node(a, b, old, new, partner) for a, b in zip(layer.sources, other.sources, strict=True)
+            ):
+                pairs.append(Pair(other, other_level, layer, level))
+                left.remove((other_level, other))
+                break
+    return pairs
+
+
+def _same_node(node: int, other: int, old: Plan, new: Plan, partner: dict[int, int]) -> bool:
+    """Whether a node of the new plan gives what one of the old gives: the same inputs, or all layers the same."""
+    here, there = new.ggt.nodes[node], old.ggt.nodes[other]
+    if isinstance(here, Node) or isinstance(there, Node):
+        return partner.get(node) == other
+    return here.variables == there.variables
+
+
+def _whole_rows(pairs: list[Pair], layers: list[tuple[int, Layer]], new: Plan) -> list[int]:
+    """The rows of the root that come from layers that were found again, whichever branch is taken."""
+    known = {id(pair.new) for pair in pairs}
+    fresh: set[int] = set()
+    for level, layer in layers:
+        if id(layer) not in known:
+            first = _offset(new, level, layer)
+            fresh |= set(range(first, first + layer.width))
+    return [row for row in range(len(new.root_rows)) if row not in fresh]

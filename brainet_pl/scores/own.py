@@ -1,0 +1,37 @@
+"""Scores of the network that a backbone was: what its own classification layer makes of inputs, beside the new head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from brainet_pl import uncertainty
+from brainet_pl.passes import Passes
+from brainet_pl.scores.base import Score
+
+
+class Own(Score):
+    """Energy (Liu et al. 2020) and max-softmax of the original network: `own_energy` and `own_max_softmax`.
+
+    Its own logits come with the same pass that gives the features, whatever layers and head the model has, and however
+    many classes the network was trained for.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {"own_energy": "", "own_max_softmax": ""}
+    needs_fit: ClassVar[bool] = False
+
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """`own_energy` and `own_max_softmax`, each (B,)."""
+        own = None if passes.readings is None else passes.readings.own
+        if own is None:
+            raise ValueError(
+                "expected the logits of the network's own classification layer for the score Own, got a backbone "
+                "without one: give a model with its classification layer (head_layer=None finds it), or leave Own out"
+            )
+        logits = own.float().unsqueeze(0)  # one pass
+        return {
+            "own_energy": uncertainty.energy(logits),
+            "own_max_softmax": uncertainty.max_softmax(logits.softmax(dim=-1)),
+        }

@@ -1,0 +1,104 @@
+"""A tree that is learned again while the backbone trains: weights, optimizer, checkpoints, resumed fits."""
+
+import pytest
+import torch
+from torch import nn
+
+from brainet_pl import Backbone, BRAINet
+from brainet_pl.callbacks import LastCheckpoint, StructureLearning
+from brainet_pl.datamodules import Digits
+from brainet_pl.framework import pl
+from brainet_pl.network import Linear, Tree
+from brainet_pl.scores import Generative
+from brainet_pl.structure import GGT
+
+
+def body():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 8))
+
+
+class Watch(pl.Callback):
+    """Notes the tree of every epoch, after the callbacks before it."""
+
+    def __init__(self):
+        self.trees, self.states = [], []
+
+    def on_train_epoch_start(self, trainer, model):
+        self.trees.append(model.ggt.fingerprint)
+        self.states.append(len(trainer.optimizers[0].state))
+
+
+def fit(folder, quiet_trainer, every=2, epochs=4, resume=None, seed=0, head=None, **settings):
+    pl.seed_everything(seed, verbose=False)
+    scores = [Generative(progress=False)]
+    model = BRAINet(
+        8,
+        Backbone(body(), freeze=False, lr=0.05),
+        Tree(num_params=3000) if head is None else head,
+        scores=scores,
+        lr=0.02,
+    )
+    watch = Watch()
+    learn = StructureLearning(threshold=0.1, progress=False, cache="", every=every)
+    trainer = quiet_trainer(folder, learn, watch, LastCheckpoint(str(folder)), epochs=epochs, **settings)
+    trainer.fit(model, datamodule=Digits(batch_size=256), ckpt_path=resume)
+    return trainer, model, watch
+
+
+def test_the_tree_is_learned_again_and_resuming_repeats_it(tmp_path, quiet_trainer):
+    trainer, model, watch = fit(tmp_path / "whole", quiet_trainer)
+    assert watch.trees[0] == watch.trees[1] != watch.trees[2] == watch.trees[3]
+    held = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
+    assert held == [*model.head.parameters(), *model.backbone.trained()]
+    trained = len(list(model.backbone.trained()))
+    assert trained <= watch.states[2] < watch.states[1]  # what is remembered of the backbone stays
+    stored = torch.load(tmp_path / "whole" / "last.ckpt", weights_only=True)
+    assert GGT.from_dict(stored["brainet"]["ggt"]).fingerprint == model.ggt.fingerprint
+    again = BRAINet.load_from_checkpoint(tmp_path / "whole" / "last.ckpt", backbone=Backbone(body(), freeze=False))
+    assert again.ggt.fingerprint == model.ggt.fingerprint
+    for stop in (2, 3):  # right before the tree is learned again, and after it
+        fit(tmp_path / str(stop), quiet_trainer, epochs=stop)
+        resumed, other, _ = fit(tmp_path / str(stop), quiet_trainer, resume=tmp_path / str(stop) / "last.ckpt", seed=99)
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name
+        states = [t.optimizers[0].state_dict()["state"] for t in (trainer, resumed)]
+        for number, state in states[0].items():
+            assert all(torch.equal(value, states[1][number][name]) for name, value in state.items())
+
+
+def test_without_every_the_first_tree_stays(tmp_path, quiet_trainer):
+    _, _, watch = fit(tmp_path, quiet_trainer, every=None, epochs=3)
+    assert len(set(watch.trees)) == 1
+
+
+def test_a_frozen_backbone_has_nothing_to_learn_again(tmp_path, quiet_trainer):
+    model = BRAINet(8, Backbone(body()), Tree(num_params=3000))
+    trainer = quiet_trainer(tmp_path, StructureLearning(every=2, cache="", progress=False))
+    with pytest.raises(ValueError, match=r"expected a backbone that trains .* every 2 epochs, got a frozen one"):
+        trainer.fit(model, datamodule=Digits())
+
+
+def test_settings_of_every():
+    with pytest.raises(ValueError, match="expected every of at least 1, got 0"):
+        StructureLearning(every=0)
+    with pytest.raises(ValueError, match="expected file or every, got both"):
+        StructureLearning(every=1, file="structure.json")
+
+
+def test_heads_without_a_tree_are_left_alone(tmp_path, quiet_trainer):
+
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(8, Backbone(body(), freeze=False), Linear())
+    trainer = quiet_trainer(tmp_path, StructureLearning(every=1, cache="", progress=False), epochs=2)
+    trainer.fit(model, datamodule=Digits(batch_size=256))
+    assert model.ggt is None
+
+
+def test_several_processes_are_refused(quiet_trainer, tmp_path):
+    class Two:
+        world_size = 2
+
+    model = BRAINet(8, Backbone(body(), freeze=False), Tree(num_params=3000))
+    with pytest.raises(RuntimeError, match="expected one process to learn the tree again every 1 epochs, got 2"):
+        StructureLearning(every=1).setup(Two(), model, "fit")
