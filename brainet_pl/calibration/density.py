@@ -191,6 +191,7 @@ class DensityScaling(Calibrator):
         if not self.collected.update_called:
             return {}
         predicted, target, score = self.collected.compute()
+        target, score = target.view(-1), score.view(-1)  # torchmetrics makes numbers of single samples
         self.collected.reset()
         if len(target) < FEW and not self._told:
             self._told = True

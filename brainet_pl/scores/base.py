@@ -317,7 +317,7 @@ class ScoreSet(nn.Module):
                 score.settle()
         if not self.reference.collected.update_called:
             return
-        columns = self.reference.collected.compute()
+        columns = self.reference.collected.columns()
         self.reference.collected.reset()
         for score in self:
             if score.ready:

@@ -114,7 +114,7 @@ def fit_surprise(reference: Tensor) -> Surprise:
 
 
 class ScoreColumns(Metric):
-    """Collects the scores of a validation epoch, of all processes; `compute` is name → (N,)."""
+    """Collects the scores of a validation epoch, of all processes."""
 
     full_state_update = False
     values: list[Tensor]
@@ -129,9 +129,13 @@ class ScoreColumns(Metric):
         self.names = list(scores)
         self.values.append(torch.stack([values.detach().float() for values in scores.values()], dim=1))
 
-    def compute(self) -> dict[str, Tensor]:
-        """Name → (N,)."""
-        return dict(zip(self.names, dim_zero_cat(self.values).unbind(dim=1), strict=True))
+    def compute(self) -> Tensor:
+        """(N, K), one column for each name."""
+        return dim_zero_cat(self.values)
+
+    def columns(self) -> dict[str, Tensor]:
+        """Name → (N,); torchmetrics would make a number of a tensor with one sample."""
+        return dict(zip(self.names, self.compute().view(-1, len(self.names)).unbind(dim=1), strict=True))
 
 
 class Reference(nn.Module):
@@ -167,7 +171,8 @@ class Reference(nn.Module):
             if len(values) > MOST_KEPT:  # any sample of the samples is as good a reference
                 rows = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:MOST_KEPT]
                 values = values[rows.to(values.device)]
-            self.register_buffer(f"{_PREFIX}{name}", values.nan_to_num(nan=torch.inf, posinf=torch.inf).sort().values)
+            ordered = values.nan_to_num(nan=torch.inf, posinf=torch.inf).sort().values
+            self.register_buffer(f"{_PREFIX}{name}", ordered.clone(memory_format=torch.contiguous_format))
 
     def threshold(self, score: str, level: float) -> float:
         """The value above which p-values are at most `level`; ∞ where there are too few validation samples for that."""

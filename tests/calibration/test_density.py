@@ -147,6 +147,11 @@ def test_few_validation_samples_are_said_once():
     assert calibrator.kappa > 0
 
 
+def test_a_single_validation_sample_is_too_few():
+    with pytest.raises(ValueError, match="at least two finite scores of validation data, got 1"):
+        settled(DensityScaling(), *classes(1))
+
+
 def test_variances_widen_and_means_stay():
     rng = torch.Generator().manual_seed(0)
     predicted = torch.stack([torch.randn(1000, generator=rng), torch.full((1000,), 0.04)], dim=1)

@@ -85,6 +85,12 @@ def test_weights_bring_the_joint_score_back_even_beside_others(data):
     torch.testing.assert_close(again(x)["joint"], scores(x)["joint"])
 
 
+def test_one_validation_sample_is_a_reference_too(data):
+    with pytest.warns(UserWarning, match="got 1"):
+        scores = settled(ScoreSet([Column(1)]), data[:1])
+    assert scores.reference["column"].tolist() == data[:1, 1].tolist()
+
+
 def test_what_is_not_there_is_said(data):
     with pytest.raises(ValueError, match=r"got knn: it has energy"):
         settled(ScoreSet([Combined(of=["knn"])], {"energy": ""}), data)
