@@ -608,6 +608,7 @@ class BRAINet(pl.LightningModule):
         if not there or (self.verdict.score is not None and self.verdict.score not in there):
             return {}
         score = self.verdict.choose(wanted, there)
+        reference.warn_of_few(score)
         p = p_values(scores[score], reference[score])
         return {"known_p": p, "known": p > self.verdict.level}
 

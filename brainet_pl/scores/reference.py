@@ -159,13 +159,6 @@ class Reference(nn.Module):
 
     def keep(self, columns: Mapping[str, Tensor]) -> None:
         """Take scores (N,) of validation data as the reference from now on; NaN counts as the strangest."""
-        n = min((len(values) for values in columns.values()), default=FEW)
-        if n < FEW and not self._told:
-            self._told = True
-            rank_zero_warn(
-                f"p-values of inputs, `known_p`, are no finer than {1 / (n + 1):.2g}: expected at least {FEW} "
-                f"validation samples, got {n}; give more of them"
-            )
         self._buffers.clear()
         for name, values in columns.items():
             if len(values) > MOST_KEPT:  # any sample of the samples is as good a reference
@@ -181,6 +174,16 @@ class Reference(nn.Module):
         if stranger < 0:
             return torch.inf
         return float(values[n - 1 - stranger]) if stranger < n else -torch.inf
+
+    def warn_of_few(self, score: str) -> None:
+        """Say once that p-values of a score are coarse."""
+        n = len(self[score])
+        if n < FEW and not self._told:
+            self._told = True
+            rank_zero_warn(
+                f"p-values of inputs, `known_p`, are no finer than {1 / (n + 1):.2g}: expected at least {FEW} "
+                f"validation samples in the fit, got {n}; give more of them"
+            )
 
     def forward(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Scores (B,) → their p-values (B,), of those that have a reference."""

@@ -86,8 +86,7 @@ def test_weights_bring_the_joint_score_back_even_beside_others(data):
 
 
 def test_one_validation_sample_is_a_reference_too(data):
-    with pytest.warns(UserWarning, match="got 1"):
-        scores = settled(ScoreSet([Column(1)]), data[:1])
+    scores = settled(ScoreSet([Column(1)]), data[:1])
     assert scores.reference["column"].tolist() == data[:1, 1].tolist()
 
 

@@ -46,8 +46,7 @@ def test_false_alarms_are_the_level_within_binomial_error(n, level):
 @settings(max_examples=50, deadline=None)
 def test_the_threshold_is_where_p_values_cross_the_level(values, level):
     reference = Reference()
-    with pytest.warns(UserWarning, match="known_p"):
-        reference.keep({"score": torch.tensor(values)})
+    reference.keep({"score": torch.tensor(values)})
     found = reference.threshold("score", level)
     for s in [*torch.tensor(values).tolist(), -200.0, 200.0]:
         assert bool(reference({"score": torch.tensor([s])})["score"] <= level) == (s > found)
@@ -82,11 +81,14 @@ def test_the_surprise_of_nothing_says_what_it_needs():
 
 def test_few_samples_are_said_once_and_many_are_sampled():
     reference = Reference()
-    with pytest.warns(UserWarning, match=f"expected at least {FEW} validation samples, got 3"):
-        reference.keep({"a": torch.arange(3.0)})
+    reference.keep({"a": torch.arange(3.0)})
+    with pytest.warns(
+        UserWarning, match=f"no finer than 0.25: expected at least {FEW} validation samples in the fit, got 3"
+    ):
+        reference.warn_of_few("a")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        reference.keep({"a": torch.arange(4.0)})
+        reference.warn_of_few("a")
     reference.keep({"a": torch.arange(2.0 * MOST_KEPT)})
     assert len(reference["a"]) == MOST_KEPT
     assert reference({"a": torch.tensor([1.0 * MOST_KEPT])})["a"].item() == pytest.approx(0.5, abs=0.02)
