@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-min lint clean help
+.PHONY: demo docs test test-all test-min lint clean help
 
 help:
 	@echo "make demo      fit and test on digits, and write a report of it"
 	@echo "make test      lint, types and the fast tests"
 	@echo "make test-all  the same with the slow tests, and all that touches Lightning once more under \`lightning\`"
+	@echo "make docs      the documentation as pages, in site/"
 	@echo "make test-min  the fast tests with the least versions that pyproject.toml allows, in .venv-min"
 
 $(READY): pyproject.toml
@@ -29,7 +30,8 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest
-	BRAINET_LIGHTNING=lightning $(BIN)/python -m pytest tests/callbacks tests/datamodules tests/tasks tests/test_*.py
+	BRAINET_LIGHTNING=lightning $(BIN)/python -m pytest tests/callbacks tests/datamodules tests/tasks \
+		$(filter-out tests/test_readme.py,$(wildcard tests/test_*.py))  # not the README: it imports pytorch_lightning
 
 .venv-min/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-min
@@ -41,8 +43,13 @@ test-min: .venv-min/.ready
 	cat .venv-min/constraints.txt
 	OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest -m "not slow" -n 2 --dist worksteal
 
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
 demo: $(READY)
 	$(BIN)/python -m brainet_pl.demo
 
 clean:
-	rm -rf .venv .venv-min build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-min build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

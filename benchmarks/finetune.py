@@ -1,11 +1,13 @@
 """Fine-tuning: a published ResNet-20 and a new head trained together on CIFAR-10, a linear one and a BRAINet.
 
-    python benchmarks/finetune.py --data DIR      # docs/results/finetune.json, about 25 minutes of one core
+    python benchmarks/finetune.py --data DIR      # docs/results/finetune.json, about 20 minutes of one core
 
-All heads are trained in the same way, and nothing was chosen: Adam, 1e-3 for the head and a tenth of that for the
-backbone, random crops and flips, a random part of the training images (the network has seen all of them before). The
-tree is learned from the features of the published weights; "learned again" does so after every epoch. The first 2,000
-test images are left out, as in the other benchmarks; unknown are images of SVHN.
+All heads are trained in the same way: Adam, 0.01 for the new head and 1e-4 for the backbone, batches of 32, random
+crops and flips, a random part of the training images (the network has seen all of them before). The rates are tuned for
+none of them; they replace a rate of 1e-3, with which no head had converged after 46 steps. The tree is learned from the
+features of the published weights; "learned again" does so after every epoch. The first 2,000 test images are left out,
+as in the other benchmarks, and the 5,000 after them are the test data; unknown are 2,000 images of SVHN. A run that was
+cut goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from brainet_pl.datamodules.base import Samples, image_transform
 from brainet_pl.framework import pl
 from brainet_pl.network import HeadSettings, Linear, Tree
 
-IMAGES, UNKNOWN, BATCH = 8_000, 5_000, 128
-LR = 1e-3
+TEST, UNKNOWN, BATCH = 5_000, 2_000, 32
+LR, BACKBONE_LR = 1e-2, 1e-4
 HEADS: dict[str, tuple[HeadSettings, int | None]] = {  # settings, and after how many epochs the tree is learned again
     "linear": (Linear(), None),
     "BRAINet": (Tree(), None),
@@ -97,7 +99,7 @@ def trained(body: nn.Module, name: str, train: Labelled, epochs: int, seed: int)
     """A head trained together with a copy of the network."""
     head, every = HEADS[name]
     pl.seed_everything(seed, verbose=False)
-    model = BRAINet(10, Backbone(body, freeze=False), head, lr=LR)
+    model = BRAINet(10, Backbone(body, freeze=False, lr=BACKBONE_LR), head, lr=LR)
     learn = StructureLearning(seed=seed, progress=False, cache="", every=every)
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
@@ -118,16 +120,26 @@ def trained(body: nn.Module, name: str, train: Labelled, epochs: int, seed: int)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train what is not in the file yet, and print the table."""
-    args = parse(arguments(__doc__, seeds=2, epochs=2), argv)
-    settings = {"images": IMAGES, "unknown": UNKNOWN, "batch": BATCH, "lr": LR, "epochs": args.epochs}
+    parser = arguments(__doc__, seeds=2, epochs=3)
+    parser.add_argument("--images", type=int, default=8_000, help="training images, a random part of all")
+    args = parse(parser, argv)
+    settings = {
+        "images": args.images,
+        "test": TEST,
+        "unknown": UNKNOWN,
+        "batch": BATCH,
+        "lr": LR,
+        "backbone_lr": BACKBONE_LR,
+        "epochs": args.epochs,
+    }
     store = Store(args.out / "finetune.json", settings)
     body = network(args.data).eval()
-    test = load(args.data, "cifar10_test", slice(VALIDATION, None))
+    test = load(args.data, "cifar10_test", slice(VALIDATION, VALIDATION + TEST))
     unknown = load(args.data, "svhn_test10k", slice(0, UNKNOWN))[0]
     store.cell("as published", lambda: measured(test, unknown, lambda x: body(x).unsqueeze(0)))
     x, y = load(args.data, "cifar10_train", slice(None))
     for seed in range(args.seeds):
-        rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:IMAGES]
+        rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: args.images]
         for name in HEADS:
 
             def fit(name: str = name, rows: Tensor = rows, seed: int = seed) -> Cell:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from brainet_pl.structure import GGT, learn_structure, rai
     from brainet_pl.swap import SwappedModel, swap_head
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "GGT",

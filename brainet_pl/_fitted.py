@@ -135,7 +135,7 @@ class Fitted(nn.Module):
 def build_head(settings: HeadSettings, task: Task, ggt: GGT) -> BRAINetHead:
     """The head of a tree, with more parameters than asked for where the tree needs more."""
     if isinstance(settings, Tree) and settings.num_params is not None:
-        least = smallest_budget(ggt, task.out_features, min_width=settings.min_width, norm=settings.norm)
+        least = smallest_budget(ggt, task.out_features, min_width=settings.min_width or 1, norm=settings.norm)
         if settings.num_params < least:
             settings = copy.copy(settings)
             settings.num_params = least
@@ -219,7 +219,7 @@ def _optimise(
     limit = max_epochs if len(held_rows) else max(1, max_epochs // 4)
     best, best_loss, waited, epochs = copy.deepcopy(head.state_dict()), math.inf, 0, 0
     held = network.scaled(held_rows)
-    for _ in tqdm(range(limit), desc="fitting", disable=not verbose, delay=1, leave=False):
+    for _ in tqdm(range(limit), desc="fitting", disable=None if verbose else True, delay=1, leave=False):
         epochs += 1
         head.train()
         for batch in torch.randperm(len(features)).split(batch_size):  # type: ignore[no-untyped-call]

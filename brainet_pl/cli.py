@@ -1,4 +1,4 @@
-"""`brainet fit|validate|test|predict|report`: LightningCLI with the structure callback and the shipped configs.
+"""`brainet fit|validate|test|predict|report|compare|sweep|cache|export`: LightningCLI with the structure callback.
 
 A test, validation or prediction of a checkpoint goes on with the run that wrote it (`runs.py`).
 """
@@ -6,10 +6,10 @@ A test, validation or prediction of a checkpoint goes on with the run that wrote
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -19,15 +19,16 @@ from typing import Any
 import yaml
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import configs, runs
+from brainet_pl import caches, configs, runs, sweep
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.datamodules.table import read_task
-from brainet_pl.evaluation import report
+from brainet_pl.evaluation import compare, report
 from brainet_pl.framework import (
     LightningArgumentParser,
     LightningCLI,
     SaveConfigCallback,
     is_wandb,
+    keep_quiet,
     pl,
     rank_zero_info,
     translated,
@@ -37,13 +38,18 @@ from brainet_pl.trust import Given, Untrusted, given_by, vet
 
 DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
-    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run. All take --debug, "
-    "which shows the whole traceback of an error. With --ckpt_path, settings come out of the checkpoint; its classes "
-    "that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file whose maker you know."
+    "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run, `brainet compare RUN "
+    "[RUN ...] [--out FILE]`, which writes a page and tables of several, `brainet sweep NAME`, which tries settings "
+    "and compares them, `brainet cache [clear]`, which lists or deletes features that FeatureCache keeps on disk, and "
+    "`brainet export --ckpt_path FILE --out model.onnx`, which writes a model as one graph. "
+    "All take --debug, which shows the whole traceback of an error. With --ckpt_path, settings come out of the "
+    "checkpoint; its classes that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file "
+    "whose maker you know."
 )
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST, DEBUG = "--trust_checkpoint", "--debug"
 KEYWORDS = ("best", "last", "hpc", "null", "None", "")  # of Lightning, in place of a checkpoint's file
+STORED_CONFIG = "checkpoint.yaml"  # the settings of a checkpoint, on their way to the parser
 SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
 
 
@@ -128,6 +134,7 @@ class BrainetCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """A checkpoint named in a configuration file is held to the same rules; and what is loaded holds no code."""
         chosen = self.config[self.subcommand]
+        chosen["trainer"]["logger"] = without_wandb(chosen["trainer"].get("logger"))
         check_ckpt_path(str(chosen.get("ckpt_path")))
         if chosen.get("weights_only") is False:
             raise UsageError("expected weights_only to be true, got false: a checkpoint holds no code, and runs none")
@@ -146,7 +153,7 @@ class BrainetCLI(LightningCLI):
         if self.config[self.subcommand].get("test"):
             best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
             rank_zero_info(f"testing {best or 'the model as it is: there is no checkpoint'}")
-            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, weights_only=True)
+            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)
 
     def _find_checkpoint(self) -> str | None:
         settings = self.config_init[self.subcommand]
@@ -185,6 +192,16 @@ def infer_task(settings: Any) -> None:
         init = callback.get("init_args") or {}
         if str(init.get("monitor")).startswith(("val/cls/", "val/reg/")):
             init["monitor"] = f"val/{group}/{init['monitor'].split('/', 2)[2]}"
+
+
+def without_wandb(loggers: Any) -> Any:
+    """Loggers of a configuration as they are or, where W&B is not installed, those of others: a run needs no W&B."""
+    if importlib.util.find_spec("wandb") is not None or not isinstance(loggers, list):
+        return loggers
+    kept = [logger for logger in loggers if not str(logger.get("class_path")).endswith(".WandbLogger")]
+    if len(kept) < len(loggers):
+        rank_zero_info("W&B is not installed, so this run is not logged there: pip install wandb for its dashboard")
+    return kept
 
 
 def shipped() -> dict[str, Path]:
@@ -243,7 +260,7 @@ def _complete(words: list[str], folder: str) -> list[str]:
             config = _watching(config, words[command], given, trusted)
         if not trusted:
             config = vet(config, given)
-        path = Path(folder) / "checkpoint.yaml"
+        path = Path(folder) / STORED_CONFIG
         path.write_text(translated(yaml.safe_dump(config)))
         words[command + 1 : command + 1] = ["--config", str(path)]
     return words
@@ -291,10 +308,10 @@ def _in_namespace(name: str, copy: Path) -> str:
 def lightning(words: Sequence[str]) -> BrainetCLI:
     """fit, validate, test and predict; `--config NAME` also takes the name of a shipped configuration."""
     os.environ.setdefault("WANDB_SILENT", "true")
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    keep_quiet()
     with tempfile.TemporaryDirectory() as folder:
         complete = _complete(list(words), folder)
-        own = [word for word in complete if not word.startswith(folder)]  # not the settings of a checkpoint
+        own = [word for word in complete if word != str(Path(folder) / STORED_CONFIG)]
         return BrainetCLI(
             BRAINet,
             pl.LightningDataModule,
@@ -304,17 +321,24 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
             save_config_kwargs={"save_to_log_dir": True, "overwrite": True},
             auto_configure_optimizers=False,
             seed_everything_default=0,
-            trainer_defaults={"default_root_dir": "runs"},
+            # A bar in a log file is hundreds of fragments of lines.
+            trainer_defaults={"default_root_dir": "runs", "enable_progress_bar": sys.stdout.isatty()},
             parser_kwargs={"prog": "brainet", "description": DESCRIPTION},
             args=complete,
         )
 
 
 def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
-    """The console script: `report` reads the files of a run, everything else is Lightning's."""
+    """The console script: some commands read files of runs, `sweep` makes runs, everything else is Lightning's."""
     words = list(sys.argv[1:] if args is None else args)
-    if words[:1] == ["report"]:
-        report.main(words[1:])
+    own = {"report": report.main, "compare": compare.main, "sweep": sweep.main, "cache": caches.main}
+    if words[:1] == ["export"]:
+        from brainet_pl import export
+
+        export.main(words[1:])
+        return None
+    if words and words[0] in own:
+        own[words[0]](words[1:])
         return None
     return lightning(words)
 

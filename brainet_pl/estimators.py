@@ -204,7 +204,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             torch.manual_seed(seed)
             return fit_network(
                 self._task(),
-                torch.from_numpy(x).float(),
+                torch.tensor(np.ascontiguousarray(x), dtype=torch.float32),
                 torch.from_numpy(np.ascontiguousarray(target)),
                 torch.from_numpy(train),
                 torch.from_numpy(held),
@@ -227,8 +227,10 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         # In 64 bits: in 32 a row's numbers would depend in their last digits on the rows beside it.
         if self.columns_ is not None:  # its columns have been found by their names
-            return torch.from_numpy(check_array(self._encoded(X), dtype=np.float64))
-        return torch.from_numpy(validate_data(self, X, dtype=np.float64, reset=False))
+            x = check_array(self._encoded(X), dtype=np.float64)
+        else:
+            x = validate_data(self, X, dtype=np.float64, reset=False)
+        return torch.tensor(np.ascontiguousarray(x))
 
     def _final(self, X: Any) -> Tensor:
         """(N, C) probabilities, or (N, 2) means and variances; the same rows always give the same numbers."""

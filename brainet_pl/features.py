@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -37,9 +38,15 @@ class Extracted(NamedTuple):
         rows = chosen_rows(len(self.features), max_rows)
         return self if rows is None else Extracted(self.readings[rows], self.targets[rows])
 
-    def loader(self, batch_size: int, shuffle: bool) -> Callable[[], DataLoader[Any]]:
-        """A function that gives a fresh loader of (`Precomputed`, targets)."""
-        data = _Rows(self)
+    def loader(self, batch_size: int, shuffle: bool, copies: Sequence[Extracted] = ()) -> Callable[[], DataLoader[Any]]:
+        """A function that gives a fresh loader of (`Precomputed`, targets).
+
+        Args:
+            batch_size: samples in a batch.
+            shuffle: draw samples in another order each time, and leave out an incomplete last batch.
+            copies: the same samples read otherwise, with augmentation; whenever a sample is met, one is drawn.
+        """
+        data = _Rows(copies or [self])
 
         def load() -> DataLoader[Any]:
             last = shuffle and len(data) > batch_size
@@ -50,19 +57,26 @@ class Extracted(NamedTuple):
 
 
 class _Rows(Dataset[tuple[Precomputed, Tensor]]):
-    """Samples of `Extracted`, a batch at a time."""
+    """Samples of `Extracted`, a batch at a time; of several copies, each sample from one that is drawn."""
 
-    def __init__(self, extracted: Extracted) -> None:
-        self.extracted = extracted
+    def __init__(self, copies: Sequence[Extracted]) -> None:
+        self.copies = copies
 
     def __len__(self) -> int:
-        return len(self.extracted.targets)
+        return len(self.copies[0].targets)
 
     def __getitem__(self, i: Any) -> tuple[Precomputed, Tensor]:
-        return self.extracted.readings[i], self.extracted.targets[i]
+        return self.copies[0].readings[i], self.copies[0].targets[i]
 
     def __getitems__(self, rows: list[int]) -> tuple[Precomputed, Tensor]:
-        return self[torch.tensor(rows)]
+        wanted = torch.tensor(rows)
+        if len(self.copies) == 1:
+            return self[wanted]
+        drawn = torch.randint(len(self.copies), wanted.shape)
+        parts = [(copy, wanted[drawn == i]) for i, copy in enumerate(self.copies)]
+        back = drawn.argsort(stable=True).argsort()  # from copy by copy to the order that was asked for
+        readings = Precomputed.together([copy.readings[chosen] for copy, chosen in parts])
+        return readings[back], torch.cat([copy.targets[chosen] for copy, chosen in parts])[back]
 
 
 class ExtractedShare(NamedTuple):
@@ -125,10 +139,12 @@ def chosen_rows(total: int, max_rows: int | None) -> Tensor | None:
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
 
 
-def unshuffled(loader: Any, max_rows: int | None = None, every: int = 1, first: int = 0) -> Iterable[Any]:
+def unshuffled(
+    loader: Any, max_rows: int | None = None, every: int = 1, first: int = 0, seed: int = 0
+) -> Iterable[Any]:
     """A loader over the same samples, un-shuffled; one over a stream keeps its order, up to a number of rows.
 
-    With `every`, a loader over the batches `first`, `first + every`, ….
+    With `every`, a loader over the batches `first`, `first + every`, …. Worker processes draw from `seed`.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         batches = bounded(loader, max_rows)
@@ -146,7 +162,7 @@ def unshuffled(loader: Any, max_rows: int | None = None, every: int = 1, first: 
             batch_sampler=[rows[i : i + size] for i in starts],
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
-            generator=torch.Generator().manual_seed(0),
+            generator=torch.Generator().manual_seed(seed),
         )
     return DataLoader(
         loader.dataset if len(rows) == total else Subset(loader.dataset, rows),
@@ -154,7 +170,9 @@ def unshuffled(loader: Any, max_rows: int | None = None, every: int = 1, first: 
         shuffle=False,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
-        generator=torch.Generator().manual_seed(0),  # its own: looking at the data must not move the training's draws
+        generator=torch.Generator().manual_seed(
+            seed
+        ),  # its own: looking at the data must not move the training's draws
     )
 
 
@@ -211,7 +229,8 @@ def extract(
             targets.append(torch.as_tensor(target))
             yield inputs
 
-    readings = read(backbone, watched(), device=device, max_rows=max_rows, progress=progress)
+    total = len(batches) if is_sized(batches) else None  # type: ignore[arg-type]
+    readings = read(backbone, watched(), device=device, max_rows=max_rows, progress=progress, total=total)
     return Extracted(readings, torch.cat(targets)[: len(readings)].cpu())
 
 
@@ -259,6 +278,7 @@ def read(
     device: torch.device | str | None = None,
     max_rows: int | None = None,
     progress: bool = True,
+    total: int | None = None,
 ) -> Precomputed:
     """All that a backbone gives for inputs, on the CPU; its mode and device are put back afterwards.
 
@@ -268,51 +288,87 @@ def read(
         device: where the backbone runs; None is where it is.
         max_rows: samples at the most.
         progress: show a progress bar.
+        total: how many batches there are, where they do not tell it themselves.
     """
-    training = backbone.training
-    home = next((p.device for p in backbone.parameters()), torch.device("cpu"))
-    target = torch.device(device) if device is not None else home
-    backbone.eval().to(target)
     found: list[Precomputed] = []
-    like: Any = None  # the shape of a sample
     rows = 0
-    try:
-        with torch.no_grad():
-            bar = tqdm(batches, desc="extracting features", disable=not progress, delay=2, leave=False)
-            for batch, own in in_step(backbone, bar):
-                inputs = inputs_of(batch)
-                if isinstance(inputs, Tensor) and inputs.dim() and not len(inputs):
-                    continue
-                if not own:  # for the others, who need our parts of the weights
-                    readings_of(backbone, batching.move(inputs, target))
-                    continue
-                known = isinstance(inputs, Precomputed)
-                like = batching.shape_of(inputs) if like is None and not known else like
-                try:
-                    reading = inputs if known else readings_of(backbone, batching.move(inputs, target))
-                    found.append(reading.map(lambda tensor: tensor.float().cpu()))
-                except RuntimeError as error:
-                    if known or batching.shape_of(inputs) == like:
-                        raise
-                    raise ValueError(
-                        f"expected batches whose samples have the shape {like} of the first, got "
-                        f"{batching.shape_of(inputs)}, at which the backbone stops ({error}): bring all inputs to one "
-                        "shape"
-                    ) from error
-                widths = [[v.shape[1] for v in (part.features, *part.more.values())] for part in (found[0], found[-1])]
-                if widths[0] != widths[1]:
-                    raise ValueError(
-                        f"expected batches with the same number of features, got {_sizes(widths[0])} and then "
-                        f"{_sizes(widths[1])}: bring all inputs to one shape, or pool by mean or a grid"
-                    )
-                rows += len(found[-1])
-                if max_rows is not None and rows >= max_rows:
-                    break
-    finally:
-        backbone.train(training).to(home)
+    with at_work(backbone, device) as there:
+        parts = readings(backbone, batches, there, progress, total=total)
+        for part in parts:
+            found.append(part)
+            rows += len(part)
+            if max_rows is not None and rows >= max_rows:
+                parts.close()  # and so its progress bar
+                break
     if not rows:
         raise ValueError("expected training data to extract features from, got no sample: check the data or its loader")
     return Precomputed.together(found)[:max_rows]
+
+
+@contextlib.contextmanager
+def at_work(backbone: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+    """A backbone in evaluation mode on its device, without gradients; mode and device are put back afterwards."""
+    training = backbone.training
+    home = next((p.device for p in backbone.parameters()), torch.device("cpu"))
+    there = torch.device(device) if device is not None else home
+    backbone.eval().to(there)
+    try:
+        with torch.no_grad():
+            yield there
+    finally:
+        backbone.train(training).to(home)
+
+
+def readings(
+    backbone: nn.Module,
+    batches: Iterable[Any],
+    device: torch.device,
+    progress: bool = True,
+    known: Callable[[Any], Precomputed | None] | None = None,
+    total: int | None = None,
+) -> Generator[Precomputed, None, None]:
+    """What a backbone `at_work` gives for each batch that has samples, on the CPU.
+
+    Args:
+        backbone: a `FeatureExtractor`, or any module that gives features.
+        batches: inputs, or batches whose inputs can be told.
+        device: where the backbone is.
+        progress: show a progress bar.
+        known: what was read of some inputs before, or None for those that have to run.
+        total: how many batches there are, where they do not tell it themselves.
+    """
+    like: Any = None  # the shape of a sample
+    first: list[int] | None = None  # the numbers of features
+    total = len(batches) if total is None and is_sized(batches) else total  # type: ignore[arg-type]
+    bar = tqdm(batches, "extracting features", total, disable=None if progress else True, delay=2, leave=False)
+    for batch, own in in_step(backbone, bar):
+        inputs = inputs_of(batch)
+        if isinstance(inputs, Tensor) and inputs.dim() and not len(inputs):
+            continue
+        if not own:  # for the others, who need our parts of the weights
+            readings_of(backbone, batching.move(inputs, device))
+            continue
+        found = inputs if isinstance(inputs, Precomputed) else None if known is None else known(inputs)
+        if found is None:
+            like = batching.shape_of(inputs) if like is None else like
+            try:
+                found = readings_of(backbone, batching.move(inputs, device))
+            except RuntimeError as error:
+                if batching.shape_of(inputs) == like:
+                    raise
+                raise ValueError(
+                    f"expected batches whose samples have the shape {like} of the first, got "
+                    f"{batching.shape_of(inputs)}, at which the backbone stops ({error}): bring all inputs to one shape"
+                ) from error
+        part = found.map(lambda tensor: tensor.float().cpu())
+        widths = [values.shape[1] for values in (part.features, *part.more.values())]
+        first = widths if first is None else first
+        if widths != first:
+            raise ValueError(
+                f"expected batches with the same number of features, got {_sizes(first)} and then {_sizes(widths)}: "
+                "bring all inputs to one shape, or pool by mean or a grid"
+            )
+        yield part
 
 
 def _sizes(widths: list[int]) -> str:

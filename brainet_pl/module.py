@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from brainet_pl import batches as batching
-from brainet_pl import checks, digest
+from brainet_pl import checks, digest, feature_store
 from brainet_pl.backbones import Backbone, check_stored_backbone
-from brainet_pl.batches import Columns, Precomputed
+from brainet_pl.batches import Columns, Precomputed, Sample
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cut import HeadLayer
-from brainet_pl.evaluation.metrics import Measure, collect
+from brainet_pl.draws import fixed
+from brainet_pl.evaluation.metrics import Measure, PassDisagreement, collect
 from brainet_pl.evaluation.record import SampleBatch
+from brainet_pl.evaluation.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.features import (
     Extracted,
     ExtractedShare,
@@ -28,24 +31,29 @@ from brainet_pl.features import (
     extract_share,
     first_batch,
     inputs_of,
+    is_sharded,
     pair,
     read,
     readings_of,
     structure_loader,
+    unshuffled,
 )
 from brainet_pl.framework import (
+    CombinedLoader,
     LRSchedulerCallable,
     OptimizerCallable,
     TrainerFn,
+    is_averaging,
     pl,
     rank_zero_warn,
     refuse_mix,
     watch_mixes,
 )
 from brainet_pl.network import Head, HeadSettings
-from brainet_pl.network.base import MOST_PASSES, need_tree
+from brainet_pl.network.base import MOST_PASSES, ResidualHead, need_tree, run_head, train_head
 from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
+from brainet_pl.presets import Preset, find_preset
 from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings, Verdict
 from brainet_pl.scores.reference import p_values
@@ -76,7 +84,9 @@ CONFIG = "brainet_config"  # its entry with the settings of the command line
 HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
 STATES = ("state_dict", STORED, "optimizer_states")
 SETTINGS = (HPARAMS, CONFIG)  # checked as the file is read: Lightning changes them before it loads a model
-FORMAT = 4  # of that entry
+FORMAT = 5  # of that entry
+SAMPLE_ROWS = 2048  # training samples that stand for all, where a few tell enough
+TRAINED = ("cls/Acc", "cal/ECE", "reg/RMSE", "cal/QCE")  # measures of training passes: sums, however long an epoch
 SCALE_ROWS = 10_000  # training samples that tell the scale of tapped features, where no more are read anyway
 
 
@@ -122,6 +132,7 @@ class BRAINet(pl.LightningModule):
     Attributes:
         class_names: the names of the classes in the order of their numbers, once a fit has met a datamodule that has
             `class_names`, or a checkpoint of such a fit was loaded; None where nobody named them.
+        preset: how the weights of the backbone expect their images, where it is one of torchvision or timm.
     """
 
     def __init__(
@@ -159,19 +170,26 @@ class BRAINet(pl.LightningModule):
         self.conformal = None if conformal is None else make_part(Conformal, conformal, "conformal")
         if self.conformal is not None:
             self.conformal.check(self.task)
-        self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
+        self.passes, self.lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
         self.class_names: tuple[str, ...] | None = None
+        self.preset = find_preset(chosen.model, chosen.weights)
         self._in_features: int | None = None
+        self._own = False  # whether the network's own outputs were there for the head to add to, as it was built
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
+        self._regions: dict[str, Any] = {}  # methods that are compiled
+        self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
         extra = list(metrics or ())
+        self.train_metrics = collect([m for m in self.task.measures() if m.key in TRAINED], "train/", self.task.group)
+        self.train_metrics.persistent(True)  # a fit that goes on in the middle of an epoch counts all of it
         self.val_metrics = self._collect("val/", extra)
         self.test_metrics = self._collect("test/", extra)
         self.scaled_metrics = None if self.calibration is None else self._collect("test/scaled/", extra)
         self.own_metrics = self._collect("test/own/", extra)  # of the network's own layer, where it has this task
+        self.pass_metrics = collect([PassDisagreement()], "test/", self.task.group)
         self.conformal_metrics = None
         if self.conformal is not None:
             self.conformal_metrics = collect(self.conformal.measures(self.task), "test/", self.task.group)
@@ -203,7 +221,7 @@ class BRAINet(pl.LightningModule):
             "conformal": self.conformal,
             "columns": None if self.columns is None else vars(self.columns),
             "passes": self.passes,
-            "lr": self._lr,
+            "lr": self.lr,
         }
         # Not save_hyperparameters: under the command line it would store class paths that a loader then imports.
         self._set_hparams(primitive(settings))
@@ -225,15 +243,45 @@ class BRAINet(pl.LightningModule):
         """Build the head for a learned tree, or for its MAP structure."""
         self._build_head(ggt.num_variables, ggt)
 
-    def _build_head(self, in_features: int, ggt: GGT | None = None) -> None:
+    def _build_head(self, in_features: int, ggt: GGT | None = None, own: bool | None = None) -> None:
         self._in_features = in_features
-        self.head = self.head_settings.build(in_features, self.task.out_features, ggt).to(self.device)
+        self._own = self._own_helps() if own is None else own
+        settings = self.head_settings.beside(self._own)
+        self.head = settings.build(in_features, self.task.out_features, ggt).to(self.device)
+
+    def _own_helps(self) -> bool:
+        """Whether the network's own outputs say something of the training targets: its classes may be others."""
+        if self.backbone.raw or self._trainer is None or not self.head_settings.asks_own:
+            return False
+        seen = self._seen()
+        if seen.own is None or not self.task.own_fits(seen.own.shape[1]):
+            return False
+        found = self.training_sample()
+        assert found.readings.own is not None
+        return self.task.own_helps(found.readings.own, self.task.check(found.targets))
+
+    def _seen(self) -> Precomputed:
+        """What the backbone gave for some of the training data, run again only if nobody has looked yet."""
+        if self._kept is not None:
+            return self._kept.readings[:2]
+        if self._kept_share is not None and self._kept_share.readings:
+            return self._kept_share.readings[0][:2]
+        return self._few()
+
+    def training_sample(self, max_rows: int = SAMPLE_ROWS) -> Extracted:
+        """What the backbone gives for a random choice of `max_rows` training samples, the same in all processes."""
+        if self._kept is not None:
+            return self._kept.sample(max_rows)
+        loader = structure_loader(self.trainer, self, max_rows)
+        device = self.trainer.strategy.root_device
+        return extract(self.backbone, loader, device=device, max_rows=max_rows, progress=False, columns=self.columns)
 
     def setup(self, stage: str) -> None:
         """Runs after the structure callback and before the optimizer: other heads are built from the data's shape.
 
         A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
         """
+        self._narrow_compiler()
         refuse_sharding(self.trainer)
         if stage != "fit":
             return
@@ -244,11 +292,15 @@ class BRAINet(pl.LightningModule):
                 f"expected validation data for {type(self.calibration).__name__}, got none: give the datamodule a "
                 "val_dataloader, or the fit val_dataloaders, and a limit_val_batches above 0; or leave calibration out"
             )
+        self.prepare_head()
+        if self.task.needs_targets:
+            self.task.prepare(self._all_targets())
+
+    def prepare_head(self) -> None:
+        """Build a head that waits for the number of features alone; a fit calls it once the data is there."""
         self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
             self._build_head(len(self._few().features[0]))
-        if self.task.needs_targets:
-            self.task.prepare(self._all_targets())
 
     def _meet_data(self) -> None:
         """Let the backbone find the layer to remove before an optimizer or a wrapper of processes holds its weights."""
@@ -276,22 +328,23 @@ class BRAINet(pl.LightningModule):
     def training_features(self, max_rows: int | None = None, progress: bool = True) -> Extracted:
         """Features and targets of the training data, un-augmented and in a fixed order; at most a sample of `max_rows`.
 
-        While a fit is set up, features of a frozen backbone are extracted once, whoever asks first.
+        While a fit is set up, features of a frozen backbone are extracted once, whoever asks first; with the callback
+        `FeatureCache` they come from the disk where they are there.
         """
+        stored = self._store() is not None
+        if stored and self.trainer.world_size > 1 and self._kept is None:
+            self.training_share(progress=progress)
         if self._kept is None and self._kept_share is not None:
             self._kept = self._kept_share.gathered()  # all processes have a share, or none
         if self._kept is not None:
             return self._kept.sample(max_rows)
-        loader = structure_loader(self.trainer, self, max_rows)
-        device = self.trainer.strategy.root_device
-        found = extract(
-            self.backbone, loader, device=device, max_rows=max_rows, progress=progress, columns=self.columns
-        )
+        most = None if stored else max_rows  # what is stored is whole, whoever wants how much of it
+        found = self._extract(structure_loader(self.trainer, self, most), most, progress)
         if self.backbone.unscaled:
             found = Extracted(self.backbone.settle([found.readings])[0], found.targets)
-        if self.backbone.frozen and (max_rows is None or len(found.features) < max_rows):
+        if self.backbone.frozen and (most is None or len(found.features) < most):
             self._kept = found
-        return found
+        return found.sample(max_rows)
 
     def training_share(self, max_rows: int | None = None, progress: bool = True) -> ExtractedShare:
         """What `training_features` gives, dealt out to the processes batch by batch: each extracts its own share.
@@ -300,20 +353,73 @@ class BRAINet(pl.LightningModule):
         """
         if self._kept_share is not None and max_rows is None:
             return self._kept_share
+        if max_rows is not None and self._store() is not None:
+            self.training_features(progress=progress)  # all of them: what is stored is whole
         if self._kept is not None:
             readings, targets = self._kept.sample(max_rows)
             mine = slice(self.global_rank, None, self.trainer.world_size)
             return ExtractedShare([readings[mine]], [targets[mine]])
         loader = structure_loader(self.trainer, self, max_rows, self.trainer.world_size, self.global_rank)
-        device = self.trainer.strategy.root_device
-        found = agree(
-            lambda: extract_share(self.backbone, loader, device=device, progress=progress, columns=self.columns)
-        )
+        found = agree(lambda: self._extract_share(loader, progress))
         if self.backbone.unscaled:
             found = found._replace(readings=self.backbone.settle(found.readings, shared=True))
         if self.backbone.frozen and max_rows is None:
             self._kept_share = found
         return found
+
+    def features_of(self, loader: Any, seed: int = 0, progress: bool = True) -> Extracted:
+        """Features and targets of all samples of a loader of known size, in a fixed order; processes share the work.
+
+        Args:
+            loader: any, also of a shuffled or augmented set.
+            seed: of what transforms draw; it leaves no trace in the draws of training.
+            progress: show a progress bar.
+        """
+        processes, rank = self.trainer.world_size, self.global_rank
+        if processes == 1:
+            return self._extract(unshuffled(loader, seed=seed), None, progress, seed)
+        share = unshuffled(loader, every=processes, first=rank, seed=seed)
+        return agree(lambda: self._extract_share(share, progress, seed)).gathered()
+
+    def _store(self) -> Path | None:
+        """The folder in which a callback keeps features of the frozen backbone on disk."""
+        if not self.backbone.frozen or self.backbone.raw or is_sharded(self.backbone):
+            return None
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        asked = [callback.feature_folder(self.trainer) for callback in callbacks if hasattr(callback, "feature_folder")]
+        return next((Path(folder) for folder in asked if folder is not None), None)
+
+    def _from_store(self, loader: Any, progress: bool, seed: int) -> feature_store.Entry | None:
+        """What is stored of a loader's samples, extracted now where it was not; None where nothing can be stored."""
+        store = self._store()
+        if store is None:
+            return None
+        device = self.trainer.strategy.root_device
+        settings: dict[str, Any] = {"device": device, "progress": progress, "columns": self.columns, "seed": seed}
+        try:
+            return feature_store.extract(store, self.backbone, loader, **settings)
+        except feature_store.NotStored as error:
+            warnings.warn(f"features are not kept on disk: {error}", stacklevel=2)
+            return None
+
+    def _extract(self, loader: Any, max_rows: int | None, progress: bool, seed: int = 0) -> Extracted:
+        device = self.trainer.strategy.root_device
+        with fixed(seed):
+            entry = self._from_store(loader, progress, seed)
+            if entry is not None:
+                return entry.extracted
+            return extract(
+                self.backbone, loader, device=device, max_rows=max_rows, progress=progress, columns=self.columns
+            )
+
+    def _extract_share(self, loader: Any, progress: bool, seed: int = 0) -> ExtractedShare:
+        device = self.trainer.strategy.root_device
+        with fixed(seed):
+            entry = self._from_store(loader, progress, seed)
+            if entry is not None:
+                parts = list(entry.parts())
+                return ExtractedShare([part.readings for part in parts], [part.targets for part in parts])
+            return extract_share(self.backbone, loader, device=device, progress=progress, columns=self.columns)
 
     def forget_features(self) -> None:
         """Drop the features that `training_features` kept; called when the set-up of a fit is over."""
@@ -348,13 +454,20 @@ class BRAINet(pl.LightningModule):
         """
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
+        from brainet_pl.callbacks.structure import HeadFirst
+        from brainet_pl.callbacks.tracking import Tracking, introduce
 
+        introduce(self.trainer, type(self.head_settings).__name__, type(self.task).__name__)
         there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
             refuse_mix(thing)
+        averaging = [callback for callback in there if is_averaging(callback)]
+        if averaging:  # they copy the model when they are set up
+            before = [c for c in there if c not in averaging and not isinstance(c, HeadFirst)]
+            there[:] = [*before, HeadFirst(), *averaging]
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
-        wanted.append(ExactResume)  # the last, so that it knows the random states after the others' hooks
+        wanted += [Tracking, ExactResume]  # the last, so that it knows the random states after the others' hooks
         return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod
@@ -402,7 +515,10 @@ class BRAINet(pl.LightningModule):
         backbone = None if self.backbone.raw else type(self.backbone.model).__name__
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
         stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
-        stored["removed"], stored["class_names"] = removed, self.class_names
+        stored["removed"], stored["class_names"], stored["own"] = removed, self.class_names, self._own
+        takes = self.backbone.takes  # what `brainet export` makes an example of
+        stored["takes"] = None if takes is None else {name: sample._asdict() for name, sample in takes.items()}
+        stored["preset"] = None if self.preset is None else self.preset.to_dict()
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
         checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
@@ -421,16 +537,19 @@ class BRAINet(pl.LightningModule):
             )
         if self.backbone.waits and stored.get("removed") is not None:
             self.backbone.remove(HeadLayer(**stored["removed"]))
+        if stored.get("takes") is not None:
+            self.backbone.takes = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
         ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
-        same = self.head is not None and self._in_features == stored["in_features"]
+        same = self.head is not None and (self._in_features, self._own) == (stored["in_features"], stored["own"])
         if ggt is not None and (self.ggt is None or self.ggt.fingerprint != ggt.fingerprint):
             same = False
         if stored["in_features"] is not None and not same:
-            self._build_head(int(stored["in_features"]), ggt)
+            self._build_head(int(stored["in_features"]), ggt, stored["own"])
         named = check_class_names(stored.get("class_names"), self.task)  # older files have none
         if self._trainer is not None and self.class_names and named:  # a fit that goes on has met its data
             same_classes(named, self.class_names)
         self.class_names = named or self.class_names
+        self.preset = Preset.from_dict(stored.get("preset")) or self.preset  # names of weights are not in the file
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
                 continue
@@ -457,9 +576,14 @@ class BRAINet(pl.LightningModule):
         """Inputs → outputs of all passes and what follows from them. The backbone runs once; only the head T times."""
         readings = x if isinstance(x, Precomputed) else readings_of(self.backbone, x)
         features = readings.features
-        outputs, weights = self._require_head().passes(features, self.passes)
+        outputs, weights = run_head(self._require_head(), features, self.passes, self.own_outputs(readings))
         predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
         return Passes(outputs, weights, features, predicted, scores, readings)
+
+    def own_outputs(self, readings: Precomputed) -> Tensor | None:
+        """The network's own outputs (B, O) where the head adds to them."""
+        adds = isinstance(self.head, ResidualHead) and self.head.adds_own
+        return self.task.own_outputs(readings.own) if adds and readings.own is not None else None
 
     def final(self, passes: Passes, scores: Mapping[str, Tensor]) -> Tensor:
         """What a user gets of the averaged prediction: the same, or calibrated."""
@@ -476,13 +600,52 @@ class BRAINet(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of the head, and of the backbone where it is not frozen."""
         x, y = self._unpack(batch)
-        head = self._require_head()
-        loss = self.task.loss(head(self.extract(x)), y)
-        penalty = head.penalty()
+        loss, outputs = self._compiled("batch_loss")(x, y)
+        penalty = self._require_head().penalty()
         if penalty is not None:
             loss = loss + penalty / self._train_size()
         self.log("train/loss", loss, prog_bar=True)
-        return loss
+        self._watch_training(outputs.detach(), y)
+        return torch.as_tensor(loss)
+
+    def batch_loss(self, x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and checked targets (B, …) → the task's loss and the head's outputs, (B, O) or (M, B, O)."""
+        head = self._require_head()
+        if isinstance(head, ResidualHead) and head.adds_own:
+            readings = x if isinstance(x, Precomputed) else readings_of(self.backbone, x)
+        else:
+            readings = Precomputed(self.extract(x))
+        outputs = train_head(head, readings.features, self.own_outputs(readings))
+        return self.task.loss(outputs, y), outputs
+
+    def _compiled(self, name: str) -> Any:
+        """A method, compiled where the user has compiled the model."""
+        context = self._compiler_ctx
+        if context is None:
+            return getattr(self, name)
+        if name not in self._regions:
+            self._regions[name] = context["dynamo_ctx"](getattr(self, name))
+        return self._regions[name]
+
+    def _narrow_compiler(self) -> None:
+        """Leave steps as they are: Lightning compiles them whole, and checks, metrics and logs break their graphs.
+
+        What computes, the loss of a batch and the passes of one, is compiled in their place.
+        """
+        self._regions = {}
+        for name in ("training_step", "validation_step", "test_step", "predict_step"):
+            self.__dict__.pop(name, None)
+
+    def on_train_epoch_start(self) -> None:
+        """A checkpoint from the end of an epoch holds that epoch's sums."""
+        self.train_metrics.reset()
+
+    def _watch_training(self, outputs: Tensor, target: Tensor) -> None:
+        """Metrics of an epoch's training passes, (B, O) or (M, B, O), and the learning rate of the head."""
+        with torch.no_grad():
+            predicted = self.task.predictive(outputs if outputs.dim() == 3 else outputs.unsqueeze(0), None)
+        self._update(self.train_metrics, predicted, target)
+        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=False, on_epoch=True)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
@@ -506,7 +669,7 @@ class BRAINet(pl.LightningModule):
         batch, and then left out.
         """
         x, target = self._unpack(batch) if labelled else (inputs_of(batch, self.columns), None)
-        passes = self.passes_of(x)
+        passes = self._compiled("passes_of")(x)
         scores = self.scores(passes) if scored else {}
         numbers = self._places.of_batch(self.trainer, len(passes.predicted), batch_idx, dataloader_idx)
         n = len(numbers)
@@ -544,13 +707,20 @@ class BRAINet(pl.LightningModule):
             same_classes(self.class_names, tuple(names))
 
     def on_test_start(self) -> None:
-        """Labels must mean the classes that were trained. Say aloud where unknown sets are run for nothing."""
+        """Labels must mean the classes that were trained. Say aloud where further sets are run for nothing."""
         self._check_labels(self.trainer.test_loop)
         from brainet_pl.callbacks.evaluation import Evaluation
         from brainet_pl.callbacks.sets import test_sets
 
+        sets = test_sets(self.trainer)
+        loaders = CombinedLoader(self.trainer.test_dataloaders, "sequential").flattened
+        self._shifts = {
+            i: parts_of(name, getattr(loader, "dataset", None))
+            for i, (loader, (name, role)) in enumerate(zip(loaders, sets.items(), strict=True))
+            if role == "shift"
+        }
         if not any(isinstance(callback, Evaluation) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
-            _, *others = test_sets(self.trainer)
+            _, *others = sets
             if others:
                 rank_zero_warn(
                     f"not evaluated: {', '.join(others)}; metrics are those of the first test loader alone: add the "
@@ -559,6 +729,8 @@ class BRAINet(pl.LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:  # type: ignore[override]
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
+        if dataloader_idx in self._shifts:
+            return self._shifted_step(batch, batch_idx, dataloader_idx)
         seen = self._look(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
         passes, scores, target = seen.passes, seen.scores, seen.target
         answers = {}
@@ -568,6 +740,9 @@ class BRAINet(pl.LightningModule):
             own = self._own_predicted(passes)
             if own is not None:
                 self._update(self.own_metrics, own, target)
+            differ = self.task.disagreement(passes.outputs, passes.weights) if len(passes.outputs) > 1 else None
+            if differ is not None:
+                self._update(self.pass_metrics, differ, target)
             final = self.final(passes, scores)
             if self.scaled_metrics is not None:
                 self._update(self.scaled_metrics, final, target)
@@ -577,7 +752,27 @@ class BRAINet(pl.LightningModule):
                 self._update(self.conformal_metrics, self.conformal.measured(found), target)
                 answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
-        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers)
+        shifts = self._shift_sums(seen, {"clean": sys.maxsize}) if target is not None and self._shifts else {}
+        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers, shifts)
+
+    def _shifted_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> SampleBatch:
+        """A batch of a shifted set: sums alone, and scores only where a calibrator may want them."""
+        seen = self._look(batch, batch_idx, dataloader_idx, scored=self.calibration is not None)
+        shifts = self._shift_sums(seen, self._shifts[dataloader_idx])
+        return SampleBatch({}, numbers=seen.numbers, shifts=shifts)
+
+    def _shift_sums(self, seen: Seen, parts: Mapping[str, int]) -> dict[str, ShiftSums]:
+        assert seen.target is not None
+        predicted = seen.passes.predicted
+        final = None if self.calibration is None else self.final(seen.passes, seen.scores)
+        found = {}
+        for name, chosen in split_by_part(seen.numbers, parts):
+            rows = chosen.to(predicted.device)
+            sums = self.task.sums(predicted[rows], seen.target[rows])
+            if sums is not None:
+                scaled = None if final is None else self.task.sums(final[rows], seen.target[rows])
+                found[name] = ShiftSums(sums, scaled)
+        return found
 
     def _own_predicted(self, passes: Passes) -> Tensor | None:
         """What the network predicts without the new head; None where it can't, or is no longer what it was."""
@@ -586,7 +781,7 @@ class BRAINet(pl.LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""
-        passes = self.passes_of(inputs_of(batch, self.columns))
+        passes = self._compiled("passes_of")(inputs_of(batch, self.columns))
         scores = self.scores(passes)
         final = self.final(passes, scores)
         found = self.task.predict(passes, final)
@@ -634,9 +829,9 @@ class BRAINet(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Adam with a fixed rate (the paper) unless told otherwise; the backbone in a group of its own."""
-        groups: list[dict[str, Any]] = [{"params": list(self._require_head().parameters()), "lr": self._lr}]
+        groups: list[dict[str, Any]] = [{"params": list(self._require_head().parameters()), "lr": self.lr}]
         if not self.backbone.frozen:
-            rate = self._lr / 10 if self._backbone_lr is None else self._backbone_lr
+            rate = self.lr / 10 if self._backbone_lr is None else self._backbone_lr
             groups.append({"params": self.backbone.trained(), "lr": rate})
         optimizer = torch.optim.Adam(groups) if self._optimizer is None else self._optimizer(groups)
         if self._lr_scheduler is None:
@@ -683,18 +878,36 @@ def check_stored(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_stored_head(stored: Mapping[str, Any]) -> None:
     """Refuse an entry that no head and no backbone can be rebuilt from."""
-    kinds: dict[str, Any] = {"in_features": int | None, "ggt": dict | None, "backbone": str | None}
+    kinds: dict[str, Any] = {"in_features": int | None, "ggt": dict | None, "backbone": str | None, "own": bool}
     removed = stored.get("removed")
     wrong = [key for key, kind in kinds.items() if key not in stored or not isinstance(stored[key], kind)]
     if removed is not None and (
         not isinstance(removed, Mapping) or {k: type(v) for k, v in removed.items()} != {"name": str, "leave": bool}
     ):
         wrong.append("removed")
+    if not _is_signature(stored.get("takes")):
+        wrong.append("takes")
     if wrong:
         raise ValueError(
-            f"expected {', '.join(kinds)} and removed in the checkpoint's entry {STORED!r}, as BRAINet writes them, "
-            f"got no such {', '.join(wrong)}: the file was changed; take another copy"
+            f"expected {', '.join(kinds)}, removed and takes in the checkpoint's entry {STORED!r}, as BRAINet writes "
+            f"them, got no such {', '.join(wrong)}: the file was changed; take another copy"
         )
+
+
+def _is_signature(takes: Any) -> bool:
+    """Whether this is what inputs look like, as `on_save_checkpoint` writes it; files from before have none."""
+    if takes is None:
+        return True
+    kinds = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+    return isinstance(takes, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(sample, Mapping)
+        and set(sample) == {"shape", "dtype"}
+        and isinstance(sample["shape"], list)
+        and all(type(n) is int and 0 <= n < 2**31 for n in sample["shape"])
+        and sample["dtype"] in kinds
+        for name, sample in takes.items()
+    )
 
 
 def check_callback_states(states: Any, trainer: pl.Trainer) -> None:

@@ -165,9 +165,14 @@ def _move(logger: Any, run: Path) -> None:
         logger._version, logger._name = run.name if number is None else number, run.parent.name
         for place in ("_root_dir", "_save_dir"):
             if hasattr(logger, place):
-                setattr(logger, place, str(run.parents[1]))
+                setattr(logger, place, _near(run.parents[1]))
     elif is_wandb(logger) and logger.version is None:
-        logger._save_dir = logger._wandb_init["dir"] = str(run.parents[1])
+        logger._save_dir = logger._wandb_init["dir"] = _near(run.parents[1])
+
+
+def _near(folder: Path) -> str:
+    """A folder as a fit names it: relative below the current one, else absolute."""
+    return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
 def _tell_wandb(trainer: pl.Trainer, content: dict[str, Any]) -> None:

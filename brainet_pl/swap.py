@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from brainet_pl import checks
 from brainet_pl.backbones import Backbone, FeatureExtractor
-from brainet_pl.batches import rows, size
+from brainet_pl.batches import Precomputed, rows, size
 from brainet_pl.features import bounded, read
-from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree, smallest_budget
+from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
+from brainet_pl.network.base import ResidualHead, run_head, train_head
 from brainet_pl.parts import make_part
 from brainet_pl.structure import GGT, learn_structure
 
@@ -37,23 +38,32 @@ class SwappedModel(nn.Module):
 
         While training, of one sub-network drawn for each sample; of an ensemble (M, B, C), one row for each member.
         """
-        features = self.backbone(named if x is None else x)
-        alone = self.training and isinstance(self.head, BRAINetHead)
-        return torch.as_tensor(self.head(features, draws=1) if alone else self.head(features))
+        features, own = self.read(named if x is None else x)
+        if self.training and isinstance(self.head, BRAINetHead):
+            return torch.as_tensor(self.head(features, own=own, draws=1))
+        return train_head(self.head, features, own)
 
     def loss(self, x: Any, target: Tensor) -> Tensor:
         """Inputs (B, …) and labels (B,) → the mean cross-entropy of all sub-networks that a training step draws.
 
         Of `Bayes`, without its penalty: add `head.penalty()` divided by the number of training samples.
         """
-        logits = torch.as_tensor(self.head(self.backbone(x)))
+        logits = train_head(self.head, *self.read(x))
         logits = logits if logits.dim() == 3 else logits.unsqueeze(0)
         return F.cross_entropy(logits.flatten(0, 1).float(), target.repeat(len(logits)))
 
     @torch.no_grad()
     def predict(self, x: Any, passes: int = 15) -> Tensor:
         """Inputs (B, …) → probabilities (T, B, C) of T passes; the backbone runs once."""
-        return self.head.passes(self.backbone(x), passes).values.softmax(dim=-1)
+        features, own = self.read(x)
+        return run_head(self.head, features, passes, own).values.softmax(dim=-1)
+
+    def read(self, x: Any) -> tuple[Tensor, Tensor | None]:
+        """Inputs → features (B, d), and the network's own logits (B, C) where the head adds to them."""
+        if not (isinstance(self.head, ResidualHead) and self.head.adds_own):
+            return torch.as_tensor(self.backbone(x)), None
+        found: Precomputed = self.backbone(x, more=True)
+        return found.features, found.own
 
     @torch.no_grad()
     def own_logits(self, x: Any) -> Tensor | None:
@@ -87,8 +97,9 @@ def swap_head(
         layers: the layers whose outputs are the features, as in `Backbone`: paths, patterns, or "auto" for the ends of
             the model's stages; None is what the classification layer was given.
         pool: how maps and tokens become features, as in `Backbone`.
-        head: settings of the new head; None is `Tree()`, a BRAINet of 16,000 parameters, or of as many more as a tree
-            over very many features needs.
+        head: settings of the new head; None is `Tree()`, a BRAINet of 16,000 parameters, or of as many more as its tree
+            needs. Where the removed layer had `num_classes` outputs, its logits are what a `Tree` adds to and starts
+            from; for other classes of the same number, give `Tree(skip="linear")`.
         **learn: settings of `learn_structure`.
 
     >>> _ = torch.manual_seed(0)
@@ -101,7 +112,7 @@ def swap_head(
     num_classes = checks.whole("num_classes", num_classes, 1, 10**7)
     backbone = Backbone(model, head_layer=head_layer, freeze=freeze, layers=layers, pool=pool).build()
     if isinstance(data, GGT):
-        ggt, in_features = data, data.num_variables
+        ggt, in_features, own = data, data.num_variables, None
     else:
         batches = _batches(data, learn.get("max_rows"))
         few = not settings.needs_tree and layers is None
@@ -110,10 +121,8 @@ def swap_head(
         ggt = learn_structure(features, **learn) if settings.needs_tree else None  # type: ignore[assignment]
         if ggt is not None:
             ggt = ggt.named(backbone.names)
-        in_features = features.shape[1]
-    if head is None and ggt is not None:
-        # Nobody asked for 16,000: thousands of features need more for one neuron a layer.
-        settings = Tree(num_params=max(Tree().num_params, smallest_budget(ggt, num_classes)))
+        in_features, own = features.shape[1], readings.own
+    settings = settings.beside(own is not None and own.shape[1] == num_classes)
     device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
     return SwappedModel(backbone, settings.build(in_features, num_classes, ggt).to(device))
 

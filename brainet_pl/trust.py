@@ -22,7 +22,7 @@ import yaml
 from brainet_pl import checks
 from brainet_pl.backbones import Backbone, check_stored_backbone
 from brainet_pl.calibration import Calibrator, Conformal
-from brainet_pl.callbacks import StructureLearning
+from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.framework import OLD, pl, translated
 from brainet_pl.module import BRAINet
@@ -87,6 +87,7 @@ OTHERS: dict[str, dict[str, str]] = {
 # Arguments that become a part of the path of a file that is written.
 PATHS = {"save_dir", "dir", "name", "version", "id", "project", "sub_dir", "dirpath", "filename", "default_root_dir"}
 PATHS |= {"cache", "root"}
+WRITES = {(StructureLearning, "cache"), (FeatureCache, "folder")}  # arguments of ours that name a folder for files
 FILES = {"score_file", "file"}  # those of the callbacks that write a file into the run's folder
 _FIELD = re.compile(r"\{[\w/@.-]+(:[\d.]*[dfeg]?)?\}")  # "{epoch:02d}" in a file name; no other formats
 _WORDS = re.compile(r"[\w:, +-]*")  # what the Trainer's own texts look like: "auto", "bf16-mixed", "00:12:00:00"
@@ -221,8 +222,7 @@ class _Vetting:
             if test is not None:
                 return f"{test.__module__}.{test.__qualname__}"
             return value if value.isidentifier() or value in self.given.texts else self.refuse(key, value)
-        writes = name == "cache" and cls is StructureLearning
-        return self.plain(key, name if writes else "", value)
+        return self.plain(key, "cache" if (cls, name) in WRITES else "", value)
 
     def others(self, key: str, texts: Iterable[str], name: str, value: Any) -> Any:
         """An argument of a class of the table: a number, or what the table lists."""

@@ -67,6 +67,18 @@ def mutual_information(probs: Tensor, weights: Tensor | None = None) -> Tensor:
     return (predictive_entropy(probs, weights) - expected_entropy(probs, weights)).clamp_min(0.0)
 
 
+def disagreement(probs: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Probabilities (T, B, C) → (B,) the chance that two passes, drawn independently, answer differently.
+
+    It is 1 - Σ_c (share of passes that answer c)².
+
+    >>> disagreement(torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]))
+    tensor([0.5000])
+    """
+    votes = torch.nn.functional.one_hot(probs.argmax(dim=-1), probs.shape[-1]).to(probs.dtype)
+    return 1.0 - (predictive(votes, weights) ** 2).sum(dim=-1)
+
+
 def total_variance(means: Tensor, variances: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Regression: means and variances (T, B) of T networks → mean, aleatoric and epistemic variance, each (B,).
 

@@ -8,6 +8,7 @@ from brainet_pl.callbacks.predictions import PredictionFile
 from brainet_pl.callbacks.resume import ExactResume
 from brainet_pl.callbacks.scores import ScoreFit
 from brainet_pl.callbacks.structure import StructureLearning
+from brainet_pl.callbacks.tracking import Tracking
 
 __all__ = [
     "Evaluation",
@@ -17,6 +18,7 @@ __all__ = [
     "PredictionFile",
     "ScoreFit",
     "StructureLearning",
+    "Tracking",
     "WholeCheckpointIO",
     "log_figure",
     "log_table",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,22 +13,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brainet_pl import checks
+from brainet_pl import checks, costs
 from brainet_pl.batches import Precomputed
-from brainet_pl.callbacks.logging import define_summaries, file_name, log_figure, log_table, run_folder
+from brainet_pl.callbacks.logging import (
+    define_summaries,
+    file_name,
+    log_chart,
+    log_config,
+    log_figure,
+    log_files,
+    log_matrix,
+    log_scores,
+    log_table,
+    run_folder,
+)
 from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.callbacks.sets import test_sets
-from brainet_pl.evaluation import summary
+from brainet_pl.evaluation import charts, shift_figures, summary
+from brainet_pl.evaluation.chart import Chart, Matrix, readable
 from brainet_pl.evaluation.curves import SEPARATION
-from brainet_pl.evaluation.figures import readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
-from brainet_pl.features import inputs_of
+from brainet_pl.evaluation.shift import LOADER, is_shift, means
+from brainet_pl.features import inputs_of, is_sharded
 from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
-MOST_UNCERTAIN = "test/most_uncertain"
+MOST_UNCERTAIN, CLASSES, CONFUSION = "test/most_uncertain", "test/classes", "test/confusion"
 
 
 class Sample(NamedTuple):
@@ -45,13 +58,21 @@ class Evaluation(Callback):
     - metrics `ood/<set>/<score>/<measure>` of every unknown set, and the means `near_mean` and `far_mean` of sets of a
       kind;
     - `scores.csv`: every sample's scores;
-    - figures `test/reliability`, `test/risk_coverage`, `test/passes`, `ood/<set>/histograms`, `ood/<set>/curves` and
-      `structure/tree`, and tables `test/most_uncertain` and `ood/table`, to every logger and as files;
-    - `record.json`, from which `brainet report` makes its page.
+    - charts `test/reliability`, `test/risk_coverage`, `test/passes` and `test/confusion` of a classification,
+      `test/predicted`, `test/coverage`, `test/spread`, `test/residuals` and `test/refusal` of a regression,
+      `ood/<set>/histograms` and `ood/<set>/curves`, and the picture `structure/tree`, to every logger and as files;
+    - tables `test/most_uncertain`, `test/classes`, `ood/table` and, to W&B, `test/scores`;
+    - `record.json`, which `brainet report` and `brainet compare` read, and `report.html`, the page of the run.
+
+    W&B gets charts that overlay runs in place of pictures, the numbers of unknown sets as a table, and those of the
+    headline score in its summary.
 
     The known test set is the first loader; all others are unknown sets, by the names of the dictionary that
-    `test_dataloader` returns. What a task or a head does not have (calibration of a regression, passes of a single
-    network) is left out. A set without a sample ends the test with an error: it can't be skipped unnoticed.
+    `test_dataloader` returns, save for loaders called `shift` or `shift/<corruption>/<severity>`: the known set after
+    shifts. Of these there are means `shift/mean/<measure>` (after calibration `shift/scaled/mean/…`), a table
+    `shift/table` and figures `shift/severity` and `shift/reliability`. What a task or a head does not have (calibration
+    of a regression, passes of a single network) is left out. A set without a sample ends the test with an error: it
+    can't be skipped unnoticed.
 
     Args:
         figures: draw figures and write tables; false leaves metrics, the score file and the record.
@@ -59,6 +80,8 @@ class Evaluation(Callback):
         most_uncertain: rows of the table of doubtful samples; 0 makes none.
         score: the score that ranks them and stands in the headline; null is the entropy, or the first there is.
         image_shape: of inputs that are flattened images: [channels, height, width] or [height, width].
+        report: write `report.html` into the run's folder.
+        most_scores: samples in the table `test/scores` for W&B, spread evenly over all sets; 0 makes none.
     """
 
     def __init__(
@@ -68,8 +91,11 @@ class Evaluation(Callback):
         most_uncertain: int = 16,
         score: str | None = None,
         image_shape: tuple[int, ...] | None = None,
+        report: bool = True,
+        most_scores: int = 2000,
     ) -> None:
         checks.whole("most_uncertain", most_uncertain, 0)
+        self.report, self.most_scores = report, checks.whole("most_scores", most_scores, 0)
         if image_shape is not None and len(image_shape) not in (2, 3):
             raise ValueError(f"expected image_shape to be (C, H, W) or (H, W), got {tuple(image_shape)}")
         checks.file_name("score_file", score_file)
@@ -80,23 +106,25 @@ class Evaluation(Callback):
         self._places = Places()
         self._doubtful: list[Sample] = []
         self._found: dict[str, Measured] = {}
+        self._costs: costs.Costs | None = None
 
     # -- collecting ---------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Say which value of a metric sums up a run."""
-        best = {}
-        for part in ("val_metrics", "test_metrics", "conformal_metrics"):
-            for name, metric in (getattr(pl_module, part, None) or {}).items():
-                if metric.higher_is_better is not None:
-                    best[name] = "max" if metric.higher_is_better else "min"
-        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            define_summaries(trainer, best)
+        """Say which value of a metric sums up a run; those of a test are no curves."""
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        for part in ("val_metrics", "test_metrics", "scaled_metrics", "conformal_metrics"):
+            found = getattr(pl_module, part, None) or {}
+            ways = {None: "last", True: "max", False: "min"}
+            best = {name: ways[metric.higher_is_better] for name, metric in found.items()}
+            define_summaries(trainer, best, hidden=part != "val_metrics")
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin a record; a wrong name is told before the work, not after it."""
         sets = test_sets(trainer)
         self._names, self._doubtful, self._found = list(sets), [], {}
+        self._costs = None
         units = pl_module.scores.units if isinstance(pl_module, BRAINet) else {}
         self.record = TestRecord(sets, units)
 
@@ -110,10 +138,17 @@ class Evaluation(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep a few numbers a sample."""
-        if not isinstance(outputs, SampleBatch) or not outputs.scores or self.record is None:
+        if not isinstance(outputs, SampleBatch) or self.record is None:
+            return
+        if self._names[dataloader_idx] not in self.record.sets:  # a shifted set
+            self.record.add(self._names[dataloader_idx], torch.empty(0), outputs)
+            return
+        if not outputs.scores:
             return
         if dataloader_idx == 0:
             summary.headline(list(outputs.scores), self.score)  # a wrong score is told at the first batch
+        if dataloader_idx == batch_idx == 0 and trainer.is_global_zero and isinstance(pl_module, BRAINet):
+            self._costs = _measured(pl_module, batch)
         numbers = outputs.numbers
         if numbers is None:  # of a module that knows nothing of other processes
             n = len(next(iter(outputs.scores.values())))
@@ -168,6 +203,15 @@ class Evaluation(Callback):
                 f"expected samples of every set ({', '.join(record.sets)}), got none of {', '.join(empty)}: check its "
                 "loader, or leave the set out of test_dataloader"
             )
+        shifted = {name for name in record.shift_sums if is_shift(name)}
+        lost = [
+            name for name in self._names if is_shift(name) and name not in shifted and not (name == LOADER and shifted)
+        ]
+        if lost:
+            raise RuntimeError(
+                f"expected samples of every shifted set, got none of {', '.join(lost)}: check its loader; a model that "
+                "is no BRAINet gives SampleBatch(shifts=…)"
+            )
         for part in record.sets.values():
             bad = sorted(set(part.scores) - set(part.rankable()))
             if bad:
@@ -179,10 +223,25 @@ class Evaluation(Callback):
                 for measure, value in measures.items():
                     key = f"ood/{name}/{score}/{measure}"
                     pl_module.log(key, float(value), rank_zero_only=True, add_dataloader_idx=False)
+        for which, found_means in means(record.shifts()).items():
+            for measure, value in found_means.items():
+                key = f"shift/{'scaled/' if which == 'final' else ''}mean/{measure}"
+                pl_module.log(key, value, rank_zero_only=True, add_dataloader_idx=False)
         if trainer.is_global_zero:
-            best = {m: "max" if better == "higher" else "min" for m, better in SEPARATION.items() if better}
-            keys = [f"ood/{name}/{score}/" for name, scores in self._found.items() for score in scores]
-            define_summaries(trainer, {key + m: which for key in keys for m, which in best.items()})
+            # Each would be a panel with one point: W&B has them in a table, and the headline's in the summary.
+            headline = summary.headline(list(record.known.scores), self.score)
+            define_summaries(
+                trainer,
+                {
+                    f"ood/{name}/{score}/{measure}": {"higher": "max", "lower": "min"}.get(better or "", "none")
+                    if score == headline
+                    else "none"
+                    for name, scores in self._found.items()
+                    for score in scores
+                    for measure, better in SEPARATION.items()
+                },
+                hidden=True,
+            )
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write and draw; after `on_test_epoch_end`, so that the metrics of all callbacks are there."""
@@ -200,47 +259,95 @@ class Evaluation(Callback):
         if ggt is not None:
             (folder / "structure.json").write_text(ggt.to_json())
         model = _facts(pl_module)
+        if self._costs is not None:
+            model |= {"cost": self._costs.line(), "costs": self._costs.to_dict()}
+            rank_zero_info(f"a prediction costs: {self._costs.line()}")
         rows = summary.separation_rows(self._found)
         score = summary.headline(list(record.known.scores), self.score)
+        names = _class_names(pl_module, record)
+        label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
+        made = charts.charts_of(record, self._found, label, score)
+        matrix = charts.confusion(record.known, names)
         drawn, tables, files = {}, {}, {}
         if self.figures:
-            label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
-            drawn = summary.pictures(record, self._found, label, ggt, model.get("temperature"))
-            tables = self._tables(score, rows)
+            drawn = summary.tree_picture(ggt, model.get("temperature"))
+            tables = self._tables(score, rows, charts.class_numbers(record.known, names), names)
+            self._show(trainer, made, matrix)
+            if record.shifts():
+                tables["shift/table"] = shift_figures.shift_table(record.shifts())
+                drawn |= shift_figures.shift_pictures(record)
         for name, picture in drawn.items():
             log_figure(trainer, name, picture.figure)
             files[name] = f"{file_name(name)}.png"
         for name, table in tables.items():
             files |= log_table(trainer, name, table.columns, table.rows) or {}
-        parts = ("test_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
+        log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
+        if self.figures and self.most_scores:
+            log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
+        parts = ("test_metrics", "pass_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
         metrics = [getattr(pl_module, name, None) for name in parts]
+        entries = summary.metric_entries(metrics, trainer.callback_metrics)
         content = summary.to_json(
             record,
             model=model,
             score=score,
-            metrics=summary.metric_entries(metrics, trainer.callback_metrics),
+            metrics=entries,
             rows=rows,
+            charts=made,
+            matrix=matrix,
             drawn=drawn,
-            tables={name: table for name, table in tables.items() if name == MOST_UNCERTAIN},
+            tables={name: table for name, table in tables.items() if name in (MOST_UNCERTAIN, CLASSES)},
             files=files,
+            seed=_seed(),
+            settings=_settings(pl_module),
         )
         (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
-        rank_zero_info(f"figures and tables: {folder}; for a page of them: brainet report {folder}")
+        self._finish(trainer, folder, {entry["key"]: entry["value"] for entry in entries})
 
-    def _tables(self, score: str, rows: list[dict[str, Any]]) -> dict[str, summary.TableData]:
+    def _show(self, trainer: pl.Trainer, made: list[Chart], matrix: Matrix | None) -> None:
+        for chart in made:
+            log_chart(trainer, chart)
+        if matrix is not None:
+            log_matrix(trainer, CONFUSION, matrix)
+
+    def _finish(self, trainer: pl.Trainer, folder: Path, values: dict[str, Any]) -> None:
+        """The page of the run, all files of the test as one artifact, and where to look."""
+        told = folder
+        if self.report:
+            from brainet_pl.evaluation.report import write_report
+
+            told = write_report(folder)
+        names = ("record.json", self.score_file or "record.json", "report.html" if self.report else "record.json")
+        files = [folder / name for name in dict.fromkeys(names)]
+        log_files(trainer, "evaluation", [path for path in files if path.is_file()], values)
+        rank_zero_info(f"tested: {told}")
+
+    def _tables(
+        self,
+        score: str,
+        rows: list[dict[str, Any]],
+        classes: Sequence[charts.ClassNumbers],
+        names: Sequence[str] | None,
+    ) -> dict[str, summary.TableData]:
         made = {}
         if self._doubtful:
             cells = list(self._doubtful[0].cells)
+
+            def shown(name: str, value: Any) -> Any:
+                return names[int(value)] if names is not None and name in ("predicted", "label") else value
+
             pictures = any(sample.picture is not None for sample in self._doubtful)
             by, n = readable(score), len(self._doubtful)
             made[MOST_UNCERTAIN] = summary.TableData(
                 f"The {n} test samples of the highest {by}, the most uncertain first",
                 ["sample", *(["picture"] if pictures else []), *cells],
                 [
-                    [s.number, *([s.picture] if pictures else []), *(s.cells[name] for name in cells)]
+                    [s.number, *([s.picture] if pictures else []), *(shown(name, s.cells[name]) for name in cells)]
                     for s in self._doubtful
                 ],
             )
+        if classes:
+            made[CLASSES] = summary.class_table(classes)
         if rows:
             made["ood/table"] = summary.separation_table(rows)
         return made
@@ -291,6 +398,37 @@ def _shown(inputs: Any) -> Any:
 
 def _most_doubtful(samples: list[Sample], k: int) -> list[Sample]:
     return sorted(samples, key=lambda sample: (-sample.doubt, sample.number))[:k]
+
+
+def _measured(module: BRAINet, batch: Any) -> costs.Costs | None:
+    """What the batch costs, without a trace in the random numbers of the passes that follow."""
+    if is_sharded(module.backbone):  # its forward pass would wait for the other processes
+        return None
+    devices = [module.device] if module.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        return costs.measure(module, inputs_of(batch, module.columns))
+
+
+def _class_names(module: pl.LightningModule, record: TestRecord) -> list[str] | None:
+    """The names of the classes, where the model knows them and they cover all that was predicted."""
+    found = getattr(module, "class_names", None)
+    answers = record.known.answers
+    if not found or not {"label", "predicted"} <= set(answers):
+        return None
+    largest = max(int(answers["label"].max()), int(answers["predicted"].max()))
+    return list(map(str, found)) if largest < len(found) else None
+
+
+def _seed() -> int | None:
+    """What `seed_everything` was given, or None."""
+    seed = os.environ.get("PL_GLOBAL_SEED", "")
+    return int(seed) if seed.isdigit() else None
+
+
+def _settings(module: pl.LightningModule) -> dict[str, Any]:
+    """The settings of the model as JSON holds them."""
+    settings: dict[str, Any] = json.loads(json.dumps(dict(module.hparams), default=str))
+    return settings
 
 
 def _facts(module: pl.LightningModule) -> dict[str, Any]:

@@ -1,12 +1,14 @@
-"""Run a frozen backbone once, and train the head from memory."""
+"""Run a frozen backbone once, and train the head from its features, which stay on disk for other runs."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from brainet_pl.features import extract, is_sized, unshuffled
+from brainet_pl import checks
+from brainet_pl.features import is_sized
 from brainet_pl.framework import Callback, pl
 from brainet_pl.module import BRAINet
 
@@ -14,16 +16,30 @@ from brainet_pl.module import BRAINet
 class FeatureCache(Callback):
     """Extracts the features of training and validation data at fit set-up and feeds them instead of the inputs.
 
+    Features are kept on disk and memory-mapped: a further run with the same weights, layers, data and transforms, with
+    any head, takes them from there, and so do the structure and the scores. They are checked before they are used;
+    `brainet cache` lists them, and `brainet cache clear` deletes them (docs/features.md).
+
     Only for a frozen backbone and a datamodule; training data comes un-augmented where the datamodule offers
     `structure_dataloader`. Testing and predicting use the inputs as always.
 
     Args:
+        folder: where features are kept; null is `features` under the Trainer's root, "" keeps them in memory alone.
+        copies: train from so many copies of every training sample, each with the datamodule's own augmentation; every
+            time that a sample is met, one of them is drawn. 0 trains from the sample without augmentation.
         progress: show progress bars.
     """
 
-    def __init__(self, progress: bool = True) -> None:
+    def __init__(self, folder: str | None = None, copies: int = 0, progress: bool = True) -> None:
+        self.folder, self.copies = folder, checks.whole("copies", copies, 0, 1000)
         self.progress = progress
         self._replaced: list[str] = []
+
+    def feature_folder(self, trainer: pl.Trainer) -> Path | None:
+        """Where features are kept on disk, or None."""
+        if self.folder == "":
+            return None
+        return Path(trainer.default_root_dir) / "features" if self.folder is None else Path(self.folder)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Put loaders of features in front of the datamodule's own."""
@@ -51,17 +67,12 @@ class FeatureCache(Callback):
                 "without the cache, or give the dataset a length"
             )
         size = train_loader.batch_size
-        train = pl_module.training_features(progress=self.progress)
-        held = extract(
-            pl_module.backbone,
-            unshuffled(validation),
-            device=trainer.strategy.root_device,
-            progress=self.progress,
-            columns=pl_module.columns,
-        )
+        plain = pl_module.training_features(progress=self.progress)
+        copies = [pl_module.features_of(train_loader, i + 1, self.progress) for i in range(self.copies)]
+        held = pl_module.features_of(validation, progress=self.progress)
         loaders = {
-            "train_dataloader": train.loader(size, shuffle=True),
-            "structure_dataloader": train.loader(size, shuffle=False),
+            "train_dataloader": plain.loader(size, shuffle=True, copies=copies),
+            "structure_dataloader": plain.loader(size, shuffle=False),
             "val_dataloader": held.loader(size, shuffle=False),
         }
         # Attributes of the object hide the methods of its class, and deleting them brings those back.

@@ -1,17 +1,24 @@
-"""Figures, tables and files to any logger: W&B, TensorBoard, or files beside the CSV; nothing is dropped in silence."""
+"""Charts, figures, tables and files to any logger, and always as files of the run; nothing is dropped in silence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
 from brainet_pl.callbacks.rows import write_rows
-from brainet_pl.framework import is_csv, is_tensorboard, is_wandb, pl, rank_zero_only, rank_zero_warn
+from brainet_pl.callbacks.sinks import Drawn, Sink, Tabled, rgb, sink_of
+from brainet_pl.evaluation import figures
+from brainet_pl.evaluation.chart import Chart, Matrix
+from brainet_pl.evaluation.summary import TableData
+from brainet_pl.framework import is_csv, is_tensorboard, is_wandb, pl, rank_zero_info, rank_zero_only
+
+_TOLD: WeakSet[Any] = WeakSet()  # loggers of which it was said that they don't take everything
 
 
 def run_folder(trainer: pl.Trainer) -> Path:
@@ -30,17 +37,25 @@ def file_name(name: str) -> str:
 @rank_zero_only
 def log_figure(trainer: pl.Trainer, name: str, figure: Figure) -> None:
     """Send a figure to every logger and save it as `figures/<name>.png` in the run's folder."""
-    path = run_folder(trainer) / "figures" / f"{file_name(name)}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    for logger in trainer.loggers:
-        if is_wandb(logger):
-            logger.log_image(name, [str(path)], step=trainer.global_step)
-        elif is_tensorboard(logger):
-            experiment: Any = logger.experiment
-            experiment.add_figure(name, figure, trainer.global_step)
-        elif not is_csv(logger):
-            rank_zero_warn(f"{type(logger).__name__} takes no figures here: {name} is in {path}")
+    drawn = _saved_figure(trainer, name, figure)
+    for sink in _sinks(trainer):
+        _tell(sink, sink.picture(drawn), "pictures", drawn.path.parent)
+
+
+@rank_zero_only
+def log_chart(trainer: pl.Trainer, chart: Chart) -> None:
+    """Send a chart to every logger, as data where it draws charts itself, and save its picture in `figures`."""
+    drawn = _saved_figure(trainer, chart.name, figures.draw(chart))
+    for sink in _sinks(trainer):
+        _tell(sink, sink.chart(chart, drawn), "pictures", drawn.path.parent)
+
+
+@rank_zero_only
+def log_matrix(trainer: pl.Trainer, name: str, matrix: Matrix) -> None:
+    """Send a confusion matrix to every logger, and save its picture in `figures`."""
+    drawn = _saved_figure(trainer, name, figures.draw_matrix(matrix))
+    for sink in _sinks(trainer):
+        _tell(sink, sink.matrix(matrix, drawn), "pictures", drawn.path.parent)
 
 
 @rank_zero_only
@@ -64,48 +79,92 @@ def log_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequ
     plain = [[_saved(cell, path, f"{i}_{j}") for j, cell in enumerate(row)] for i, row in enumerate(rows)]
     with path.open("w", newline="", encoding="utf-8") as file:
         write_rows(file, [list(columns), *plain])
-    for logger in trainer.loggers:
-        if is_wandb(logger):
-            import wandb
-
-            data = [[wandb.Image(_rgb(cell)) if isinstance(cell, np.ndarray) else cell for cell in row] for row in rows]
-            logger.log_table(name, columns=list(columns), data=data, step=trainer.global_step)
-        elif is_tensorboard(logger):
-            experiment: Any = logger.experiment
-            experiment.add_text(name, _markdown(columns, plain), trainer.global_step)
-            for j, column in enumerate(columns):
-                pictures = [row[j] for row in rows if isinstance(row[j], np.ndarray)]
-                if pictures and len({p.shape for p in pictures}) == 1:
-                    grid = np.stack([_rgb(p) for p in pictures])
-                    experiment.add_images(f"{name}/{column}", grid, trainer.global_step, dataformats="NHWC")
-        elif not is_csv(logger):
-            rank_zero_warn(f"{type(logger).__name__} takes no tables here: {name} is in {path}")
+    table = Tabled(name, list(columns), rows, plain, path, _step(trainer))
+    for sink in _sinks(trainer):
+        _tell(sink, sink.table(table), "tables", path.parent)
     shown = ((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if isinstance(cell, np.ndarray))
     return {f"{name}/{i}/{j}": str(plain[i][j]) for i, j in shown}
 
 
 @rank_zero_only
-def log_artifact(trainer: pl.Trainer, kind: str, path: Path, facts: Mapping[str, Any]) -> None:
-    """Hand a file to W&B as a versioned artifact of that kind; equal content stays one version. Others keep the file.
+def log_files(
+    trainer: pl.Trainer,
+    kind: str,
+    paths: Sequence[Path],
+    facts: Mapping[str, Any],
+    name: str = "",
+    aliases: Sequence[str] = (),
+) -> None:
+    """Hand files to every logger that keeps files, as W&B's versioned artifacts; they stay in the run's folder too.
 
-    An offline run keeps the artifact until `wandb sync`; a disabled one has no place for it.
+    Args:
+        trainer: with the loggers.
+        kind: what they are: "structure", "model", "predictions", "evaluation".
+        paths: the files.
+        facts: what is known about them, as primitives.
+        name: of the artifact; "" is its kind.
+        aliases: of this version, such as "best".
     """
-    for logger in trainer.loggers:
-        if is_wandb(logger) and not getattr(logger.experiment, "disabled", False):
-            import wandb
-
-            artifact = wandb.Artifact(kind, type=kind, metadata=dict(facts))
-            artifact.add_file(str(path), name=path.name)
-            logger.experiment.log_artifact(artifact)
+    for sink in _sinks(trainer):
+        sink.files(kind, name or kind, paths, facts, list(aliases))
 
 
 @rank_zero_only
-def define_summaries(trainer: pl.Trainer, best: Mapping[str, str]) -> None:
-    """Tell W&B which value of a metric sums up a run: name → "min" or "max"; without it, the last counts."""
+def log_config(trainer: pl.Trainer, facts: Mapping[str, Any]) -> None:
+    """Note what was found out about a run beside its settings, such as counts, in W&B's configuration of it."""
+    for logger in trainer.loggers:
+        if is_wandb(logger):
+            logger.experiment.config.update(dict(facts), allow_val_change=True)
+
+
+@rank_zero_only
+def log_scores(trainer: pl.Trainer, make: Callable[[], TableData]) -> None:
+    """Send the table of single samples to W&B, where it can be filtered; others have `scores.csv`."""
+    boards: list[Any] = [logger for logger in trainer.loggers if is_wandb(logger)]
+    if boards:
+        table = make()
+        for board in boards:
+            board.log_table("test/scores", columns=list(table.columns), data=table.rows, step=_step(trainer))
+
+
+@rank_zero_only
+def define_summaries(trainer: pl.Trainer, best: Mapping[str, str], hidden: bool = False) -> None:
+    """Tell W&B which value of a metric sums up a run.
+
+    Args:
+        trainer: with the loggers.
+        best: name → "min", "max", "last" or "none"; without it, the last counts.
+        hidden: whether no panel is made of them by itself: a number that is logged once is no curve.
+    """
     for logger in trainer.loggers:
         if is_wandb(logger):
             for name, which in best.items():
-                logger.experiment.define_metric(name, summary=which, step_metric="trainer/global_step")
+                logger.experiment.define_metric(
+                    name, summary=which, step_metric="trainer/global_step", hidden=hidden or None
+                )
+
+
+def _sinks(trainer: pl.Trainer) -> list[Sink]:
+    return [sink_of(logger) for logger in trainer.loggers]
+
+
+def _step(trainer: pl.Trainer) -> int:
+    """The step at which Lightning logs: that of the last training, or of the checkpoint of a run that goes on."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def _tell(sink: Sink, taken: bool, what: str, folder: Path) -> None:
+    """Say once of a logger that it does not take something."""
+    if not taken and not sink.quiet and sink.logger not in _TOLD:
+        _TOLD.add(sink.logger)
+        rank_zero_info(f"{type(sink.logger).__name__} takes no {what}: they are in {folder}")
+
+
+def _saved_figure(trainer: pl.Trainer, name: str, figure: Figure) -> Drawn:
+    path = run_folder(trainer) / "figures" / f"{file_name(name)}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return Drawn(name, figure, path, _step(trainer))
 
 
 def _saved(cell: Any, table: Path, name: str) -> Any:
@@ -114,15 +173,5 @@ def _saved(cell: Any, table: Path, name: str) -> Any:
         return "" if cell is None else cell
     path = table.with_suffix("") / f"{name}.png"
     path.parent.mkdir(exist_ok=True)
-    imsave(path, _rgb(cell))
+    imsave(path, rgb(cell))
     return path.relative_to(table.parent).as_posix()
-
-
-def _rgb(picture: Any) -> Any:
-    """uint8 (H, W) or (H, W, 3) → (H, W, 3)."""
-    return np.repeat(picture[..., None], 3, axis=-1) if picture.ndim == 2 else picture
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [list(columns), ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in lines)

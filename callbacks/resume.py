@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
-
 from brainet_pl.callbacks.checkpoints import WholeCheckpointIO
+from brainet_pl.draws import States, collect, put_back
 from brainet_pl.framework import Callback, TorchCheckpointIO, TrainerFn, is_csv, pl, rank_zero_warn
 from brainet_pl.ranks import everyones
 
 RANDOM = "brainet_random"  # the checkpoint's entry
 SEED = "PL_GLOBAL_SEED"  # of seed_everything; Lightning seeds the samplers of several processes with it
-
-States = dict[str, Any]
 
 
 class ExactResume(Callback):
@@ -144,29 +139,3 @@ def _inside(epochs: Mapping[str, int]) -> bool:
 def _stateful(loaders: Any) -> bool:
     """Whether loaders resume by themselves, as those of torchdata do."""
     return any(hasattr(loader, "load_state_dict") for loader in loaders)
-
-
-def collect() -> States:
-    """The states of all global random generators, as tensors and primitives."""
-    version, words, gauss = random.getstate()
-    numpy: Any = np.random.get_state()  # noqa: NPY002  the global one is what many draw from
-    _, keys, position, has_gauss, cached = numpy
-    states: States = {
-        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
-        "numpy": [torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    return states
-
-
-def put_back(states: States) -> None:
-    """Set all global random generators to collected states."""
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
-        torch.cuda.set_rng_state_all(states["cuda"])

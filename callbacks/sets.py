@@ -7,6 +7,7 @@ from typing import Any
 
 from brainet_pl.datamodules.base import check_set_names
 from brainet_pl.evaluation.record import MEANS, Role
+from brainet_pl.evaluation.shift import is_shift
 from brainet_pl.framework import pl, rank_zero_info
 
 KNOWN = "test"
@@ -17,7 +18,8 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
 
     Loaders are named by the dictionary that `test_dataloader` returned or `trainer.test(dataloaders=…)` was given. A
     loader without a name gets one. Of the datamodule or module that gave the loaders, the attribute `near` names the
-    unknown sets that resemble the training data; loaders given to `trainer.test` itself have none.
+    unknown sets that resemble the training data; loaders given to `trainer.test` itself have none. A loader called
+    `shift/<corruption>/<severity>`, or `shift` for many of them, holds known samples, labelled, after a shift.
     """
     loaders: Any = trainer.test_dataloaders
     if isinstance(loaders, Mapping):
@@ -44,8 +46,16 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
             )
     # Not trainer.datamodule: that may be the one of an earlier fit, which knows nothing of the loaders of this test.
     near = tuple(getattr(trainer.test_loop._data_source.instance, "near", ()))
-    check_near(names[1:], near)
-    return {name: "known" if i == 0 else "near" if name in near else "far" for i, name in enumerate(names)}
+    check_near([name for name in names[1:] if not is_shift(name)], near)
+    return {name: _role(i, name, near) for i, name in enumerate(names)}
+
+
+def _role(place: int, name: str, near: tuple[str, ...]) -> Role:
+    if is_shift(name):
+        if not place:
+            raise ValueError(f"expected the known test set {KNOWN!r} as the first of the test loaders, got {name!r}")
+        return "shift"
+    return "known" if place == 0 else "near" if name in near else "far"
 
 
 test_sets.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest thinks of the name

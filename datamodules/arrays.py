@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brainet_pl.datamodules.base import Samples, SplitData, check_near, check_set_names, image_transform
+from brainet_pl.datamodules.shifts import Shifts
 
 
 def as_targets(y: NDArray[Any], path: str) -> Tensor:
@@ -54,6 +55,7 @@ class Arrays(SplitData):
         val_fraction: The share of `train` that is held out for validation, between 0 and 1; unused with `val`.
         seed: The seed of the validation split.
         near: Those names of `ood` that resemble the training data; the others are far.
+        shifts: The shifts of the test set to evaluate too: corruptions × severities; None has none.
     """
 
     def __init__(
@@ -71,8 +73,9 @@ class Arrays(SplitData):
         val_fraction: float = 0.1,
         seed: int = 0,
         near: Sequence[str] = (),
+        shifts: Shifts | None = None,
     ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed, near)
+        super().__init__(batch_size, num_workers, val_fraction, seed, near, shifts=shifts)
         check_set_names(ood or ())
         check_near(ood or (), near)
         if (mean is None) != (std is None):

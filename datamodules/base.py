@@ -11,13 +11,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
-from brainet_pl import checks
+from brainet_pl import checks, identity
+from brainet_pl.datamodules.shifts import ShiftedSets, Shifts, make_shifts
+from brainet_pl.evaluation.shift import LOADER
 from brainet_pl.framework import pl, watch_mixes
 
 TEST = "test"  # the key of the known test set among the test loaders
 SampleSet = Dataset[tuple[Tensor, Any]]
 
 
+@identity.plain
 class Samples(Dataset[tuple[Tensor, Any]]):
     """Inputs (N, …) and labels or numbers (N,) in memory, prepared sample by sample.
 
@@ -113,6 +116,8 @@ class SplitData(pl.LightningDataModule):
     - `test_dataloader()`, which returns a dictionary of loaders by name, `{"test": known, "far": unknown, …}`. The key
       "test", or without such a key the first, is the known test set; every other loader is an out-of-distribution set.
     - `near`, an optional attribute: the names of those sets that resemble the training data. All others are far.
+    - in that dictionary, loaders called `shift/<corruption>/<severity>`: known samples, with targets, after a shift;
+      the loader `shift` holds many, see `ShiftedSets`.
     - `structure_dataloader()`, optional: training samples without augmentation and in a fixed order, for learning the
       structure. Without it the training loader is read.
     - `class_names`, an optional attribute, known after `setup`: the names of the classes in the order of their numbers.
@@ -126,6 +131,7 @@ class SplitData(pl.LightningDataModule):
         val_fraction: The share of training samples that is held out for validation, between 0 and 1.
         seed: The seed of the validation split; the test set does not depend on it.
         near: The names of those out-of-distribution sets that resemble the training data; the others are far.
+        shifts: The shifts of the test set to evaluate too: corruptions × severities; None has none.
 
     Attributes:
         train_set: The training samples, with augmentation where there is any.
@@ -150,6 +156,7 @@ class SplitData(pl.LightningDataModule):
         val_fraction: float = 0.1,
         seed: int = 0,
         near: Sequence[str] = (),
+        shifts: Shifts | None = None,
     ) -> None:
         super().__init__()
         watch_mixes()
@@ -159,6 +166,7 @@ class SplitData(pl.LightningDataModule):
         self.val_fraction, self.seed = val_fraction, checks.whole("seed", seed, 0, 2**63 - 1)
         self.ood_sets = {}
         self.near = tuple(near)
+        self.shifts = make_shifts(shifts)
         self.class_names: tuple[str, ...] = ()
 
     @property
@@ -204,8 +212,9 @@ class SplitData(pl.LightningDataModule):
         return self._loader(self.val_set)
 
     def test_dataloader(self) -> dict[str, DataLoader[Any]]:
-        """Loaders by name: "test" for the known test samples, then each out-of-distribution set, as in `ood_sets`."""
-        return {TEST: self._loader(self.test_set), **self.ood_dataloaders()}
+        """Loaders by name: "test" for the known samples, each set of `ood_sets`, "shift" for them after all shifts."""
+        loaders = {TEST: self._loader(self.test_set), **self.ood_dataloaders()}
+        return loaders if self.shifts is None else loaders | {LOADER: self.shift_dataloader(self.shifts)}
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Test samples."""
@@ -214,6 +223,10 @@ class SplitData(pl.LightningDataModule):
     def ood_dataloaders(self) -> dict[str, DataLoader[Any]]:
         """Out-of-distribution samples by name."""
         return {name: self._loader(samples) for name, samples in self.ood_sets.items()}
+
+    def shift_dataloader(self, shifts: Shifts) -> DataLoader[Any]:
+        """Test samples after all shifts, one behind the other."""
+        return self._loader(ShiftedSets(shifts.sets(self.test_set)))
 
     def _loader(self, samples: SampleSet, shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
         # Workers of the training data are seeded anew in every epoch, so that a resumed one can seed them alike. Others

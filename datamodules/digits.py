@@ -8,6 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from brainet_pl.datamodules.base import Samples, SplitData, check_share
+from brainet_pl.datamodules.shifts import Shifts
 
 
 class Digits(SplitData):
@@ -22,6 +23,7 @@ class Digits(SplitData):
         num_workers: The number of processes that load batches; 0 loads them in the main process.
         val_fraction: The share of training digits that is held out for validation, between 0 and 1.
         seed: The seed of the validation split; the test digits do not depend on it.
+        shifts: The shifts of the test set to evaluate too: corruptions × severities; None has none.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class Digits(SplitData):
         num_workers: int = 0,
         val_fraction: float = 0.15,
         seed: int = 0,
+        shifts: Shifts | None = None,
     ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed, near=("held_out",) if held_out else ())
+        near = ("held_out",) if held_out else ()
+        super().__init__(batch_size, num_workers, val_fraction, seed, near, shifts)
         if not set(held_out) <= set(range(10)) or len(set(held_out)) > 8:
             raise ValueError(
                 f"expected held_out to be digits from 0 to 9 that leave two or more to learn, got {tuple(held_out)}: "

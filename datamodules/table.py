@@ -21,6 +21,7 @@ from brainet_pl.datamodules.columns import (
     read_csv,
     recognise,
 )
+from brainet_pl.datamodules.shifts import Shifts
 from brainet_pl.framework import rank_zero_info, rank_zero_warn
 
 AUTO = "auto"
@@ -66,6 +67,7 @@ class Table(SplitData):
         num_workers: The number of processes that load batches; 0 loads them in the main process.
         val_fraction: The share of training rows that is held out for validation, between 0 and 1.
         seed: The seed of the validation split; the test rows do not depend on it.
+        shifts: The shifts of the test set to evaluate too: corruptions × severities; None has none.
 
     Attributes:
         encoders: How each column that varies becomes numbers, once the files are read.
@@ -90,8 +92,9 @@ class Table(SplitData):
         num_workers: int = 0,
         val_fraction: float = 0.1,
         seed: int = 0,
+        shifts: Shifts | None = None,
     ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed)
+        super().__init__(batch_size, num_workers, val_fraction, seed, shifts=shifts)
         check_share("test_fraction", test_fraction)
         check_choice("task", task, (AUTO, "regression", "classification"))
         check_choice("missing", missing, ("impute", "refuse"))

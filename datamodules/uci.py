@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from brainet_pl.datamodules.base import Samples, SplitData, check_choice
+from brainet_pl.datamodules.shifts import Shifts
 
 Floats = NDArray[np.float64]
 UCIName = Literal["boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht"]
@@ -76,6 +77,7 @@ class UCI(SplitData):
         num_workers: The number of processes that load batches; 0 loads them in the main process.
         val_fraction: The share of training rows that is held out for validation, between 0 and 1.
         seed: The seed of the validation split; the test rows do not depend on it.
+        shifts: The shifts of the test set to evaluate too: corruptions × severities; None has none.
     """
 
     def __init__(
@@ -87,8 +89,9 @@ class UCI(SplitData):
         num_workers: int = 0,
         val_fraction: float = 0.1,
         seed: int = 0,
+        shifts: Shifts | None = None,
     ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed)
+        super().__init__(batch_size, num_workers, val_fraction, seed, shifts=shifts)
         check_choice("name", name, FOLDERS)
         self.dataset, self.root, self.split_number = name, root, split
 

@@ -11,6 +11,7 @@ import torchvision.datasets as tv
 from torch import Tensor
 
 from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_near, check_set_names, image_transform
+from brainet_pl.datamodules.shifts import Shifts
 
 VisionName = Literal["mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "svhn"]
 
@@ -50,6 +51,7 @@ class TorchvisionData(SplitData):
         val_fraction: The share of training images that is held out for validation, between 0 and 1.
         seed: The seed of the validation split; the test images do not depend on it.
         near: Those names of `ood` that resemble the training data; the others are far.
+        shifts: The shifts of the test set to evaluate too: corruptions × severities; None has none.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class TorchvisionData(SplitData):
         val_fraction: float = 0.1,
         seed: int = 0,
         near: Sequence[str] = (),
+        shifts: Shifts | None = None,
     ) -> None:
-        super().__init__(batch_size, num_workers, val_fraction, seed, near)
+        super().__init__(batch_size, num_workers, val_fraction, seed, near, shifts=shifts)
         check_choice("name", name, TABLE)
         for other in ood:
             check_choice("ood", other, TABLE)

@@ -13,10 +13,11 @@ import pytest
 import torch
 import wandb
 import yaml
+from PIL import Image
 
 import brainet_pl
 from brainet_pl import configs
-from brainet_pl.cli import config_path, main, shipped
+from brainet_pl.cli import config_path, main, shipped, without_wandb
 from brainet_pl.datamodules import vision
 from brainet_pl.structure import GGT
 
@@ -65,6 +66,13 @@ def test_every_shipped_configuration_runs(name, folder, monkeypatch):
                 y=rng.integers(0, 10, 64),
             )
         extra = ["--data.train=train.npz", "--data.test=test.npz"]
+    if name == "imagefolder":
+        rng = np.random.default_rng(0)
+        for i in range(40):
+            path = folder / "images" / "ab"[i % 2] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (40, 36, 3), dtype=np.uint8)).save(path)
+        extra = ["--data.root=images", "--data.size=32"]
     if name == "uci":
         write_uci(folder / "uci" / "concrete", rows=120, columns=8)
         extra = ["--data.root=uci"]
@@ -137,6 +145,7 @@ class Offline(NamedTuple):
     history: dict
     config: dict
     summaries: dict
+    hidden: set
     artifacts: list
     files: Path
 
@@ -145,17 +154,26 @@ def read_wandb(folder):
     from wandb.proto import wandb_internal_pb2
 
     (path,) = (folder / "runs" / "wandb").glob("offline-run-*/run-*.wandb")
-    found = Offline({}, {}, {}, [], path.parent / "files")
+    found = Offline({}, {}, {}, set(), [], path.parent / "files")
     for data in wandb_records(path):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         for item in record.history.item:
             found.history.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
         for item in record.config.update:
-            found.config[item.key or item.nested_key[0]] = json.loads(item.value_json)
+            *way, last = [item.key] if item.key else item.nested_key
+            place = found.config
+            for key in way:
+                place = place.setdefault(key, {})
+            place[last] = json.loads(item.value_json)
+        if record.HasField("run"):
+            found.config["run"] = record.run
         if record.HasField("metric"):
             how = record.metric.summary
-            found.summaries[record.metric.name] = "min" if how.min else "max" if how.max else "last"
+            kinds = [kind for kind in ("min", "max", "none") if getattr(how, kind)]
+            found.summaries[record.metric.name] = kinds[0] if kinds else "last"
+            if record.metric.options.hidden:
+                found.hidden.add(record.metric.name)
         artifact = record.artifact if record.HasField("artifact") else record.request.log_artifact.artifact
         if artifact.type:
             found.artifacts.append(artifact)
@@ -177,7 +195,14 @@ def test_a_real_offline_run_holds_metrics_figures_tables_and_configuration(folde
     command = [sys.executable, "-c", FIT_AND_TEST, "--model.calibration=TemperatureScaling", *QUIET]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    check_offline_run(folder)
+
+
+def check_offline_run(folder):
     run = read_wandb(folder)
+    about = run.config["run"]
+    assert (about.display_name, about.run_group, about.job_type) == ("digits-Tree-0", "digits", "fit")
+    assert list(about.tags) == ["Tree", "Classification"]
     for key in ("train/loss", "val/cls/Acc", "val/cls/NLL", "val/cls/Brier", "val/cal/ECE", "val/cal/aECE"):
         assert run.history[key], key
     rows = list(csv.DictReader((folder / "runs/digits/version_0/metrics.csv").open()))
@@ -185,15 +210,34 @@ def test_a_real_offline_run_holds_metrics_figures_tables_and_configuration(folde
     assert run.history["val/cls/NLL"] == pytest.approx(logged)
     assert run.history["structure/unique_structures"][0] >= 1
     assert len(run.history["ood/held_out/entropy/AUROC"]) == 1
-    # every figure, as a picture that is there
-    tested = ("test/reliability", "test/risk_coverage", "test/passes", "ood/held_out/histograms", "ood/held_out/curves")
-    times = {"structure/tree": 2} | dict.fromkeys(tested, 1)  # the tree once more with the test
-    for name, count in times.items():
-        assert run.history[f"{name}/_type"] == ["images/separated"] * count, name
-        for (picture,) in run.history[f"{name}/filenames"]:
-            assert (run.files / picture).read_bytes()[:4] == b"\x89PNG", name
+    # every chart, as the data of one that W&B draws, so that runs overlay
+    visual = run.config["_wandb"]["visualize"]
+    record = json.loads((folder / "runs/digits/version_0/record.json").read_text())
+    drawn = {}
+    for chart in record["charts"]:
+        panels = chart["panels"][:1] if chart["choose"] else chart["panels"]
+        for panel in panels:
+            drawn[chart["name"] if len(panels) == 1 else f"{chart['name']}/{panel['key']}"] = panel
+    assert {"test/reliability/reliability", "test/risk_coverage", "ood/held_out/curves/roc"} <= set(drawn)
+    assert {"ood/held_out/curves/pr", "test/passes/NLL", "test/passes/AUROC_entropy"} <= set(drawn)
+    for name, panel in drawn.items():
+        assert visual[name]["panel_config"]["panelDefId"] == "wandb/area-under-curve/v0", name
+        (path,) = run.history[f"{name}_table/path"]
+        table = json.loads((run.files / path).read_text())
+        assert table["columns"] == ["class", "x", "y"]
+        for series in (series for series in panel["series"] if series["kind"] == "line"):
+            points = [[x, y] for label, x, y in table["data"] if label == series["name"]]
+            assert points == [list(point) for point in zip(series["x"], series["y"], strict=True)], name
+    assert visual["test/confusion"]["panel_config"]["panelDefId"] == "wandb/confusion_matrix/v1"
+    (path,) = run.history["test/confusion_table/path"]
+    counts = json.loads((run.files / path).read_text())["data"]
+    assert sum(n for true, said, n in counts if true == said) == round(433 * run.history["test/cls/Acc"][0])
+    # the tree as a picture that is there, once more with the test
+    assert run.history["structure/tree/_type"] == ["images/separated"] * 2
+    for (picture,) in run.history["structure/tree/filenames"]:
+        assert (run.files / picture).read_bytes()[:4] == b"\x89PNG"
     # every table, with its rows, and the thumbnails as pictures
-    for name, n_rows in {"test/most_uncertain": 16, "ood/table": 9}.items():
+    for name, n_rows in {"test/most_uncertain": 16, "test/classes": 8, "ood/table": 9}.items():
         assert run.history[f"{name}/_type"] == ["table-file"], name
         (path,) = run.history[f"{name}/path"]
         table = json.loads((run.files / path).read_text())
@@ -209,7 +253,26 @@ def test_a_real_offline_run_holds_metrics_figures_tables_and_configuration(folde
     assert run.config["cli"]["model"]["num_classes"] == 8
     best = {"val/cls/NLL": "min", "val/cal/ECE": "min", "test/cls/Brier": "min", "val/cls/Acc": "max"}
     best |= {"ood/held_out/entropy/AUROC": "max", "ood/held_out/entropy/FPR95": "min"}
+    best |= {"ood/held_out/energy/AUROC": "none", "ood/held_out/entropy/n_ood": "none"}
     assert {name: run.summaries.get(name) for name in best} == best
+    single = {name for name in run.history if name.startswith(("test/cls", "test/cal", "test/sc", "ood/"))}
+    single = {name for name in single if name.count("/") != 4 and isinstance(run.history[name][0], float)}
+    assert single <= run.hidden  # no panel with one point
+    assert len(single) > 50
+    assert "val/cls/NLL" not in run.hidden
+    assert run.config["samples"] == {"test": 433, "held_out": 354}
+    (path,) = run.history["test/scores/path"]
+    scores = json.loads((run.files / path).read_text())
+    assert len(scores["data"]) == 433 + 354
+    assert {"set", "sample", "predicted", "label", "entropy"} <= set(scores["columns"])
+    for name in ("train/lr", "train/cls/Acc", "train/cal/ECE"):
+        assert len(run.history[name]) == 2, name  # an epoch each
+    (evaluation,) = [artifact for artifact in run.artifacts if artifact.type == "evaluation"]
+    files = sorted(entry.path for entry in evaluation.manifest.contents)
+    assert files == ["record.json", "report.html", "scores.csv"]
+    assert json.loads(evaluation.metadata)["test/cls/Acc"] == pytest.approx(run.history["test/cls/Acc"][0])
+    models = [artifact for artifact in run.artifacts if artifact.type == "model"]
+    assert [list(model.aliases) for model in models] == [["latest", "best", "last"]]  # two epochs: the last is the best
     (structure,) = [artifact for artifact in run.artifacts if artifact.type == "structure"]
     assert [entry.path for entry in structure.manifest.contents] == ["structure.json"]
     stored = json.loads((folder / "runs/digits/version_0/structure.json").read_text())
@@ -218,7 +281,7 @@ def test_a_real_offline_run_holds_metrics_figures_tables_and_configuration(folde
 
 def test_every_shipped_configuration_is_evaluated():
     for path in shipped().values():
-        used = [c["class_path"].rsplit(".", 1)[1] for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]]
+        used = [c["class_path"].rpartition(".")[2] for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]]
         assert "Evaluation" in used, path.name
 
 
@@ -254,6 +317,14 @@ def test_wandb_can_be_disabled(folder, monkeypatch):
     main(["fit", "--config", "digits", "--trainer.max_epochs=1", *QUIET])
 
 
+def test_wandb_that_is_not_installed_is_left_out(monkeypatch):
+    text, cloud = ({"class_path": f"pytorch_lightning.loggers.{name}"} for name in ("CSVLogger", "WandbLogger"))
+    assert without_wandb([text, cloud]) == [text, cloud]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert without_wandb([text, cloud]) == [text]
+    assert [without_wandb(other) for other in (None, False, cloud)] == [None, False, cloud]  # asked for by itself
+
+
 def test_help_is_readable(capsys):
     for words in (["--help"], ["fit", "--help"]):
         with pytest.raises(SystemExit) as end:
@@ -266,7 +337,7 @@ def test_help_is_readable(capsys):
 
 
 def test_unknown_configuration_lists_the_known_ones():
-    with pytest.raises(FileNotFoundError, match="cifar10_resnet20, cifar10_vgg13, digits, mnist, table, uci"):
+    with pytest.raises(FileNotFoundError, match="cifar10_vgg13, digits, imagefolder, mnist, table, uci"):
         config_path("imagenet")
 
 

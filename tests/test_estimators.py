@@ -44,6 +44,7 @@ def test_probabilities_beat_the_prior_and_repeat(classifier):
     assert classifier.score(x, y) > 0.75
     assert -np.log(probs[np.arange(len(y)), y]).mean() < 0.55  # the prior has 0.69
     np.testing.assert_array_equal(probs, classifier.predict_proba(x))
+    np.testing.assert_allclose(probs[::-1], classifier.predict_proba(x[::-1]), rtol=1e-9)  # a view that runs backwards
     again = clone(classifier).fit(*blobs(2000, 0))
     np.testing.assert_array_equal(probs, again.predict_proba(x))
     np.testing.assert_array_equal(classifier.predict(x), classifier.classes_[probs.argmax(axis=1)])

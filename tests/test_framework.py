@@ -170,6 +170,16 @@ def test_the_module_is_of_the_namespace():
     assert pl.__name__ == NAMESPACE
 
 
+def test_twenty_lines_with_lightning(tmp_path):
+    """The script of docs/lightning.md, in a process where nothing says which namespace but its imports."""
+    (script,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "lightning.md").read_text(), re.S)
+    assert len([line for line in script.splitlines() if line.strip()]) <= 20
+    said = python(tmp_path, script).splitlines()[-1].split()
+    assert said[0] == "True"
+    assert float(said[1]) > 0.9
+    assert (tmp_path / "runs/digits/version_0/record.json").is_file()
+
+
 # -- the suite under the other namespace ------------------------------------------------------------------------------
 
 # A test of each kind; `make test-all` runs all of them.

@@ -48,7 +48,8 @@ def fitted(tmp_path_factory, quiet_trainer):
 def test_learns_and_reports_honest_metrics(fitted, quiet_trainer):
     model, _, folder = fitted
     results = together(quiet_trainer(folder).test(model, datamodule=Digits(), verbose=False))
-    names = ["cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/aECE", "sc/AURC", "sc/Risk@80Cov"]
+    names = ["cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/aECE", "cal/MCE", "cal/smECE", "sc/AURC"]
+    names += ["sc/Risk@80Cov", "ens/Disagreement"]
     assert set(results) == {f"test/{name}" for name in names}
     assert results["test/cls/Acc"] > 0.9
     data = Digits()
@@ -376,9 +377,9 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path, fitted, quiet_trai
     stored["brainet"] = {"ggt": stored["brainet"]["ggt"], "config": None}  # as 0.1.0 wrote it
     stored["hyper_parameters"] = {"num_classes": 8, "head": "brainet", "num_params": 8000, "temperature": None}
     torch.save(stored, tmp_path / "old.ckpt")
-    with pytest.raises(ValueError, match="expected a checkpoint of format 4, got format 1, written by another version"):
+    with pytest.raises(ValueError, match="expected a checkpoint of format 5, got format 1, written by another version"):
         BRAINet.load_from_checkpoint(tmp_path / "old.ckpt", weights_only=True)
-    with pytest.raises(ValueError, match="expected a checkpoint of format 4, got format 1, written by another version"):
+    with pytest.raises(ValueError, match="expected a checkpoint of format 5, got format 1, written by another version"):
         quiet_trainer(tmp_path).test(BRAINet(8), datamodule=Digits(), ckpt_path=tmp_path / "old.ckpt", verbose=False)
 
 

@@ -1,9 +1,11 @@
 """What is promised to users: top-level folders in one namespace, and dependencies that are declared."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import zipfile
 from importlib import resources
 from pathlib import Path
 
@@ -12,8 +14,12 @@ import pytest
 import brainet_pl
 
 ROOT = Path(__file__).parents[1]
-DISTRIBUTION = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # where it is not called like what is imported
-OPTIONAL = {"timm"}  # asked for by the name of a backbone, with an error that says how to install it
+DISTRIBUTION = {
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}  # where it is not called like what is imported
+OPTIONAL = {"timm", "trackio", "pandas", "onnxscript", "onnxruntime"}  # for a backbone, logger or file of that kind
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl.framework
 
@@ -75,3 +81,36 @@ def test_the_package_is_imported_piece_by_piece():
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="has no attribute 'BRAINnet'"):
         _ = brainet_pl.BRAINnet
+
+
+def test_the_version_stands_in_one_place_and_the_others_agree():
+    version = brainet_pl.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_what_it_should_and_runs_alone(tmp_path):
+    """Installed into an empty folder that comes first on the path; the dependencies are those of this environment."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(clone)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"brainet_pl-{brainet_pl.__version__}-py3-none-any.whl"
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {"brainet_pl", f"brainet_pl-{brainet_pl.__version__}.dist-info"}
+    assert not [name for name in names if "test" in name.split("/")[1] and not name.endswith(("table.py", "test.py"))]
+    for needed in ("py.typed", "configs/digits.yaml", "evaluation/report/page.html.j2", "callbacks/structure.py"):
+        assert f"brainet_pl/{needed}" in names
+    site = tmp_path / "site"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    work = tmp_path / "work"
+    work.mkdir()
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r}); import brainet_pl; from brainet_pl.cli import main; "
+        f"assert brainet_pl.__file__.startswith({str(site)!r}), brainet_pl.__file__; "
+        "main(['fit', '--config', 'digits', '--trainer.fast_dev_run', 'true'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=work, env=environment)

@@ -75,7 +75,8 @@ class TestTwoProcessesEqualOne:
             assert name in one
         for name, value in one.items():
             assert two[name] == pytest.approx(value, rel=1e-6, abs=1e-6, nan_ok=True), name
-        assert (two["ood/held_out/knn/n_id"], two["ood/held_out/knn/n_ood"], two["ood/one/knn/n_ood"]) == (133, 57, 1)
+        counts = [two[f"ood/{name}"] for name in ("held_out/generative/n_id", "held_out/generative/n_ood")]
+        assert (*counts, two["ood/one/generative/n_ood"]) == (133, 57, 1)
 
     def test_temperature_and_reference_were_learned(self, both, task):
         found = json.loads((both[0] / task / "2" / "found.json").read_text())
@@ -109,6 +110,15 @@ class TestTwoProcessesEqualOne:
         assert bool(one) == (task == "classification")
         for name, values in one.items():
             np.testing.assert_allclose(two[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_shifts(both):
+    """31 samples of each shift, one shift behind the other: batches of two processes hold parts of both."""
+    one, two = (json.loads((both[0] / "classification" / n / "shift" / "record.json").read_text()) for n in "12")
+    assert [(s["severity"], s["samples"]) for s in two["shifts"]] == [(0, 133), (2, 31), (5, 31)]
+    for a, b in zip(one["shifts"], two["shifts"], strict=True):
+        assert a["predicted"] == pytest.approx(b["predicted"], rel=1e-6)
+        assert a["final"] == pytest.approx(b["final"], rel=1e-6)
 
 
 def same_rows(one, two, texts):

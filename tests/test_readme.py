@@ -1,5 +1,6 @@
 """Every code block of the README and of the guides in docs/ runs as it stands."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_there_is_something_to_run():
     assert len(PYTHON) == 4
-    assert sum(line.startswith("brainet") for line in SHELL) == 4
+    assert sum(line.startswith("brainet") for line in SHELL) == 5
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
@@ -52,7 +53,21 @@ def test_shell_lines():
             assert words[1] in targets
         else:
             assert words[0] == "brainet"
-            main(words[1:] if words[1] == "report" else [*words[1:], "--trainer.enable_progress_bar=false"])
+            main(
+                words[1:] if words[1] in ("report", "compare") else [*words[1:], "--trainer.enable_progress_bar=false"]
+            )
+
+
+def test_shell_lines_of_the_guide_of_runs():
+    text = (ROOT / "docs" / "runs.md").read_text()
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.S) for line in block.splitlines()]
+    assert len(lines) == 5
+    for line in lines:
+        words = line.split()[1:]
+        main(words if words[0] in ("report", "compare") else [*words, "--trainer.enable_progress_bar=false"])
+    assert (ROOT / "docs").is_dir()
+    assert Path("runs/digits/version_0/report.html").is_file()
+    assert "Linear" in Path("comparison.md").read_text()
 
 
 def test_pictures_and_links_exist():
@@ -61,3 +76,17 @@ def test_pictures_and_links_exist():
         text += guide.read_text().replace("](", "](docs/")
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / target).exists(), target
+
+
+def test_every_guide_is_in_the_navigation_of_the_site():
+    listed = set(re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert listed == {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+
+
+def test_names_of_the_reference_exist():
+    names = re.findall(r"^::: ([\w.]+)$", "".join(p.read_text() for p in (ROOT / "docs/api").glob("*.md")), re.M)
+    assert len(names) > 30
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        found = importlib.import_module(module)
+        assert hasattr(found, attribute), name

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.evaluation.metrics import Measure
+from brainet_pl.framework import pl
 from brainet_pl.network import Head, HeadSettings, Outputs
 from brainet_pl.scores import Score
 from brainet_pl.structure.independence import PartialCorrelation

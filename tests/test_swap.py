@@ -10,8 +10,9 @@ import torchvision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from brainet_pl import BRAINet, learn_structure, swap, swap_head
+from brainet_pl import BRAINet, learn_structure, swap_head
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.network.base import train_head
 from brainet_pl.parts import make_part
 from brainet_pl.scores import KNN, Generative
 from brainet_pl.tasks import Classification
@@ -68,7 +69,7 @@ def test_logits_for_any_training_code_and_a_loss_over_all_draws(inputs, head):
     torch.manual_seed(5)
     found = swapped.loss(inputs[:8], labels)
     torch.manual_seed(5)
-    outputs = swapped.head(swapped.backbone(inputs[:8]))
+    outputs = train_head(swapped.head, swapped.backbone(inputs[:8]), swapped.own_logits(inputs[:8]))
     outputs = outputs if outputs.dim() == 3 else [outputs]
     torch.testing.assert_close(found, torch.stack([nn.functional.cross_entropy(o, labels) for o in outputs]).mean())
 
@@ -181,13 +182,27 @@ def test_class_labels_are_whole_numbers_in_range():
             measure.update(torch.full((2, 3), 1 / 3), torch.tensor([0]))
 
 
-def test_a_head_that_nobody_chose_is_as_large_as_its_tree_needs(monkeypatch):
-    monkeypatch.setattr(swap, "smallest_budget", lambda ggt, out: 20_000)
+def test_a_head_that_nobody_chose_is_as_large_as_its_tree_needs():
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
     data = torch.randn(100, 6, generator=torch.Generator().manual_seed(0))
-    assert swap_head(model, data, 3, progress=False).head.num_params == pytest.approx(20_000, rel=0.02)
+    assert swap_head(model, data, 3, progress=False).head.num_params == pytest.approx(16_000, rel=0.02)
     chosen = swap_head(model, data, 3, head=Tree(num_params=2_000), progress=False)
     assert chosen.head.num_params == pytest.approx(2_000, rel=0.02)  # what somebody chose stays
+
+
+def test_a_swapped_model_starts_at_the_answers_of_the_model(inputs):
+    model = network().eval()
+    swapped = swap_head(model, inputs, 3, progress=False).eval()
+    assert swapped.head.adds_own
+    with torch.no_grad():
+        torch.testing.assert_close(swapped(inputs[:9]), model(inputs[:9]))
+        torch.testing.assert_close(swapped.predict(inputs[:9], 3), model(inputs[:9]).softmax(1).expand(3, -1, -1))
+        torch.testing.assert_close(swapped.own_logits(inputs[:9]), model(inputs[:9]))
+    for other in ({"head": Tree(skip="linear")}, {"num_classes": 4}):
+        assert not swap_head(model, inputs, **{"num_classes": 3, "progress": False} | other).head.adds_own
+    swapped.train().loss(inputs[:9], torch.arange(9) % 3).backward()
+    assert swapped.head.output.weight.grad.any()
+    assert all(p.grad is None for p in swapped.backbone.parameters())
 
 
 @pytest.mark.slow

@@ -217,6 +217,34 @@ def test_taps_export_with_a_free_batch_size(net):
     torch.testing.assert_close(program.module()(x), body(x))
 
 
+class ByName(nn.Module):
+    """Takes its input by name, and gives logits by name."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, pixels):
+        return {"logits": self.net(pixels)}
+
+
+@pytest.mark.parametrize("form", ["plain", "left at its layer", "by name"])
+def test_the_last_layer_exports_with_a_free_batch_size(net, form):
+    wrap = {"plain": lambda m: m, "left at its layer": lambda m: nn.Sequential(m, nn.Softmax(1)), "by name": ByName}
+    body = Backbone(wrap[form](net)).build()
+
+    def given(n):
+        x = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(n))
+        return {"pixels": x} if form == "by name" else x
+
+    body(given(4))
+    assert body.removed.leave == (form == "left at its layer")
+    free = {0: torch.export.Dim("batch", min=2)}
+    shapes = {"x": {"pixels": free} if form == "by name" else free}
+    program = torch.export.export(body, (given(4),), dynamic_shapes=shapes)
+    torch.testing.assert_close(program.module()(given(7)), body(given(7)))
+
+
 # -- stages of real models --------------------------------------------------------------------------------------------
 
 STAGES = {

@@ -4,6 +4,7 @@ import ast
 import collections.abc
 import copy
 import csv
+import dataclasses
 import json
 import os
 import subprocess
@@ -193,6 +194,11 @@ EVIL_FIT = [
     ("root", ["trainer", "default_root_dir"], "/tmp/owned"),
     ("root by a variable", ["trainer", "default_root_dir"], "$HOME"),
     ("cache", ["structure", "cache"], "../owned"),
+    (
+        "folder of features",
+        ["trainer", "callbacks"],
+        [{"class_path": "brainet_pl.callbacks.FeatureCache", "init_args": {"folder": "/tmp/owned"}}],
+    ),
     ("test by path", ["structure", "test"], "antigravity.Test"),
     ("setting of the Trainer", ["trainer", "more"], call()),
 ]
@@ -406,6 +412,8 @@ def test_a_backbone_whose_module_is_imported_comes_back(toy, quiet_trainer):
 def kinds(hint):
     """All types in a hint, down to those without parts."""
     parts = [part for part in typing.get_args(hint) if typing.get_origin(hint) is not typing.Literal]
+    if dataclasses.is_dataclass(hint):  # settings in one dictionary
+        parts = list(typing.get_type_hints(hint).values())
     if not parts:
         return {typing.get_origin(hint) or hint}
     return set().union(*(kinds(part) for part in parts))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 N_BINS = 15  # of every calibration error and reliability diagram
+GRID = 1000  # intervals of confidence that smooth ECE looks at
 Better = Literal["higher", "lower"] | None
 SEPARATION: Mapping[str, Better] = {  # measure of how well a score tells two sets apart → what is good
     "AUROC": "higher",
@@ -62,6 +63,57 @@ def calibration_error(sums: Tensor) -> Tensor:
     """
     gaps = (sums[..., 1] - sums[..., 2]).abs().sum(dim=-1)
     return gaps / sums[..., 0].sum(dim=-1)
+
+
+def maximum_calibration_error(sums: Tensor) -> Tensor:
+    """(…, n_bins, 3) → (…) the largest gap between mean confidence and accuracy of a bin that has samples.
+
+    >>> sums = calibration_sums(torch.tensor([0.9, 0.9, 0.4]), torch.tensor([1.0, 0.0, 1.0]))
+    >>> maximum_calibration_error(sums).round(decimals=4)
+    tensor(0.6000, dtype=torch.float64)
+    """
+    count = sums[..., 0]
+    gaps = (sums[..., 1] - sums[..., 2]).abs() / count.clamp_min(1.0)
+    return torch.where(count.sum(dim=-1) > 0, gaps.amax(dim=-1), torch.nan)
+
+
+def residual_sums(confidence: Tensor, correct: Tensor) -> Tensor:
+    """Confidences and hits (N,) → (GRID + 1,) sums of hit - confidence at the points of an even grid, in 64 bits.
+
+    Each sample is shared out to the two points beside it. Sums of two batches simply add.
+    """
+    at = confidence.double().clamp(0.0, 1.0) * GRID
+    left = at.floor().clamp_max(GRID - 1).long()
+    share, residual = at - left, correct.double() - confidence.double()
+    sums = torch.zeros(GRID + 1, dtype=torch.float64, device=confidence.device)
+    return sums.index_add(0, left, (1 - share) * residual).index_add(0, left + 1, share * residual)
+
+
+def smooth_calibration_error(sums: Tensor, count: Tensor | float) -> Tensor:
+    """(GRID + 1,) of `residual_sums` of so many samples → smooth ECE (Błasiok & Nakkiran 2024), which has no bins.
+
+    Residuals are smoothed by a Gaussian that is reflected at 0 and 1; the error is their absolute sum, at the width σ
+    at which it equals σ.
+
+    >>> sums = residual_sums(torch.full((100,), 0.9), torch.arange(100) < 60)
+    >>> smooth_calibration_error(sums, 100).round(decimals=2)
+    tensor(0.3000, dtype=torch.float64)
+    """
+    # A cosine series: reflection at the ends is what it does by itself, and a Gaussian only damps its terms. Half of
+    # what lies at the ends is beyond them.
+    mirrored = torch.cat([sums[:1] * 2, sums[1:-1], sums[-1:] * 2, sums[1:-1].flip(0)]) / 2
+    terms = torch.fft.rfft(mirrored)
+    order = torch.pi * torch.arange(GRID + 1, dtype=torch.float64, device=sums.device)
+
+    def error(width: float) -> Tensor:
+        smoothed = torch.fft.irfft(terms * torch.exp(-0.5 * (order * width) ** 2), n=2 * GRID)
+        return torch.as_tensor(smoothed.abs().sum() / count)
+
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        width = 0.5 * (low + high)
+        low, high = (width, high) if float(error(width)) > width else (low, width)
+    return error(0.5 * (low + high))
 
 
 def adaptive_calibration_error(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) -> Tensor:

@@ -23,7 +23,10 @@ from brainet_pl.evaluation.curves import (
     adaptive_calibration_error,
     calibration_error,
     calibration_sums,
+    maximum_calibration_error,
+    residual_sums,
     risk_coverage,
+    smooth_calibration_error,
 )
 from brainet_pl.losses import gaussian_nll
 
@@ -162,6 +165,52 @@ class CalibrationError(Measure):
         return calibration_error(self.sums).float()
 
 
+class PassDisagreement(_SampleMean):
+    """How often two passes answer differently; 0 where all passes are the same network."""
+
+    higher_is_better = None  # type: ignore[assignment]
+    is_differentiable = False
+    key, title, unit = "ens/Disagreement", "Passes that answer differently", "share"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,) what `uncertainty.disagreement` gives, and labels (B,)."""
+        return preds
+
+
+class MaximumCalibrationError(CalibrationError):
+    """MCE: the gap between confidence and accuracy in the worst of the equal bins; one sample can make it."""
+
+    key, title, unit = "cal/MCE", "Calibration error, worst bin", "share"
+
+    def compute(self) -> Tensor:
+        """The largest gap so far."""
+        return maximum_calibration_error(self.sums).float()
+
+
+class SmoothCalibrationError(Measure):
+    """Smooth ECE (Błasiok & Nakkiran 2024): without bins, by a kernel whose width the error itself chooses."""
+
+    key, title, unit = "cal/smECE", "Calibration error, smooth", "share"
+    sums: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("sums", residual_sums(torch.empty(0), torch.empty(0)), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities (B, C) and labels (B,)."""
+        check_classes(preds, target)
+        confidence, label = preds.float().max(dim=1)
+        self.sums = self.sums + residual_sums(confidence, label == target)
+        self.count = self.count + len(target)
+
+    def compute(self) -> Tensor:
+        """The error so far."""
+        return smooth_calibration_error(self.sums, self.count).float()
+
+
 class _Ranked(Measure):
     """A number of all confidences (N,) and hits (N,) together; a subclass says which number."""
 
@@ -234,13 +283,15 @@ class RiskAtCoverage(_Ranked):
 
 
 def classification_measures(num_classes: int) -> list[Measure]:
-    """Accuracy, NLL, Brier, ECE, adaptive ECE, AURC and risk at 80 % coverage, fresh."""
+    """Accuracy, NLL, Brier, four calibration errors, AURC and risk at 80 % coverage, fresh."""
     return [
         Accuracy(num_classes, average="micro", validate_args=False),
         NegativeLogLikelihood(),
         BrierScore(),
         CalibrationError(),
         AdaptiveCalibrationError(),
+        MaximumCalibrationError(),
+        SmoothCalibrationError(),
         AreaUnderRiskCoverage(),
         RiskAtCoverage(0.8),
     ]

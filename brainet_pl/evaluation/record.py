@@ -17,9 +17,10 @@ from torch import Tensor
 
 from brainet_pl.evaluation.curves import separation
 from brainet_pl.evaluation.passes import PassSums, PassTrace
+from brainet_pl.evaluation.shift import Shifted, ShiftSums, add_sums, measures_of, parse_shift
 from brainet_pl.ranks import everyones
 
-Role = Literal["known", "near", "far"]
+Role = Literal["known", "near", "far", "shift"]
 MEANS: Mapping[str, str] = {"near": "near_mean", "far": "far_mean"}  # role → name of the mean over sets of this role
 Columns = dict[str, Tensor]
 Batch = tuple[Tensor, dict[tuple[str, str], Tensor]]  # numbers (B,) of samples, and (kind, name) → column (…, B)
@@ -40,6 +41,7 @@ class SampleBatch:
         passes: T, or None where there are none to speak of.
         numbers: (B,) the place of each sample in its set, where the model leaves out the copies that several processes
             were dealt; None lets the callback number and leave out.
+        shifts: name of a shift → sums over the samples after it; "clean" for the test set, where there are shifts.
     """
 
     scores: Columns
@@ -47,6 +49,7 @@ class SampleBatch:
     trace: PassTrace | None = None
     passes: int | None = None
     numbers: Tensor | None = None
+    shifts: Mapping[str, ShiftSums] = field(default_factory=dict)
 
     def first(self, n: int) -> SampleBatch:
         """The same of the first n samples; sums over samples stay as they are."""
@@ -54,7 +57,7 @@ class SampleBatch:
         if trace is not None:
             trace = trace._replace(scores={name: values[:, :n] for name, values in trace.scores.items()})
         scores, answers = ({name: v[:n] for name, v in part.items()} for part in (self.scores, self.answers))
-        return SampleBatch(scores, answers, trace, self.passes)
+        return SampleBatch(scores, answers, trace, self.passes, shifts=self.shifts)
 
 
 @dataclass
@@ -126,12 +129,13 @@ class TestRecord:
     __test__ = False  # not a test, whatever pytest thinks of the name
 
     def __init__(self, sets: Mapping[str, Role], units: Mapping[str, str] | None = None) -> None:
-        self.sets = {name: SetRecord(name, role) for name, role in sets.items()}
+        self.sets = {name: SetRecord(name, role) for name, role in sets.items() if role != "shift"}
+        self.shift_sums: dict[str, ShiftSums | None] = {}
         self.units = dict(units or {})
         self.steps: list[int] = []
         self.passes: int | None = None
-        self._rows = {name: Rows() for name in sets}
-        self._traced = {name: Rows(MOST_TRACED) for name in sets}
+        self._rows = {name: Rows() for name in self.sets}
+        self._traced = {name: Rows(MOST_TRACED) for name in self.sets}
         self._sums: dict[str, PassSums] = {}
 
     @property
@@ -145,7 +149,14 @@ class TestRecord:
         return (part for part in self.sets.values() if part.role != "known")
 
     def add(self, name: str, numbers: Tensor, batch: SampleBatch) -> None:
-        """Keep a batch of the set `name`, whose samples have the numbers (B,); everything moves to the CPU."""
+        """Keep a batch of the set `name`, whose samples have the numbers (B,); everything moves to the CPU.
+
+        Of a shifted set, sums alone.
+        """
+        for shift, more in batch.shifts.items():
+            self.shift_sums[shift] = add_sums(self.shift_sums.get(shift), more)
+        if name not in self.sets:
+            return
         numbers, trace = numbers.cpu(), batch.trace
         self.passes = batch.passes if batch.passes is not None else self.passes
         self._rows[name].add(numbers, _kept("scores", batch.scores) | _kept("answers", batch.answers))
@@ -157,6 +168,9 @@ class TestRecord:
 
     def gather(self) -> TestRecord:
         """Bring all batches of all processes together; a collective, so all processes must call it. Returns itself."""
+        everyone = everyones(self.shift_sums)
+        for name in dict.fromkeys(name for own in everyone for name in own):
+            self.shift_sums[name] = reduce(add_sums, [own.get(name) for own in everyone])
         for name, part in self.sets.items():
             rows = [batch for own in everyones(self._rows[name]) for batch in own.batches]
             traced = [batch for own in everyones(self._traced[name]) for batch in own.batches]
@@ -169,6 +183,17 @@ class TestRecord:
                 part.running = _kind("running", running)
                 part.sums = reduce(add, sums) if sums else None
         return self
+
+    def shifts(self) -> list[Shifted]:
+        """What was measured on the test set, as "clean" of severity 0, and after each shift; empty without shifts."""
+        found = []
+        for name, sums in self.shift_sums.items():
+            if sums is not None and int(sums.predicted["samples"]):
+                final = None if sums.final is None else measures_of(sums.final)
+                corruption, severity = parse_shift(name) or ("clean", 0)
+                samples = int(sums.predicted["samples"])
+                found.append(Shifted(corruption, severity, samples, measures_of(sums.predicted), final))
+        return found if len(found) > 1 else []
 
     def separations(self) -> dict[str, Measured]:
         """Set → score → measure → value: how well each score tells each unknown set from the test set.

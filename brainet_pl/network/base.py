@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from brainet_pl import checks
@@ -60,6 +61,36 @@ class Head(nn.Module, ABC):
         return sum(p.numel() for p in self.parameters())
 
 
+class ResidualHead(Head):
+    """A head that can add its outputs to what the network's own layer gave, in the place of which it stands.
+
+    Attributes:
+        adds_own: whether it does; then `forward` and `passes` must be given `own`, and must not otherwise.
+    """
+
+    adds_own: bool = False
+
+    @abstractmethod
+    def forward(self, x: Tensor, *, own: Tensor | None = None) -> Tensor:
+        """As of any head, with the own outputs (B, O) of the network."""
+
+    @abstractmethod
+    def passes(self, x: Tensor, count: int, *, own: Tensor | None = None) -> Outputs:
+        """As of any head, with the own outputs (B, O) of the network."""
+
+
+def train_head(head: Head, x: Tensor, own: Tensor | None) -> Tensor:
+    """`forward` of any head on features (B, d), with the own outputs (B, O) of the network where it adds to them."""
+    return torch.as_tensor(head(x, own=own) if isinstance(head, ResidualHead) and head.adds_own else head(x))
+
+
+def run_head(head: Head, x: Tensor, count: int, own: Tensor | None) -> Outputs:
+    """`passes` of any head on features (B, d), with the own outputs (B, O) of the network where it adds to them."""
+    if isinstance(head, ResidualHead) and head.adds_own:
+        return head.passes(x, count, own=own)
+    return head.passes(x, count)
+
+
 class HeadSettings(Part, ABC):
     """What a user chooses about a head. A class of one's own needs `build` and nothing else.
 
@@ -69,9 +100,18 @@ class HeadSettings(Part, ABC):
 
     needs_tree: ClassVar[bool] = False
 
+    @property
+    def asks_own(self) -> bool:
+        """Whether `beside` has something to decide."""
+        return False
+
     @abstractmethod
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> Head:
         """The head for `in_features` features and `out_features` outputs, wired by `ggt` where it needs a tree."""
+
+    def beside(self, own: bool) -> HeadSettings:
+        """These settings, where the network's own layer gives outputs that a head could add to, or does not."""
+        return self
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.settings() == self.settings()

@@ -16,14 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl import checks
-from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, Head, HeadSettings, Norm, Outputs, check_sizes, need_tree
+from brainet_pl.network.base import (
+    MOST_PARAMS,
+    MOST_PASSES,
+    HeadSettings,
+    Norm,
+    Outputs,
+    ResidualHead,
+    check_sizes,
+    need_tree,
+)
 from brainet_pl.network.executor import ACTIVATIONS, Executor
 from brainet_pl.network.plan import build_plan
-from brainet_pl.network.widths import count_parameters, solve_width
+from brainet_pl.network.skip import Skip
+from brainet_pl.network.widths import Size, choose_size, count_parameters
 from brainet_pl.structure.ggt import GGT, SubNetwork
 
 Sampling = Literal["batch", "sample"]
 Inference = Literal["stochastic", "simultaneous", "enumerated"]
+SkipKind = Literal["auto", "linear", "own"]
 
 
 class Draws(NamedTuple):
@@ -40,15 +51,17 @@ class Enumerated(NamedTuple):
     weights: Tensor
 
 
-class BRAINetHead(Head):
+class BRAINetHead(ResidualHead):
     """A head for `ggt.num_variables` features and `out_features` outputs.
 
     Args:
         ggt: the learned tree.
         out_features: classes, or numbers to regress.
-        num_params: a budget; the widths of all layers are scaled to meet it within 2 %.
-        width: or the width factor itself: a node over X emits round(width·|X|) neurons. 1 if neither is given.
-        min_width: neurons that every layer has at the least.
+        num_params: a budget; the widths of all layers are scaled to meet it within 2 %. None is 16,000, or what the
+            tree needs for layers of `min_width` neurons.
+        width: or the width factor itself: a node over X emits round(width·|X|) neurons.
+        min_width: neurons that every layer has at the least; None is 8, or the most that `num_params` allows, and 1
+            where `width` is given.
         activation: one of relu, gelu, silu, tanh, elu.
         norm: "batch", or None for a bias instead.
         dropout: of the outputs of nodes; with it, `stochastic` also draws dropout masks (BRAINet + MC-dropout).
@@ -58,6 +71,9 @@ class BRAINetHead(Head):
         draws: sub-networks that a training step draws for each batch or sample; 1 is the paper, None as many as it
             takes for each branch of the root to be in one. Each branch of a node is in equally many of its draws.
         inference: what `passes` does: "stochastic", "simultaneous" or "enumerated". It can be changed at any time.
+        skip: what is added to the outputs of every sub-network: "linear" is a dense layer from the features, whose
+            weights are part of the budget; "own" what the network's own layer gave, which `forward` and `passes` then
+            need; "auto" is "linear" where that takes no more than half of the budget; None is nothing.
         momentum: of the running statistics of the norm.
         eps: added to variances by the norm.
     """
@@ -71,7 +87,7 @@ class BRAINetHead(Head):
         *,
         num_params: int | None = None,
         width: float | None = None,
-        min_width: int = 1,
+        min_width: int | None = None,
         activation: str = "relu",
         norm: Norm = "batch",
         dropout: float = 0.0,
@@ -79,6 +95,7 @@ class BRAINetHead(Head):
         sampling: Sampling = "sample",
         draws: int | None = None,
         inference: Inference = "stochastic",
+        skip: SkipKind | None = "auto",
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> None:
@@ -90,23 +107,36 @@ class BRAINetHead(Head):
         self.ggt = ggt
         self.in_features, self.out_features = check_sizes(ggt.num_variables, out_features)
         self.dropout, self.sampling = checks.share("dropout", dropout), sampling
-        min_width = checks.whole("min_width", min_width, 1, 10**6)
+        checks.one_of("skip", skip, (*get_args(SkipKind), None))
+        least = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)
         width = checks.number_or_none("width", width, 0, "it is the number of neurons for each variable of a node")
         if num_params is not None:
             num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
-            width = solve_width(ggt, num_params, out_features, min_width, 2 if norm else 1)
-        self.plan = build_plan(ggt, 1.0 if width is None else width, min_width)
+        direct = None if skip == "auto" else skip == "linear"
+        if width is None:
+            size = choose_size(ggt, num_params, out_features, min_width=least, per_neuron=2 if norm else 1, skip=direct)
+        else:
+            size = Size(width, least or 1, direct is not False)
+        self.plan = build_plan(ggt, size.factor, size.min_width)
         self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps)
         self.output = nn.Linear(len(self.plan.root_rows), out_features)
+        self.skip = Skip(self.in_features, out_features, norm, momentum, eps) if size.skip else None
+        self.adds_own = skip == "own"
         self.draws = self._count_draws(draws)
         self.reset_parameters()
         self.temperature = temperature
         self.inference = inference
+        self.held: list[SubNetwork] | None = None
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, each layer as `nn.Linear` would."""
+        """Draw all weights anew, each layer as `nn.Linear` would; a head that adds to own outputs starts from those."""
         self.layers.reset_parameters()
         self.output.reset_parameters()
+        if self.adds_own:
+            nn.init.zeros_(self.output.weight)
+            nn.init.zeros_(self.output.bias)
+        if self.skip is not None:
+            self.skip.reset_parameters()
 
     def _count_draws(self, draws: int | None) -> int:
         """A number of draws that the tree can give."""
@@ -156,38 +186,55 @@ class BRAINetHead(Head):
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor, generator: torch.Generator | None = None, *, draws: int | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        generator: torch.Generator | None = None,
+        *,
+        own: Tensor | None = None,
+        draws: int | None = None,
+    ) -> Tensor:
         """(B, d) → (B, C), the simultaneous pass; while training (M, B, C) of M drawn sub-networks, (B, C) for M = 1.
 
         M is `draws`, or the head's own number.
         """
         if not self.training:
-            return self.simultaneous(x)
+            return self.simultaneous(x, own=own)
         count = self.draws if draws is None else self._count_draws(draws)
-        return self.train_on(x, self.layers.draw(count, len(x) if self.sampling == "sample" else 1, generator))
+        choices = self.layers.draw(count, len(x) if self.sampling == "sample" else 1, generator)
+        return self.train_on(x, choices, own=own)
 
-    def train_on(self, x: Tensor, choices: Sequence[Tensor]) -> Tensor:
+    def train_on(self, x: Tensor, choices: Sequence[Tensor], *, own: Tensor | None = None) -> Tensor:
         """`forward` while training with random `choices` made before, as `layers.draw` makes them."""
-        outputs = self._emit(self.layers.run_train(x, choices, self.dropout).squeeze(0))
-        return outputs if len(outputs) == len(x) else outputs.view(-1, len(x), self.out_features)
+        root = self.layers.run_train(x, choices, self.dropout).squeeze(0)  # (R, V·B)
+        versions = root.shape[1] // max(1, len(x))
+        if versions == 1:
+            return self._emit(root, x, own)
+        return self._emit(root.view(len(root), versions, len(x)).transpose(0, 1), x, own)
 
-    def passes(self, x: Tensor, count: int) -> Outputs:
+    def passes(self, x: Tensor, count: int, *, own: Tensor | None = None) -> Outputs:
         """(B, d) → (T, B, C) as `inference` says, and the exact weights of enumerated sub-networks."""
+        if self.inference == "stochastic" and self.held is not None:
+            return Outputs(self.at(x, self.held, own=own))
+        if self.inference == "stochastic" and torch.compiler.is_compiling():
+            choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
+            return Outputs(self.on_choices(x, choices, own=own))
         if self.inference == "stochastic":
-            return Outputs(self.stochastic(x, count).logits)
+            return Outputs(self.stochastic(x, count, own=own).logits)
         if self.inference == "enumerated":
-            return Outputs(*self.enumerate(x))
-        return Outputs(self.simultaneous(x).unsqueeze(0))
+            return Outputs(*self.enumerate(x, own=own))
+        return Outputs(self.simultaneous(x, own=own).unsqueeze(0))
 
-    def simultaneous(self, x: Tensor) -> Tensor:
+    def simultaneous(self, x: Tensor, *, own: Tensor | None = None) -> Tensor:
         """(B, d) → (B, C): every node passes on the mean of its branches, weighted by their probabilities."""
-        return self._emit(self.layers.run_evaluate(x).squeeze(0))
+        return self._emit(self.layers.run_evaluate(x).squeeze(0), x, own)
 
     def stochastic(
         self,
         x: Tensor,
         passes: int = 15,
         *,
+        own: Tensor | None = None,
         temperature: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Draws:
@@ -198,15 +245,42 @@ class BRAINetHead(Head):
         passes = checks.whole("passes", passes, 1, MOST_PASSES)
         seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else None))
         drawn = self.ggt.sample(passes, self.temperature if temperature is None else temperature, seed)
-        if self.dropout:
-            return Draws(self._emit(self.layers.run_draws(x, drawn, self.dropout, generator)), drawn)
-        order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(drawn))}
-        logits = self._emit(self.layers.run_draws(x, list(order), 0.0, generator))
-        if len(order) == len(drawn):
-            return Draws(logits, drawn)
-        return Draws(logits[[order[subnetwork] for subnetwork in drawn]], drawn)
+        return Draws(self.at(x, drawn, generator, own=own), drawn)
 
-    def enumerate(self, x: Tensor, limit: int = 1024, *, temperature: float | None = None) -> Enumerated:
+    def at(
+        self,
+        x: Tensor,
+        subnetworks: Sequence[SubNetwork],
+        generator: torch.Generator | None = None,
+        *,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        """(B, d) → (T, B, C), the outputs of given sub-networks; equal ones are computed once, except for dropout."""
+        if torch.compiler.is_dynamo_compiling():
+            return self.on_choices(x, self.layers.choices(subnetworks), own=own)
+        if self.dropout:
+            return self._emit(self.layers.run_draws(x, list(subnetworks), self.dropout, generator), x, own)
+        order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(subnetworks))}
+        logits = self._emit(self.layers.run_draws(x, list(order), 0.0, generator), x, own)
+        return logits if len(order) == len(subnetworks) else logits[[order[drawn] for drawn in subnetworks]]
+
+    def on_choices(self, x: Tensor, choices: Sequence[Tensor], *, own: Tensor | None = None) -> Tensor:
+        """(B, d) → (T, B, C) of sub-networks as tensors of choices: `layers.draw_posterior`, or `layers.choices`.
+
+        One graph serves all of them, so this is what a compiler sees: draws can be made before and given to it.
+        """
+        return self._emit(self.layers.run_chosen(x, choices, self.dropout), x, own)
+
+    def hold(self, subnetworks: Sequence[SubNetwork] | None) -> None:
+        """Have `passes` take these sub-networks each time instead of drawing; None draws again.
+
+        Predictions of the same input are then the same, which an exported graph needs. `ggt.sample` draws some.
+        """
+        self.held = None if subnetworks is None else list(subnetworks)
+
+    def enumerate(
+        self, x: Tensor, limit: int = 1024, *, own: Tensor | None = None, temperature: float | None = None
+    ) -> Enumerated:
         """(B, d) → every sub-network's logits and its exact posterior probability; refuses more than `limit`."""
         if self.ggt.num_subnetworks > limit:
             raise ValueError(
@@ -217,20 +291,37 @@ class BRAINetHead(Head):
         everything = list(self.ggt.enumerate(limit))
         weights = [math.exp(self.ggt.log_prob(subnetwork, temperature)) for subnetwork in everything]
         parts = [everything[i : i + 64] for i in range(0, len(everything), 64)]
-        logits = torch.cat([self._emit(self.layers.run_draws(x, part, 0.0, None)) for part in parts])
+        logits = torch.cat([self._emit(self.layers.run_draws(x, part, 0.0, None), x, own) for part in parts])
         return Enumerated(logits, torch.tensor(weights, device=x.device))
 
-    def _emit(self, root: Tensor) -> Tensor:
-        """The root's rows (R, B) or (U, R, B) → outputs (B, C) or (U, B, C)."""
-        return torch.as_tensor(self.output(root.transpose(-1, -2)))
+    def _emit(self, root: Tensor, x: Tensor, own: Tensor | None) -> Tensor:
+        """The root's rows (R, B) or (U, R, B) → outputs (B, C) or (U, B, C), and what goes past the tree."""
+        outputs = torch.as_tensor(self.output(root.transpose(-1, -2)))
+        if self.skip is not None:
+            outputs = outputs + self.skip(x)
+        if self.adds_own != (own is not None):
+            raise ValueError(
+                f"expected {'the outputs of the network' if self.adds_own else 'features alone'}, got "
+                f"{'none' if own is None else 'own outputs too'}: this head {'was' if self.adds_own else 'was not'} "
+                "built to add to them (skip='own')"
+            )
+        if own is None:
+            return outputs
+        if own.shape != (x.shape[0], self.out_features):
+            raise ValueError(
+                f"expected own outputs of shape {(x.shape[0], self.out_features)}, got {tuple(own.shape)}: give those "
+                "of the same samples and for the same classes, or use skip='linear'"
+            )
+        return outputs + own.to(outputs.dtype)
 
 
 class Tree(HeadSettings):
     """A BRAINet: the whole learned tree as one network whose sub-networks are sampled by their posterior.
 
     Args:
-        num_params: budget of parameters that the widths of all layers are scaled to.
-        min_width: neurons that every layer has at the least.
+        num_params: budget of parameters that the widths of all layers are scaled to; null is 16,000, or what the tree
+            needs for layers of `min_width` neurons.
+        min_width: neurons that every layer has at the least; null is 8, or the most that `num_params` allows.
         activation: relu, gelu, silu, tanh or elu, after every layer.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
         dropout: of the outputs of nodes; above 0 each stochastic pass also draws a dropout mask.
@@ -239,14 +330,17 @@ class Tree(HeadSettings):
             many as it takes for each branch of the root to be in one.
         temperature: of the posterior over sub-networks; null is a tempered default that does not collapse.
         inference: "stochastic" draws sub-networks, "simultaneous" averages in one pass, "enumerated" is the exact mean.
+        skip: what is added to the outputs of every sub-network: "own" what the network's own layer gave, in the place
+            of which the head stands; "linear" a dense layer from the features; null nothing. "auto" is "own" where
+            there are such outputs for the task, else "linear" where that takes no more than half of the budget.
     """
 
     needs_tree: ClassVar[bool] = True
 
     def __init__(
         self,
-        num_params: int = 16_000,
-        min_width: int = 1,
+        num_params: int | None = None,
+        min_width: int | None = None,
         activation: Literal["relu", "gelu", "silu", "tanh", "elu"] = "relu",
         norm: Norm = "batch",
         dropout: float = 0.0,
@@ -254,18 +348,32 @@ class Tree(HeadSettings):
         draws: int | None = None,
         temperature: float | None = None,
         inference: Inference = "stochastic",
+        skip: SkipKind | None = "auto",
     ) -> None:
+        checks.one_of("skip", skip, (*get_args(SkipKind), None))
         checks.one_of("activation", activation, ACTIVATIONS)
         checks.one_of("norm", norm, ("batch", None))
         checks.one_of("sampling", sampling, get_args(Sampling))
         checks.one_of("inference", inference, get_args(Inference))
-        self.num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
-        self.min_width = checks.whole("min_width", min_width, 1, 10**6)
+        self.num_params = None if num_params is None else checks.whole("num_params", num_params, 1, MOST_PARAMS)
+        self.min_width = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)
         self.activation, self.norm, self.sampling, self.inference = activation, norm, sampling, inference
+        self.skip = skip
         self.dropout = checks.share("dropout", dropout)
         self.draws = None if draws is None else checks.whole("draws", draws, 1, MOST_PASSES)
         hint = "0 is the best structure alone, null the tempered default"
         self.temperature = None if temperature is None else checks.at_least("temperature", temperature, 0, hint)
+
+    @property
+    def asks_own(self) -> bool:
+        """With "auto"."""
+        return self.skip == "auto"
+
+    def beside(self, own: bool) -> Tree:
+        """With "auto" decided: the network's own outputs, where there are such."""
+        if self.skip != "auto" or not own:
+            return self
+        return Tree(**self.settings() | {"skip": "own"})
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BRAINetHead:
         """The head of a tree."""

@@ -1,15 +1,24 @@
-"""How wide each layer is: a rule with one factor, and the factor that meets a budget of parameters."""
+"""How wide each layer is: a rule with one factor, the factor that meets a budget of parameters, a budget by default.
+
+A tree of many small sets has many layers, and a budget alone can leave them two or three neurons each: no more than a
+bottleneck. So layers have `WIDE` neurons at the least where the budget allows it, and where nobody gives a budget it is
+one that allows it, within reason.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from brainet_pl.structure.ggt import GGT, Node, Tree
 
 Widths = Callable[[Node], int]
+BUDGET = 16_000  # parameters of a head that nobody chose a budget for, unless its tree needs more
+PER_FEATURE = 64  # parameters for each feature, up to which the budget grows so that layers can be `WIDE`
+WIDE = 8  # neurons of a layer at the least, where the budget allows it
 
 
 def width_rule(factor: float, min_width: int) -> Widths:
@@ -85,3 +94,49 @@ def solve_width(ggt: GGT, num_params: int, out_features: int, min_width: int, pe
             stacklevel=3,
         )
     return best
+
+
+class Size(NamedTuple):
+    """The width factor, the least neurons of a layer, and whether there is a dense layer from inputs to outputs."""
+
+    factor: float
+    min_width: int
+    skip: bool
+
+
+def choose_size(
+    ggt: GGT,
+    num_params: int | None,
+    out_features: int,
+    *,
+    min_width: int | None = None,
+    per_neuron: int = 2,
+    skip: bool | None = False,
+) -> Size:
+    """The widths for a budget of parameters, and what of the rest the budget allows.
+
+    Args:
+        ggt: the tree.
+        num_params: the budget; None is `BUDGET`, or what the tree needs for one neuron a layer, or `min_width` if that
+            is given; and for `WIDE` ones up to `PER_FEATURE` parameters a feature.
+        out_features: of the output layer.
+        min_width: neurons of a layer at the least; None is `WIDE`, or the most that the budget allows.
+        per_neuron: parameters that a neuron has beside its weights.
+        skip: whether to have a dense layer from inputs to outputs; None has it if it takes no more than half of the
+            budget and leaves enough for the tree.
+    """
+
+    def least(width: int) -> int:
+        return count_parameters(ggt, 0.0, out_features, width, per_neuron)
+
+    direct = ggt.num_variables * out_features
+    if num_params is None:
+        needed = max(least(min_width or 1), min(least(WIDE), PER_FEATURE * ggt.num_variables))
+        skip = 2 * direct <= max(BUDGET, needed + direct) if skip is None else skip
+        num_params = max(BUDGET, needed + (direct if skip else 0))
+    if skip is None:
+        skip = 2 * direct <= num_params and least(min_width or 1) + direct <= num_params
+    rest = num_params - (direct if skip else 0)
+    if min_width is None:
+        min_width = next((width for width in range(WIDE, 1, -1) if least(width) <= rest), 1)
+    return Size(solve_width(ggt, rest, out_features, min_width, per_neuron), min_width, skip)

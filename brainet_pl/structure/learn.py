@@ -129,7 +129,7 @@ def learn_structure(
         return test
 
     data.announce(lambda path: draw(data.n, seed, path), sample_paths(s, 2 if order is None else order + 1))
-    with tqdm(desc="learning structure", unit=" tests", disable=not show, delay=1, leave=False) as bar:
+    with tqdm(desc="learning structure", unit=" tests", disable=None if show else True, delay=1, leave=False) as bar:
         leaves = 0
 
         def on_leaf() -> None:

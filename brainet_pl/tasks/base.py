@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.evaluation.passes import PassTrace
+from brainet_pl.evaluation.shift import Sums
 from brainet_pl.parts import Part
 from brainet_pl.passes import Passes
 
@@ -44,6 +45,18 @@ class Task(Part, nn.Module, ABC):
     def check(self, target: Tensor) -> Tensor:
         """Targets of a batch as the loss takes them, or an error that says what is wrong with them."""
 
+    def own_fits(self, count: int) -> bool:
+        """Whether a network's own layer with `count` outputs can be one for this task."""
+        return False
+
+    def own_helps(self, own: Tensor, target: Tensor) -> bool:
+        """Whether what a network's own layer gave (N, C') says more of the targets (N,) than their frequencies do."""
+        return False
+
+    def own_outputs(self, own: Tensor) -> Tensor:
+        """What a network's own layer gave (B, C') as outputs (B, O) that a head can add to."""
+        raise ValueError(f"expected a task whose outputs a network can have itself, got {self.describe()}: see skip")
+
     @abstractmethod
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """A scalar; with outputs (M, B, O), the mean over members."""
@@ -67,6 +80,14 @@ class Task(Part, nn.Module, ABC):
     @abstractmethod
     def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The averaged prediction and the target as columns (B,) of a record."""
+
+    def disagreement(self, outputs: Tensor, weights: Tensor | None) -> Tensor | None:
+        """Outputs (T, B, O) of several passes → (B,) how often two answer differently; None where that says nothing."""
+        return None
+
+    def sums(self, predicted: Tensor, target: Tensor) -> Sums | None:
+        """The averaged prediction and targets (B,) → sums that `measures_of` reads; None where the task has none."""
+        return None
 
     def trace(self, outputs: Tensor, weights: Tensor | None, target: Tensor | None) -> PassTrace | None:
         """What another pass buys, from outputs (T, B, O); None where the task does not tell."""

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from brainet_pl import checks, uncertainty
 from brainet_pl.evaluation.metrics import Measure, classification_measures
 from brainet_pl.evaluation.passes import PassTrace, trace_passes
+from brainet_pl.evaluation.shift import Sums, class_sums
 from brainet_pl.losses import confidence_loss
 from brainet_pl.passes import Passes
 from brainet_pl.scores.predictive import PREDICTIVE_UNITS, predictive_scores
@@ -107,6 +108,24 @@ class Classification(Task):
             )
         return y
 
+    def own_fits(self, count: int) -> bool:
+        """As many logits as classes."""
+        return count == self.num_classes
+
+    def own_helps(self, own: Tensor, target: Tensor) -> bool:
+        """Whether logits (N, C) are of these classes: their cross-entropy is less than that of the classes' shares."""
+        shares = torch.bincount(target, minlength=self.num_classes).double() / len(target)
+        return bool(F.cross_entropy(own.double(), target) < -torch.special.xlogy(shares, shares).sum())
+
+    def own_outputs(self, own: Tensor) -> Tensor:
+        """Logits (B, C) → (B, O): a learned confidence starts from nothing."""
+        if not self.own_fits(own.shape[1]):
+            raise ValueError(
+                f"expected {self.num_classes} own outputs of the network, got {own.shape[1]}: use skip='linear' for a "
+                "network of other classes"
+            )
+        return F.pad(own, (0, self.out_features - self.num_classes))
+
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, or the learned-confidence loss with its price steered towards the budget."""
         if outputs.dim() == 3:
@@ -153,6 +172,14 @@ class Classification(Task):
         """The answer, the label, the probability of the answer, and whether it is wrong."""
         confidence, label = predicted.max(dim=-1)
         return {"predicted": label, "label": target, "confidence": confidence, "wrong": (label != target).float()}
+
+    def disagreement(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
+        """(T, B, O) → (B,)."""
+        return uncertainty.disagreement(self.probabilities(outputs), weights)
+
+    def sums(self, predicted: Tensor, target: Tensor) -> Sums:
+        """For accuracy, NLL, Brier score and ECE."""
+        return class_sums(predicted, target)
 
     def trace(self, outputs: Tensor, weights: Tensor | None, target: Tensor | None) -> PassTrace | None:
         """Metrics and scores of the mean of the first t passes."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from brainet_pl import checks, uncertainty
 from brainet_pl.evaluation.metrics import Measure, regression_measures
+from brainet_pl.evaluation.shift import Sums, number_sums
 from brainet_pl.losses import gaussian_nll
 from brainet_pl.passes import Passes
 from brainet_pl.tasks.base import Task
@@ -68,6 +69,23 @@ class Regression(Task):
             )
         return y
 
+    def own_fits(self, count: int) -> bool:
+        """One number."""
+        return count == 1
+
+    def own_helps(self, own: Tensor, target: Tensor) -> bool:
+        """Whether (N, 1) are predictions in the units of the target: closer to it than its mean is."""
+        return bool((own.squeeze(1) - target).square().mean() < target.var(correction=0))
+
+    def own_outputs(self, own: Tensor) -> Tensor:
+        """Predictions (B, 1) in the units of the target → (B, 2), standardised, and a raw variance of 0."""
+        if not self.own_fits(own.shape[1]):
+            raise ValueError(
+                f"expected one own output of the network, the mean, got {own.shape[1]}: use skip='linear' for a "
+                "network of other outputs"
+            )
+        return F.pad((own - self.center) / self.scale, (0, 1))
+
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Gaussian negative log-likelihood of the standardised target; (M, B, 2) is the mean over members."""
         mean, variance = self._moments(outputs)
@@ -110,3 +128,7 @@ class Regression(Task):
     def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The predicted mean and the target."""
         return {"predicted": predicted[:, 0], "target": target}
+
+    def sums(self, predicted: Tensor, target: Tensor) -> Sums:
+        """For RMSE and NLL."""
+        return number_sums(predicted, target)

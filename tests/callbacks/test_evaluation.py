@@ -4,7 +4,6 @@ import csv
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +21,8 @@ from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.callbacks import evaluation as evaluation_module
 from brainet_pl.callbacks.evaluation import thumbnail
 from brainet_pl.datamodules import Digits
+from brainet_pl.evaluation import charts
 from brainet_pl.evaluation import record as record_module
-from brainet_pl.evaluation import summary
 from brainet_pl.evaluation.curves import SEPARATION, separation
 from brainet_pl.evaluation.metrics import NegativeLogLikelihood
 from brainet_pl.evaluation.passes import trace_passes
@@ -82,7 +81,7 @@ def on_the_tree(run, *args, **settings):
 
 def test_numbers_of_the_record_are_those_of_the_metrics(run):
     record = stored(run)
-    metrics, alts = values(record), {figure["name"]: figure["alt"] for figure in record["figures"]}
+    metrics, alts = values(record), {chart["name"]: chart["alt"] for chart in record["charts"]}
     logged = {}
     for row in read(run / "metrics.csv"):
         logged |= {name: float(value) for name, value in row.items() if value}
@@ -95,11 +94,11 @@ def test_numbers_of_the_record_are_those_of_the_metrics(run):
         for measure in SEPARATION:
             assert row[measure] == pytest.approx(logged[f"ood/held_out/{row['score']}/{measure}"], rel=1e-6)
     before, after = (100 * metrics[f"test/{part}cal/ECE"] for part in ("", "scaled/"))
-    assert f"before scaling, expected calibration error {before:.2f} %" in alts["test/reliability"]
-    assert f"expected calibration error {after:.2f} %" in alts["test/reliability"]
+    assert f"before calibration, expected calibration error {before:.2f}\u00a0%" in alts["test/reliability"]
+    assert f"expected calibration error {after:.2f}\u00a0%" in alts["test/reliability"]
     assert f"to {metrics['test/cls/NLL']:.3f}" in alts["test/passes"]
-    assert f"to {100 * (1 - metrics['test/cls/Acc']):.2f} %" in alts["test/passes"]
-    assert f"{100 * (1 - metrics['test/cls/Acc']):.2f} % when all" in alts["test/risk_coverage"]
+    assert f"to {100 * (1 - metrics['test/cls/Acc']):.2f}\u00a0%" in alts["test/passes"]
+    assert f"{100 * (1 - metrics['test/cls/Acc']):.2f}\u00a0% when all" in alts["test/risk_coverage"]
     assert record["sets"] == [
         {"name": "test", "samples": 433, "role": "known"},
         {"name": "held_out", "samples": 354, "role": "near"},
@@ -113,6 +112,12 @@ def test_numbers_of_the_record_are_those_of_the_metrics(run):
     assert f"energy {auroc:.3f}" in alts["ood/held_out/curves"]
     for figure in record["figures"]:
         assert (run / "figures" / figure["file"]).is_file()
+    for name in [*alts, "test/confusion"]:
+        assert (run / "figures" / f"{name.replace('/', '_')}.png").is_file()
+    hits = sum(row[i] for i, row in enumerate(record["confusion"]["counts"]))
+    assert hits / 433 == pytest.approx(metrics["test/cls/Acc"])
+    assert (run / "report.html").is_file()
+    assert (record["seed"], record["settings"]["passes"]) == (0, 15)
 
 
 def test_the_model_in_one_line(run):
@@ -137,7 +142,7 @@ def test_the_most_uncertain_samples_are_those_of_the_score_file(run):
         assert np.isclose(images, x.numpy()).all(axis=1).any()
         picture = matplotlib.image.imread(run / "tables" / row["picture"])[::8, ::8, 0]
         np.testing.assert_allclose(picture, (x / x.max()).view(8, 8).numpy(), atol=1 / 255)
-    (table,) = stored(run)["tables"]
+    table, _ = stored(run)["tables"]
     assert [row[0] for row in table["rows"]] == [int(row["sample"]) for row in rows]
     assert [row[1] for row in table["rows"]] == [{"picture": row["picture"]} for row in rows]
 
@@ -186,7 +191,7 @@ def test_scores_are_written_without_unknown_sets_too(tmp_path, quiet_trainer):
 def test_no_score_file_is_written_where_none_is_wanted(tmp_path, quiet_trainer):
     trainer = quiet_trainer(tmp_path, Evaluation(figures=False, score_file=""))
     trainer.test(linear(), dataloaders=DataLoader(digits_set(), 64), verbose=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["record.json", "report.html"]
 
 
 # -- each number once -------------------------------------------------------------------------------------------------
@@ -212,7 +217,7 @@ def test_every_set_is_compared_once_by_every_score(run, tmp_path, quiet_trainer,
         return measured
 
     monkeypatch.setattr(record_module, "separation", counted(pairs))
-    monkeypatch.setattr(summary, "separation", counted(traced))
+    monkeypatch.setattr(charts, "separation", counted(traced))
     model = on_the_tree(run, 8, head=Tree(num_params=4000), passes=3)
     quiet_trainer(tmp_path, Evaluation(most_uncertain=2)).test(model, datamodule=ThreeSets(), verbose=False)
     assert len(pairs) == 2 * 6
@@ -223,17 +228,17 @@ def test_every_set_is_compared_once_by_every_score(run, tmp_path, quiet_trainer,
         if a.shape == c.shape and b.shape == d.shape
     )
     assert len(traced) == 2 * 2 * 3  # of the pass curves: sets, scores, numbers of passes
-    figures = {figure["name"] for figure in stored(tmp_path)["figures"]}
+    figures = {chart["name"] for chart in stored(tmp_path)["charts"]}
     assert {"ood/noise/curves", "ood/held_out/histograms", "test/passes"} <= figures
 
 
 def test_the_calibration_error_is_one_number_everywhere(run, tmp_path, quiet_trainer, monkeypatch):
     drawn = {}
-    monkeypatch.setattr(evaluation_module, "log_figure", lambda trainer, name, figure: drawn.update({name: figure}))
+    monkeypatch.setattr(evaluation_module, "log_chart", lambda trainer, chart: drawn.update({chart.name: chart}))
     model = on_the_tree(run, 8, head=Tree(num_params=4000, inference="enumerated")).eval()
     x = torch.stack([x for x, _ in digits_set()])
     with torch.no_grad():
-        model.head.output.weight *= 100  # confidences of all sizes
+        model.head.output.weight *= 300  # confidences of all sizes
         guess = model(x).argmax(dim=1)
     chance = torch.rand(len(x), generator=torch.Generator().manual_seed(0))
     data = DataLoader(TensorDataset(x, torch.where(chance < 0.6, guess, (guess + 1) % 8)), batch_size=64)
@@ -241,11 +246,10 @@ def test_the_calibration_error_is_one_number_everywhere(run, tmp_path, quiet_tra
     expected = logged["test/cal/ECE"]
     confidence = 1 - np.mean([float(row["max_softmax"]) for row in read(tmp_path / "scores.csv")])
     assert expected > abs(confidence - logged["test/cls/Acc"]) + 0.02  # too sure here and too shy there: bins matter
-    (panel,) = (ax for ax in drawn["test/passes"].axes if ax.get_title("left").startswith("ECE"))
-    assert panel.lines[0].get_ydata()[-1] == pytest.approx(expected, abs=1e-6)
-    labels = [text.get_text() for text in drawn["test/reliability"].legends[0].get_texts()]
-    (shown,) = (re.search(r"ECE (.*) %", label).group(1) for label in labels if "ECE" in label)
-    assert shown == f"{100 * expected:.2f}"
+    (panel,) = (panel for panel in drawn["test/passes"].panels if panel.key == "ECE")
+    assert panel.series[0].y[-1] == pytest.approx(expected, rel=1e-4)
+    notes = [series.note for series in drawn["test/reliability"].panels[0].series]
+    assert f"ECE {100 * expected:.2f}\u00a0%" in notes
     assert values(stored(tmp_path))["test/cal/ECE"] == pytest.approx(expected, abs=1e-9)
 
 
@@ -372,14 +376,14 @@ def test_any_module_that_tells_of_its_samples_gets_the_whole_evaluation(tmp_path
     trainer = quiet_trainer(tmp_path, Evaluation(most_uncertain=3))
     logged = together(trainer.test(Foreign(), dataloaders=loaders, verbose=False))
     record = stored(tmp_path)
-    assert [figure["name"] for figure in record["figures"]] == [
+    assert [chart["name"] for chart in record["charts"]] == [
         "test/reliability", "test/risk_coverage", "test/passes", "ood/far/histograms", "ood/far/curves"
     ]  # fmt: skip
     assert logged["ood/far/distance/AUROC"] == 1
-    assert "distance 1.000" in record["figures"][-1]["alt"]
+    assert "distance 1.000" in record["charts"][-1]["alt"]
     assert (record["model"]["head"], record["model"]["passes"]) == ("Foreign", 3)
     assert record["headline_score"] == "doubt"
-    (table,) = record["tables"]
+    table, _ = record["tables"]
     assert table["columns"] == ["sample", "predicted", "label", "probability", "doubt", "distance"]
     rows = read(tmp_path / "scores.csv")
     expected = sorted((row for row in rows if row["set"] == "test"), key=lambda row: -float(row["doubt"]))
@@ -416,10 +420,10 @@ def test_other_kinds_of_inference(run, tmp_path, quiet_trainer, inference, passe
     model = on_the_tree(run, 8, head=Tree(num_params=4000, inference=inference))
     trainer = quiet_trainer(tmp_path, Evaluation(most_uncertain=0), limit_test_batches=2)
     trainer.test(model, dataloaders=[DataLoader(digits_set(), batch_size=64)], verbose=False)
-    names = [figure["name"] for figure in stored(tmp_path)["figures"]]
+    names = [chart["name"] for chart in stored(tmp_path)["charts"]]
     assert ("test/passes" in names) == passes
     assert names[0] == "test/reliability"
-    assert not stored(tmp_path)["tables"]
+    assert [table["name"] for table in stored(tmp_path)["tables"]] == ["test/classes"]
     assert stored(tmp_path)["sets"] == [{"name": "test", "samples": 128, "role": "known"}]
 
 
@@ -431,6 +435,8 @@ def test_a_regression_shows_what_it_predicted_and_the_passes_it_made(run, tmp_pa
     record = stored(tmp_path)
     assert record["model"]["passes"] == 3
     assert [figure["name"] for figure in record["figures"]] == ["structure/tree"]
+    names = ["test/predicted", "test/coverage", "test/spread", "test/residuals", "test/refusal"]
+    assert [chart["name"] for chart in record["charts"]] == names
     assert {metric["unit"] for metric in record["metrics"]} == {"target", "nats", "share"}
     rows = read(tmp_path / "tables" / "test_most_uncertain.csv")
     assert len(rows) == 2
@@ -460,7 +466,7 @@ def test_a_sample_that_is_nan_costs_no_record(run, tmp_path, quiet_trainer):
         )
     record = stored(tmp_path)
     assert record["headline_score"] == "entropy"
-    assert "test/passes" in [figure["name"] for figure in record["figures"]]
+    assert "test/passes" in [chart["name"] for chart in record["charts"]]
     assert record["separation"] == []
     assert record["tables"][0]["rows"][0][0] == 3  # what can't be ranked is the most doubtful
     assert values(record)["test/cls/NLL"] is None
@@ -522,7 +528,7 @@ def test_the_score_that_ranks_may_be_chosen(tmp_path, quiet_trainer):
     trainer = quiet_trainer(tmp_path, Evaluation(most_uncertain=3, score="energy"))
     trainer.test(linear(), dataloaders=loader(), verbose=False)
     rows = sorted(read(tmp_path / "scores.csv"), key=lambda row: -float(row["energy"]))
-    (table,) = stored(tmp_path)["tables"]
+    table, _ = stored(tmp_path)["tables"]
     assert [row[0] for row in table["rows"]] == [int(row["sample"]) for row in rows[:3]]
     assert "highest energy" in table["caption"]
 
@@ -594,7 +600,7 @@ def test_two_processes_make_one_record(run, tmp_path):
     one, two = (stored(tmp_path / n) for n in ("1", "2"))
     assert any(part["samples"] % 2 for part in one["sets"])
     assert one["sets"] == two["sets"]
-    assert [f["name"] for f in one["figures"]] == [f["name"] for f in two["figures"]]
+    assert [f["name"] for f in one["charts"]] == [f["name"] for f in two["charts"]]
     first, second = (read(tmp_path / n / "scores.csv") for n in ("1", "2"))
     assert [(r["set"], r["sample"]) for r in first] == [(r["set"], r["sample"]) for r in second]
     for a, b in zip(first, second, strict=True):

@@ -1,17 +1,29 @@
 """The cache of features: each input once through the backbone, whatever comes first, and nothing left behind."""
 
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
+import brainet_pl
 from brainet_pl.backbones import Backbone
 from brainet_pl.batches import Precomputed
 from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.framework import pl
+from brainet_pl.datamodules.base import Samples
+from brainet_pl.draws import fixed
+from brainet_pl.features import extract, unshuffled
+from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
-from brainet_pl.network import Linear, Tree
+from brainet_pl.network import Linear, MCDropout, Tree
+from brainet_pl.scores import KNN
 
 LOADERS = ("train_dataloader", "structure_dataloader", "val_dataloader", "test_dataloader")
 
@@ -31,7 +43,7 @@ class Body(nn.Module):
 
 def small(**settings):
     torch.manual_seed(0)
-    return BRAINet(8, backbone=Body(), **({"head": Tree(num_params=6000)} | settings))
+    return BRAINet(8, **({"backbone": Body(), "head": Tree(num_params=6000)} | settings))
 
 
 def structure(**settings):
@@ -198,6 +210,192 @@ def test_a_datamodule_without_a_structure_loader_has_none_afterwards(tmp_path, q
     quiet_trainer(tmp_path, FeatureCache(progress=False)).fit(small(head=Linear()), datamodule=data)
     assert not hasattr(data, "structure_dataloader")
     assert next(iter(data.train_dataloader()))[0].shape == (10, 1, 8, 8)
+
+
+# -- on disk -----------------------------------------------------------------------------------------------------------
+
+
+def fit(folder, quiet_trainer, cache, *callbacks, data=None, epochs=1, resume=None, **settings):
+    pl.seed_everything(0, verbose=False)
+    model = small(**({"lr": 0.01} | settings))
+    seen = watched(model)
+    trainer = quiet_trainer(folder, cache, structure(), *callbacks, epochs=epochs)
+    trainer.fit(model, datamodule=Digits(images=True) if data is None else data, ckpt_path=resume)
+    return model, seen, {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def assert_same(one, other):
+    for name, value in one[0].state_dict().items():
+        assert torch.equal(value, other[0].state_dict()[name]), name
+    assert one[2] == other[2]
+
+
+def test_another_head_starts_from_the_disk(tmp_path, quiet_trainer):
+    settings = {"scores": ["KNN"], "head": Linear()}
+    twin = fit(tmp_path, quiet_trainer, FeatureCache("", progress=False), **settings)
+    assert not (tmp_path / "features").exists()
+    fit(tmp_path, quiet_trainer, FeatureCache(progress=False))
+    again = fit(tmp_path, quiet_trainer, FeatureCache(progress=False), **settings)
+    assert again[1] == [(8, 1, 8, 8)] * 2  # a look at training and at validation data
+    assert_same(twin, again)
+
+
+def test_structure_scores_and_taps_are_served_alike(tmp_path, quiet_trainer):
+    taps = {"backbone": Backbone(Body(), layers=["body"], pool="2x2"), "scores": [KNN(layers=["pool"], pool="mean")]}
+    twin = fit(tmp_path / "a", quiet_trainer, FeatureCache("", progress=False), **taps)
+    first = fit(tmp_path / "b", quiet_trainer, FeatureCache(progress=False), **taps)
+    again = fit(tmp_path / "b", quiet_trainer, FeatureCache(progress=False), **taps)
+    assert len(again[1]) == 2
+    assert_same(twin, first)
+    assert_same(first, again)
+    assert again[0].ggt == twin[0].ggt
+
+
+class Noisy(Digits):
+    """Digits with noise from every random generator that an augmentation may draw from."""
+
+    def setup(self, stage):
+        super().setup(stage)
+        data = self.train_set.dataset
+        self.train_set = Subset(Samples(data.x, data.y, self.noisy), self.train_set.indices)
+
+    @staticmethod
+    def noisy(x):
+        return x + 0.1 * (torch.rand(()) + float(np.random.rand()) + random.random())  # noqa: NPY002
+
+
+class Unplanned(pl.LightningDataModule):
+    """The same without a loader for structures: what is extracted is augmented."""
+
+    def __init__(self):
+        super().__init__()
+        self.data = Noisy(images=True)
+        self.data.setup("fit")
+
+    def train_dataloader(self):
+        return self.data.train_dataloader()
+
+    def val_dataloader(self):
+        return self.data.val_dataloader()
+
+
+def test_copies_of_the_training_data_are_augmented_and_stored(tmp_path, quiet_trainer):
+    met = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            met.append((batch[0].features, batch[1]))
+
+    def run(copies):
+        met.clear()
+        cache = FeatureCache(copies=copies, progress=False)
+        found = fit(tmp_path, quiet_trainer, cache, Watch(), data=Noisy(images=True), head=Linear())
+        return found, list(met)
+
+    first, batches = run(2)
+    again, repeated = run(2)
+    assert len(first[1]) == 14 + 14 + 14 + 3
+    assert len(again[1]) == 2 + 2  # what draws otherwise than by torchvision streams by, and is found by its bytes
+    assert_same(first, again)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, repeated, strict=True))
+    data = Noisy(images=True)
+    data.setup("fit")
+    copies = []
+    for seed in (1, 2):
+        with fixed(seed):
+            copies.append(extract(again[0].backbone, unshuffled(data.train_dataloader(), seed=seed), progress=False))
+    plain = extract(again[0].backbone, data.structure_dataloader(), progress=False)
+    assert not torch.equal(copies[0].features, copies[1].features)
+    drawn = set()
+    for features, targets in batches:
+        equal = [(features[:, None] == copy.features).all(dim=2) for copy in (*copies, plain)]  # (B, N) each
+        assert torch.equal(equal[0].sum(dim=1) + equal[1].sum(dim=1), torch.ones(len(features)))
+        assert not equal[2].any()
+        for copy, where in zip(copies, equal, strict=False):
+            rows, places = where.nonzero(as_tuple=True)
+            assert torch.equal(copy.targets[places], targets[rows])
+        drawn |= {i for i in range(2) if equal[i].any()}
+    assert drawn == {0, 1}
+
+
+def test_a_resumed_fit_with_copies_repeats_the_uninterrupted_one(tmp_path, quiet_trainer):
+    def run(resume=None, **settings):
+        keep = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, **settings)
+        cache = FeatureCache(copies=2, progress=False)
+        data, head = Noisy(images=True), MCDropout(num_params=4000)
+        return fit(tmp_path, quiet_trainer, cache, keep, data=data, head=head, epochs=2, resume=resume)
+
+    whole = run(every_n_train_steps=5)
+    for step in (5, 15):  # in the middle of the first and of the second epoch
+        (file,) = tmp_path.glob(f"*step={step}.ckpt")
+        assert_same(whole, run(file))
+
+
+def test_augmented_data_without_a_plain_loader_is_extracted_once(tmp_path, quiet_trainer):
+    """What is drawn for the features leaves no trace, whether they come from the disk or not."""
+    caches = [FeatureCache(folder, progress=False) for folder in ("", None, None)]
+    runs = [fit(tmp_path, quiet_trainer, cache, data=Unplanned(), head=Linear()) for cache in caches]
+    assert len(runs[2][1]) == 2
+    assert_same(runs[0], runs[1])
+    assert_same(runs[1], runs[2])
+
+
+def test_a_disk_that_cannot_be_written_is_said_and_done_without(tmp_path, quiet_trainer):
+    twin = fit(tmp_path, quiet_trainer, FeatureCache("", progress=False), head=Linear())
+    (tmp_path / "features").write_text("in the way")
+    with pytest.warns(UserWarning, match="features are not kept on disk: .*Not a directory"):
+        found = fit(tmp_path, quiet_trainer, FeatureCache(progress=False), head=Linear())
+    assert_same(twin, found)
+
+
+TWO = """
+import runpy, sys
+from datetime import timedelta
+from pathlib import Path
+import torch
+from brainet_pl.framework import pl
+from pytorch_lightning.strategies import DDPStrategy
+
+space, folder = runpy.run_path(sys.argv[1]), Path(sys.argv[2])
+
+class Tell(pl.Callback):
+    def on_fit_start(self, trainer, pl_module):
+        kept = pl_module._kept
+        found = {"x": kept.features.clone(), "y": kept.targets.clone(), "seen": len(self.seen)}
+        torch.save(found, folder / f"{devices}_{run}_{trainer.global_rank}.pt")
+
+for devices in (1, 2):
+    for run in range(2):
+        pl.seed_everything(0, verbose=False)
+        model, tell = space["small"](scores=["KNN"]), Tell()
+        tell.seen = space["watched"](model)
+        strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=120)) if devices > 1 else "auto"
+        cache = space["FeatureCache"](copies=1, progress=False)
+        pl.Trainer(
+            accelerator="cpu", devices=devices, strategy=strategy, default_root_dir=str(folder / str(devices)),
+            max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[tell, cache, space["structure"](max_rows=400 if run else None)],
+        ).fit(model, datamodule=space["Noisy"](images=True))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_extract_and_find_what_one_does(tmp_path):
+    env = os.environ | {"PYTHONPATH": str(Path(brainet_pl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TWO, __file__, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, *others = (
+        torch.load(tmp_path / f"{name}.pt") for name in ("1_0_0", "1_1_0", "2_0_0", "2_0_1", "2_1_0", "2_1_1")
+    )
+    assert all(torch.equal(one[part], other[part]) for other in others for part in "xy")
+    assert one["seen"] == 14 + 14 + 3
+    assert [other["seen"] for other in others] == [3, 16, 15, 3, 3]  # a share of the batches, then a look at each set
+
+
+def test_settings_of_the_cache_are_checked():
+    with pytest.raises(ValueError, match="copies"):
+        FeatureCache(copies=-1)
 
 
 # -- what can't be cached ---------------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
 """Figures and tables as files and to loggers."""
 
 import csv
+import functools
+import importlib.util
+import inspect
 from pathlib import Path
+from typing import ClassVar
 
 import matplotlib.image
 import numpy as np
@@ -9,7 +13,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from brainet_pl.callbacks import log_figure, log_table
-from brainet_pl.callbacks.logging import log_artifact
+from brainet_pl.callbacks import logging as logging_module
+from brainet_pl.callbacks.logging import log_chart, log_files, log_matrix
+from brainet_pl.callbacks.sinks import outline, sink_of
+from brainet_pl.evaluation.chart import Axis, Chart, Matrix, Panel, Series
 from brainet_pl.framework import CSVLogger, TensorBoardLogger, pl
 
 
@@ -42,17 +49,139 @@ def test_files_without_a_logger_and_beside_the_csv(tmp_path, quiet_trainer):
         log_figure(trainer, "test/one", small_figure())
         log_table(trainer, "test/two", *TABLE)
         log_table(trainer, "test/two", *TABLE)  # again, over the first
-        log_artifact(trainer, "structure", folder / "x.json", {})
+        log_files(trainer, "structure", [folder / "x.json"], {})
         check_files(folder / "x" / "version_0" if logger else folder)
 
 
-def test_a_logger_without_figures_says_where_the_files_are(tmp_path, quiet_trainer):
-    trainer = quiet_trainer(tmp_path, logger=pl.loggers.logger.DummyLogger())
-    with pytest.warns(UserWarning, match="DummyLogger takes no figures here: test/one is in .*test_one.png"):
-        log_figure(trainer, "test/one", small_figure())
-    with pytest.warns(UserWarning, match="DummyLogger takes no tables here: test/two is in .*test_two.csv"):
-        log_table(trainer, "test/two", *TABLE)
+CHART = Chart(
+    "test/three",
+    "test",
+    "How to read it.",
+    "What it shows.",
+    [Panel("p", "Panel", Axis("x"), Axis("y"), [Series("a", [0.0, 1.0], [1.0, 2.0])])],
+)
+MATRIX = Matrix(["cat", "dog"], [[3, 1], [0, 2]])
+
+
+def send(trainer, folder):
+    """Everything that a test sends."""
+    log_figure(trainer, "test/one", small_figure())
+    log_table(trainer, "test/two", *TABLE)
+    log_chart(trainer, CHART)
+    log_matrix(trainer, "test/four", MATRIX)
+    (folder / "x.json").write_text("{}")
+    log_files(trainer, "structure", [folder / "x.json"], {"a": 1})
+
+
+class Numbers(pl.loggers.logger.Logger):
+    """A logger of numbers and nothing else."""
+
+    name, version = "numbers", 0
+
+    def log_metrics(self, metrics, step=None):
+        """Nothing is kept."""
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        """Nothing is kept."""
+
+
+def test_a_logger_without_figures_is_told_of_in_one_line(tmp_path, quiet_trainer, monkeypatch):
+    told = []
+    monkeypatch.setattr(logging_module, "rank_zero_info", told.append)
+    send(quiet_trainer(tmp_path, logger=Numbers()), tmp_path)
+    assert told == [f"Numbers takes no pictures: they are in {tmp_path / 'figures'}"]
     check_files(tmp_path)
+    assert (tmp_path / "figures" / "test_three.png").is_file()
+    assert (tmp_path / "figures" / "test_four.png").is_file()
+
+
+class Calls:
+    """Keeps what it is called with; only the methods that it is given are there."""
+
+    def __init__(self, **methods):
+        self.calls = []
+        for name, method in methods.items():
+            setattr(self, name, self._kept(name, method))
+
+    def _kept(self, name, method):
+        @functools.wraps(method)
+        def call(*args, **kwargs):
+            inspect.signature(method).bind(*args, **kwargs)  # what the real one would refuse
+            self.calls.append((name, args, kwargs))
+
+        return call
+
+
+def other(experiment, **more):
+    """A logger around an experiment."""
+    return type("Other", (Numbers,), {"experiment": experiment, **more})()
+
+
+def test_mlflow_gets_everything_as_files_of_its_run(tmp_path, quiet_trainer):
+    def log_artifact(run_id, local_path, artifact_path=None):
+        """As MlflowClient has it."""
+
+    client = Calls(log_artifact=log_artifact)
+    send(quiet_trainer(tmp_path, logger=other(client, run_id="r1")), tmp_path)
+    sent = [(args[0], Path(args[1]).name, args[2]) for _, args, _ in client.calls]
+    assert sent == [
+        ("r1", "test_one.png", "figures"),
+        ("r1", "test_two.csv", "tables"),
+        ("r1", "test_three.png", "figures"),
+        ("r1", "test_four.png", "figures"),
+        ("r1", "x.json", "structure"),
+    ]
+
+
+def test_comet_gets_figures_tables_a_matrix_and_assets(tmp_path, quiet_trainer):
+    def log_figure(figure_name=None, figure=None, overwrite=False, step=None):
+        """As Comet's experiment has it."""
+
+    def log_table(filename, tabular_data=None, headers=False, **format_kwargs):
+        """As Comet's experiment has it."""
+
+    def log_confusion_matrix(y_true=None, y_predicted=None, matrix=None, labels=None, file_name="x.json", step=None):
+        """As Comet's experiment has it."""
+
+    def log_asset(file_data, file_name=None, overwrite=False, copy_to_tmp=True, step=None, metadata=None):
+        """As Comet's experiment has it."""
+
+    experiment = Calls(log_figure=log_figure, log_table=log_table, log_confusion_matrix=log_confusion_matrix,
+                       log_asset=log_asset)  # fmt: skip
+    send(quiet_trainer(tmp_path, logger=other(experiment)), tmp_path)
+    names = [name for name, *_ in experiment.calls]
+    assert names == ["log_figure", "log_table", "log_figure", "log_confusion_matrix", "log_asset"]
+    assert experiment.calls[1][2]["headers"] == ["name", "value", "picture"]
+    assert experiment.calls[3][2]["matrix"] == [[3, 1], [0, 2]]
+
+
+def test_a_logger_with_images_gets_pictures(tmp_path, quiet_trainer):
+    class Images(Numbers):
+        seen: ClassVar = []
+
+        def log_image(self, key, images, step=None):
+            self.seen.append((key, [Path(image).name for image in images]))
+
+    send(quiet_trainer(tmp_path, logger=Images()), tmp_path)
+    assert Images.seen == [
+        ("test/one", ["test_one.png"]), ("test/three", ["test_three.png"]), ("test/four", ["test_four.png"])
+    ]  # fmt: skip
+
+
+def test_the_real_loggers_are_known_by_what_they_can_do(tmp_path):
+    """With the real packages, where they are installed."""
+    found = {}
+    if importlib.util.find_spec("mlflow"):
+        folder = tmp_path.as_uri()
+        found["MLflowSink"] = pl.loggers.MLFlowLogger("x", tracking_uri=f"{folder}/mlruns")
+    if importlib.util.find_spec("tensorboard"):
+        found["TensorBoardSink"] = TensorBoardLogger(str(tmp_path))
+    found["Files"] = CSVLogger(str(tmp_path))
+    assert {name: type(sink_of(logger)).__name__ for name, logger in found.items()} == {name: name for name in found}
+
+
+def test_bars_become_the_line_along_their_tops():
+    assert outline(Series("a", [0.0, 1.0, 2.0], [5.0, 7.0], "bars")) == ([0.0, 1.0, 1.0, 2.0], [5.0, 5.0, 7.0, 7.0])
 
 
 def test_tensorboard_gets_both(tmp_path, quiet_trainer):

@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import hashlib
 import html.parser
 import json
 import math
@@ -18,19 +19,21 @@ from matplotlib.figure import Figure
 
 from brainet_pl.cli import console, main
 from brainet_pl.evaluation.report import HERE, read_run, render, write_report
+from brainet_pl.evaluation.report.read import parse_record
+from brainet_pl.evaluation.report.verdict import verdict_of
 from brainet_pl.structure import learn_structure
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-FIGURES = {
+FIGURES = {"structure/tree": "structure"}
+CHARTS = {
     "test/reliability": "test",
     "test/risk_coverage": "test",
-    "test/passes": "test",
     "ood/held_out/histograms": "ood",
     "ood/held_out/curves": "ood",
-    "structure/tree": "structure",
+    "ood/svhn/curves": "ood",
 }
 MEASURES = ("AUROC", "AUPR_out", "AUPR_in", "FPR95", "DetErr", "n_id", "n_ood")
-CHOICES = {"role", "unit", "better", "group"}  # keys of the record whose texts are words of its format
+CHOICES = {"role", "unit", "better", "group", "kind"}  # keys of the record whose texts are words of its format
 EVIL = "<script>alert(1)</script>\"'&"
 
 
@@ -42,12 +45,52 @@ def metric(key, value, title, unit, better):
     return {"key": key, "value": value, "title": title, "unit": unit, "better": better}
 
 
+def series(name, kind="line", **more):
+    known = {"name": name, "kind": kind, "note": "0.9", "low": None, "high": None, "shown": True, "group": ""}
+    x = [0.0, 0.5, 1.0] if kind == "bars" else [0.25, 0.75]
+    return known | {"x": x, "y": [0.5, 0.75]} | more
+
+
+def panel(key, *drawn, **axis):
+    share = {"label": "share", "unit": "share", "low": 0.0, "high": 1.0, "log": False}
+    return {"key": key, "title": f"Panel {key}", "x": share, "y": share | axis, "series": list(drawn)}
+
+
+def chart(name, group, *panels, choose=False):
+    words = {"caption": f"How to read {name}", "alt": f"What {name} shows"}
+    return {"name": name, "group": group, **words, "panels": list(panels), "choose": choose}
+
+
+def some_charts():
+    guide = series("by chance", "guide")
+    curve = series("as predicted", low=[0.25, 0.5], high=[0.75, 1.0])
+    counts = panel("counts", series("as predicted", "bars", y=[4.0, 12.0]), unit="count", low=0.5, high=None, log=True)
+    few = [series("entropy"), series("energy", shown=False)]
+    return [
+        chart("test/reliability", "test", panel("reliability", series("perfect", "guide"), curve), counts),
+        chart("test/risk_coverage", "test", panel("risk", *few)),
+        chart(
+            "ood/held_out/histograms",
+            "ood",
+            panel("a", series("test set", "bars")),
+            panel("b", series("test set", "bars")),
+            choose=True,
+        ),
+        chart("ood/held_out/curves", "ood", panel("roc", guide, *few), panel("pr", guide, *few)),
+        chart("ood/svhn/curves", "ood", panel("roc", guide, series("samples", "points"))),
+    ]
+
+
 def a_record():
     """What a test of a small classifier leaves, written by hand."""
     samples = [(17, 3, 5, 0.41, 1.25), (4, 2, 2, 0.44, 1.125), (1234, 7, 1, 0.5, 1.0), (8, 1, 1, 0.52, 0.875)]
     better = {"FPR95": "lower", "DetErr": "lower", "n_id": None, "n_ood": None}
     return {
-        "format": 2,
+        "format": 3,
+        "seed": 0,
+        "settings": {},
+        "charts": some_charts(),
+        "confusion": {"names": ["cat", "dog"], "counts": [[7, 1], [0, 1425]]},
         "created": "2026-01-01T00:00:00+00:00",
         "model": {
             "head": "Tree", "task": "Classification", "inference": "stochastic", "head_parameters": 8000,
@@ -175,11 +218,15 @@ def test_the_page_holds_every_figure_and_number(written, capsys):
     text = path.read_text()
     page, stored = Page(text), a_record()
     sources = [image["src"] for image in page.all("img")]
+    assert {figure["aria-label"] for figure in page.all("figure") if "chart" in figure.get("class", "")} == {
+        *(f"What {name} shows" for name in CHARTS),
+        next(f["aria-label"] for f in page.all("figure") if "Training" in f.get("aria-label", "")),
+    }
     for figure in stored["figures"]:
         data = (written / "figures" / figure["file"]).read_bytes()
         assert "data:image/png;base64," + base64.b64encode(data).decode() in sources
         assert any(image["alt"] == figure["alt"] for image in page.all("img"))
-    assert len(sources) == len(FIGURES) + 4 + 1  # figures, thumbnails, training curves
+    assert len(sources) == len(FIGURES) + 4  # and thumbnails
     for shown in ("Tree head, Classification", "8,000 parameters in the head", "15 passes", "2026-01-01 00:00:00 UTC"):
         assert shown in text
     assert "test set: n\u00a0=\u00a01,433" in text
@@ -218,24 +265,23 @@ def test_the_page_of_a_real_run_holds_every_number(run, tmp_path):
         data = base64.b64encode((run / "figures" / figure["file"]).read_bytes()).decode()
         (image,) = (i for i in page.all("img") if i["src"] == "data:image/png;base64," + data)
         assert image["alt"] == figure["alt"]
-    assert len(page.all("img")) == len(record["figures"]) + 4 + 1  # thumbnails, training curves
-    (doubtful,) = record["tables"]
+    assert len(page.all("img")) == len(record["figures"]) + 4  # and thumbnails
+    assert len([f for f in page.all("figure") if "chart" in f.get("class", "")]) == len(record["charts"]) + 1
+    doubtful, classes = record["tables"]
+    assert [row[0] for row in cells(section(text, "classes"))[-8:]] == [row[0] for row in classes["rows"]]
     told = cells(section(text, "doubtful"))
     assert [float(row[0].replace(",", "")) for row in told[1:]] == [row[0] for row in doubtful["rows"]]
     assert "Tree head, Classification" in text
     assert "test set: n\u00a0=\u00a0433" in text
-    assert not (run / "report.html").exists()
 
 
 def test_sections_come_in_order_with_their_figures(written):
     text = render(read_run(written))
     keys = [tag["id"] for tag in Page(text).all("section")]
-    assert keys == ["test", "unknown", "doubtful", "structure", "training", "metrics", "configuration"]
-    for name, group in FIGURES.items():
-        assert f'alt="What {name} shows"' in section(text, {"ood": "unknown"}.get(group, group))
-    assert section(text, "test").count("<figcaption>") == 3
-    assert "Is the confidence right?" in section(text, "test")
-    assert "Unknown inputs are the positive class." in section(text, "unknown")
+    assert keys == ["test", "unknown", "classes", "doubtful", "training", "structure", "metrics", "configuration"]
+    for name, group in {**FIGURES, **CHARTS}.items():
+        assert f'"What {name} shows"' in section(text, {"ood": "unknown"}.get(group, group))
+    assert section(text, "test").count("<figcaption>") == 2
     assert 'class="wide"' in section(text, "structure")
     assert 'class="wide"' not in section(text, "test")
     assert "<details open>" in section(text, "structure")
@@ -277,8 +323,36 @@ def test_names_units_and_directions_are_those_of_the_record(tmp_path):
     assert len(cards(page_with(tmp_path, record))) == 2
 
 
+def sentences(**values):
+    record = parse_record(a_record())
+    metrics = [
+        record.metrics[0]._replace(key=f"test/{key.replace('_', '/', 1)}", value=value) for key, value in values.items()
+    ]
+    return [(line.text.replace("\u00a0", " "), line.tone) for line in verdict_of(record._replace(metrics=metrics))]
+
+
+def test_the_verdict_says_plainly_what_was_found():
+    known = [
+        ("93 of 100 unknown inputs (held out) rank above a known one, by entropy; chance is 50.", "fair"),
+        ("71 of 100 unknown inputs (svhn) rank above a known one, by entropy; chance is 50.", "poor"),
+    ]
+    assert sentences(cls_Acc=0.9721, cal_ECE=0.0149) == [
+        ("97.2 % of 1,433 test samples are right.", "plain"),
+        ("Calibrated within 1.5 %: the confidence can be read as a probability.", "good"),
+        *known,
+    ]
+    # of 4 samples the chart says 25 % and half are right, of 12 it says 75 % and three quarters are
+    assert sentences(cal_ECE=0.0625)[0] == ("Confidence is not sure enough by 6.2 % on average.", "poor")
+    assert sentences(reg_RMSE=0.51749)[0][0].startswith("Predictions of 1,433 test samples are off by 0.517,")
+    held = sentences(cal_QCE=0.0211, cal_coverage95=0.944)[0]
+    assert held[0].startswith("Intervals hold what they promise within 2.1 %: 94.4 % of the targets are inside")
+    missed = sentences(cal_QCE=0.062, cal_coverage95=0.975)[0]
+    assert missed[0].startswith("Intervals miss what they promise by 6.2 %, too wide")
+    assert (held[1], missed[1]) == ("good", "poor")
+
+
 def test_the_best_of_each_set_is_bold(written):
-    shown = section(render(read_run(written)), "unknown")
+    shown = section(render(read_run(written)), "unknown").split("<table>")[1]
     rows = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", line, re.S) for line in re.findall(r"<tr>(.*?)</tr>", shown, re.S)]
     heads = ["set", "score", "AUROC ↑", "AUPR out ↑", "AUPR in ↑", "FPR95 ↓", "DetErr ↓", "n id", "n ood"]
     assert rows[0] == heads
@@ -328,7 +402,7 @@ def test_a_regression_has_no_wrong_predictions(tmp_path):
 
 def test_other_tables_are_shown_too(tmp_path):
     record = a_record()
-    record["tables"] = [{"name": "test/classes", "caption": "By class", "columns": ["class"], "rows": [["cat"]]}]
+    record["tables"] = [{"name": "test/mine", "caption": "By class", "columns": ["class"], "rows": [["cat"]]}]
     text = page_with(tmp_path, record)
     assert "By class." in section(text, "tables")
     assert "cat" in section(text, "tables")
@@ -349,7 +423,7 @@ def test_pictures_outside_the_folder_are_not_shown(tmp_path):
     png(tmp_path / "secret.png")
     record = a_record()
     for outside in ("../../secret.png", str(tmp_path / "secret.png"), "zero\0byte.png", "x" * 5000, "link.png", "."):
-        record["figures"] = [{"name": "test/reliability", "file": outside, "alt": "outside", "group": "test"}]
+        record["figures"] = [{"name": "structure/tree", "file": outside, "alt": "outside", "group": "structure"}]
         record["tables"][0]["rows"] = [[1, {"picture": outside}, 1, 1, 0.5, 0.5]]
         folder = write_test(tmp_path / "run", record | {"figures": []})
         for place in ("figures", "tables"):
@@ -368,7 +442,11 @@ def test_the_page_is_accessible_and_asks_for_nothing(written):
     assert len(page.all("caption")) == len(page.all("table")) >= 4
     assert all(cell.get("scope") in ("row", "col") for cell in page.all("th"))
     assert {link["href"][1:] for link in page.all("a")} <= {tag.get("id") for _, tag in page.tags}
-    assert not page.all("script")
+    kinds = [script.get("type") for script in page.all("script")]
+    assert kinds == ["application/json"] * (len(CHARTS) + 1) + [None]  # data, and the one script that its policy names
+    (policy,) = (tag["content"] for tag in page.all("meta") if tag.get("http-equiv"))
+    digest = base64.b64encode(hashlib.sha256((HERE / "charts.js").read_bytes()).digest()).decode()
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", text)
     assert "url(" not in text
     assert "@import" not in text
@@ -431,8 +509,10 @@ def test_everything_from_files_is_escaped(written, tmp_path):
 
     assert kinds(Page(text)) <= kinds(Page(render(read_run(written))))
     assert text.count("&lt;script&gt;") > 50
-    assert not re.search(r"<(script|b|i|u|s|em)>(?!\d)", text)
-    assert section(text, "others").count("<figure>") == 1
+    safe = text.replace((HERE / "charts.js").read_text(), "")
+    assert not re.search(r"<(b|i|u|s|em)>(?!\d)", safe)
+    assert safe.count("<script") == len(Page(text).all("script"))
+    assert section(text, "others").count("<figure>") == 2
 
 
 def test_half_a_character_does_not_stop_the_page(tmp_path):
@@ -498,11 +578,11 @@ def test_other_files_of_a_run_that_cannot_be_read(tmp_path):
         ("\udcff", "expected JSON in"),
         ("[" * 200_000, "expected JSON in"),
         ("[1]", "expected an object in .*, got list"),
-        ("{}", "expected format 2 in .*, got none"),
-        ('{"format": 1}', "expected format 2 in .*, got 1"),
-        ('{"format": "2"}', 'expected format 2 in .*, got "2"'),
-        ('{"format": true}', "expected format 2 in .*, got true"),
-        ('{"format": 2}', "expected the key separation_measures, got only format, in"),
+        ("{}", "expected format 3 in .*, got none"),
+        ('{"format": 2}', "expected format 3 in .*, got 2"),
+        ('{"format": "3"}', 'expected format 3 in .*, got "3"'),
+        ('{"format": true}', "expected format 3 in .*, got true"),
+        ('{"format": 3}', "expected the key separation_measures, got only format, in"),
     ],
 )
 def test_records_that_are_none(tmp_path, capsys, monkeypatch, text, message):
@@ -539,7 +619,7 @@ def changed(record, way, change):
     return record
 
 
-OPTIONAL = {("model", "inference")}  # further facts of the model may be anything
+OPTIONAL = {("model", "inference"), ("settings",)}  # further facts of the model may be anything
 
 
 def test_every_value_of_a_record_is_checked(tmp_path):
@@ -547,6 +627,7 @@ def test_every_value_of_a_record_is_checked(tmp_path):
     for part in ("sets", "metrics", "separation", "figures"):  # one of each will do
         record[part] = record[part][:1]
     record["tables"][0]["rows"] = record["tables"][0]["rows"][:1]
+    record["charts"] = record["charts"][:1]
     page_with(tmp_path, record)
     for way in [way for way in places(record) if way not in OPTIONAL]:
         measured = way[0] == "separation" and way[-1] in MEASURES
@@ -554,6 +635,8 @@ def test_every_value_of_a_record_is_checked(tmp_path):
             with pytest.raises(ValueError, match=rf"expected .*\b{way[-1]}\b.*, got .*: test the model again"):
                 page_with(tmp_path, changed(record, way, None))
         for wrong in ([[]], {"a": 1}, 10**400):
+            if way[-1] in ("low", "high") and wrong == {"a": 1} and way[-2:-1] == ("series",):
+                continue
             with pytest.raises(ValueError, match=r"expected .*, got .*: test the model again"):
                 page_with(tmp_path, changed(record, way, [wrong]))
 
@@ -673,6 +756,27 @@ def browser(tmp_path_factory):
     opened.close()
 
 
+def interact(browser):
+    """Hide a line, show another, look at a value, choose a histogram and an unknown set."""
+    keys = "[...document.querySelectorAll('#test figure:nth-child(2) .key')]"
+    lines = "[...document.querySelectorAll('#test figure:nth-child(2) .mark')].map(g => getComputedStyle(g).display)"
+    assert browser.ask(lines) == ["inline", "none"]
+    browser.ask(f"{keys}.map(key => key.click() ?? 0)")
+    assert browser.ask(lines) == ["none", "inline"]
+    point = (
+        "(() => { const svg = document.querySelector('#test figure:nth-child(2) svg.plot'), b ="
+        " svg.getBoundingClientRect(); svg.dispatchEvent(new PointerEvent('pointermove', {clientX: b.left + 0.9 *"
+        " b.width, clientY: b.top + 20})); return document.querySelector('#test figure:nth-child(2) .tip').innerText"
+        " })()"
+    )
+    assert browser.ask(point).split("\n")[:3] == ["share 75\u00a0%", "energy", "75\u00a0%"]
+    choose = "(() => {{ const s = document.querySelector('{0}'); s.value = '{1}'; s.dispatchEvent(new Event('change'));"
+    panels = "return [...document.querySelectorAll('#unknown [data-set=held_out] figure:first-child .panel')]"
+    assert browser.ask(choose.format("select.choice", 1) + panels + ".map(p => p.hidden) })()") == [True, False]
+    sets = "return [...document.querySelectorAll('[data-set]')].map(s => s.hidden) })()"
+    assert browser.ask(choose.format("select.sets", "svhn") + sets) == [True, False]
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_in_a_real_browser(written, browser, tmp_path, width, dark):
@@ -685,17 +789,18 @@ def test_in_a_real_browser(written, browser, tmp_path, width, dark):
     assert browser.ask("document.documentElement.scrollWidth") == page_width  # nothing to scroll sideways
     every = "Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth > 0, () => false)))"
     decoded = browser.ask(every)
-    assert len(decoded) == len(FIGURES) + 5
+    assert len(decoded) == len(FIGURES) + 4
     assert all(decoded)
-    figures = browser.ask(
-        "[...document.querySelectorAll('figure:not(.wide) img')].map(i => i.getBoundingClientRect().width)"
-    )
-    assert all(0.75 * min(width, 500) < w <= width for w in figures)
-    text = "[...document.querySelectorAll('p,td,th,small,a,pre')]"
+    shown = "[...document.querySelectorAll('svg.plot')].filter(e => e.getBoundingClientRect().width)"
+    figures = browser.ask(f"{shown}.map(e => e.getBoundingClientRect().width)")
+    assert len(figures) == 2 + 1 + 1 + 2 + 4  # one histogram of two, one unknown set of two, four of training
+    assert all(0.75 * min(width, 400) < w <= width for w in figures)
+    text = "[...document.querySelectorAll('p:not(.ylabel),td,th,a,pre')]"
     small = browser.ask(f"Math.min(...{text}.map(e => parseFloat(getComputedStyle(e).fontSize)))")
     assert small >= 12
     ground = browser.ask("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 150) == dark
     assert ("invert" in browser.ask("getComputedStyle(document.querySelector('figure img')).filter")) == dark
+    interact(browser)
     browser.screenshot(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 50_000

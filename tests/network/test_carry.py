@@ -49,9 +49,11 @@ def described(plan):
         part = ggt.nodes[number]
         if isinstance(part, Leaf):
             return f"inputs {part.variables}"
-        own = [x for level in plan.levels for x in level.layers if x.node == number]
-        inside = [f"{x.branch}: {[words(j) for j in x.sources]} to {x.width}" for x in own]
-        return f"node {part.variables} of {inside}"
+        inside = []  # whichever branch comes first
+        for t in range(len(part.branches)):
+            own = [x for level in plan.levels for x in level.layers if (x.node, x.branch) == (number, t)]
+            inside.append(f"branch {[f'{[words(j) for j in x.sources]} to {x.width}' for x in own]}")
+        return f"node {part.variables} of {sorted(inside)}"
 
     return {
         (

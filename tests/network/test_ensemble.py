@@ -36,7 +36,9 @@ def as_single_heads(head):
     """Each member as a `BRAINetHead` of its own."""
     singles = []
     for m in range(head.members):
-        single = BRAINetHead(head.plan.ggt, head.out_features, width=head.plan.width_factor, norm=head.layers.norm)
+        single = BRAINetHead(
+            head.plan.ggt, head.out_features, width=head.plan.width_factor, norm=head.layers.norm, skip=None
+        )
         with torch.no_grad():
             single.layers.weight[0] = head.layers.weight[m]
             for level in head.plan.levels:
@@ -128,7 +130,7 @@ def test_passes_of_a_brainet_have_the_masks_of_its_training(tree):
     """Dropout on outputs of nodes, never on inputs, and one mask for all that read a node: equal moments."""
     torch.manual_seed(0)
     ggt = tree[1]
-    head = BRAINetHead(ggt, 2, num_params=600, norm=None, dropout=0.4)
+    head = BRAINetHead(ggt, 2, num_params=600, min_width=1, skip=None, norm=None, dropout=0.4)
     ensemble = EnsembleHead(ggt, 2, 600, 1, norm=None, dropout=0.4)
     x, n = torch.randn(1, D), 40_000
     with torch.no_grad():

@@ -17,6 +17,24 @@ from brainet_pl.network import plan as planning
 from brainet_pl.structure import GGT, Branch, Leaf, Node, learn_structure
 
 
+class Centred(nn.Module):
+    """Features of mean 0 and, all together, variance 1; one feature at a time."""
+
+    def __init__(self, skip):
+        super().__init__()
+        self.mean, self.var = skip.running_mean.clone(), skip.running_var.clone()
+        self.momentum, self.eps = skip.momentum, skip.eps
+
+    def forward(self, x):
+        mean, var = self.mean.clone(), self.var.clone()
+        if self.training:
+            for j in range(x.shape[1]):
+                mean[j], var[j] = x[:, j].mean(), x[:, j].var(correction=0)
+            self.mean = (1 - self.momentum) * self.mean + self.momentum * mean
+            self.var = (1 - self.momentum) * self.var + self.momentum * var
+        return (x - mean) / (var.sum() / len(var) + self.eps) ** 0.5
+
+
 class NaiveHead(nn.Module):
     """One module for each layer; every pass walks the tree."""
 
@@ -43,7 +61,20 @@ class NaiveHead(nn.Module):
                     norm.running_var.copy_(head.layers.running_var[own])
                     self.layers[name] = nn.Sequential(linear, norm, nn.ReLU())
         self.output = copy.deepcopy(head.output)
+        self.skip = None if head.skip is None else self.dense(head)
         self.number = {id(node): i for i, node in enumerate(self.ggt.nodes)}
+
+    @staticmethod
+    def dense(head):
+        """The layer past the tree, of plain modules."""
+        linear = nn.Linear(head.in_features, head.out_features, bias=False)
+        linear.weight = nn.Parameter(head.skip.weight.detach().clone())
+        if head.skip.norm is None:
+            return linear
+        return nn.Sequential(Centred(head.skip), linear)
+
+    def emit(self, root, x):
+        return self.output(root) if self.skip is None else self.output(root) + self.skip(x)
 
     def branch(self, node, t, x, combine):
         i = self.number[id(node)]
@@ -63,7 +94,7 @@ class NaiveHead(nn.Module):
         return combine(self.number[id(node)], node, lambda t: self.branch(node, t, x, combine))
 
     def run(self, x, combine):
-        return self.output(self.node(self.ggt.root, x, combine))
+        return self.emit(self.node(self.ggt.root, x, combine), x)
 
     def subnetwork(self, x, subnetwork):
         taken = dict(self.ggt.path(subnetwork))
@@ -96,6 +127,11 @@ def randomise(head):
             head.layers.running_mean.copy_(torch.randn(head.layers.running_mean.shape, generator=g))
             head.layers.running_var.copy_(torch.rand(head.layers.running_var.shape, generator=g) + 0.5)
         head.layers.bias.copy_(torch.randn(head.layers.bias.shape, generator=g))
+        if head.skip is not None:
+            head.skip.weight.copy_(torch.randn(head.skip.weight.shape, generator=g))
+            if head.skip.norm:
+                head.skip.running_mean.copy_(torch.randn(head.in_features, generator=g))
+                head.skip.running_var.copy_(torch.rand(head.in_features, generator=g) + 0.5)
     return head
 
 
@@ -114,13 +150,14 @@ def gradients(model):
 
 
 def flat_of(head):
-    """The head's own gradients of weights, scales and biases."""
-    return head.layers.weight.grad[0], head.layers.scale.grad, head.layers.bias.grad
+    """The head's own gradients of weights, scales and biases, of the output and of what goes past the tree."""
+    found = [head.layers.weight.grad[0], head.layers.scale.grad, head.layers.bias.grad, head.output.weight.grad]
+    return found if head.skip is None else [*found, head.skip.weight.grad]
 
 
 def alone(head, x, subnetwork):
     """The outputs (B, C) of one sub-network."""
-    return head._emit(head.layers.run_draws(x, [subnetwork], 0.0, None))[0]
+    return head._emit(head.layers.run_draws(x, [subnetwork], 0.0, None), x, None)[0]
 
 
 def flat_gradient(naive, head):
@@ -139,14 +176,19 @@ def flat_gradient(naive, head):
             first = level.first_neuron + layer.first_neuron
             scale[first : first + layer.width] = norm.weight.grad
             bias[first : first + layer.width] = norm.bias.grad
-    return weight, scale, bias
+    found = [weight, scale, bias, naive.output.weight.grad]
+    return found if naive.skip is None else [*found, naive.skip[-1].weight.grad]
 
 
 @settings(max_examples=40, deadline=None)
-@given(tree=trees(tuple(range(7)), 3), factor=st.sampled_from([0.4, 1.0, 2.3]))
-def test_every_mode_equals_the_naive_tree(tree, factor):
+@given(
+    tree=trees(tuple(range(7)), 3),
+    factor=st.sampled_from([0.4, 1.0, 2.3]),
+    skip=st.sampled_from(["auto", "linear", None]),
+)
+def test_every_mode_equals_the_naive_tree(tree, factor, skip):
     ggt = GGT(tree, 7, num_rows=5)
-    head = randomise(BRAINetHead(ggt, 3, width=factor, temperature=1.0)).eval()
+    head = randomise(BRAINetHead(ggt, 3, width=factor, temperature=1.0, skip=skip)).eval()
     naive = NaiveHead(head).eval()
     x = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
 
@@ -247,7 +289,8 @@ def run_naively(naive, x, drawn):
         taken = [torch.tensor([drawn.branch(node, v, b) for b in range(len(x))]) for v in range(emitted)]
         return [torch.stack(branches)[t, v % columns, batch] for v, t in enumerate(taken)]
 
-    return torch.stack([naive.output(version) for version in versions(naive.ggt.root)])
+    past = 0.0 if naive.skip is None else naive.skip(x)  # once: its statistics are of these samples
+    return torch.stack([naive.output(version) + past for version in versions(naive.ggt.root)])
 
 
 @settings(max_examples=40, deadline=None)
@@ -256,11 +299,12 @@ def run_naively(naive, x, drawn):
     draws=st.integers(1, 9),
     sampling=st.sampled_from(["batch", "sample"]),
     seed=st.integers(0, 99),
+    skip=st.sampled_from(["linear", None]),
 )
-def test_training_pass_equals_the_naive_tree(tree, draws, sampling, seed):
+def test_training_pass_equals_the_naive_tree(tree, draws, sampling, seed, skip):
     """The same draws, replayed: values, gradients and statistics agree."""
     ggt = GGT(tree, 7, num_rows=5)
-    head = randomise(BRAINetHead(ggt, 3, width=0.8, sampling=sampling, draws=draws)).train()
+    head = randomise(BRAINetHead(ggt, 3, width=0.8, sampling=sampling, draws=draws, skip=skip)).train()
     naive, batch = NaiveHead(head).train(), 6
     x = torch.randn(batch, 7, generator=torch.Generator().manual_seed(1))
     out = head(x, torch.Generator().manual_seed(seed))
@@ -282,6 +326,9 @@ def test_training_pass_equals_the_naive_tree(tree, draws, sampling, seed):
             norm = naive.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"][1]
             torch.testing.assert_close(head.layers.running_mean[own], norm.running_mean, rtol=1e-3, atol=1e-5)
             torch.testing.assert_close(head.layers.running_var[own], norm.running_var, rtol=1e-3, atol=1e-5)
+    if skip:
+        torch.testing.assert_close(head.skip.running_mean, naive.skip[0].mean)
+        torch.testing.assert_close(head.skip.running_var, naive.skip[0].var)
 
 
 @settings(max_examples=30, deadline=None)
@@ -443,7 +490,71 @@ def test_budget_is_met_within_two_percent(budget, norm):
 
 def test_a_budget_that_cannot_be_met_closely_is_said():
     with pytest.warns(UserWarning, match="within 2 %, got 2,045"):
-        BRAINetHead(fixed_ggt(d=30), 10, num_params=2_000)
+        BRAINetHead(fixed_ggt(d=30), 10, num_params=2_000, min_width=1, skip=None)
+
+
+def test_a_head_starts_at_the_networks_own_answer_and_learns_beside_it():
+    torch.manual_seed(0)
+    head = BRAINetHead(fixed_ggt(), 3, width=1.0, skip="own")
+    x, own = torch.randn(8, 12), torch.randn(8, 3)
+    assert head.skip is None
+    for outputs in (head.train()(x, own=own), head.eval()(x, own=own)[None], head.passes(x, 4, own=own).values):
+        torch.testing.assert_close(outputs, own.expand_as(outputs))
+    with torch.no_grad():
+        head.output.weight.normal_()
+        plain = copy.deepcopy(head)
+        plain.adds_own = False
+        drawn = [torch.Generator().manual_seed(0) for _ in range(2)]
+        found = head.stochastic(x, 4, own=own, generator=drawn[0]).logits
+        torch.testing.assert_close(found, plain.stochastic(x, 4, generator=drawn[1]).logits + own)
+        torch.testing.assert_close(head.enumerate(x, own=own).logits, plain.enumerate(x).logits + own)
+        torch.testing.assert_close(head(x, own=own), plain(x) + own)
+    for wrong, message in (
+        (lambda: head(x), "expected the outputs of the network, got none"),
+        (lambda: plain(x, own=own), "expected features alone, got own outputs too"),
+        (lambda: head(x, own=own[:, :2]), r"own outputs of shape \(8, 3\), got \(8, 2\)"),
+        (lambda: BRAINetHead(fixed_ggt(), 3, skip="identity"), "'auto', 'linear', 'own', None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong()
+
+
+def test_a_layer_past_the_tree_is_in_the_budget_and_does_not_mind_scale():
+    for skip in ("linear", None):
+        head = BRAINetHead(fixed_ggt(d=30), 10, num_params=8_000, skip=skip)
+        assert abs(head.num_params - 8_000) <= 160
+        assert (head.skip is not None) == (skip is not None)
+    past = randomise(BRAINetHead(fixed_ggt(), 3, width=1.0, skip="linear")).skip.train()
+    x = torch.randn(50, 12)
+    torch.testing.assert_close(past(x), past(1000 * x + 5000), rtol=1e-2, atol=1e-2)
+
+
+def test_widths_that_nobody_chose():
+    ggt = fixed_ggt(d=30, max_order=2)
+    narrow = BRAINetHead(ggt, 10, num_params=8_000, min_width=1)
+    usual = BRAINetHead(ggt, 10, num_params=8_000)
+    least = [min(x.width for level in head.plan.levels for x in level.layers) for head in (narrow, usual)]
+    assert least[0] < least[1] <= 8
+    assert BRAINetHead(ggt, 10).num_params == pytest.approx(16_000, rel=0.02)
+    assert Tree().build(30, 10, ggt).num_params == BRAINetHead(ggt, 10).num_params
+    smallest = BRAINetHead(ggt, 10, num_params=smallest_budget(ggt, 10))  # nothing is left for what is only wanted
+    assert smallest.skip is None
+    assert smallest.num_params == smallest_budget(ggt, 10)
+
+
+@pytest.mark.parametrize("out", [2, 1000])
+def test_a_budget_that_nobody_chose_is_enough_for_any_tree(out):
+    """Very many small sets: one neuron a layer takes more than 16,000."""
+    d = 300
+    leaves = [Leaf((i,), ((),), 0.0) for i in range(d)]
+    rest = Leaf(tuple(range(150, d)), tuple(() for _ in range(150, d)), 0.0)
+    ggt = GGT(Node(tuple(range(d)), tuple(Branch(tuple(leaves[:150]), rest) for _ in range(2))), d)
+    least = smallest_budget(ggt, out)
+    assert least > 16_000
+    head = BRAINetHead(ggt, out)
+    assert head.num_params == least + (d * out if head.skip is not None else 0)
+    assert (head.skip is not None) == (out == 2)  # the other would take more than half
+    assert BRAINetHead(ggt, 2, min_width=3).num_params == smallest_budget(ggt, 2, min_width=3) + 2 * d
 
 
 def test_without_norm_and_with_other_activations():
@@ -501,7 +612,7 @@ def test_weights_in_another_order_are_refused(monkeypatch):
 
 def test_a_single_leaf_is_a_linear_head():
     ggt = GGT(Leaf((0, 1, 2), ((), (), ()), 0.0), 3)
-    head = BRAINetHead(ggt, 2).eval()
+    head = BRAINetHead(ggt, 2, width=1.0, skip=None).eval()
     x = torch.randn(4, 3)
     torch.testing.assert_close(head(x), head.output(x))
     torch.testing.assert_close(head.train()(x), head.output(x))

@@ -183,7 +183,7 @@ def test_far_inputs_are_less_certain(fitted, quiet_trainer):
     model, _, folder = fitted
     parts = quiet_trainer(folder, Evaluation(figures=False)).test(model, datamodule=Line(), verbose=False)
     results = {k: v for part in parts for k, v in part.items()}
-    assert results["ood/far/epistemic_std/AUROC"] > 0.9
+    assert results["ood/far/epistemic_std/AUROC"] > 0.8
     assert "ood/far/std/FPR95" in results
 
 

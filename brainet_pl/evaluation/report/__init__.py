@@ -1,28 +1,45 @@
 """`brainet report RUN_DIR`: one self-contained HTML page of a run, from the files in its folder.
 
-`read` turns the folder into typed values, `view` decides what is shown and in which words, and the template
-`page.html.j2` says how it is marked up. The page has no scripts and asks for nothing from a network, which its content
-security policy also forbids. Pictures are data URIs. Everything that comes from a file is escaped by the template.
+`read` turns the folder into typed values, `view` decides what is shown and in which words, `plot` where the lines of a
+chart stand, and the template `page.html.j2` says how it is marked up. The page asks for nothing from a network, which
+its content security policy also forbids; the one script that it runs is `charts.js`, named there by its digest, and a
+page without scripts shows the same charts. Pictures are data URIs. Everything that comes from a file is escaped.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from brainet_pl.evaluation.report import plot
 from brainet_pl.evaluation.report.read import Run, read_run
-from brainet_pl.evaluation.report.view import page_of
+from brainet_pl.evaluation.report.view import Page, page_of
 
-__all__ = ["main", "read_run", "render", "write_report"]
+__all__ = ["main", "read_run", "render", "render_page", "write_report"]
 
 HERE = Path(__file__).parent
+FRAME = {
+    "width": f"{plot.WIDTH:g}",
+    "height": plot.HEIGHT,
+    "left": plot.LEFT,
+    "right": plot.WIDTH - plot.RIGHT,
+    "top": plot.TOP,
+    "bottom": plot.HEIGHT - plot.BOTTOM,
+}
 
 
 def render(run: Run) -> str:
     """The HTML text of a run's page."""
+    return render_page(page_of(run))
+
+
+def render_page(page: Page) -> str:
+    """The HTML text of a page."""
     templates = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,  # always: the usual choice by file name would miss `.j2`
@@ -30,8 +47,10 @@ def render(run: Run) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = (HERE / "style.css").read_text(encoding="utf-8")
-    return templates.get_template("page.html.j2").render(page=page_of(run), style=style)
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("style.css", "charts.js"))
+    digest = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    template = templates.get_template("page.html.j2")
+    return template.render(page=page, frame=FRAME, style=style, script=script, digest=digest)
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from brainet_pl.structure import GGT
+from brainet_pl.evaluation.chart import KINDS, UNITS, Axis, Chart, Matrix, Panel, Series
 
-FORMAT = 2  # of record.json; format 1 was dashboard.json with its CSV files
+if TYPE_CHECKING:  # a page of many runs is made without torch
+    from brainet_pl.structure import GGT
+
+FORMAT = 3  # of record.json; format 2 had pictures in place of charts, format 1 was dashboard.json with its CSV files
 ROLES = ("known", "near", "far")
-UNITS = ("share", "nats", "", "target")
+MEASURED = ("share", "nats", "", "target")
 BETTER = ("higher", "lower", None)
-GROUPS = ("test", "ood", "structure")
+GROUPS = ("test", "shift", "ood", "structure")
 KNOWN_FILES = ("record.json", "metrics.csv", "config.yaml")
 
 History = dict[str, tuple[list[float], list[float]]]
@@ -23,11 +27,12 @@ class Model(NamedTuple):
     """What the test says about the model. None stands for what a model does not have, such as passes."""
 
     head: str
-    task: str
+    task: str | None
     head_parameters: int | None
     parameters: int | None
     passes: int | None
     temperature: float | None
+    cost: str | None = None
 
 
 class DataSet(NamedTuple):
@@ -102,6 +107,10 @@ class Record(NamedTuple):
     measures: list[Measure]
     figures: list[Drawn]
     tables: list[Listed]
+    charts: list[Chart]
+    confusion: Matrix | None
+    seed: int | None
+    settings: dict[str, Any]
 
 
 class Run(NamedTuple):
@@ -170,6 +179,8 @@ def _read_structure(folder: Path) -> GGT | None:
     paths = [path for path in (folder / "structure.json", folder / "checkpoints" / "structure.json") if path.is_file()]
     if not paths:
         return None
+    from brainet_pl.structure import GGT
+
     try:
         return GGT.from_json(paths[0].read_text(encoding="utf-8"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -241,9 +252,24 @@ class Node(NamedTuple):
         """A whole number of at least 0, or null."""
         return None if self.value is None else self.whole()
 
-    def one_of(self, choices: tuple[str | None, ...]) -> Any:
+    def numbers(self) -> list[float]:
+        """A list of finite numbers."""
+        if not isinstance(self.value, list) or not all(
+            isinstance(v, int | float) and not isinstance(v, bool) and not _too_long(v) and math.isfinite(v)
+            for v in self.value
+        ):
+            self.wrong("a list of finite numbers")
+        return [float(v) for v in self.value]
+
+    def mapping(self) -> dict[str, Any]:
+        """An object, whatever is in it."""
+        if not isinstance(self.value, dict):
+            self.wrong("an object")
+        return self.value
+
+    def one_of(self, choices: tuple[str | bool | None, ...]) -> Any:
         """One of a few texts, or null where that is one of them."""
-        if not any(self.value == choice for choice in choices):
+        if not any(self.value is choice or (self.value == choice and type(choice) is str) for choice in choices):
             self.wrong(f"one of {', '.join(json.dumps(choice) for choice in choices)}")
         return self.value
 
@@ -296,17 +322,22 @@ def parse_record(content: dict[str, Any]) -> Record:
         measures=measures,
         figures=[_drawn(part) for part in root.child("figures").children()],
         tables=[_listed(part) for part in root.child("tables").children()],
+        charts=[_chart(part) for part in root.child("charts").children()],
+        confusion=_matrix(root.child("confusion")),
+        seed=root.child("seed").whole_or_none(),
+        settings=root.child("settings").mapping(),
     )
 
 
 def _model(node: Node) -> Model:
     return Model(
         head=node.child("head").text(),
-        task=node.child("task").text(),
+        task=node.child("task").text_or_none(),
         head_parameters=node.child("head_parameters").whole_or_none(),
         parameters=node.child("parameters").whole_or_none(),
         passes=node.child("passes").whole_or_none(),
         temperature=node.child("temperature").number_or_none(),
+        cost=node.child("cost").text() if isinstance(node.value, dict) and "cost" in node.value else None,
     )
 
 
@@ -315,7 +346,7 @@ def _metric(node: Node) -> Metric:
         key=node.child("key").text(),
         value=node.child("value").number_or_none(),
         title=node.child("title").text(),
-        unit=node.child("unit").one_of(UNITS),
+        unit=node.child("unit").one_of(MEASURED),
         better=node.child("better").one_of(BETTER),
     )
 
@@ -346,6 +377,67 @@ def _listed(node: Node) -> Listed:
         columns=columns,
         rows=[[_cell(cell) for cell in row.children()] for row in rows],
     )
+
+
+def _chart(node: Node) -> Chart:
+    name, caption, alt = (node.child(key).text() for key in ("name", "caption", "alt"))
+    panels = [_panel(panel) for panel in node.child("panels").children()]
+    if not panels:
+        node.child("panels").wrong("at least one panel")
+    choose = node.child("choose").one_of((True, False))
+    return Chart(name, node.child("group").one_of(GROUPS), caption, alt, panels, choose)
+
+
+def _panel(node: Node) -> Panel:
+    return Panel(
+        node.child("key").text(),
+        node.child("title").text(),
+        _axis(node.child("x")),
+        _axis(node.child("y")),
+        [_series(series) for series in node.child("series").children()],
+    )
+
+
+def _axis(node: Node) -> Axis:
+    low, high = (node.child(key).number_or_none() for key in ("low", "high"))
+    log = node.child("log").one_of((True, False))
+    if log and not (low is not None and low > 0):
+        node.child("low").wrong("a number above 0 where the axis begins")
+    if low is not None and high is not None and not low < high:
+        node.child("high").wrong("a number above the lower end")
+    return Axis(node.child("label").text(), node.child("unit").one_of(UNITS), low, high, log)
+
+
+def _series(node: Node) -> Series:
+    x, y = (node.child(key).numbers() for key in ("x", "y"))
+    kind = node.child("kind").one_of(KINDS)
+    low, high = (None if node.child(key).value is None else node.child(key).numbers() for key in ("low", "high"))
+    if len(x) != len(y) + (kind == "bars"):
+        node.child("x").wrong(f"{len(y) + (kind == 'bars')} numbers")
+    for name, ends in (("low", low), ("high", high)):
+        if ends is not None and len(ends) != len(y):
+            node.child(name).wrong(f"{len(y)} numbers")
+    return Series(
+        node.child("name").text(),
+        x,
+        y,
+        kind,
+        node.child("note").text(),
+        low,
+        high,
+        node.child("shown").one_of((True, False)),
+        node.child("group").text(),
+    )
+
+
+def _matrix(node: Node) -> Matrix | None:
+    if node.value is None:
+        return None
+    names = [name.text() for name in node.child("names").children()]
+    rows = node.child("counts").children()
+    if len(rows) != len(names) or any(len(row.children()) != len(names) for row in rows):
+        node.child("counts").wrong(f"{len(names)} rows of {len(names)} counts")
+    return Matrix(names, [[cell.whole() for cell in row.children()] for row in rows])
 
 
 def _cell(node: Node) -> CellValue:

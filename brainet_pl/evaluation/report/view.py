@@ -6,17 +6,18 @@ Every function here takes typed values and returns plain text, never HTML.
 from __future__ import annotations
 
 import base64
-import io
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from matplotlib.figure import Figure as Drawing
-
-from brainet_pl.evaluation.figures import readable, training_curves
+from brainet_pl.evaluation.chart import Matrix, readable
+from brainet_pl.evaluation.report.plot import Drawing, Wanted, chart_of_history, drawing_of
 from brainet_pl.evaluation.report.read import CellValue, Listed, Measure, Metric, Record, Run, Thumbnail, inside
-from brainet_pl.structure import GGT
+from brainet_pl.evaluation.report.verdict import Line, verdict_of
+
+if TYPE_CHECKING:
+    from brainet_pl.structure import GGT
 
 # Which numbers are headlines, in this order. Names, units and directions are those of the record; the ones here stand
 # in for a run that was only fitted, which has no record.
@@ -26,35 +27,39 @@ CARDS = (
     Metric("reg/NLL", None, "NLL", "nats", "lower"),
     Metric("cls/NLL", None, "NLL", "nats", "lower"),
     Metric("cal/ECE", None, "Calibration error (ECE)", "share", "lower"),
+    Metric("cal/QCE", None, "Calibration error of intervals", "share", "lower"),
+    Metric("cal/coverage95", None, "Targets inside the 95 % interval", "share", None),
     Metric("sc/AURC", None, "Risk–coverage area (AURC)", "share", "lower"),
 )
 ECE, SCALED_ECE = "test/cal/ECE", "test/scaled/cal/ECE"  # before and after temperature scaling
 UNIT_NOTES = {"share": "", "nats": "nats", "": "", "target": "in units of the target"}
 ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
-CURVES = ("train/loss", "val/cls/NLL", "val/cls/Acc", "val/cal/ECE", "val/reg/RMSE", "val/reg/NLL")
-CAPTIONS: dict[str, dict[str, str]] = {  # by the group of a figure, then by the last part of its name
-    "test": {
-        "reliability": "Is the confidence right? On the dotted line it is; below it the model is too sure. Vertical "
-        "lines are 95 % intervals; the bars count samples.",
-        "risk_coverage": "What refusing to answer buys: the error rate when only the most certain share is answered.",
-        "passes": "What another pass buys: metrics of the mean of the first passes, in the order they were drawn.",
-    },
-    "ood": {
-        "histograms": "Each score on the test set (filled) and on the unknown set (hatched). Values beyond an axis are "
-        "in its end bins.",
-        "curves": "Unknown inputs are the positive class. Dotted: a score that knows nothing.",
+TRAINING: Wanted = (
+    ("Training loss", "number", (("train/loss", "training"),)),
+    ("NLL, nats", "number", (("val/cls/NLL", "validation"), ("val/reg/NLL", "validation"))),
+    ("Accuracy", "share", (("train/cls/Acc", "training"), ("val/cls/Acc", "validation"))),
+    ("RMSE", "number", (("train/reg/RMSE", "training"), ("val/reg/RMSE", "validation"))),
+    ("Calibration error", "share", (("train/cal/ECE", "training"), ("val/cal/ECE", "validation"))),
+    ("Calibration error of intervals", "share", (("train/cal/QCE", "training"), ("val/cal/QCE", "validation"))),
+    ("Learning rate", "number", (("train/lr", "training"),)),
+)
+CAPTIONS: dict[str, dict[str, str]] = {  # of pictures, by their group, then by the last part of their name
+    "shift": {
+        "severity": "The same measures after corruptions of the test samples: means; vertical lines reach from the "
+        "least to the worst corruption.",
+        "reliability": "Is the confidence still right? Clean and shifted test samples, as predicted and calibrated.",
     },
     "structure": {
         "tree": "The learned tree: each row splits sets of features by tests of the next order.",
         "network": "One sub-network: inputs at the bottom, each dense layer above what it reads.",
     },
-    "others": {},
 }
 UNLISTED = {  # figures drawn outside a test, which no record lists: file → name, group
     "structure_tree.png": ("structure/tree", "structure"),
     "structure_network.png": ("structure/network", "structure"),
 }
-DOUBTFUL = "test/most_uncertain"
+DOUBTFUL, CLASSES = "test/most_uncertain", "test/classes"
+MOST_ROWS = 40  # of a table that is not folded away
 NONE = "–"
 
 
@@ -90,6 +95,39 @@ class Figures(NamedTuple):
     kind: str = "figures"
 
 
+class Charts(NamedTuple):
+    """Drawn charts side by side; those of an unknown set are seen when it is chosen."""
+
+    charts: list[Drawing]
+    set: str = ""
+    kind: str = "charts"
+
+
+class Switch(NamedTuple):
+    """A choice of unknown sets: what is chosen, their names, and how they are called."""
+
+    label: str
+    names: list[str]
+    titles: list[str]
+    kind: str = "switch"
+
+
+class Shaded(NamedTuple):
+    """A number of a matrix, and its share of its row."""
+
+    text: str
+    share: float
+
+
+class Grid(NamedTuple):
+    """A matrix of counts."""
+
+    caption: str
+    names: list[str]
+    rows: list[list[Shaded]]
+    kind: str = "matrix"
+
+
 class Cell(NamedTuple):
     """A cell of a table: a text or a picture; the best of its kind, or a wrong answer."""
 
@@ -118,7 +156,7 @@ class Text(NamedTuple):
     kind: str = "text"
 
 
-Block = Figures | Table | Text
+Block = Figures | Charts | Switch | Grid | Table | Text
 
 
 class Section(NamedTuple):
@@ -134,32 +172,42 @@ class Page(NamedTuple):
 
     title: str
     subtitle: str
+    verdict: list[Line]
     cards: list[Card]
     sections: list[Section]
+    footer: str
+    maker: str
 
 
 def page_of(run: Run) -> Page:
     """A run → its page."""
-    record, figures = run.record, figures_of(run)
-    doubtful = [table for table in record.tables if table.name == DOUBTFUL] if record else []
-    tables = [table for table in record.tables if table.name != DOUBTFUL] if record else []
+    record, pictures = run.record, figures_of(run)
+    tables = {table.name: table for table in record.tables} if record else {}
     temperature = record.model.temperature if record else None
+    others = [table for name, table in tables.items() if name not in (DOUBTFUL, CLASSES)]
+    training = chart_of_history(run.history, TRAINING)
     sections = [
-        Section("test", "Calibration and certainty", _grid(figures["test"])),
-        Section("unknown", "Inputs unlike the training data", [*_separation(record), *_grid(figures["ood"])]),
-        Section("doubtful", "Most uncertain samples", _tables(run.folder, doubtful)),
-        Section("structure", "Structure", [*_grid(figures["structure"]), *_structure(run.ggt, temperature)]),
-        Section("training", "Training", _training(run)),
-        Section("others", "Other figures", _grid(figures["others"])),
-        Section("tables", "Other tables", _tables(run.folder, tables)),
+        Section("test", "Calibration and certainty", _charts(record, "test")),
+        Section("shift", "After a shift of the inputs", _grid(pictures["shift"])),
+        Section("unknown", "Inputs unlike the training data", [*_unknown(record), *_separation(record)]),
+        Section("classes", "Classes", [*_matrix(record), *_tables(run.folder, [tables.get(CLASSES)])]),
+        Section("doubtful", "Most uncertain samples", _tables(run.folder, [tables.get(DOUBTFUL)])),
+        Section("training", "Training", [Charts([drawing_of(training)])] if training else []),
+        Section("structure", "Structure", [*_grid(pictures["structure"]), *_structure(run.ggt, temperature)]),
+        Section("others", "Other figures", _grid(pictures["others"])),
+        Section("tables", "Other tables", _tables(run.folder, others)),
         Section("metrics", "All metrics", _all_metrics(run)),
         Section("configuration", "Configuration", [Text("config.yaml", run.config, False)] if run.config else []),
     ]
     return Page(
         title=" / ".join(run.folder.resolve().parts[-2:]),
         subtitle=subtitle(record),
+        verdict=verdict_of(record) if record else [],
         cards=[*_metric_cards(run), *_separation_cards(record)],
         sections=[section for section in sections if section.blocks],
+        footer="Made by brainet report from the files of the run. Shares are of samples; scores are higher for less "
+        "certain inputs. Point at a chart to read its values; its keys show and hide lines.",
+        maker="brainet report",
     )
 
 
@@ -188,12 +236,6 @@ def picture(data: bytes, alt: str) -> Picture:
     return Picture("data:image/png;base64," + base64.b64encode(data).decode("ascii"), width, height, alt)
 
 
-def _drawn(figure: Drawing, alt: str) -> Picture:
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=150)
-    return picture(data.getvalue(), alt)
-
-
 # -- the head of the page -------------------------------------------------------------------------------------------
 
 
@@ -202,11 +244,13 @@ def subtitle(record: Record | None) -> str:
     if record is None:
         return "not tested yet, there is no record.json: numbers are the last ones in metrics.csv"
     model = record.model
-    parts = [f"{model.head} head, {model.task}"]
+    parts = [f"{model.head} head, {model.task}" if model.task else model.head]
     if model.head_parameters:
         parts.append(f"{model.head_parameters:,} parameters in the head")
     if model.passes and model.passes > 1:
         parts.append(f"{model.passes:,} passes")
+    if model.cost:
+        parts.append(model.cost)
     for part in record.sets:
         name = "test set" if part.name == "test" else readable(part.name)
         parts.append(f"{name}: n\u00a0=\u00a0{part.samples:,}")
@@ -263,23 +307,61 @@ def _separation_cards(record: Record | None) -> list[Card]:
 
 
 def figures_of(run: Run) -> dict[str, list[Figure]]:
-    """The figures of each group, in the order of the record; those in the folder that it does not list come last."""
-    folder = run.folder / "figures"
+    """Pictures by group, in the order of the record; those in the folder that it does not list come last.
+
+    Pictures of charts are left out: the page draws these itself.
+    """
+    folder, charted = run.folder / "figures", {"test_confusion.png"}
     listed = [(part.file, part.name, part.alt, part.group) for part in run.record.figures] if run.record else []
-    seen = {file for file, *_ in listed}
+    if run.record:
+        charted |= {f"{chart.name.replace('/', '_')}.png" for chart in run.record.charts}
+    seen = {file for file, *_ in listed} | charted
     for path in sorted(folder.glob("*.png")):
         if path.name not in seen:
             name, group = UNLISTED.get(path.name, (path.stem, "others"))
             listed.append((path.name, name, "", group))
-    groups: dict[str, list[Figure]] = {"test": [], "ood": [], "structure": [], "others": []}
+    groups: dict[str, list[Figure]] = {"shift": [], "structure": [], "others": []}
     for file, name, alt, group in listed:
         found = inside(folder, file)
         if found:
-            shown = readable(name.replace("/", " "))
-            caption = CAPTIONS[group].get(name.rpartition("/")[2], shown)
+            shown, group = readable(name.replace("/", " ")), group if group in groups else "others"
+            caption = CAPTIONS.get(group, {}).get(name.rpartition("/")[2], shown)
             image = picture(found.read_bytes(), alt or f"Figure: {shown}")
             groups[group].append(Figure(image, caption, wide=group == "structure"))
     return groups
+
+
+def _charts(record: Record | None, group: str) -> list[Block]:
+    drawn = [drawing_of(chart) for chart in record.charts if chart.group == group] if record else []
+    return [Charts(drawn)] if drawn else []
+
+
+def _unknown(record: Record | None) -> list[Block]:
+    """The charts of each unknown set, with a switch between sets where there are several."""
+    sets: dict[str, list[Drawing]] = {}
+    for chart in record.charts if record else ():
+        if chart.group == "ood":
+            sets.setdefault(chart.name.split("/")[1], []).append(drawing_of(chart))
+    if len(sets) < 2:
+        return [Charts(drawn) for drawn in sets.values()]
+    titles = [readable(name) for name in sets]
+    return [Switch("Unknown set", list(sets), titles), *(Charts(drawn, name) for name, drawn in sets.items())]
+
+
+def _matrix(record: Record | None) -> list[Block]:
+    return [grid_of(record.confusion)] if record and record.confusion else []
+
+
+def grid_of(matrix: Matrix) -> Grid:
+    """A confusion matrix, each cell with its share of its row."""
+    rows = []
+    for counts in matrix.counts:
+        total = max(1, sum(counts))
+        rows.append([Shaded(f"{count:,}" if count else "", round(count / total, 3)) for count in counts])
+    caption = (
+        "Which classes are taken for which: rows are true, columns are predicted; the shade is the share of a row."
+    )
+    return Grid(caption, matrix.names, rows)
 
 
 def _grid(figures: list[Figure]) -> list[Block]:
@@ -329,11 +411,11 @@ def _readable(names: Iterable[str]) -> list[str]:
     return [readable(name) for name in names]
 
 
-def _tables(folder: Path, tables: Sequence[Listed]) -> list[Block]:
+def _tables(folder: Path, tables: Sequence[Listed | None]) -> list[Block]:
     """Tables as the test wrote them; where both are there, a prediction unlike its label is marked."""
     shown: list[Block] = []
     for table in tables:
-        if table.rows:
+        if table is not None and table.rows:
             answered = {"predicted", "label"} <= set(table.columns)
             caption = f"{table.caption}. ✗ marks a wrong prediction." if answered else f"{table.caption}."
             rows = [_row(folder / "tables", table.columns, row) for row in table.rows]
@@ -383,14 +465,6 @@ def _structure(ggt: GGT | None, temperature: float | None) -> list[Block]:
 
 def _count(count: int) -> str:
     return f"{count:,}" if count < 10**7 else f"about 10^{len(str(count)) - 1}"
-
-
-def _training(run: Run) -> list[Block]:
-    series = {name: run.history[name] for name in CURVES if len(run.history.get(name, ([], []))[1]) > 1}
-    if not series:
-        return []
-    ends = ", ".join(f"{name} from {y[0]:.4g} to {y[-1]:.4g}" for name, (_, y) in series.items())
-    return [Figures([Figure(_drawn(training_curves(series), f"Training curves: {ends}"), "While fitting.", False)])]
 
 
 def _all_metrics(run: Run) -> list[Block]:

@@ -1,0 +1,154 @@
+"""Vector and Dirichlet scaling of an averaged prediction: softmax(W·log p̄ + b), fitted on validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import logsumexp, softmax
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from brainet_pl import checks
+from brainet_pl.calibration.base import Calibrator
+from brainet_pl.evaluation.metrics import check_classes
+from brainet_pl.tasks import Classification, Task
+
+Floats = NDArray[np.float64]
+LEAST = 1e-12  # a probability of 0 would be -∞, whatever the weights
+
+
+class WatchedPredictions(Metric):
+    """Collects predictions and labels of a validation epoch, of all processes."""
+
+    full_state_update = False
+    probs: list[Tensor]
+    target: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("probs", [], dist_reduce_fx="cat")
+        self.add_state("target", [], dist_reduce_fx="cat")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities (B, C) and labels (B,)."""
+        check_classes(preds, target)
+        self.probs.append(preds.detach())
+        self.target.append(target)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """All of them; those whose prediction is not a number are left out."""
+        probs, target = dim_zero_cat(self.probs), dim_zero_cat(self.target)
+        fine = probs.isfinite().all(dim=1)
+        return probs[fine], target[fine]
+
+
+def fit_affine(probs: Tensor, target: Tensor, spread: float | None) -> tuple[Tensor, Tensor]:
+    """Probabilities (N, C) and labels (N,) → W (C, C) and b (C,) of the largest posterior.
+
+    The diagonal of W is Gaussian around 1 with a deviation of 1, b is so around 0, and what lies off the diagonal has a
+    deviation of `spread`, or is 0 where that is None. With many samples this is the largest likelihood; with few it
+    stays near to what was predicted.
+    """
+    logs, y = probs.double().clamp_min(LEAST).log().cpu().numpy(), target.long().cpu().numpy()
+    n, c = logs.shape
+    hot = np.eye(c)[y]
+    off = ~np.eye(c, dtype=bool)
+
+    def unpack(values: Floats) -> tuple[Floats, Floats]:
+        weights = values[:-c].reshape(c, c) if spread is not None else np.diag(values[:-c])
+        return weights, values[-c:]
+
+    def objective(values: Floats) -> tuple[float, Floats]:
+        weights, bias = unpack(values)
+        logits = logs @ weights.T + bias
+        loss = (logsumexp(logits, axis=1) - logits[np.arange(n), y]).sum()
+        gap = softmax(logits, axis=1) - hot
+        slope, slope_bias = gap.T @ logs, gap.sum(axis=0) + bias
+        away = weights - np.eye(c)
+        scale = np.where(off, 1.0 if spread is None else spread**-2, 1.0)
+        loss += 0.5 * (scale * away**2).sum() + 0.5 * (bias**2).sum()
+        slope = slope + scale * away
+        return loss, np.r_[slope.ravel() if spread is not None else np.diag(slope), slope_bias]
+
+    start = np.r_[np.eye(c).ravel() if spread is not None else np.ones(c), np.zeros(c)]
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-12})
+    weights, bias = unpack(found.x)
+    return torch.from_numpy(weights.copy()), torch.from_numpy(bias.copy())
+
+
+class VectorScaling(Calibrator):
+    """Vector scaling (Guo et al. 2017): softmax(w·log p̄ + b), a weight and a bias for each class, from validation data.
+
+    Unlike a temperature it can mend one class and not another, and may change answers. It has no settings.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collected = WatchedPredictions()
+        self.register_buffer("weight", torch.eye(1))
+        self.register_buffer("bias", torch.zeros(1))
+
+    @property
+    def _spread(self) -> float | None:
+        return None
+
+    def check(self, task: Task) -> None:
+        """Make room for the classes."""
+        super().check(task)
+        assert isinstance(task, Classification)
+        self.weight, self.bias = torch.eye(task.num_classes), torch.zeros(task.num_classes)
+
+    def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+        """Keep probabilities (B, C) and labels (B,)."""
+        self.collected.update(predicted, target)
+
+    def settle(self) -> dict[str, Tensor]:
+        """Weights and biases of the largest posterior; without validation data they stay."""
+        if not self.collected.update_called:
+            return {}
+        probs, target = self.collected.compute()
+        self.collected.reset()
+        if len(target):
+            weight, bias = fit_affine(probs, target, self._spread)
+            self.weight.copy_(weight)
+            self.bias.copy_(bias)
+        return {"weight": self.weight.diagonal().mean(), "bias": self.bias.abs().max()}
+
+    def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
+        """(B, C) → (B, C)."""
+        logs = predicted.clamp_min(LEAST).log()
+        return (logs @ self.weight.to(logs).T + self.bias.to(logs)).softmax(dim=-1)
+
+    def label(self) -> str:
+        """What was done."""
+        return "after vector scaling"
+
+
+class DirichletScaling(VectorScaling):
+    """Dirichlet calibration (Kull et al. 2019): softmax(W·log p̄ + b), a matrix that can tell classes that are confused.
+
+    Args:
+        spread: how far from 0 the weights off the diagonal are thought to lie, before any data is seen; a larger one
+            learns more, and needs more validation samples. It takes the place of the published penalty.
+    """
+
+    def __init__(self, spread: float = 0.03) -> None:
+        super().__init__()
+        self.spread = checks.above_zero("spread", spread)
+
+    @property
+    def _spread(self) -> float | None:
+        return self.spread
+
+    def label(self) -> str:
+        """What was done."""
+        return "after Dirichlet calibration"

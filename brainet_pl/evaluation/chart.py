@@ -1,0 +1,216 @@
+"""Charts as data: what is drawn by matplotlib, in a page, and by loggers that have charts of their own.
+
+A chart is made once, from the record of a test (`charts.py`) or from the history of a fit, and kept in `record.json`.
+Nothing here needs torch, so that pages of many runs are made in a moment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["line", "points", "bars", "guide"]
+KINDS: tuple[Kind, ...] = ("line", "points", "bars", "guide")
+Unit = Literal["share", "number", "count"]
+UNITS: tuple[Unit, ...] = ("share", "number", "count")
+
+
+class Axis(NamedTuple):
+    """What an axis shows.
+
+    Attributes:
+        label: with its unit.
+        unit: how its numbers read: a "share" of 1 as a percentage, a "count" without decimals.
+        low: where it begins; None is where the data does.
+        high: where it ends.
+        log: whether its scale is logarithmic.
+    """
+
+    label: str
+    unit: Unit = "number"
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+
+
+class Series(NamedTuple):
+    """A curve, a cloud of points or a row of bars.
+
+    Attributes:
+        name: what it is called; series of one name in several panels are one entry of the legend.
+        x: (N,) places; of bars (N + 1,), their edges.
+        y: (N,) values.
+        kind: a "line" through the points, "points" alone, "bars", or a thin dotted "guide" to compare with.
+        note: its number, behind the name in a legend.
+        low: (N,) lower ends of the intervals of y, or None.
+        high: (N,) upper ends.
+        shown: whether it is there before the reader asks for it.
+        group: series of one group are drawn alike; "" is a group of its own.
+    """
+
+    name: str
+    x: list[float]
+    y: list[float]
+    kind: Kind = "line"
+    note: str = ""
+    low: list[float] | None = None
+    high: list[float] | None = None
+    shown: bool = True
+    group: str = ""
+
+
+class Panel(NamedTuple):
+    """One pair of axes.
+
+    Attributes:
+        key: its name in the chart, for loggers.
+        title: what it shows.
+        x: the horizontal axis.
+        y: the vertical axis.
+        series: what is drawn, from back to front.
+    """
+
+    key: str
+    title: str
+    x: Axis
+    y: Axis
+    series: list[Series]
+
+
+class Chart(NamedTuple):
+    """Panels that belong together.
+
+    Attributes:
+        name: as loggers have it: "test/reliability".
+        group: the part of a report that it belongs to: "test", "ood", "structure" or "training".
+        caption: how to read it.
+        alt: what it shows, in words and numbers.
+        panels: at least one.
+        choose: whether a reader looks at one panel at a time.
+    """
+
+    name: str
+    group: str
+    caption: str
+    alt: str
+    panels: list[Panel]
+    choose: bool = False
+
+
+class Matrix(NamedTuple):
+    """Counts by two names: rows are what was, columns what was said.
+
+    Attributes:
+        names: (C,) of the classes.
+        counts: (C, C).
+    """
+
+    names: list[str]
+    counts: list[list[int]]
+
+
+def readable(name: str) -> str:
+    """mutual_information → mutual information."""
+    return name.replace("_", " ")
+
+
+def short(value: float) -> float:
+    """A number as a chart needs it: five digits."""
+    return float(f"{value:.5g}")
+
+
+def points(x: Iterable[float], y: Iterable[float]) -> tuple[list[float], list[float]]:
+    """The finite points of a curve, five digits each."""
+    finite = [(short(a), short(b)) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    return [a for a, _ in finite], [b for _, b in finite]
+
+
+def names_of(chart: Chart) -> list[Series]:
+    """The first series of each name in a chart, those that are no guides first: the entries of its legend."""
+    first: dict[str, Series] = {}
+    for panel in chart.panels:
+        for series in panel.series:
+            first.setdefault(series.name, series)
+    return sorted(first.values(), key=lambda series: series.kind == "guide")
+
+
+def limits(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(low, high) of both axes: as the axes say, else what the series need with a little room."""
+    xs = [v for series in panel.series for v in series.x]
+    ys = [v for series in panel.series for v in (*series.y, *(series.low or ()), *(series.high or ()))]
+    if any(series.kind == "bars" for series in panel.series) and not panel.y.log:
+        ys.append(0.0)
+    return _span(panel.x, xs, 0.0), _span(panel.y, ys, 0.06)
+
+
+def _span(axis: Axis, values: Sequence[float], room: float) -> tuple[float, float]:
+    if axis.log:
+        values = [value for value in values if value > 0]
+    low = min(values, default=0.0) if axis.low is None else axis.low
+    high = max(values, default=1.0) if axis.high is None else axis.high
+    if axis.log:
+        return low, max(high, 10 * low)
+    wide = high - low
+    if wide <= 1e-9 * max(1.0, abs(low)):
+        wide = max(0.02, 0.1 * abs(low))
+        low, high = low - wide / 2, high + wide / 2
+    return low - (room * wide if axis.low is None else 0.0), high + (room * wide if axis.high is None else 0.0)
+
+
+def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[float]:
+    """Round numbers between two ends, at most so many and at least two where there is room."""
+    span = high - low
+    if not (math.isfinite(span) and span > 0):
+        return [low]
+    exponent = math.floor(math.log10(span / most))
+    for step in (s * 10.0**e for e in (exponent, exponent + 1) for s in (1, 2, 2.5, 5)):
+        if whole and (step < 1 or step != round(step)):
+            continue
+        first = math.ceil(low / step - 1e-9)
+        last = math.floor(high / step + 1e-9)
+        if last - first + 1 <= most:
+            return [round(i * step, 12) for i in range(first, last + 1)]
+    return [low, high]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between two ends."""
+    return [10.0**e for e in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)]
+
+
+def as_text(value: float, unit: str, step: float | None = None) -> str:
+    """A number as an axis or a pointer shows it; with the step of the ticks, as many decimals as that needs."""
+    if unit == "share":
+        return f"{_decimals(100 * value, None if step is None else 100 * step)}\u00a0%"
+    if unit == "count" or (float(value).is_integer() and 1e3 <= abs(value) < 1e15):
+        return f"{value:,.0f}"
+    return _decimals(value, step)
+
+
+def _decimals(value: float, step: float | None) -> str:
+    if step is None or not step:
+        return f"{value:.4g}"
+    if not 1e-4 < abs(step) < 1e6:
+        return f"{value:.3g}"
+    places = max(0, -math.floor(math.log10(abs(step)) + 1e-9))
+    places += round(step * 10**places, 6) != round(step * 10**places)  # steps of 2.5 need one more
+    return f"{value:.{places}f}"
+
+
+# -- as primitives ----------------------------------------------------------------------------------------------------
+
+
+def to_primitive(chart: Chart) -> dict[str, Any]:
+    """A chart as JSON has it."""
+    return chart._asdict() | {
+        "panels": [
+            panel._asdict()
+            | {
+                "x": panel.x._asdict(),
+                "y": panel.y._asdict(),
+                "series": [series._asdict() for series in panel.series],
+            }
+            for panel in chart.panels
+        ]
+    }

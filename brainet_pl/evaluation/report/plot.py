@@ -1,0 +1,225 @@
+"""Charts as drawings for a page: where each line, bar, tick and word stands; the template writes them as SVG.
+
+A drawing is complete without a script. What a script adds, the value under a pointer and lines that come and go, it
+finds in `Plot.data`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from brainet_pl.evaluation.chart import (
+    Axis,
+    Chart,
+    Panel,
+    Series,
+    Unit,
+    as_text,
+    limits,
+    log_ticks,
+    names_of,
+    ticks,
+)
+
+WIDTH, HEIGHT = 340.0, 244.0  # of a panel, in its own units: about the width of a phone, so that words keep their size
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 8.0, 38.0
+STYLES = 7  # colours with dashes in style.css
+
+
+class Tick(NamedTuple):
+    """A number on an axis and its place."""
+
+    at: float
+    text: str
+
+
+class Bar(NamedTuple):
+    """A rectangle."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class Mark(NamedTuple):
+    """A series as shapes: its number in the legend, its style, and what there is to draw.
+
+    Attributes:
+        number: place in the legend.
+        style: number of its colour and dashes; None is that of a guide.
+        path: of a line, "" if there is none.
+        dots: (x, y) of points.
+        bars: rectangles.
+        intervals: (x, low, high).
+        shown: whether it is visible at first.
+        hatched: whether bars are drawn as outlines, above those before.
+    """
+
+    number: int
+    style: int | None
+    path: str
+    dots: list[tuple[float, float]]
+    bars: list[Bar]
+    intervals: list[tuple[float, float, float]]
+    shown: bool
+    hatched: bool
+
+
+class Plot(NamedTuple):
+    """One panel, drawn."""
+
+    key: str
+    title: str
+    xlabel: str
+    ylabel: str
+    xticks: list[Tick]
+    yticks: list[Tick]
+    marks: list[Mark]
+    data: dict[str, Any]
+
+
+class Key(NamedTuple):
+    """An entry of a legend."""
+
+    number: int
+    style: int | None
+    name: str
+    note: str
+    shown: bool
+    kind: str
+
+
+class Drawing(NamedTuple):
+    """A chart, drawn: its panels, its legend (empty where there is nothing to tell apart), and its words."""
+
+    name: str
+    plots: list[Plot]
+    keys: list[Key]
+    caption: str
+    alt: str
+    choose: bool
+    switch: bool
+
+    @property
+    def span(self) -> int:
+        """How many columns of a page it takes: one for each panel that is seen at once, three at the most."""
+        return 1 if self.choose else min(3, len(self.plots))
+
+
+def drawing_of(chart: Chart) -> Drawing:
+    """Draw a chart."""
+    named = names_of(chart)
+    styles: dict[str, int] = {}
+    for series in named:
+        if series.kind != "guide":
+            styles.setdefault(series.group or series.name, len(styles))
+    index = {series.name: i for i, series in enumerate(named)}
+    plots = [_plot(panel, index, styles) for panel in chart.panels]
+    keys = [_key(series, index, styles) for series in named] if len(named) > 1 else []
+    lines = sum(series.kind != "guide" for series in named)
+    return Drawing(chart.name, plots, keys, chart.caption, chart.alt, chart.choose, switch=lines > 1)
+
+
+def _style(series: Series, styles: dict[str, int]) -> int | None:
+    return None if series.kind == "guide" else styles[series.group or series.name] % STYLES
+
+
+def _key(series: Series, index: dict[str, int], styles: dict[str, int]) -> Key:
+    return Key(index[series.name], _style(series, styles), series.name, series.note, series.shown, series.kind)
+
+
+def _plot(panel: Panel, index: dict[str, int], styles: dict[str, int]) -> Plot:
+    xlim, ylim = limits(panel)
+    x = _Scale(panel.x, xlim, LEFT, WIDTH - RIGHT)
+    y = _Scale(panel.y, ylim, HEIGHT - BOTTOM, TOP)
+    bars = [series.name for series in panel.series if series.kind == "bars"]
+    marks = [
+        _mark(series, x, y, index[series.name], _style(series, styles), bars.index(series.name) if bars and
+              series.kind == "bars" else 0)
+        for series in panel.series
+    ]  # fmt: skip
+    data = {
+        "x": x.data(),
+        "y": y.data(),
+        "series": [
+            {"i": index[series.name], "name": series.name, "kind": series.kind, "x": series.x, "y": series.y}
+            for series in panel.series
+            if series.kind != "guide"
+        ],
+    }
+    return Plot(panel.key, panel.title, panel.x.label, panel.y.label, x.ticks(), y.ticks(), marks, data)
+
+
+class _Scale:
+    """From values to places."""
+
+    def __init__(self, axis: Axis, ends: tuple[float, float], first: float, last: float) -> None:
+        self.axis, self.first, self.last = axis, first, last
+        self.low, self.high = (math.log10(v) for v in ends) if axis.log else ends
+        self.ends = ends
+
+    def at(self, value: float) -> float:
+        if self.axis.log:
+            value = math.log10(max(value, 10.0**self.low))
+        value = min(max(value, self.low), self.high)
+        return round(self.first + (value - self.low) / (self.high - self.low) * (self.last - self.first), 1)
+
+    def ticks(self) -> list[Tick]:
+        values = log_ticks(*self.ends) if self.axis.log else ticks(*self.ends, whole=self.axis.unit == "count")
+        step = values[1] - values[0] if len(values) > 1 and not self.axis.log else None
+        return [Tick(self.at(value), as_text(value, self.axis.unit, step)) for value in values]
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "label": self.axis.label, "unit": self.axis.unit, "log": self.axis.log, "low": self.low, "high": self.high,
+            "first": self.first, "last": self.last,
+        }  # fmt: skip
+
+
+def _mark(series: Series, x: _Scale, y: _Scale, index: int, style: int | None, before: int) -> Mark:
+    path, dots, bars, intervals = "", [], [], []
+    if series.kind == "bars":
+        floor = y.at(y.ends[0])
+        for left, right, value in zip(series.x[:-1], series.x[1:], series.y, strict=True):
+            if value > 0:
+                a, b, top = x.at(left), x.at(right), y.at(value)
+                bars.append(Bar(a, top, round(b - a, 1), round(floor - top, 1)))
+    else:
+        places = [(x.at(a), y.at(b)) for a, b in zip(series.x, series.y, strict=True)]
+        if series.kind == "points":
+            dots = places
+        elif places:
+            path = "M" + "L".join(f"{a:g} {b:g}" for a, b in places)
+            dots = places if series.kind == "line" and len(places) <= 20 else []
+        if series.low is not None and series.high is not None:
+            ends = zip(series.x, series.low, series.high, strict=True)
+            intervals = [(x.at(a), y.at(low), y.at(high)) for a, low, high in ends]
+    return Mark(index, style, path, dots, bars, intervals, series.shown, hatched=before > 0)
+
+
+Wanted = Sequence[tuple[str, Unit, Sequence[tuple[str, str]]]]  # title, unit, (key, name) of metrics in one panel
+
+
+def chart_of_history(history: dict[str, tuple[list[float], list[float]]], wanted: Wanted) -> Chart | None:
+    """Training curves: a panel for each title whose metrics have at least two values."""
+    panels, told = [], []
+    for title, unit, keys in wanted:
+        found = [(key, name) for key, name in keys if len(history.get(key, ([], []))[1]) > 1]
+        if found:
+            series = [Series(name, *_few(*history[key])) for key, name in found]
+            panels.append(Panel(title, title, Axis("optimiser steps", "count"), Axis("", unit), series))
+            told += [f"{key} from {history[key][1][0]:.4g} to {history[key][1][-1]:.4g}" for key, _ in found]
+    if not panels:
+        return None
+    return Chart("training", "training", "While fitting.", f"Training curves: {', '.join(told)}", panels)
+
+
+def _few(steps: list[float], values: list[float], most: int = 200) -> tuple[list[float], list[float]]:
+    """Finite values, at most so many: means of equally many neighbours."""
+    pairs = [(a, b) for a, b in zip(steps, values, strict=True) if math.isfinite(b)]
+    size = -(-len(pairs) // most) if pairs else 1
+    parts = [pairs[i : i + size] for i in range(0, len(pairs), size)]
+    return [part[-1][0] for part in parts], [float(f"{sum(b for _, b in part) / len(part):.5g}") for part in parts]

@@ -1,0 +1,59 @@
+"""A residual connection: a dense layer from the features straight to the outputs, beside whatever stands between."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from brainet_pl.network.base import Norm
+
+
+class Skip(nn.Module):
+    """Features (B, d) → outputs (B, O), linear, of features that are brought to a mean of 0 and a common scale of 1.
+
+    One scale for all features: a pixel that hardly ever varies is not blown up to the size of the others. It starts at
+    zero, and has no bias: the output layer that it is added to has one.
+
+    Args:
+        in_features: d.
+        out_features: O.
+        norm: "batch" scales features, by the batch while training and by kept statistics afterwards; None does not.
+        momentum: of the running statistics of the norm.
+        eps: added to variances by the norm.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self, in_features: int, out_features: int, norm: Norm = "batch", momentum: float = 0.1, eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        self.norm, self.momentum, self.eps = norm, momentum, eps
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.register_buffer("running_mean", torch.zeros(in_features if norm else 0))
+        self.register_buffer("running_var", torch.ones(in_features if norm else 0))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Back to zero."""
+        with torch.no_grad():
+            self.weight.zero_()
+            self.running_mean.zero_()
+            self.running_var.fill_(1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, d) → (B, O)."""
+        x = x.to(self.weight.dtype)
+        if self.norm is None:
+            return F.linear(x, self.weight)
+        if self.training:
+            var, mean = torch.var_mean(x, dim=0, correction=0)
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
+        else:
+            mean, var = self.running_mean, self.running_var
+        weight = self.weight * torch.rsqrt(var.mean() + self.eps)
+        return F.linear(x, weight, -(weight @ mean))

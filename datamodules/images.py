@@ -1,0 +1,346 @@
+"""Images in folders: a directory for each class."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import InterpolationMode, v2
+from tqdm.auto import tqdm
+
+from brainet_pl import checks, identity
+from brainet_pl.datamodules.base import SampleSet, SplitData, check_near, check_set_names, check_share
+from brainet_pl.presets import Preset
+
+HELD_OUT = "held_out"  # the set of classes that are not trained
+SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+IMAGES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"])
+_LITTER = {"thumbs.db", "desktop.ini"}
+
+
+class Found(NamedTuple):
+    """An image file, and the directory that names its class; "" where it has none."""
+
+    path: Path
+    kind: str
+
+
+@identity.plain
+class ImageFiles(Dataset[tuple[Tensor, int]]):
+    """Images that are read when they are taken.
+
+    Args:
+        found: the files.
+        root: the folder that `files` are relative to.
+        channels: 3 for colour, 1 for grey; any other image is converted.
+
+    Attributes:
+        files: the path of each image, relative to `root`.
+        labels: the number of each image's class.
+        prepare: what is done to an image (C, H, W) of bytes.
+    """
+
+    def __init__(self, found: Sequence[Found], root: Path, channels: int = 3) -> None:
+        self.paths, self.kinds = [one.path for one in found], [one.kind for one in found]
+        self.files = [os.path.relpath(path, root) for path in self.paths]
+        self.labels = [0] * len(found)
+        self.channels = channels
+        self.prepare: Callable[[Tensor], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        image = read_image(self.paths[i], self.channels)
+        return (image if self.prepare is None else self.prepare(image)), self.labels[i]
+
+    def number(self, classes: Sequence[str]) -> None:
+        """Give each image the number of its class."""
+        numbers = {name: i for i, name in enumerate(classes)}
+        strange = sorted(set(self.kinds) - set(numbers))
+        if strange:
+            raise ValueError(
+                f"expected directories of the classes {', '.join(classes)}, got {', '.join(strange)} too: name them in "
+                "held_out, or move them away"
+            )
+        self.labels = [numbers[kind] for kind in self.kinds]
+
+    def identity(self) -> dict[str, Any]:
+        """What determines the samples: the bytes of the files, not their names."""
+        bar = tqdm(self.paths, "hashing images", disable=None, delay=5, leave=False)
+        digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in bar]
+        return {"files": digests, "labels": self.labels, "channels": self.channels, "prepare": self.prepare}
+
+
+def read_image(path: Path, channels: int = 3) -> Tensor:
+    """(C, H, W) bytes of an image file, upright."""
+    try:
+        with Image.open(path) as image:
+            if image.mode.startswith(("I", "F")):  # Pillow would cut all above 255
+                raise ValueError(
+                    f"expected an image of 8 bits a channel in {path}, got mode {image.mode}: convert it first"
+                )
+            upright = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(
+            f"expected an image in {path}, got a file that can't be read as one ({error}): mend it, or delete it"
+        ) from error
+    return torch.as_tensor(v2.functional.pil_to_tensor(upright))
+
+
+def list_images(folder: Path) -> list[Path]:
+    """All images below a folder, in the order of their names; anything else there is an error.
+
+    Hidden files and the litter of file managers are passed over.
+    """
+    found = []
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_dir() or hidden or path.name.lower() in _LITTER:
+            continue
+        if path.suffix.lower() not in IMAGES:
+            raise ValueError(
+                f"expected images ({', '.join(sorted(IMAGES))}) in {folder}, got {path.relative_to(folder)}: move it "
+                "away"
+            )
+        found.append(path)
+    return found
+
+
+def list_classes(folder: Path) -> dict[str, list[Path]]:
+    """Directory → its images, for all directories in a folder; none may be empty."""
+    found = {path.name: list_images(path) for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."}
+    empty = [name for name, images in found.items() if not images]
+    if not found or empty:
+        got = f"none in {', '.join(empty)}" if empty else "no directory"
+        raise ValueError(f"expected directories with images, one for each class, in {folder}, got {got}")
+    return found
+
+
+class ImageFolder(SplitData):
+    """Images in a directory for each class.
+
+    Either `root` has directories `train`, `val` and `test` with the classes in them, of which the last two may be
+    missing, or it has the classes themselves. What is missing is held out of the training images, class by class.
+
+    Images are prepared as the weights of the backbone expect it, if it is one of torchvision or timm; the model's
+    checkpoint keeps how. The settings size, mean and std are for other backbones, or to do otherwise.
+
+    Args:
+        root: The folder.
+        predict: A folder of images to predict, or one image; they need no classes. None predicts the test images.
+        held_out: The classes that are never trained on; they are the out-of-distribution set `held_out`, which is near.
+        ood: Folders of images unlike the training data, by the name of the set; they need no classes.
+        near: Those names of `ood` that resemble the training data; the others are far.
+        size: The side of the images, in pixels: the shorter side is brought to it, and the middle is cut out. None is
+            what the weights of the backbone expect.
+        mean: The mean of each channel of images that are scaled to [0, 1]. None is what the weights expect.
+        std: The standard deviation of each channel, likewise.
+        channels: 3 reads all images in colour, 1 in grey.
+        augment: Whether training images are cropped and flipped at random.
+        batch_size: The number of samples in a batch, at least 2 because batch norm can't train on one.
+        num_workers: The number of processes that load batches; 0 loads them in the main process.
+        val_fraction: The share of training images that is held out for validation where there is no `val`.
+        test_fraction: The share of images that is held out for the test where there is no `test`, the same for every
+            `seed`.
+        seed: The seed of the validation split.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        predict: str | None = None,
+        held_out: Sequence[str] = (),
+        ood: Mapping[str, str] | None = None,
+        near: Sequence[str] = (),
+        size: int | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        channels: Literal[1, 3] = 3,
+        augment: bool = False,
+        batch_size: int = 64,
+        num_workers: int = 0,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.2,
+        seed: int = 0,
+    ) -> None:
+        if isinstance(held_out, str):  # else its letters would be the names
+            raise ValueError(f"expected held_out to be a list of classes, got {held_out!r}: write [{held_out!r}]")
+        names = [*([HELD_OUT] if held_out else []), *(ood or ())]
+        super().__init__(batch_size, num_workers, val_fraction, seed, [*([HELD_OUT] if held_out else []), *near])
+        check_share("test_fraction", test_fraction)
+        check_set_names(names)
+        check_near(names, near)
+        if channels not in (1, 3):
+            raise ValueError(f"expected channels to be 1 or 3, got {channels!r}: 3 is colour")
+        if (mean is None) != (std is None):
+            raise ValueError(f"expected both mean and std, or neither, got mean={mean} and std={std}: give the other")
+        self.root, self.predict_folder = Path(root), None if predict is None else Path(predict)
+        self.held_out, self.ood_folders = tuple(held_out), {name: Path(path) for name, path in (ood or {}).items()}
+        self.size = None if size is None else checks.whole("size", size, 1, 10**5)
+        self.mean, self.std, self.channels, self.augment = mean, std, channels, checks.flag("augment", augment)
+        self.test_fraction = test_fraction
+
+    @property
+    def num_classes(self) -> int:
+        """Classes that are trained, once the folder was read."""
+        return len(self.class_names)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """List the files that a stage needs; nothing is read."""
+        if stage == "predict" and self.predict_folder is not None:
+            self.predict_set = self._unlabelled(self.predict_folder)
+            return
+        parts, held = self._split(stage)
+        classes = sorted({one.kind for one in parts.get("train") or [f for part in parts.values() for f in part]})
+        if len(classes) < 2:
+            raise ValueError(
+                f"expected directories of two or more classes in {self.root}, got {', '.join(classes) or 'none'}"
+                f"{' beside those held out' if held else ''}: put the images of each class into a directory of its own"
+            )
+        self.class_names = tuple(classes)
+        for name, files in parts.items():
+            setattr(self, f"{name}_set", self._files(files))
+        if "train" in parts:
+            self.structure_set = self._files(parts["train"])
+        if "test" in parts:
+            self.predict_set = self._files(parts["test"])
+        sets: dict[str, SampleSet] = {HELD_OUT: self._files(held)} if held else {}
+        if stage in ("test", "fit"):
+            sets |= {name: self._unlabelled(folder) for name, folder in self.ood_folders.items()}
+        self.ood_sets = sets
+
+    def _files(self, found: Sequence[Found]) -> ImageFiles:
+        return ImageFiles(found, self.root, self.channels)
+
+    def _unlabelled(self, folder: Path) -> ImageFiles:
+        if folder.is_file():
+            return ImageFiles([Found(folder, "")], folder.parent, self.channels)
+        found = list_images(folder) if folder.is_dir() else []
+        if not found:
+            raise FileNotFoundError(f"expected images in {folder}, found {'none' if folder.is_dir() else 'no folder'}")
+        return ImageFiles([Found(path, "") for path in found], folder, self.channels)
+
+    def _split(self, stage: str) -> tuple[dict[str, list[Found]], list[Found]]:
+        """The files of training, validation and test, and those of classes that are held out."""
+        if not self.root.is_dir():
+            raise FileNotFoundError(f"expected a folder of images at {self.root}, found none: set root")
+        places = {
+            part: next((self.root / name for name in names if (self.root / name).is_dir()), None)
+            for part, names in SPLITS.items()
+        }
+        given = {part: list_classes(place) for part, place in places.items() if place is not None}
+        if not given:
+            given = {"train": list_classes(self.root)}
+        if "train" not in given and stage == "fit":
+            raise FileNotFoundError(f"expected training images in {self.root / 'train'}, found no such folder")
+        self._check_held_out({name for part in given.values() for name in part})
+        known: dict[str, list[Found]] = {}
+        held: list[Found] = []
+        for part, classes in given.items():
+            files = [Found(path, kind) for kind, paths in classes.items() for path in paths]
+            known[part] = [one for one in files if one.kind not in self.held_out]
+            held += [one for one in files if one.kind in self.held_out]
+        if "train" in known and "test" not in known:
+            known["train"], known["test"] = hold_out(known["train"], self.test_fraction, seed=1)
+        if "train" in known and "val" not in known:
+            known["train"], known["val"] = hold_out(known["train"], self.val_fraction, self.seed)
+        return known, held
+
+    def _check_held_out(self, classes: set[str]) -> None:
+        unknown = sorted(set(self.held_out) - classes)
+        if unknown:
+            raise ValueError(
+                f"expected held_out to name classes in {self.root} ({', '.join(sorted(classes))}), got "
+                f"{', '.join(unknown)}: correct the list"
+            )
+
+    # -- loaders ------------------------------------------------------------------------------------------------------
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Images of `predict`, or test images."""
+        return self._loader(self.predict_set)
+
+    def _loader(self, samples: SampleSet, shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
+        """Only now a checkpoint may have told the model its classes, and how its images are prepared."""
+        labelled = [getattr(self, f"{name}_set", None) for name in ("train", "structure", "val", "test")]
+        if isinstance(samples, ImageFiles):
+            if any(samples is one for one in labelled):
+                samples.number(self._trained_classes())
+            samples.prepare = self._transform(self.augment and shuffle)
+        return super()._loader(samples, shuffle, drop_last)
+
+    def _trained_classes(self) -> Sequence[str]:
+        """The classes of a model that was trained, for a test; while training, those of the folder."""
+        if self.trainer is not None and self.trainer.state.fn != "fit":
+            trained = getattr(self.trainer.lightning_module, "class_names", None)
+            self.class_names = tuple(trained or self.class_names)
+        return self.class_names
+
+    def _transform(self, augmented: bool) -> Callable[[Tensor], Tensor]:
+        """Bytes (C, H, W) of any size → floats (C, size, size)."""
+        model = None if self.trainer is None else self.trainer.lightning_module
+        preset: Preset | None = getattr(model, "preset", None)
+        if self.size is None and preset is None:
+            raise ValueError(
+                "expected a backbone of torchvision or timm, whose weights tell the size of images, or a size, got "
+                "neither: set size, and mean and std if the backbone was trained with them"
+            )
+        resize, crop = (preset.resize, preset.crop) if self.size is None and preset else (self.size, self.size)
+        how = InterpolationMode.BILINEAR if preset is None else InterpolationMode(preset.interpolation)
+        mean, std = (preset.mean, preset.std) if self.mean is None and preset is not None else (self.mean, self.std)
+        steps: list[Any] = [v2.Resize(resize, how, antialias=True), v2.CenterCrop(crop)]
+        if augmented:
+            steps = [v2.RandomResizedCrop(crop, (0.5, 1.0), interpolation=how, antialias=True)]
+            steps.append(v2.RandomHorizontalFlip())
+        steps.append(v2.ToDtype(torch.float32, scale=True))
+        if mean is not None and std is not None:
+            self._check_channels(mean, std)
+            steps.append(v2.Normalize(list(mean), list(std)))
+        prepare: Callable[[Tensor], Tensor] = v2.Compose(steps)
+        return prepare
+
+    def _check_channels(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        if {len(mean), len(std)} - {1, self.channels}:
+            raise ValueError(
+                f"expected mean and std of {self.channels} channels, got {len(mean)} and {len(std)} numbers: set "
+                "channels, or mean and std"
+            )
+
+
+def hold_out(files: Sequence[Found], share: float, seed: int) -> tuple[list[Found], list[Found]]:
+    """Files without a random share of each class, and that share, both in the order of `files`.
+
+    At least one image of a class is held out, and at least one is left.
+
+    >>> files = [Found(Path(f"{kind}{i}"), kind) for kind in "ab" for i in range(4)]
+    >>> [one.path.name for one in hold_out(files, 0.25, seed=0)[1]]
+    ['a0', 'b0']
+    """
+    generator = torch.Generator().manual_seed(seed)
+    held: set[Path] = set()
+    for paths in _by_class(files):
+        order = torch.randperm(len(paths), generator=generator).tolist()
+        held |= {paths[i] for i in order[: min(max(1, round(share * len(paths))), len(paths) - 1)]}
+    if not held:
+        raise ValueError(
+            f"expected enough images to hold out {share:g} of each class, got {len(files)} images, one of each: give "
+            "more"
+        )
+    return [one for one in files if one.path not in held], [one for one in files if one.path in held]
+
+
+def _by_class(files: Iterable[Found]) -> list[list[Path]]:
+    classes: dict[str, list[Path]] = {}
+    for one in files:
+        classes.setdefault(one.kind, []).append(one.path)
+    return list(classes.values())
