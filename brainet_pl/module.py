@@ -55,7 +55,8 @@ from brainet_pl.parts import arguments, make_part, primitive
 from brainet_pl.passes import Passes
 from brainet_pl.presets import Preset, find_preset
 from brainet_pl.ranks import Places
-from brainet_pl.scores import Score, ScoreSet, Surroundings
+from brainet_pl.scores import Score, ScoreSet, Surroundings, Verdict
+from brainet_pl.scores.reference import p_values
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
 from brainet_pl.tasks.classification import check_class_names, same_classes
@@ -117,6 +118,8 @@ class BRAINet(pl.LightningModule):
         task: `Classification` or `Regression`, with their settings; null is a classification of `num_classes`.
         scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`, `Own`.
         calibration: a calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
+        verdict: how `known_p` and `known` of a prediction are found: by which score, at which level; null is
+            `Verdict()`, at most 5 % of known inputs called unknown.
         conformal: sets of classes or intervals of numbers that hold the truth at a chosen level, `Conformal`; null has
             none.
         metrics: further metrics beside those of the task.
@@ -140,6 +143,7 @@ class BRAINet(pl.LightningModule):
         task: TaskLike = None,
         scores: ScoresLike = None,
         calibration: CalibratorLike = None,
+        verdict: Verdict | None = None,
         conformal: ConformalLike = None,
         metrics: MeasuresLike = None,
         columns: Columns | None = None,
@@ -156,10 +160,13 @@ class BRAINet(pl.LightningModule):
         self.backbone, self._backbone_lr = chosen.build(), chosen.lr
         self.columns = Columns(**columns) if isinstance(columns, Mapping) else columns
         self.scores = ScoreSet([make_part(Score, score, "scores") for score in scores or ()], self.task.units)
-        self._tap_scores()
         self.calibration = None if calibration is None else make_part(Calibrator, calibration, "calibration")
         if self.calibration is not None:
             self.calibration.check(self.task)
+            self.calibration.bring(self.scores, None if self.backbone.raw else self.backbone.model)
+        self._tap_scores()
+        self.verdict = Verdict(**verdict) if isinstance(verdict, Mapping) else verdict or Verdict()
+        self.verdict.choose([], list(self.scores.units))
         self.conformal = None if conformal is None else make_part(Conformal, conformal, "conformal")
         if self.conformal is not None:
             self.conformal.check(self.task)
@@ -211,6 +218,7 @@ class BRAINet(pl.LightningModule):
             "task": self.task,
             "scores": list(self.scores),
             "calibration": self.calibration,
+            "verdict": vars(self.verdict),
             "conformal": self.conformal,
             "columns": None if self.columns is None else vars(self.columns),
             "passes": self.passes,
@@ -305,6 +313,11 @@ class BRAINet(pl.LightningModule):
             return
         names = getattr(data_source(self.trainer, self), "class_names", None)
         self.class_names = check_class_names(names, self.task) or self.class_names
+        if self.calibration is not None and self.calibration.needs_validation and not self.trainer.enable_validation:
+            raise ValueError(
+                f"expected validation data for {type(self.calibration).__name__}, got none: give the datamodule a "
+                "val_dataloader, or the fit val_dataloaders, and a limit_val_batches above 0; or leave calibration out"
+            )
         self.prepare_head()
         if self.task.needs_targets:
             self.task.prepare(self._all_targets())
@@ -567,12 +580,12 @@ class BRAINet(pl.LightningModule):
             same_classes(named, self.class_names)
         self.class_names = named or self.class_names
         self.preset = Preset.from_dict(stored.get("preset")) or self.preset  # names of weights are not in the file
-        ours = {type(score).__name__ for score in self.scores}
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
                 continue
-            if str(score["class_path"]).rpartition(".")[2] not in ours:  # fitted there, so it can be used here
-                self.scores.add(make_part(Score, score, "scores").to(self.device))
+            made = make_part(Score, score, "scores")
+            if made.key not in self.scores:  # fitted there, so it can be used here
+                self.scores.add(made.to(self.device))
         self._tap_scores()
 
     # -- forward ------------------------------------------------------------------------------------------------------
@@ -666,12 +679,10 @@ class BRAINet(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
-        learners = (self.calibration, self.conformal)
-        watched = self._settles and (len(self.scores) > 0 or any(part is not None for part in learners))
-        seen = self._look(batch, batch_idx, scored=watched)
+        seen = self._look(batch, batch_idx, scored=self._settles)
         assert seen.target is not None
         self._update(self.val_metrics, seen.passes.predicted, seen.target)
-        if watched:
+        if self._settles:
             self.scores.watch(seen.passes, seen.scores)
             if self.calibration is not None:
                 self.calibration.watch(seen.passes.predicted, seen.target, seen.scores)
@@ -803,10 +814,28 @@ class BRAINet(pl.LightningModule):
         passes = self._compiled("passes_of")(inputs_of(batch, self.columns))
         scores = self.scores(passes)
         final = self.final(passes, scores)
-        answer = self.task.predict(passes, final)
+        found = self.task.predict(passes, final)
         if self.conformal is not None:
-            answer |= self.conformal(final)
-        return answer | dict(scores)
+            found |= self.conformal(final)
+        found |= self.judge(scores)
+        return found | {name: values for name, values in scores.items() if name not in found}  # `std` is calibrated
+
+    def judge(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Scores (B,) → the verdict: `known_p`, a conformal p-value, and `known`; nothing without validation data.
+
+        `known_p` is (1 + #{validation samples at least as strange}) / (n + 1). Of inputs like the validation data at
+        most a share `verdict.level` is called unknown, whatever the model; an input with NaN in its score is.
+        """
+        mapped = None if self.calibration is None else self.calibration.score_name
+        wanted = [*([] if mapped is None else [mapped]), *self.scores.preferred]
+        reference = self.scores.reference
+        there = [name for name in scores if name in reference]
+        if not there or (self.verdict.score is not None and self.verdict.score not in there):
+            return {}
+        score = self.verdict.choose(wanted, there)
+        reference.warn_of_few(score)
+        p = p_values(scores[score], reference[score])
+        return {"known_p": p, "known": p > self.verdict.level}
 
     def _update(self, metrics: MetricCollection, predicted: Tensor, target: Tensor) -> None:
         metrics.update(predicted, target)

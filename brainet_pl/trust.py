@@ -169,6 +169,8 @@ class _Vetting:
             return self.slot(key, value)
         if key == "model.backbone":
             return self.backbone(value)
+        if key in ("model.columns", "model.verdict"):  # names of columns and scores
+            return self.plain(key, "", value)
         if key.startswith("structure."):
             return self.own(key, StructureLearning, name, value)
         word = isinstance(value, str) and _WORDS.fullmatch(value)

@@ -125,7 +125,7 @@ class Evaluation(Callback):
         sets = test_sets(trainer)
         self._names, self._doubtful, self._found = list(sets), [], {}
         self._costs = None
-        units = _units(pl_module) if isinstance(pl_module, BRAINet) else {}
+        units = pl_module.scores.units if isinstance(pl_module, BRAINet) else {}
         self.record = TestRecord(sets, units)
 
     def on_test_batch_end(
@@ -398,10 +398,6 @@ def _shown(inputs: Any) -> Any:
 
 def _most_doubtful(samples: list[Sample], k: int) -> list[Sample]:
     return sorted(samples, key=lambda sample: (-sample.doubt, sample.number))[:k]
-
-
-def _units(module: BRAINet) -> dict[str, str]:
-    return dict(module.task.units) | {name: unit for score in module.scores for name, unit in score.units.items()}
 
 
 def _measured(module: BRAINet, batch: Any) -> costs.Costs | None:

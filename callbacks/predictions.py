@@ -24,9 +24,10 @@ class PredictionFile(Callback):
 
     Columns are `loader` (its name in a dictionary of loaders, else its number), `sample` (the number of the sample in
     its loader), `file` where the loader's data set has `files`, a name for each sample, and what the model gives; a
-    model with `class_names` also names the class, and columns of one number for each class bear their names. Rows are
-    written batch by batch to a part file of each process. When the prediction is over, the parts become one file in the
-    order of the samples, whatever the number of processes.
+    model with `class_names` also names the class, and columns of one number for each class bear their names. Where a
+    model judges inputs (`known`), the number of those that look unknown is told at the end. Rows are written batch by
+    batch to a part file of each process. When the prediction is over, the parts become one file in the order of the
+    samples, whatever the number of processes.
 
     Args:
         file: its name, without folders; "" writes none.
@@ -41,6 +42,7 @@ class PredictionFile(Callback):
         self._part: IO[str] | None = None
         self._columns: list[str] = []
         self._told = False
+        self._judged = self._unknown = 0
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Agree on the folder; a part that an interrupted prediction left is written anew."""
@@ -49,6 +51,7 @@ class PredictionFile(Callback):
         self._names = list(loaders) if isinstance(loaders, Mapping) else list(range(count))
         self._path = Path(trainer.strategy.broadcast(str(run_folder(trainer)))) / self.file
         self._columns, self._told = [], False
+        self._judged = self._unknown = 0
 
     def on_predict_batch_end(
         self,
@@ -73,6 +76,9 @@ class PredictionFile(Callback):
         columns = as_columns(outputs, getattr(pl_module, "class_names", None))
         size = len(next(iter(columns.values())))
         numbers = self._places.of_batch(trainer, size, batch_idx, dataloader_idx).tolist()
+        if "known" in columns:
+            verdicts = columns["known"][: len(numbers)]
+            self._judged, self._unknown = self._judged + len(verdicts), self._unknown + verdicts.count(False)
         files = self._files(trainer, dataloader_idx)
         if files is not None:
             columns = {"file": [str(files[n]) for n in numbers], **columns}
@@ -113,6 +119,9 @@ class PredictionFile(Callback):
         if written:
             on_rank_zero(trainer, lambda: self._merge(written))
             rank_zero_info(f"predictions: {self._path}")
+        judged, unknown = (sum(counts) for counts in zip(*everyones((self._judged, self._unknown)), strict=True))
+        if judged:
+            rank_zero_info(f"{unknown:,} of {judged:,} inputs look unknown (column known of the predictions)")
 
     def _merge(self, parts: list[Path]) -> None:
         """Each part is in the order of loaders and samples, so that one row of each is enough to find the next one."""

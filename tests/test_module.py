@@ -102,7 +102,7 @@ def test_predictions_come_with_their_uncertainty(fitted, quiet_trainer):
     first = batches[0]
     p = first["probabilities"].double().numpy()
     measures = {"max_softmax", "max_logit", "energy", "entropy", "expected_entropy", "mutual_information"}
-    assert set(first) == {"class", "probabilities"} | measures
+    assert set(first) == {"class", "probabilities", "known_p", "known"} | measures
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-5)
     np.testing.assert_array_equal(first["class"], p.argmax(1))
     np.testing.assert_allclose(first["max_softmax"], 1 - p.max(1), atol=1e-5)

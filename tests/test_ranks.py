@@ -99,7 +99,7 @@ class TestTwoProcessesEqualOne:
         assert [*two[0]][:2] == ["loader", "sample"]
         places = [("known", i) for i in range(133)] + [("one", i) for i in range(3)]
         assert [(row["loader"], int(row["sample"])) for row in two] == places
-        same_rows(one, two, ("loader", "set"))
+        same_rows(one, two, ("loader", "set", "known"))
         assert not [path for n in "12" for path in (folder / n).iterdir() if "part" in path.name]
 
     def test_record(self, both, task):

@@ -241,7 +241,7 @@ def test_abstract_parts_cannot_be_made():
 
 
 def test_about_ten_arguments():
-    assert len(arguments(BRAINet)) <= 13
+    assert len(arguments(BRAINet)) <= 14
 
 
 def test_no_help_text_is_empty(monkeypatch):

@@ -6,7 +6,16 @@
 from brainet_pl.calibration.affine import DirichletScaling, VectorScaling
 from brainet_pl.calibration.base import Calibrator
 from brainet_pl.calibration.conformal import Conformal
+from brainet_pl.calibration.density import DensityScaling
 from brainet_pl.calibration.isotonic import IsotonicScaling
 from brainet_pl.calibration.temperature import TemperatureScaling
 
-__all__ = ["Calibrator", "Conformal", "DirichletScaling", "IsotonicScaling", "TemperatureScaling", "VectorScaling"]
+__all__ = [
+    "Calibrator",
+    "Conformal",
+    "DensityScaling",
+    "DirichletScaling",
+    "IsotonicScaling",
+    "TemperatureScaling",
+    "VectorScaling",
+]

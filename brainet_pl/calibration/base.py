@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from brainet_pl.parts import Part
+from brainet_pl.scores import ScoreSet
 from brainet_pl.tasks import Classification, Task
 
 
@@ -17,9 +18,19 @@ class Calibrator(Part, nn.Module, ABC):
 
     Attributes:
         tasks: the kinds of task whose predictions it can map.
+        needs_validation: whether a fit without validation data is refused.
     """
 
     tasks: ClassVar[tuple[type[Task], ...]] = (Classification,)
+    needs_validation: ClassVar[bool] = False
+
+    @property
+    def score_name(self) -> str | None:
+        """The score that it looks at, or None."""
+        return None
+
+    def bring(self, scores: ScoreSet, model: nn.Module | None) -> None:
+        """Add a score that it needs to those of the model, whose backbone is a module or None."""
 
     def check(self, task: Task) -> None:
         """Refuse a task whose predictions it does not know."""

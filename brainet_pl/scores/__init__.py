@@ -1,15 +1,29 @@
 """Scores: numbers that are higher for an input more unlike the training data, for any head.
 
 `Generative` (the densities of a learned tree), `KNN` and `Mahalanobis` read features, `Own` the logits of the network
-whose classification layer was replaced; the scores of the prediction
-itself (`max_softmax`, `entropy`, `mutual_information` …) come with every task and need no setting.
+whose classification layer was replaced, `Combined` adds scores up; the scores of the prediction itself (`max_softmax`,
+`entropy`, `mutual_information` …) come with every task and need no setting.
 """
 
-from brainet_pl.scores.base import Score, ScoreSet, Surroundings
+from brainet_pl.scores.base import JoinedScore, Score, ScoreSet, Surroundings
+from brainet_pl.scores.combined import Combined
 from brainet_pl.scores.density import GenerativeScore
 from brainet_pl.scores.generative import Generative
 from brainet_pl.scores.mahalanobis import Mahalanobis
 from brainet_pl.scores.neighbours import KNN
 from brainet_pl.scores.own import Own
+from brainet_pl.scores.reference import Verdict
 
-__all__ = ["KNN", "Generative", "GenerativeScore", "Mahalanobis", "Own", "Score", "ScoreSet", "Surroundings"]
+__all__ = [
+    "KNN",
+    "Combined",
+    "Generative",
+    "GenerativeScore",
+    "JoinedScore",
+    "Mahalanobis",
+    "Own",
+    "Score",
+    "ScoreSet",
+    "Surroundings",
+    "Verdict",
+]

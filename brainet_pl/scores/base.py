@@ -7,17 +7,19 @@ batch, `settle` at the end of the epoch). What it learned are buffers: they trav
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from brainet_pl import checks
 from brainet_pl.features import ExtractedShare
 from brainet_pl.parts import Part
 from brainet_pl.passes import Passes
 from brainet_pl.scores.density import check_training, keep_wide
+from brainet_pl.scores.reference import Reference
 from brainet_pl.structure.ggt import GGT
 from brainet_pl.taps import Taps
 from brainet_pl.together import exchange, lead, rank, total
@@ -47,17 +49,20 @@ class Score(Part, nn.Module, ABC):
         units: name → unit of each score that `forward` may give; "" for a number without one. Every score is higher for
             an input more unlike the training data.
         needs_fit: whether `fit` must run before the score can be used.
+        name: what tells it from others of its class in one model: its scores end with `_<name>`. None for the only one.
         shared: while `fit` runs, whether it is given a share of the samples and other processes have the rest.
     """
 
     units: ClassVar[Mapping[str, str]]
     needs_fit: ClassVar[bool] = True
+    name: str | None = None
     shared: bool = False
     fitted: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("fitted", torch.tensor(not self.needs_fit))
+        self._ready = not self.needs_fit  # the same outside the tensor: an exported graph can't branch on one
 
     @property
     def taps(self) -> Taps | None:
@@ -65,9 +70,22 @@ class Score(Part, nn.Module, ABC):
         return Taps.of(getattr(self, "layers", None), getattr(self, "pool", None))
 
     @property
+    def key(self) -> str:
+        """What it is called among the scores of a model."""
+        return type(self).__name__ if self.name is None else f"{type(self).__name__}_{self.name}"
+
+    def called(self, score: str) -> str:
+        """The name in `units` and of `forward` → that in a model, which may have several of this class."""
+        return score if self.name is None else f"{score}_{self.name}"
+
+    @property
     def ready(self) -> bool:
         """Whether it can be used."""
-        return bool(self.fitted)
+        return self._ready
+
+    def _mark(self, ready: bool) -> None:
+        self._ready = ready
+        self.fitted.fill_(ready)
 
     def surround(self, surroundings: Surroundings) -> None:
         """Hear of the model around, before `fit`."""
@@ -81,7 +99,7 @@ class Score(Part, nn.Module, ABC):
         """
         check_training(features, labels)
         self.fit(features, labels)
-        self.fitted.fill_(True)
+        self._mark(True)
 
     @property
     def sums(self) -> bool:
@@ -109,7 +127,7 @@ class Score(Part, nn.Module, ABC):
             self.fit(features if len(features) else features.new_empty(0, width), labels)
         finally:
             self.shared = False
-        self.fitted.fill_(True)
+        self._mark(True)
 
     def learn_alone(self, share: ExtractedShare) -> None:
         """`learn` in the first process, from the samples of all; the others take what it learned. A collective."""
@@ -132,6 +150,10 @@ class Score(Part, nn.Module, ABC):
     def settle(self) -> None:
         """Take what `watch` saw of the epoch as the reference from now on."""
 
+    def complete(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """After `settle`, all scores (N,) of the epoch → those of its own that follow from the new reference."""
+        return {}
+
     @abstractmethod
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes → the scores (B,) by name."""
@@ -143,13 +165,47 @@ class Score(Part, nn.Module, ABC):
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
         """Take the shapes of what is loaded; a checkpoint without this score leaves it unfitted."""
         if f"{prefix}fitted" not in state_dict:
-            self.fitted.fill_(not self.needs_fit)
+            self._mark(not self.needs_fit)
             return
+        self._ready = bool(state_dict[f"{prefix}fitted"])
         for name, buffer in list(self._buffers.items()):
             stored = state_dict.get(prefix + name)
             if buffer is not None and stored is not None and stored.shape != buffer.shape:
                 self._buffers[name] = buffer.new_empty(stored.shape)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class JoinedScore(Score):
+    """A score that is made of the other scores of a model, and knows those of the validation data.
+
+    Attributes:
+        leading: the first score of every other part, and the energy where there is one; the model says so.
+    """
+
+    needs_fit: ClassVar[bool] = False
+    leading: Sequence[str] = ()
+
+    @abstractmethod
+    def refer(self, columns: Mapping[str, Tensor]) -> None:
+        """Take all other scores (N,) of a validation epoch as the reference from now on."""
+
+    @abstractmethod
+    def join(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All other scores (B,) → those made of them (B,)."""
+
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """The same of the scores in passes."""
+        return self.join(passes.scores)
+
+
+def check_name(name: Any) -> str | None:
+    """The name of one score among several of its class, or None; a part of the names of columns and tensors."""
+    if name is None or (isinstance(name, str) and name.isidentifier()):
+        return name
+    raise ValueError(
+        f"expected name of a score to be a word of letters, digits and _, got {checks.shown(name)}: choose one such as "
+        "'stages', or leave it out"
+    )
 
 
 def check_taps(score: Score) -> None:
@@ -162,36 +218,60 @@ def check_taps(score: Score) -> None:
 
 
 class ScoreSet(nn.Module):
-    """All scores of a model that are more than its prediction, by the name of their class.
+    """All scores of a model that are more than its prediction, by their class and name.
 
     Args:
         scores: no two of which may give a score of the same name.
-        taken: names that the task's own scores have.
+        taken: name → unit of the task's own scores.
+
+    Attributes:
+        reference: all scores of the last validation epoch of a fit.
     """
 
-    def __init__(self, scores: Iterable[Score], taken: Iterable[str] = ()) -> None:
+    def __init__(self, scores: Iterable[Score], taken: Mapping[str, str] | None = None) -> None:
         super().__init__()
-        self._taken = list(taken)
+        self._taken = dict(taken or {})
         self.members = nn.ModuleDict()
+        self.reference = Reference()
         for score in scores:
             self.add(score)
 
     def add(self, score: Score) -> None:
         """Add one more score."""
-        names = [*self._taken, *(name for member in self for name in member.units)]
-        twice = sorted(set(names) & set(score.units))
+        twice = sorted(set(self.units) & {score.called(name) for name in score.units})
         if twice:
             raise ValueError(
                 f"expected scores of different names, got {', '.join(twice)} twice: leave one "
-                f"{type(score).__name__} out"
+                f"{type(score).__name__} out, or give it a name of its own, {type(score).__name__}(name=…)"
             )
-        self.members[type(score).__name__] = score
+        self.members[score.key] = score
+        for part in self:
+            if isinstance(part, JoinedScore):
+                part.leading = self._leading()
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Name → unit of every score that a model may give, the prediction's own first."""
+        ours = {score.called(name): unit for score in self for name, unit in score.units.items()}
+        return self._taken | ours
+
+    @property
+    def preferred(self) -> list[str]:
+        """The names of scores by which an input is best called strange, the best first."""
+        return [*sorted(self._joined), *self._leading()]
+
+    def _leading(self) -> list[str]:
+        parts = [part for part in self if not isinstance(part, JoinedScore)]
+        return [part.called(next(iter(part.units))) for part in parts] + ["energy"] * ("energy" in self._taken)
 
     def __iter__(self) -> Iterator[Score]:
         return iter(self.members.values())  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.members
 
     @property
     def unfitted(self) -> list[Score]:
@@ -202,18 +282,48 @@ class ScoreSet(nn.Module):
         """One set of passes → all scores (B,): the prediction's own, then those of every score that is ready."""
         found = dict(passes.scores)
         for score in self:
-            if score.ready:
-                found |= score(passes.seen_by(score.taps))
-        return found
+            if score.ready and not isinstance(score, JoinedScore):
+                found |= {score.called(name): values for name, values in score(passes.seen_by(score.taps)).items()}
+        return found | self._read(found)
+
+    def _read(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Scores (B,) → the scores that are made of them."""
+        more: dict[str, Tensor] = {}
+        for score in self:
+            if isinstance(score, JoinedScore) and score.ready:
+                more |= {score.called(name): values for name, values in score.join(found).items()}
+        return more
 
     def watch(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
-        """Show a batch of validation data to every score that is ready."""
+        """Show a batch of validation data and its scores to all, each with its own scores by the names it knows."""
+        self.reference.collected.update({name: v for name, v in scores.items() if name not in self._joined})
         for score in self:
             if score.ready:
-                score.watch(passes.seen_by(score.taps), scores)
+                score.watch(passes.seen_by(score.taps), self._as_known_to(score, scores))
+
+    @staticmethod
+    def _as_known_to(score: Score, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own = {name: scores[score.called(name)] for name in score.units if score.called(name) in scores}
+        return {**scores, **own}
+
+    @property
+    def _joined(self) -> set[str]:
+        return {score.called(name) for score in self if isinstance(score, JoinedScore) for name in score.units}
 
     def settle(self) -> None:
-        """End a validation epoch."""
+        """End a validation epoch: its scores are the reference from now on."""
         for score in self:
             if score.ready:
                 score.settle()
+        if not self.reference.collected.update_called:
+            return
+        columns = self.reference.collected.columns()
+        self.reference.collected.reset()
+        for score in self:
+            if score.ready:
+                more = score.complete(self._as_known_to(score, columns))
+                columns |= {score.called(name): values for name, values in more.items()}
+        for score in self:
+            if isinstance(score, JoinedScore):
+                score.refer(columns)
+        self.reference.keep(columns | self._read(columns))

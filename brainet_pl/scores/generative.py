@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from brainet_pl import checks
 from brainet_pl.parts import primitive
 from brainet_pl.passes import Passes
-from brainet_pl.scores.base import Score, Surroundings, check_taps
+from brainet_pl.scores.base import Score, Surroundings, check_name, check_taps
 from brainet_pl.scores.density import GenerativeScore, Kind, check_density
 from brainet_pl.structure import GGT, FeatureStream, learn_structure
 from brainet_pl.structure.learn import MOST_SAMPLES
@@ -41,13 +41,17 @@ class Generative(Score):
             16 for each variable (gaussian) or 5 (discrete).
         bins: levels of a feature, for "discrete".
         max_parents: of a family. null keeps the 64 most correlated ones (gaussian) or the 2 best by score (discrete).
+        max_features: of more features than these, a random choice is read: it tells as well what is strange, and a tree
+            of thousands takes long to learn. null reads all.
         progress: show a progress bar while the tree is learned.
         layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
         pool: how their maps and tokens become features, as in `Backbone`.
+        name: what tells it from another Generative of the model: its scores end with `_<name>`; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"generative": "nats", "generative_weighted": "nats", "combined": "deviations"}
     blueprint: Tensor
+    chosen: Tensor
     reference: Tensor
 
     def __init__(
@@ -61,24 +65,29 @@ class Generative(Score):
         prior: float | None = None,
         bins: int = 8,
         max_parents: int | None = None,
+        max_features: int | None = None,
         progress: bool = True,
         layers: str | list[str] | None = None,
         pool: str | list[str] | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__()
-        self.layers, self.pool = layers, pool
+        self.layers, self.pool, self.name = layers, pool, check_name(name)
         check_taps(self)
         self.kind = kind
         self.prior, self.bins, self.max_parents = check_density(kind, prior, bins, max_parents)
         self.threshold = checks.number_or_none("threshold", threshold, 0, "None takes the tree of the head")
         self.s, self.max_order = checks.whole("s", s, 1, MOST_SAMPLES), checks.whole("max_order", max_order, 0)
         self.seed = checks.whole("seed", seed, 0)
+        self.max_features = checks.whole_or_none("max_features", max_features, 1, "None reads all features")
         self.normalize = None if normalize is None else checks.flag("normalize", normalize)
         self.progress = checks.flag("progress", progress)
         self.density: GenerativeScore | None = None
         self.moments = ScoreMoments()
         self._around = Surroundings(num_classes=1)
+        self.register_buffer("chosen", torch.empty(0, dtype=torch.long))  # columns that are read; none is all
         self.register_buffer("reference", torch.full((2, 2), math.nan))
+        self._refers = False  # whether the reference is known, outside the tensor for the sake of exported graphs
         self.register_buffer("blueprint", torch.empty(0, dtype=torch.uint8))  # what rebuilds the density, as JSON
 
     def surround(self, surroundings: Surroundings) -> None:
@@ -87,6 +96,7 @@ class Generative(Score):
 
     def fit(self, features: Tensor, labels: Tensor) -> Generative:
         """Learn the tree from training features (N, d), then its parameters for each class of labels (N,)."""
+        features = features[:, self._choose(features.shape[1])]
         normalize = not self._around.raw if self.normalize is None else self.normalize
         settings = {"kind": self.kind, "prior": self.prior, "bins": self.bins, "max_parents": self.max_parents}
         classes = self._around.num_classes
@@ -103,6 +113,15 @@ class Generative(Score):
     def sums(self) -> bool:
         """Means and covariances are sums; quantiles, which a discrete density needs, are not."""
         return self.kind == "gaussian"
+
+    def _choose(self, width: int) -> Tensor:
+        """(d,) which of the features are read."""
+        every = torch.arange(width)
+        few = self.max_features is not None and width > self.max_features and self.threshold is not None
+        if few:
+            every = torch.randperm(width, generator=torch.Generator().manual_seed(self.seed))[: self.max_features]
+        self.chosen = every.sort().values.to(self.reference.device) if few else self.chosen.new_empty(0)
+        return every.sort().values
 
     def _tree(self, features: Tensor) -> GGT:
         if self.threshold is not None:
@@ -139,16 +158,27 @@ class Generative(Score):
         """Take mean and deviation of the validation epoch as the reference."""
         if self.moments.update_called:
             self.reference.copy_(self.moments.compute())
+            self._refers = bool(self.reference.isfinite().all())
             self.moments.reset()
+
+    def complete(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`combined` of the epoch that gave its reference."""
+        if "energy" not in columns or not self._refers:
+            return {}
+        return {"combined": self._combined(columns["generative"], columns["energy"])}
+
+    def _combined(self, generative: Tensor, energy: Tensor) -> Tensor:
+        both = torch.stack([generative, energy.to(generative.dtype)], dim=1)
+        return ((both - self.reference[0]) / self.reference[1]).sum(dim=1)
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """The scores (B,)."""
         assert self.density is not None
         energy = passes.scores.get("energy")
-        found = self.density.scores(passes.features, None if energy is None else passes.predicted)
-        if energy is not None and bool(self.reference.isfinite().all()):
-            both = torch.stack([found["generative"], energy.to(found["generative"].dtype)], dim=1)
-            found["combined"] = ((both - self.reference[0]) / self.reference[1]).sum(dim=1)
+        features = passes.features.index_select(1, self.chosen) if len(self.chosen) else passes.features
+        found = self.density.scores(features, None if energy is None else passes.predicted)
+        if energy is not None and self._refers:
+            found["combined"] = self._combined(found["generative"], energy)
         return found
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -158,6 +188,8 @@ class Generative(Score):
         if stored is not None and len(stored):
             data = json.loads(bytes(stored.tolist()).decode())
             self.density = GenerativeScore.from_dict(data).to(self.reference.device)
+        reference = state_dict.get(f"{prefix}reference")
+        self._refers = reference is not None and bool(reference.isfinite().all())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

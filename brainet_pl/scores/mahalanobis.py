@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from brainet_pl import checks
 from brainet_pl.passes import Passes
-from brainet_pl.scores.base import Score, Surroundings, check_taps
+from brainet_pl.scores.base import Score, Surroundings, check_name, check_taps
 
 
 class Mahalanobis(Score):
@@ -26,6 +26,7 @@ class Mahalanobis(Score):
         normalize: bring the features of every sample to length 1 first.
         layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
         pool: how their maps and tokens become features, as in `Backbone`.
+        name: what tells it from another Mahalanobis of the model: its scores end with `_<name>`; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"mahalanobis": "", "mahalanobis_relative": ""}
@@ -35,10 +36,14 @@ class Mahalanobis(Score):
     overall: Tensor
 
     def __init__(
-        self, normalize: bool = True, layers: str | list[str] | None = None, pool: str | list[str] | None = None
+        self,
+        normalize: bool = True,
+        layers: str | list[str] | None = None,
+        pool: str | list[str] | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__()
-        self.layers, self.pool = layers, pool
+        self.layers, self.pool, self.name = layers, pool, check_name(name)
         check_taps(self)
         self.normalize, self._classes = checks.flag("normalize", normalize), None
         for name in ("means", "within", "center", "overall"):

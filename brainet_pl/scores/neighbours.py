@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from brainet_pl import checks
 from brainet_pl.passes import Passes
-from brainet_pl.scores.base import Score, check_taps
+from brainet_pl.scores.base import Score, check_name, check_taps
 from brainet_pl.scores.density import in_parts
 
 _ROOM = 2**25  # similarities held at a time, so that memory does not grow with the batch
@@ -26,6 +26,7 @@ class KNN(Score):
         seed: of that choice.
         layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
         pool: how their maps and tokens become features, as in `Backbone`.
+        name: what tells it from another KNN of the model: its scores end with `_<name>`; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"knn": ""}
@@ -38,9 +39,10 @@ class KNN(Score):
         seed: int = 0,
         layers: str | list[str] | None = None,
         pool: str | list[str] | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__()
-        self.layers, self.pool = layers, pool
+        self.layers, self.pool, self.name = layers, pool, check_name(name)
         check_taps(self)
         self.k, self.max_rows = checks.whole("k", k, 1), checks.whole("max_rows", max_rows, 1)
         self.seed = checks.whole("seed", seed, 0, 2**63 - 1)

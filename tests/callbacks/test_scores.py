@@ -107,9 +107,11 @@ def test_scores_from_names_and_from_yaml(tmp_path, quiet_trainer):
     model = BRAINet(8, head="Linear", scores=yaml.safe_load(text))
     assert [score.describe() for score in model.scores] == ["KNN(k=7)", "Mahalanobis()"]
     json.dumps(model.hparams["scores"])
-    with pytest.raises(ValueError, match=r"expected scores to be one of Generative, KNN, .*Mahalanobis.* got 'knn'"):
+    with pytest.raises(
+        ValueError, match=r"expected scores to be one of Combined, Generative, .*Mahalanobis.* got 'knn'"
+    ):
         BRAINet(8, scores=["knn"])
-    with pytest.raises(ValueError, match=r"settings of KNN \(k, max_rows, seed, layers, pool\), got neighbours"):
+    with pytest.raises(ValueError, match=r"settings of KNN \(k, max_rows, seed, layers, pool, name\), got neighbours"):
         BRAINet(8, scores=[{"class_path": "KNN", "init_args": {"neighbours": 7}}])
 
 

@@ -1,0 +1,266 @@
+"""Predictions that fade as an input leaves the training data, by the density of its features.
+
+    τ(x) = τ · u(x)^-κ
+
+u(x) is the share of validation samples at least as strange as x: from 1 in the middle of the data to next to nothing
+far outside. How fast predictions fade, κ, can't be learned from known data, among which the strange are rare and no
+worse predicted than they seem: it is the fastest that known data can afford, at a price that one sets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from brainet_pl import checks
+from brainet_pl.calibration.base import Calibrator
+from brainet_pl.calibration.temperature import HIGHEST, LOWEST
+from brainet_pl.framework import rank_zero_warn
+from brainet_pl.scores import Generative, ScoreSet
+from brainet_pl.scores.density import keep_wide
+from brainet_pl.scores.reference import FEW, Surprise, fit_surprise
+from brainet_pl.tasks import Classification, Regression, Task
+
+FASTEST = 1.0  # κ at the most
+MOST = 1e4  # times the temperature in the middle of the data, at the most
+LEAST_NLL = 0.05  # nats that the price is a share of at the least: a model without an error on validation data has 0
+
+
+# -- pure functions ---------------------------------------------------------------------------------------------------
+
+
+def fade(probs: Tensor, prior: Tensor, temperature: Tensor | float, factor: Tensor) -> Tensor:
+    """Probabilities (B, C) → softmax(log p / (τ·f) + (1 - 1/f)·log π): at f = 1 scaled by τ, at f = ∞ the prior π.
+
+    So that the answer stays, it has at least as much of the prior as any other class.
+
+    Args:
+        probs: (B, C).
+        prior: (C,) shares of the classes, none of them 0.
+        temperature: τ, a number.
+        factor: (B,) f, at least 1.
+
+    >>> fade(torch.tensor([[0.8, 0.2]]), torch.tensor([0.5, 0.5]), 1.0, torch.tensor([2.0]))
+    tensor([[0.6667, 0.3333]])
+    """
+    logs, offset, answer = _parts(probs, prior, factor)
+    faded = (logs / temperature + offset).softmax(dim=-1)
+    # Rounding may make two classes equal that are nearly so: the answer keeps a last bit more.
+    return faded * (1 + 2 * torch.finfo(faded.dtype).eps * answer)
+
+
+def _parts(probs: Tensor, prior: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log p / f, (1 - 1/f)·log π, and 1 for the answer and 0 for all else, each (B, C)."""
+    logs = probs.clamp_min(torch.finfo(torch.float32).tiny).log()
+    answer = F.one_hot(probs.argmax(dim=-1), probs.shape[-1]).to(probs.dtype)
+    slower = 1.0 / factor[:, None].to(probs.dtype)
+    prior = prior.to(probs.dtype)
+    return logs * slower, (1.0 - slower) * (prior + answer * (prior.max() - prior)).log(), answer
+
+
+def fit_faded(probs: Tensor, target: Tensor, prior: Tensor, factor: Tensor) -> tuple[float, float]:
+    """The τ of the least negative log-likelihood for given factors, and that likelihood in nats a sample.
+
+    The likelihood is concave in 1/τ, as in `fit_temperature`, and its slope is bisected.
+
+    Args:
+        probs: (N, C).
+        target: (N,) labels.
+        prior: (C,).
+        factor: (N,) at least 1.
+    """
+    logs, offset, _ = _parts(probs.double(), prior, factor)
+    rows = target.long()[:, None]
+    low, high = 1.0 / HIGHEST, 1.0 / LOWEST
+    for _ in range(40):
+        beta = 0.5 * (low + high)
+        soft = (beta * logs + offset).softmax(dim=1)
+        slope = (logs.gather(1, rows)[:, 0] - (soft * logs).sum(dim=1)).sum()
+        low, high = (beta, high) if slope > 0 else (low, beta)
+    beta = 0.5 * (low + high)
+    return 1.0 / beta, float(F.cross_entropy(beta * logs + offset, target.long()))
+
+
+def fit_widened(predicted: Tensor, target: Tensor, factor: Tensor) -> tuple[float, float]:
+    """The same for means and variances (N, 2): variances are multiplied by (τ·f)²."""
+    mean, variance = predicted.double().unbind(dim=1)
+    variance = variance * factor.double().square()
+    scale = ((target.double() - mean).square() / variance).mean().clamp(LOWEST**2, HIGHEST**2)
+    nll = 0.5 * ((target - mean).square() / (scale * variance) + (2 * math.pi * scale * variance).log())
+    return float(scale.sqrt()), float(nll.mean())
+
+
+# -- the calibrator ---------------------------------------------------------------------------------------------------
+
+
+class Watched(Metric):
+    """Collects predictions, targets and a score of a validation epoch, of all processes."""
+
+    full_state_update = False
+    predicted: list[Tensor]
+    target: list[Tensor]
+    score: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name in ("predicted", "target", "score"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def update(self, predicted: Tensor, target: Tensor, score: Tensor) -> None:
+        """Add a batch: (B, C) or (B, 2), (B,) and (B,)."""
+        self.predicted.append(predicted.detach())
+        self.target.append(target)
+        self.score.append(score.detach())
+
+    def compute(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All of them."""
+        return dim_zero_cat(self.predicted), dim_zero_cat(self.target), dim_zero_cat(self.score)
+
+
+class DensityScaling(Calibrator):
+    """Probabilities fade towards the class prior, and variances widen, as inputs leave the training data.
+
+    The temperature of an input is τ·u^-κ, u the share of validation samples at least as strange as it, with an
+    exponential tail beyond the strangest tenth. κ is as large as validation data allow at the price `cost`, τ being
+    fitted anew for every κ. The answer never changes. Works for every head, without unknown data, from the checkpoint
+    alone; until it has settled, predictions stay as they are.
+
+    Args:
+        cost: how much worse known inputs may be predicted than by temperature scaling: a share of its negative
+            log-likelihood on validation data, or of one nat for a regression, where that number has no zero.
+        score: the name of the score that tells what is strange; null is the density of the features of all stages of
+            the backbone, or of the inputs where there is none, which the model is then given by itself.
+    """
+
+    tasks: ClassVar[tuple[type[Task], ...]] = (Classification, Regression)
+    needs_validation: ClassVar[bool] = True
+    tau: Tensor
+    kappa: Tensor
+    prior: Tensor
+    knots: Tensor
+    heights: Tensor
+    slope: Tensor
+
+    def __init__(self, cost: float = 0.01, score: str | None = None) -> None:
+        super().__init__()
+        self.cost = checks.at_least("cost", cost, 0, "such as 0.01")
+        if not isinstance(score, str | None):
+            raise ValueError(f"expected score to be the name of one, got {checks.shown(score)}: give a name, or none")
+        self.score = score
+        self.collected = Watched()
+        self._own: str | None = None
+        self._told = False
+        for name, value in (("tau", 1.0), ("kappa", 0.0), ("slope", 0.0)):
+            self.register_buffer(name, torch.tensor(value))
+        for name in ("prior", "knots", "heights"):
+            self.register_buffer(name, torch.empty(0))
+
+    @property
+    def score_name(self) -> str:
+        """The score that it looks at."""
+        return self._own if self.score is None and self._own is not None else self.score or "generative"
+
+    def bring(self, scores: ScoreSet, model: nn.Module | None) -> None:
+        """Give the model a density to look at, unless it has the score."""
+        if self.score is not None:
+            if self.score not in scores.units:
+                raise ValueError(
+                    f"expected score of DensityScaling to be one of {', '.join(scores.units)}, got {self.score!r}: add "
+                    "the part that gives it to scores, or leave it out"
+                )
+            return
+        own = make_density(model)
+        if own.key not in scores:
+            scores.add(own)
+        self._own = own.called("generative")
+
+    def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+        """Keep averaged predictions (B, C) or (B, 2), targets (B,) and the score (B,)."""
+        if self.score_name in scores:
+            self.collected.update(predicted, target, scores[self.score_name])
+
+    def settle(self) -> dict[str, Tensor]:
+        """Find κ and τ; without validation data they stay."""
+        if not self.collected.update_called:
+            return {}
+        predicted, target, score = self.collected.compute()
+        target, score = target.view(-1), score.view(-1)  # torchmetrics makes numbers of single samples
+        self.collected.reset()
+        if len(target) < FEW and not self._told:
+            self._told = True
+            rank_zero_warn(
+                f"predictions fade by the strangest of {len(target)} validation samples: expected at least {FEW}; how "
+                "strange an input is can be told from so few roughly at best, give more of them"
+            )
+        surprise = fit_surprise(score)
+        self.knots, self.heights, self.slope = (part.to(self.tau.device) for part in surprise)
+        classes = predicted.shape[1] if not target.is_floating_point() else 0
+        counts = torch.bincount(target.long(), minlength=classes) if classes else predicted.new_zeros(0)
+        self.prior = ((counts + 1) / (counts + 1).sum()).to(self.tau)
+        strange = surprise(score)
+
+        def fit(kappa: float) -> tuple[float, float]:
+            factor = (kappa * strange).exp().clamp_max(MOST)
+            return (
+                fit_faded(predicted, target, self.prior, factor) if classes else fit_widened(predicted, target, factor)
+            )
+
+        tau, least = fit(0.0)
+        limit = least + self.cost * (max(least, LEAST_NLL) if classes else 1.0)
+        low, high = 0.0, FASTEST
+        if fit(high)[1] <= limit:
+            low = high
+        for _ in range(20 if low < high else 0):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if fit(middle)[1] <= limit else (low, middle)
+        tau, found = fit(low)
+        self.tau.fill_(tau)
+        self.kappa.fill_(low)
+        return {"temperature": self.tau, "fading": self.kappa, "cost": torch.tensor(found - least)}
+
+    def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
+        """(B, C) → (B, C), or (B, 2) → (B, 2) with wider variances."""
+        if not len(self.knots):
+            return predicted
+        surprise = Surprise(self.knots, self.heights, self.slope)(scores[self.score_name])
+        factor = (self.kappa * surprise).exp().clamp_max(MOST)
+        if len(self.prior):
+            return fade(predicted, self.prior, self.tau, factor)
+        widened = predicted[:, 1] * (self.tau * factor).square().to(predicted.dtype)
+        return torch.stack([predicted[:, 0], widened], dim=1)
+
+    def label(self) -> str:
+        """The temperature in the middle of the data, and how fast it rises."""
+        return f"after scaling by density, τ = {float(self.tau):.3g}, κ = {float(self.kappa):.2g}"
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moves as any module, but keeps 32 bits."""
+        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
+        """Take the shapes of what is loaded."""
+        for name in ("prior", "knots", "heights"):
+            stored = state_dict.get(prefix + name)
+            if stored is not None:
+                self._buffers[name] = getattr(self, name).new_empty(stored.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def make_density(model: nn.Module | None) -> Generative:
+    """The density that fits a backbone: of all its stages where it has maps, else of what the head reads.
+
+    What the last layer finds strange is mostly what the prediction is unsure of anyway; early layers tell more. Tapped
+    features have deviation 1, and their length tells how far out a sample is, so it is kept.
+    """
+    if model is not None and any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return Generative(
+            threshold=0.005, normalize=False, max_features=256, layers="auto", pool="mean_std", name="stages"
+        )
+    return Generative()

@@ -1,0 +1,78 @@
+"""Several scores in one, without a look at unknown data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from brainet_pl import checks
+from brainet_pl.scores.base import JoinedScore, check_name
+from brainet_pl.scores.reference import Surprise, fit_surprise
+
+
+class Combined(JoinedScore):
+    """The sum of the surprises of several scores: Fisher's way to make one test of many.
+
+    `joint` is Σ_i -log u_i, u_i the share of validation samples at least as strange as the input under score i, with an
+    exponential tail beyond the strangest tenth. Scores in any units can be added that way, and what only one of them
+    finds strange still counts. How likely such a sum is, though scores depend on each other, is what `known_p` tells.
+
+    Args:
+        of: names of the scores; null takes the first score of every other part in `scores`, and the energy where there
+            is one.
+        name: what tells it from another Combined of the model: its score ends with `_<name>`; null for the only one.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {"joint": "nats"}
+    listed: Tensor
+    knots: Tensor
+    heights: Tensor
+    slopes: Tensor
+
+    def __init__(self, of: Sequence[str] | None = None, name: str | None = None) -> None:
+        super().__init__()
+        if of is not None and (isinstance(of, str) or not of or not all(isinstance(one, str) for one in of)):
+            raise ValueError(
+                f"expected of to be a list of names of scores, got {checks.shown(of)}: write ['generative', 'energy'], "
+                "or leave it out"
+            )
+        self.of, self.name = None if of is None else list(of), check_name(name)
+        self.names: list[str] = []  # what is added, once there are validation data
+        self.register_buffer("listed", torch.empty(0, dtype=torch.uint8))  # the same, as JSON
+        for buffer in ("knots", "heights", "slopes"):
+            self.register_buffer(buffer, torch.empty(0))
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has seen validation data."""
+        return len(self.names) > 0
+
+    def refer(self, columns: Mapping[str, Tensor]) -> None:
+        """Learn the surprise of every score from those of validation data (N,)."""
+        names = list(self.leading if self.of is None else self.of)
+        missing = [name for name in names if name not in columns]
+        if missing or not names:
+            raise ValueError(
+                f"expected scores of the model for Combined, got {', '.join(missing) or 'none'}: it has "
+                f"{', '.join(columns)}; name some of these in of, or add parts to scores"
+            )
+        parts = zip(*(fit_surprise(columns[name]) for name in names), strict=True)
+        device = self.fitted.device
+        self.knots, self.heights, self.slopes = (torch.stack(part).to(device) for part in parts)
+        self.names = names
+        self.listed = torch.frombuffer(bytearray(json.dumps(names).encode()), dtype=torch.uint8).to(device)
+
+    def join(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All other scores (B,) → `joint` (B,); NaN in one of them is as strange as can be."""
+        fitted = zip(self.names, self.knots, self.heights, self.slopes, strict=True)
+        return {"joint": torch.stack([Surprise(*one)(scores[name]) for name, *one in fitted]).sum(dim=0)}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Read the names too."""
+        listed = state_dict.get(f"{prefix}listed")
+        self.names = [] if listed is None or not len(listed) else json.loads(bytes(listed.tolist()).decode())
+        super()._load_from_state_dict(state_dict, prefix, *args)

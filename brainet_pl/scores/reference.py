@@ -1,0 +1,203 @@
+"""What validation data tell about scores: how many known samples are at least as strange as this one.
+
+Two answers. The conformal p-value counts: (1 + #{validation samples at least as strange}) / (n + 1), which is at most α
+for a share of at most α of known inputs, whatever the score. The surprise is minus its logarithm made smooth, and goes
+on beyond the last validation sample: it tells the strange from the very strange, where all counts are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from brainet_pl import checks
+from brainet_pl.framework import rank_zero_warn
+from brainet_pl.scores.density import keep_wide
+
+MOST_KEPT = 10_000  # validation samples whose scores travel in a checkpoint; more say hardly more about a p-value
+FEW = 200  # validation samples below which p-values are so coarse that a user should hear of it
+TAIL = 0.1  # share of validation samples, the strangest ones, that an exponential tail is fitted to
+LEVELS = 18  # knots of the surprise between the least strange sample and the tail
+_PREFIX = "of_"  # so that no score is called like something that a module has
+
+
+def p_values(scores: Tensor, reference: Tensor) -> Tensor:
+    """Scores (B,) and sorted scores (n,) of validation data → conformal p-values (B,); 0 for NaN.
+
+    >>> p_values(torch.tensor([0.5, 9.0, float("nan")]), torch.tensor([1.0, 2.0, 3.0]))
+    tensor([1.0000, 0.2500, 0.0000])
+    """
+    scores = scores.to(reference.dtype)
+    below = torch.searchsorted(reference, scores.nan_to_num(nan=torch.inf).contiguous())
+    n = len(reference)
+    return ((1 + n - below).to(reference.dtype) / (n + 1)).masked_fill(scores.isnan(), 0.0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a model tells whether it knows an input.
+
+    Attributes:
+        score: the score that it goes by; null is that of the calibrator, else `joint` (`Combined`), else the first of
+            `scores`, else the energy or what the task has.
+        level: the share of known inputs that may be called unknown.
+    """
+
+    score: str | None = None
+    level: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.score, str | None):
+            raise ValueError(f"expected score of the verdict to be a name, got {checks.shown(self.score)}: give a name")
+        if not 0 < checks.share("level of the verdict", self.level) < 1:
+            raise ValueError(f"expected level of the verdict between 0 and 1, got {self.level}: 0.05 is usual")
+
+    def choose(self, wanted: Sequence[str], known: Sequence[str]) -> str:
+        """The score it goes by, of those that a model has; without a choice, the first of `wanted` that is there."""
+        if self.score is not None:
+            if self.score not in known:
+                raise ValueError(
+                    f"expected score of the verdict to be one of {', '.join(known)}, got {self.score!r}: choose one, "
+                    "or add the part that gives it to scores"
+                )
+            return self.score
+        return next(name for name in [*wanted, *known] if name in known)
+
+
+class Surprise(NamedTuple):
+    """A rising, piecewise linear function of a score: about -log of the share of samples at least as strange.
+
+    Attributes:
+        knots: (K,) scores, rising.
+        heights: (K,) the surprise there.
+        slope: () of the surprise beyond the last knot.
+    """
+
+    knots: Tensor
+    heights: Tensor
+    slope: Tensor
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """(B,) → (B,) in nats, from 0 on; NaN is as surprising as can be."""
+        x = scores.to(self.knots.dtype)[:, None]
+        widths = self.knots.diff()
+        rises = self.heights.diff() / widths
+        body = ((x - self.knots[:-1]).clamp_min(0.0).minimum(widths) * rises).sum(dim=1)
+        tail = (x[:, 0] - self.knots[-1]).clamp_min(0.0) * self.slope
+        return (self.heights[0] + body + tail).nan_to_num(nan=1e9, posinf=1e9)
+
+
+def fit_surprise(reference: Tensor) -> Surprise:
+    """Scores (n,) of validation data → their surprise: empirical in the body, exponential in the last tenth.
+
+    Few samples have few knots, and at the least the median and the largest one count.
+    """
+    values = reference[reference.isfinite()].double().sort().values
+    n = len(values)
+    if n < 2:
+        raise ValueError(
+            f"expected at least two finite scores of validation data, got {n}: give validation data, or mend the score"
+        )
+    shares = torch.linspace(1.0, TAIL, LEVELS + 1, dtype=torch.double, device=values.device)
+    knots = torch.quantile(values, 1.0 - shares)
+    least = 1e-6 * (values[-1] - values[0]).clamp_min(1e-30)  # ties would make a step of no width
+    knots = knots[0] + torch.cat([knots.new_zeros(1), knots.diff().clamp_min(least)]).cumsum(dim=0)
+    excess = (values - knots[-1]).clamp_min(0.0)
+    scale = (excess.sum() / (excess > 0).sum().clamp_min(1)).clamp_min(least)
+    return Surprise(knots.float(), -shares.log().float(), (1.0 / scale).float())
+
+
+class ScoreColumns(Metric):
+    """Collects the scores of a validation epoch, of all processes."""
+
+    full_state_update = False
+    values: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("values", [], dist_reduce_fx="cat")
+        self.names: list[str] = []
+
+    def update(self, scores: Mapping[str, Tensor]) -> None:
+        """Add a batch: name → (B,)."""
+        self.names = list(scores)
+        self.values.append(torch.stack([values.detach().float() for values in scores.values()], dim=1))
+
+    def compute(self) -> Tensor:
+        """(N, K), one column for each name."""
+        return dim_zero_cat(self.values)
+
+    def columns(self) -> dict[str, Tensor]:
+        """Name → (N,); torchmetrics would make a number of a tensor with one sample."""
+        return dict(zip(self.names, self.compute().view(-1, len(self.names)).unbind(dim=1), strict=True))
+
+
+class Reference(nn.Module):
+    """Sorted scores of validation data, by name; buffers, so that they travel in every checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collected = ScoreColumns()
+        self._told = False
+
+    def __contains__(self, score: object) -> bool:
+        return f"{_PREFIX}{score}" in self._buffers
+
+    def __getitem__(self, score: str) -> Tensor:
+        return self.get_buffer(f"{_PREFIX}{score}")
+
+    @property
+    def names(self) -> list[str]:
+        """The scores that there is a reference for."""
+        return [name.removeprefix(_PREFIX) for name in self._buffers]
+
+    def keep(self, columns: Mapping[str, Tensor]) -> None:
+        """Take scores (N,) of validation data as the reference from now on; NaN counts as the strangest."""
+        self._buffers.clear()
+        for name, values in columns.items():
+            if len(values) > MOST_KEPT:  # any sample of the samples is as good a reference
+                rows = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:MOST_KEPT]
+                values = values[rows.to(values.device)]
+            ordered = values.nan_to_num(nan=torch.inf, posinf=torch.inf).sort().values
+            self.register_buffer(f"{_PREFIX}{name}", ordered.clone(memory_format=torch.contiguous_format))
+
+    def threshold(self, score: str, level: float) -> float:
+        """The value above which p-values are at most `level`; ∞ where there are too few validation samples for that."""
+        values = self[score]
+        n, stranger = len(values), int(level * (len(values) + 1) + 1e-9) - 1  # samples that may be stranger
+        if stranger < 0:
+            return torch.inf
+        return float(values[n - 1 - stranger]) if stranger < n else -torch.inf
+
+    def warn_of_few(self, score: str) -> None:
+        """Say once that p-values of a score are coarse."""
+        n = len(self[score])
+        if n < FEW and not self._told:
+            self._told = True
+            rank_zero_warn(
+                f"p-values of inputs, `known_p`, are no finer than {1 / (n + 1):.2g}: expected at least {FEW} "
+                f"validation samples in the fit, got {n}; give more of them"
+            )
+
+    def forward(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Scores (B,) → their p-values (B,), of those that have a reference."""
+        return {name: p_values(values, self[name]) for name, values in scores.items() if name in self}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moves as any module, but keeps 32 bits."""
+        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
+        """Take whatever scores a checkpoint has."""
+        device = self.collected.device
+        found = {key.removeprefix(prefix): v for key, v in state_dict.items() if key.startswith(prefix + _PREFIX)}
+        self._buffers.clear()
+        for name, values in found.items():
+            self.register_buffer(name, torch.empty_like(values, device=device))
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,345 @@
+"""Predictions that fade by the density of their inputs."""
+
+import csv
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from brainet_pl.backbones import Backbone
+from brainet_pl.calibration import DensityScaling, TemperatureScaling
+from brainet_pl.calibration.density import LEAST_NLL, fade, fit_faded, fit_widened
+from brainet_pl.calibration.temperature import fit_temperature, scale
+from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
+from brainet_pl.datamodules import Digits
+from brainet_pl.framework import ModelCheckpoint, pl
+from brainet_pl.module import BRAINet
+from brainet_pl.network import Linear, MCDropout, Tree
+from brainet_pl.scores import KNN, Combined, Verdict
+from brainet_pl.tasks import Regression
+
+
+def classes(n=2000, seed=0):
+    """Over-confident probabilities (n, 4), labels, and a score that tells nothing about them."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, 4, generator=rng)
+    target = torch.multinomial(logits.softmax(1), 1, generator=rng)[:, 0]
+    return (2.5 * logits).softmax(1), target, torch.randn(n, generator=rng).square()
+
+
+def settled(calibrator, predicted, target, score):
+    for rows in torch.arange(len(target)).split(300):
+        calibrator.watch(predicted[rows], target[rows], {"generative": score[rows], "other": score[rows]})
+    return calibrator.settle()
+
+
+# -- pure functions ---------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**6), st.integers(2, 12), st.floats(0.05, 20), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_the_answer_never_changes(seed, c, tau, skewed):
+    rng = torch.Generator().manual_seed(seed)
+    probs = (torch.rand(()).item() * 10 * torch.randn(64, c, generator=rng)).softmax(1)
+    prior = (5.0 * skewed * torch.randn(c, generator=rng)).softmax(0)
+    factor = torch.cat([torch.ones(1), 10 ** (4 * torch.rand(63, generator=rng))])
+    faded = fade(probs, prior, tau, factor)
+    top = faded.gather(1, probs.argmax(1, keepdim=True))[:, 0]
+    others = faded.scatter(1, probs.argmax(1, keepdim=True), -1.0).amax(1)
+    assert (top > others).all()
+    torch.testing.assert_close(faded.sum(1), torch.ones(64))
+
+
+def test_fading_begins_as_temperature_scaling_and_ends_at_the_prior():
+    probs, _, _ = classes(50)
+    even = torch.full((4,), 0.25)
+    torch.testing.assert_close(fade(probs, even, 1.7, torch.ones(50)), scale(probs, 1.7))
+    torch.testing.assert_close(fade(probs, even, 1.0, torch.full((50,), 3.0)), scale(probs, 3.0))
+    torch.testing.assert_close(fade(probs, even, 1.7, torch.full((50,), 1e6)), even.expand(50, 4), atol=1e-4, rtol=0)
+    prior = torch.tensor([0.7, 0.1, 0.1, 0.1])
+    far = fade(probs, prior, 1.0, torch.full((50,), 1e6))
+    common = probs.argmax(1) == 0
+    torch.testing.assert_close(far[common], prior.expand(int(common.sum()), 4), atol=1e-4, rtol=0)
+    assert (far[~common].argmax(1) == probs[~common].argmax(1)).all()
+    assert (far[~common, 0] > 0.4).all()  # the common class stays likely
+
+
+def test_the_temperature_is_that_of_a_grid():
+    probs, target, score = classes()
+    factor = 1 + 0.3 * score
+    prior = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    tau, least = fit_faded(probs, target, prior, factor)
+    grid = torch.linspace(0.5, 5, 400)
+    losses = [float(F.nll_loss(fade(probs.double(), prior, float(t), factor).log(), target)) for t in grid]
+    assert least == pytest.approx(min(losses), abs=1e-5)
+    assert tau == pytest.approx(float(grid[int(np.argmin(losses))]), abs=0.02)
+    assert fit_faded(probs, target, prior, torch.ones(2000))[0] == pytest.approx(
+        fit_temperature(probs, target).item(), rel=1e-4
+    )
+
+
+def test_widening_is_that_of_a_grid():
+    rng = torch.Generator().manual_seed(0)
+    factor = 1 + torch.rand(500, generator=rng)
+    predicted = torch.stack([torch.randn(500, generator=rng), torch.rand(500, generator=rng) + 0.1], dim=1)
+    target = predicted[:, 0] + 1.7 * factor * predicted[:, 1].sqrt() * torch.randn(500, generator=rng)
+    tau, least = fit_widened(predicted, target, factor)
+    assert tau == pytest.approx(1.7, rel=0.1)
+    for t in (0.98 * tau, tau, 1.02 * tau):
+        wide = torch.distributions.Normal(predicted[:, 0].double(), t * factor * predicted[:, 1].double().sqrt())
+        loss = -wide.log_prob(target.double()).mean().item()
+        assert loss >= least - 1e-9
+        assert t != tau or loss == pytest.approx(least, abs=1e-6)
+
+
+# -- the calibrator ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.01, 0.03])
+def test_known_data_pay_what_was_agreed(cost):
+    probs, target, score = classes()
+    calibrator = DensityScaling(cost=cost)
+    logged = settled(calibrator, probs, target, score)
+    least = float(F.nll_loss(scale(probs.double(), fit_temperature(probs, target)).log(), target))
+    paid = float(F.nll_loss(calibrator(probs, {"generative": score}).double().log(), target)) - least
+    assert paid == pytest.approx(cost * least, abs=2e-3 * least)
+    assert float(logged["cost"]) == pytest.approx(paid, abs=1e-5)
+    assert (calibrator.kappa > 0) == (cost > 0)
+    assert set(logged) == {"temperature", "fading", "cost"}
+    far = calibrator(probs, {"generative": torch.full((2000,), 1e6)})
+    if cost:
+        torch.testing.assert_close(far, torch.full((2000, 4), 0.25), atol=0.05, rtol=0)
+    nan = calibrator(probs, {"generative": torch.full((2000,), math.nan)})
+    torch.testing.assert_close(nan, far)
+
+
+def test_a_model_without_an_error_still_fades():
+    target = torch.arange(1000) % 4
+    probs = 0.999 * F.one_hot(target, 4) + 0.001 / 4
+    score = torch.randn(1000, generator=torch.Generator().manual_seed(0)).exp()
+    calibrator = DensityScaling()
+    logged = settled(calibrator, probs, target, score)
+    assert logged["cost"] <= 0.01 * LEAST_NLL
+    assert calibrator(probs[:1], {"generative": torch.tensor([1e5])}).max() < 0.6
+
+
+def test_before_validation_nothing_changes():
+    calibrator = DensityScaling()
+    probs, _, score = classes(10)
+    assert calibrator.settle() == {}
+    assert torch.equal(calibrator(probs, {"generative": score}), probs)
+
+
+def test_few_validation_samples_are_said_once():
+    calibrator = DensityScaling()
+    with pytest.warns(UserWarning, match="strangest of 100 validation samples: expected at least 200"):
+        settled(calibrator, *classes(100))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settled(calibrator, *classes(100))
+    assert calibrator.kappa > 0
+
+
+def test_a_single_validation_sample_is_too_few():
+    with pytest.raises(ValueError, match="at least two finite scores of validation data, got 1"):
+        settled(DensityScaling(), *classes(1))
+
+
+def test_variances_widen_and_means_stay():
+    rng = torch.Generator().manual_seed(0)
+    predicted = torch.stack([torch.randn(1000, generator=rng), torch.full((1000,), 0.04)], dim=1)
+    target, score = predicted[:, 0] + 0.4 * torch.randn(1000, generator=rng), torch.randn(1000, generator=rng).exp()
+    calibrator = DensityScaling(cost=0.02)
+    logged = settled(calibrator, predicted, target, score)
+    assert float(logged["cost"]) == pytest.approx(0.02, abs=1e-3)
+    found = calibrator(predicted, {"generative": torch.linspace(0, 1000, 1000)})
+    assert torch.equal(found[:, 0], predicted[:, 0])
+    assert (found[:, 1].diff() >= 0).all()
+    assert found[-1, 1] > 100 * found[0, 1] > 0.04
+    assert calibrator.prior.numel() == 0
+
+
+def test_it_travels_in_weights():
+    probs, target, score = classes()
+    calibrator, again = DensityScaling(), DensityScaling()
+    settled(calibrator, probs, target, score)
+    again.load_state_dict(calibrator.state_dict())
+    torch.testing.assert_close(again(probs, {"generative": score}), calibrator(probs, {"generative": score}))
+    fresh = DensityScaling()
+    again.load_state_dict(fresh.state_dict())
+    assert torch.equal(again(probs, {"generative": score}), probs)
+
+
+@pytest.mark.parametrize("wrong", [{"cost": -0.1}, {"cost": math.nan}, {"cost": "1%"}, {"score": 3}])
+def test_settings_that_mean_nothing(wrong):
+    with pytest.raises(ValueError, match=r"expected (cost|score)"):
+        DensityScaling(**wrong)
+
+
+# -- in a model -------------------------------------------------------------------------------------------------------
+
+
+def structure():
+    return StructureLearning(threshold=0.1, progress=False)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory, quiet_trainer):
+    """A fitted model with the calibrator, its checkpoint and its folder."""
+    folder = tmp_path_factory.mktemp("density")
+    pl.seed_everything(0, verbose=False)
+    model = BRAINet(8, head=Tree(num_params=6000), lr=0.01, calibration="DensityScaling", scores=[KNN(), Combined()])
+    checkpoint = ModelCheckpoint(folder, save_last=True)
+    with pytest.warns(UserWarning, match="validation samples"):
+        quiet_trainer(folder, structure(), checkpoint, epochs=3).fit(model, datamodule=Digits())
+    return model, checkpoint.last_model_path, folder
+
+
+def test_the_model_brings_the_density_and_a_checkpoint_alone_predicts_the_same(fitted):
+    model, path, _ = fitted
+    assert "Generative" in model.scores
+    again = BRAINet.load_from_checkpoint(path)
+    assert again.hparams["calibration"] == {"class_path": "DensityScaling", "init_args": {"cost": 0.01, "score": None}}
+    assert again.calibration.kappa == model.calibration.kappa > 0
+    x = torch.rand(20, 64)
+    for one in (model, again):
+        one.eval().head.inference = "simultaneous"
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), model(x))
+        plain = again.passes_of(x).predicted
+        assert torch.equal(again(x).argmax(1), plain.argmax(1))
+        assert again(100 * x).max() < 0.5
+
+
+def test_thresholds_of_every_score_travel_in_the_checkpoint(fitted):
+    model, path, _ = fitted
+    again = BRAINet.load_from_checkpoint(path)
+    with torch.no_grad():
+        scores = again.scores(again.eval().passes_of(torch.rand(4, 64)))
+    assert set(again.scores.reference.names) == set(scores) >= {"generative", "knn", "joint", "energy", "combined"}
+    for name in scores:
+        assert torch.equal(again.scores.reference[name], model.scores.reference[name])
+        assert math.isfinite(again.scores.reference.threshold(name, 0.05))
+
+
+def test_the_verdict_is_in_predictions_and_in_their_file(fitted, quiet_trainer):
+    _, path, folder = fitted
+    again = BRAINet.load_from_checkpoint(path)
+    x = torch.cat([known_inputs(), 50 * torch.rand(30, 64), torch.full((1, 64), math.nan)])
+    trainer = quiet_trainer(folder, PredictionFile())
+    found = trainer.predict(again, DataLoader(TensorDataset(x), batch_size=100))
+    known = torch.cat([part["known"] for part in found])
+    p = torch.cat([part["known_p"] for part in found])
+    assert torch.equal(known, p > 0.05)
+    n = len(x) - 31
+    assert known[:n].float().mean() > 0.85
+    assert not known[n:].any()
+    assert p[-1] == 0
+    with (folder / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["known"] for row in rows] == [str(bool(k)) for k in known]
+    assert float(rows[0]["known_p"]) == pytest.approx(p[0].item(), abs=1e-6)
+
+
+def known_inputs():
+    data = Digits()
+    data.setup("test")
+    return torch.stack([x for x, _ in data.test_set])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "by"), [({"score": "knn"}, "knn"), (Verdict("energy", 0.2), "energy"), (None, "generative")]
+)
+def test_the_verdict_goes_by_the_score_that_was_chosen(fitted, verdict, by):
+    again = BRAINet.load_from_checkpoint(fitted[1], verdict=verdict).eval()
+    x = torch.rand(50, 64)
+    with torch.no_grad():
+        scores = again.scores(again.passes_of(x))
+        found = again.judge(scores)
+    assert torch.equal(found["known_p"], again.scores.reference(scores)[by])
+    assert torch.equal(found["known"], found["known_p"] > (0.2 if by == "energy" else 0.05))
+
+
+def test_without_a_calibrator_the_verdict_goes_by_the_joint_score(fitted):
+    model = fitted[0]
+    wanted = BRAINet(8, scores=[KNN(), Combined()])
+    assert wanted.scores.preferred == ["joint", "knn", "energy"]
+    assert BRAINet(8).judge({"energy": torch.zeros(3)}) == {}
+    assert model.verdict == Verdict()
+    with pytest.raises(ValueError, match="expected score of the verdict to be one of max_softmax"):
+        BRAINet(8, verdict=Verdict("knn"))
+
+
+@pytest.mark.parametrize("head", [Linear(), MCDropout(num_params=4000)], ids=repr)
+def test_other_heads_and_regression(head, tmp_path, quiet_trainer):
+    pl.seed_everything(0, verbose=False)
+    x = torch.randn(600, 5)
+    y = x[:, 0] + 0.1 * torch.randn(600)
+    loaders = [DataLoader(TensorDataset(x[part], y[part]), batch_size=50) for part in (slice(0, 300), slice(300, None))]
+    model = BRAINet(task=Regression(), head=head, calibration=DensityScaling(), lr=0.01)
+    trainer = quiet_trainer(tmp_path, epochs=2)
+    trainer.fit(model, *loaders)
+    assert 0 < trainer.callback_metrics["val/cal/cost"] <= 0.01
+    near, far = (model.eval().predict_step((scale * x[:20],), 0) for scale in (1, 100))
+    assert (far["std"] > 2 * near["std"].mean()).all()
+    assert not far["known"].any()
+    assert near["known"].float().mean() > 0.8
+    assert {"test/scaled/reg/NLL", "test/reg/NLL"} <= set(trainer.test(model, loaders[1], verbose=False)[0])
+
+
+def test_the_stages_of_a_network_of_maps_are_read(tmp_path, quiet_trainer):
+    pl.seed_everything(0, verbose=False)
+    net = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(8, 8),
+    )  # fmt: skip
+    x, y = torch.rand(400, 1, 8, 8), torch.arange(400) % 8
+    model = BRAINet(8, backbone=Backbone(net), head=Linear(), calibration=DensityScaling())
+    assert list(model.scores.members) == ["Generative_stages"]
+    loader = DataLoader(TensorDataset(x, y), batch_size=100)
+    quiet_trainer(tmp_path).fit(model, loader, loader)
+    assert model.calibration.score_name == "generative_stages"
+    found = model.eval().predict_step((torch.cat([x[:9], 9 * x[:9], x[:1] * math.nan]),), 0)
+    assert found["known"][:9].sum() > 6
+    assert not found["known"][9:].any()
+
+
+def test_without_validation_data_it_says_what_it_needs(tmp_path, quiet_trainer):
+    x = DataLoader(TensorDataset(torch.rand(60, 4), torch.arange(60) % 3), batch_size=20)
+    model = BRAINet(3, head=Linear(), calibration=DensityScaling())
+    with pytest.raises(ValueError, match=r"expected validation data for DensityScaling, got none: give the datamodule"):
+        quiet_trainer(tmp_path).fit(model, x)
+    with pytest.raises(ValueError, match="expected validation data for DensityScaling"):
+        quiet_trainer(tmp_path, limit_val_batches=0).fit(model, x, x)
+    quiet_trainer(tmp_path).fit(BRAINet(3, head=Linear(), calibration=TemperatureScaling()), x)
+
+
+def test_a_score_that_the_model_does_not_have():
+    with pytest.raises(ValueError, match=r"expected score of DensityScaling to be one of max_softmax.*got 'knn'"):
+        BRAINet(3, calibration=DensityScaling(score="knn"))
+    model = BRAINet(3, calibration=DensityScaling(score="knn"), scores=[KNN()])
+    assert list(model.scores.members) == ["KNN"]
+
+
+def test_what_a_test_leaves_has_the_faded_confidence(fitted, tmp_path, quiet_trainer):
+    again = BRAINet.load_from_checkpoint(fitted[1])
+    again.head.inference = "simultaneous"
+    results = quiet_trainer(tmp_path, Evaluation(figures=False)).test(again, datamodule=Digits(), verbose=False)
+    assert results[0]["test/scaled/cls/Acc"] == results[0]["test/cls/Acc"]
+    assert results[0]["test/scaled/cls/NLL"] != results[0]["test/cls/NLL"]
+
+
+def test_it_exports_with_the_model(fitted):
+    again = BRAINet.load_from_checkpoint(fitted[1]).eval()
+    again.head.inference = "simultaneous"
+    x = torch.rand(6, 64)
+    program = torch.export.export(again, (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(3 * x), again(3 * x))

@@ -1,0 +1,128 @@
+"""Several scores in one."""
+
+import math
+
+import pytest
+import torch
+
+from brainet_pl.passes import Passes
+from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreSet
+from brainet_pl.scores.reference import fit_surprise
+
+
+class Column(Score):
+    """One column of the features."""
+
+    needs_fit = False
+    units = {"column": "u"}  # noqa: RUF012
+
+    def __init__(self, column=0, name=None):
+        super().__init__()
+        self.column, self.name = column, name
+
+    def forward(self, passes):
+        return {"column": passes.features[:, self.column]}
+
+
+def passes_of(x):
+    return Passes(torch.zeros(1, len(x), 3), None, x, torch.full((len(x), 3), 1 / 3), {"energy": x[:, 0]})
+
+
+@pytest.fixture
+def data():
+    return torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
+
+
+def settled(scores, x):
+    for part in x.split(100):
+        passes = passes_of(part)
+        scores.watch(passes, scores(passes))
+    scores.settle()
+    return scores
+
+
+def test_scores_of_one_class_live_side_by_side_under_names(data):
+    scores = settled(ScoreSet([Column(1), Column(2, "second")], {"energy": "nats"}), data)
+    assert list(scores.members) == ["Column", "Column_second"]
+    found = scores(passes_of(data[:5]))
+    torch.testing.assert_close(found["column"], data[:5, 1])
+    torch.testing.assert_close(found["column_second"], data[:5, 2])
+    assert scores.units == {"energy": "nats", "column": "u", "column_second": "u"}
+    assert scores.reference.names == ["energy", "column", "column_second"]
+    with pytest.raises(ValueError, match=r"column_second twice.*Column\(name=…\)"):
+        scores.add(Column(0, "second"))
+
+
+@pytest.mark.parametrize("name", ["a b", "1", "", 3])
+def test_names_are_words(name):
+    with pytest.raises(ValueError, match="name of a score"):
+        KNN(name=name)
+
+
+def test_the_joint_score_is_the_sum_of_surprises_from_the_first_epoch_on(data):
+    scores = settled(ScoreSet([Combined(), Column(1), Column(2, "second")], {"energy": ""}), data)
+    x = 3 * torch.randn(50, 3)
+    expected = sum(fit_surprise(data[:, c])(x[:, c]) for c in (1, 2, 0))
+    torch.testing.assert_close(scores(passes_of(x))["joint"], expected)
+    assert "joint" in scores.reference
+    assert len(scores.reference["joint"]) == 1000
+    chosen = settled(ScoreSet([Combined(of=["column"], name="one"), Column(1)]), data)
+    torch.testing.assert_close(chosen(passes_of(x))["joint_one"], fit_surprise(data[:, 1])(x[:, 1]))
+
+
+def test_nan_in_one_score_is_as_strange_as_can_be(data):
+    scores = settled(ScoreSet([Combined(), Column(1)], {"energy": ""}), data)
+    x = torch.tensor([[0.0, math.nan, 0.0], [0.0, 0.0, 0.0]])
+    joint = scores(passes_of(x))["joint"]
+    assert joint[0] >= 1e9 > joint[1]
+
+
+def test_weights_bring_the_joint_score_back_even_beside_others(data):
+    scores = settled(ScoreSet([Column(1), Combined()], {"energy": ""}), data)
+    again = ScoreSet([Column(1), Column(2, "second"), Combined()], {"energy": ""})
+    again.load_state_dict(scores.state_dict(), strict=False)
+    x = passes_of(torch.randn(9, 3))
+    torch.testing.assert_close(again(x)["joint"], scores(x)["joint"])
+
+
+def test_one_validation_sample_is_a_reference_too(data):
+    scores = settled(ScoreSet([Column(1)]), data[:1])
+    assert scores.reference["column"].tolist() == data[:1, 1].tolist()
+
+
+def test_what_is_not_there_is_said(data):
+    with pytest.raises(ValueError, match=r"got knn: it has energy"):
+        settled(ScoreSet([Combined(of=["knn"])], {"energy": ""}), data)
+    with pytest.raises(ValueError, match="expected of to be a list of names"):
+        Combined(of="generative")
+
+
+def test_a_density_knows_its_own_scores_by_any_name(data):
+    """`combined` is standardised with its own density's moments, and is in the reference from the first epoch on."""
+    labels = torch.arange(1000) % 3
+    scores = ScoreSet(
+        [Generative(progress=False), Generative(progress=False, normalize=False, name="b")], {"energy": ""}
+    )
+    for score in scores:
+        score.learn(data, labels)
+    settled(scores, data)
+    columns = {name: scores.reference[name] for name in ("combined", "combined_b")}
+    for name, values in columns.items():
+        assert values.mean().abs() < 0.05, name
+        assert len(values) == 1000
+    assert not torch.equal(*columns.values())
+
+
+def test_of_many_features_some_are_read(data):
+    wide = torch.cat([data, data.square(), data.abs()], dim=1)
+    score, again = Generative(progress=False, max_features=4), Generative(max_features=4)
+    score.learn(wide, torch.zeros(1000))
+    passes = Passes(torch.zeros(1, 1000, 1), None, wide, torch.ones(1000, 1))
+    found = score(passes)["generative"]
+    assert score.density.ggt.num_variables == len(score.chosen) == 4
+    torch.testing.assert_close(found, score.density.scores(wide[:, score.chosen])["generative"])
+    again.load_state_dict(score.state_dict())
+    torch.testing.assert_close(again(passes)["generative"], found)
+    every = Generative(progress=False, max_features=9)
+    every.learn(wide, torch.zeros(1000))
+    assert not len(every.chosen)
