@@ -27,7 +27,6 @@ from brainet_pl.callbacks.logging import (
     log_table,
     run_folder,
 )
-from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.callbacks.sets import test_sets
 from brainet_pl.evaluation import charts, shift_figures, summary
 from brainet_pl.evaluation.chart import Chart, Matrix, readable
@@ -38,6 +37,7 @@ from brainet_pl.features import inputs_of, is_sharded
 from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet
 from brainet_pl.ranks import Places, everyones, on_rank_zero
+from brainet_pl.rows import write_rows
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
 MOST_UNCERTAIN, CLASSES, CONFUSION = "test/most_uncertain", "test/classes", "test/confusion"

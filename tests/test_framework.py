@@ -19,7 +19,8 @@ pytest.importorskip(OTHER, reason=f"{OTHER} is not installed")
 def python(folder, script, namespace=None):
     """Run a script in a process of its own, in a namespace or as it finds one by itself."""
     chosen = {} if namespace is None else {SETTING: namespace}
-    env = {name: value for name, value in os.environ.items() if name != SETTING} | chosen
+    apart = (SETTING, "WANDB_SERVICE")  # with the latter it would share the runs of this process
+    env = {name: value for name, value in os.environ.items() if name not in apart} | chosen
     found = subprocess.run([sys.executable, "-c", script], cwd=folder, env=env, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-3000:]
     return found.stdout
