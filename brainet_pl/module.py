@@ -299,7 +299,7 @@ class BRAINet(pl.LightningModule):
 
     def rows_of(self, sample: Extracted) -> Rows:
         """A sample as a head takes it, where the model is."""
-        own = self._own_outputs(sample.readings.to(self.device))
+        own = self.own_outputs(sample.readings.to(self.device))
         return Rows(sample.features.to(self.device), self.task.check(sample.targets).to(self.device), own)
 
     def setup(self, stage: str) -> None:
