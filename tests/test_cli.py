@@ -113,7 +113,7 @@ def test_fit_then_test_with_nothing_but_the_checkpoint(folder):
     assert swept.model.passes == 3  # the command line wins over the checkpoint
     resumed = main(["fit", "--ckpt_path", str(checkpoint), "--trainer.max_epochs=3", *QUIET])
     assert resumed.trainer.current_epoch == 3
-    assert resumed.config["fit"]["structure"]["threshold"] == 0.1
+    assert resumed.config["fit"]["structure"]["threshold"] == "auto"
     main(["validate", f"--ckpt_path={checkpoint}", "--trainer.logger=false", *QUIET])
     predicted = main(["predict", "--ckpt_path", str(checkpoint), "--trainer.logger=false", *QUIET])
     assert not predicted.trainer.predict_loop.return_predictions  # the file has them; memory need not
