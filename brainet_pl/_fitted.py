@@ -219,7 +219,7 @@ def _optimise(
     limit = max_epochs if len(held_rows) else max(1, max_epochs // 4)
     best, best_loss, waited, epochs = copy.deepcopy(head.state_dict()), math.inf, 0, 0
     held = network.scaled(held_rows)
-    for _ in tqdm(range(limit), desc="fitting", disable=not verbose, delay=1, leave=False):
+    for _ in tqdm(range(limit), desc="fitting", disable=None if verbose else True, delay=1, leave=False):
         epochs += 1
         head.train()
         for batch in torch.randperm(len(features)).split(batch_size):  # type: ignore[no-untyped-call]

@@ -348,6 +348,7 @@ class FeatureExtractor(nn.Module):
         removed: the layer that was removed, once inputs have come.
         own: the removed layer itself.
         views: what is read of tapped layers, by whoever reads it; the head's comes first.
+        takes: name → shape and type of a sample, of the first inputs that came; "" is the name of an only tensor.
     """
 
     reads = True  # it gives all that was asked for in one pass, `more=True`
@@ -376,6 +377,7 @@ class FeatureExtractor(nn.Module):
         self.views = nn.ModuleList() if taps is None else nn.ModuleList([View(taps)])
         self._catcher = Catcher()
         self._ran = model is None
+        self.takes: dict[str, batches.Sample] | None = None
         self._headless = False  # no layer to remove was found, and none is needed
         if frozen:
             self.requires_grad_(False)
@@ -465,6 +467,8 @@ class FeatureExtractor(nn.Module):
         """
         x = self._as_weights(self._checked(x))
         self._prepare(x)
+        if self.takes is None:
+            self.takes = batches.signature(x)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             last, caught = self._run(x)
             views = [view(caught) for view in self.seen]

@@ -182,6 +182,33 @@ def size(inputs: Any) -> int:
     return inputs.shape[0] if isinstance(inputs, Tensor) else len(inputs)
 
 
+class Sample(NamedTuple):
+    """What one sample of an input is: its shape, and the name of its type, "float32"."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def signature(inputs: Any) -> dict[str, Sample]:
+    """Name → shape and type of a sample; "" is the name of an only tensor."""
+    named = inputs if isinstance(inputs, Mapping) else {"": inputs}
+    return {
+        name: Sample(tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."))
+        for name, value in named.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def example(samples: Mapping[str, Sample], batch: int) -> Any:
+    """Inputs (batch, …) of that signature: random numbers, or zeros where whole numbers are asked for."""
+    found = {}
+    for name, (shape, kind) in samples.items():
+        dtype = getattr(torch, kind)
+        drawn = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(batch))
+        found[name] = drawn.to(dtype) if dtype.is_floating_point else torch.zeros(batch, *shape, dtype=dtype)
+    return found[""] if list(found) == [""] else found
+
+
 def rows(inputs: Any, which: Any) -> Any:
     """Some samples of the inputs."""
     if isinstance(inputs, Mapping):

@@ -1,4 +1,4 @@
-"""`brainet fit|validate|test|predict|report|compare|sweep|cache`: LightningCLI with the structure callback.
+"""`brainet fit|validate|test|predict|report|compare|sweep|cache|export`: LightningCLI with the structure callback.
 
 A test, validation or prediction of a checkpoint goes on with the run that wrote it (`runs.py`).
 """
@@ -10,7 +10,6 @@ import importlib.util
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -29,6 +28,7 @@ from brainet_pl.framework import (
     LightningCLI,
     SaveConfigCallback,
     is_wandb,
+    keep_quiet,
     pl,
     rank_zero_info,
     translated,
@@ -40,7 +40,8 @@ DESCRIPTION = (
     "Calibrated heads whose wiring is learned from the data. Beside the subcommands below there is "
     "`brainet report RUN_DIR [--out FILE]`, which writes one self-contained HTML page of a run, `brainet compare RUN "
     "[RUN ...] [--out FILE]`, which writes a page and tables of several, `brainet sweep NAME`, which tries settings "
-    "and compares them, and `brainet cache [clear]`, which lists or deletes features that FeatureCache keeps on disk. "
+    "and compares them, `brainet cache [clear]`, which lists or deletes features that FeatureCache keeps on disk, and "
+    "`brainet export --ckpt_path FILE --out model.onnx`, which writes a model as one graph. "
     "All take --debug, which shows the whole traceback of an error. With --ckpt_path, settings come out of the "
     "checkpoint; its classes that are not of brainet_pl have to be named again, or need --trust_checkpoint for a file "
     "whose maker you know."
@@ -48,6 +49,7 @@ DESCRIPTION = (
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST, DEBUG = "--trust_checkpoint", "--debug"
 KEYWORDS = ("best", "last", "hpc", "null", "None", "")  # of Lightning, in place of a checkpoint's file
+STORED_CONFIG = "checkpoint.yaml"  # the settings of a checkpoint, on their way to the parser
 SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
 
 
@@ -258,7 +260,7 @@ def _complete(words: list[str], folder: str) -> list[str]:
             config = _watching(config, words[command], given, trusted)
         if not trusted:
             config = vet(config, given)
-        path = Path(folder) / "checkpoint.yaml"
+        path = Path(folder) / STORED_CONFIG
         path.write_text(translated(yaml.safe_dump(config)))
         words[command + 1 : command + 1] = ["--config", str(path)]
     return words
@@ -306,10 +308,10 @@ def _in_namespace(name: str, copy: Path) -> str:
 def lightning(words: Sequence[str]) -> BrainetCLI:
     """fit, validate, test and predict; `--config NAME` also takes the name of a shipped configuration."""
     os.environ.setdefault("WANDB_SILENT", "true")
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    keep_quiet()
     with tempfile.TemporaryDirectory() as folder:
         complete = _complete(list(words), folder)
-        own = [word for word in complete if not word.startswith(folder)]  # not the settings of a checkpoint
+        own = [word for word in complete if word != str(Path(folder) / STORED_CONFIG)]
         return BrainetCLI(
             BRAINet,
             pl.LightningDataModule,
@@ -319,7 +321,8 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
             save_config_kwargs={"save_to_log_dir": True, "overwrite": True},
             auto_configure_optimizers=False,
             seed_everything_default=0,
-            trainer_defaults={"default_root_dir": "runs"},
+            # A bar in a log file is hundreds of fragments of lines.
+            trainer_defaults={"default_root_dir": "runs", "enable_progress_bar": sys.stdout.isatty()},
             parser_kwargs={"prog": "brainet", "description": DESCRIPTION},
             args=complete,
         )
@@ -329,6 +332,11 @@ def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
     """The console script: some commands read files of runs, `sweep` makes runs, everything else is Lightning's."""
     words = list(sys.argv[1:] if args is None else args)
     own = {"report": report.main, "compare": compare.main, "sweep": sweep.main, "cache": caches.main}
+    if words[:1] == ["export"]:
+        from brainet_pl import export
+
+        export.main(words[1:])
+        return None
     if words and words[0] in own:
         own[words[0]](words[1:])
         return None

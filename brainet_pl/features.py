@@ -340,7 +340,7 @@ def readings(
     like: Any = None  # the shape of a sample
     first: list[int] | None = None  # the numbers of features
     total = len(batches) if total is None and is_sized(batches) else total  # type: ignore[arg-type]
-    bar = tqdm(batches, "extracting features", total, disable=not progress, delay=2, leave=False)
+    bar = tqdm(batches, "extracting features", total, disable=None if progress else True, delay=2, leave=False)
     for batch, own in in_step(backbone, bar):
         inputs = inputs_of(batch)
         if isinstance(inputs, Tensor) and inputs.dim() and not len(inputs):

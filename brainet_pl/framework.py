@@ -8,9 +8,11 @@ else `pytorch_lightning`.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -99,9 +101,11 @@ __all__ = [
     "TorchCheckpointIO",
     "TrainerFn",
     "WandbLogger",
+    "is_averaging",
     "is_csv",
     "is_tensorboard",
     "is_wandb",
+    "keep_quiet",
     "pl",
     "rank_zero_info",
     "rank_zero_only",
@@ -140,6 +144,11 @@ def is_tensorboard(logger: object) -> TypeGuard[TensorBoardLogger]:
 def is_wandb(logger: object) -> TypeGuard[WandbLogger]:
     """Whether a logger is that of Weights & Biases."""
     return _named(logger, "WandbLogger")
+
+
+def is_averaging(callback: object) -> bool:
+    """Whether a callback keeps a mean of weights, and so a copy of the model."""
+    return _named(callback, "StochasticWeightAveraging") or _named(callback, "WeightAveraging")
 
 
 def _named(thing: object, name: str) -> bool:
@@ -195,3 +204,21 @@ def _check_for(namespace: str) -> Callable[[object], None]:
         refuse_mix(instance, namespace)
 
     return check
+
+
+# -- noise ------------------------------------------------------------------------------------------------------------
+
+
+class _NoTips(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Drop advertisements for other products."""
+        return "Tip: For seamless" not in record.getMessage()
+
+
+def keep_quiet() -> None:
+    """On our own command line: no tips, and no warnings about calls that Lightning or we make and no user can mend."""
+    logger = logging.getLogger(f"{NAMESPACE}.utilities.rank_zero")
+    if not any(isinstance(one, _NoTips) for one in logger.filters):
+        logger.addFilter(_NoTips())
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    warnings.filterwarnings("ignore", message=r".isinstance\(treespec, LeafSpec\). is deprecated")

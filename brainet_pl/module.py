@@ -16,7 +16,7 @@ from torchmetrics import MetricCollection
 from brainet_pl import batches as batching
 from brainet_pl import checks, digest, feature_store
 from brainet_pl.backbones import Backbone, check_stored_backbone
-from brainet_pl.batches import Columns, Precomputed
+from brainet_pl.batches import Columns, Precomputed, Sample
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cut import HeadLayer
 from brainet_pl.draws import fixed
@@ -43,6 +43,7 @@ from brainet_pl.framework import (
     LRSchedulerCallable,
     OptimizerCallable,
     TrainerFn,
+    is_averaging,
     pl,
     rank_zero_warn,
     refuse_mix,
@@ -162,7 +163,7 @@ class BRAINet(pl.LightningModule):
         self.conformal = None if conformal is None else make_part(Conformal, conformal, "conformal")
         if self.conformal is not None:
             self.conformal.check(self.task)
-        self.passes, self._lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
+        self.passes, self.lr = checks.whole("passes", passes, 1, MOST_PASSES), checks.above_zero("lr", lr)
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self.head: Head | None = None
         self.class_names: tuple[str, ...] | None = None
@@ -172,6 +173,7 @@ class BRAINet(pl.LightningModule):
         self._kept: Extracted | None = None  # training features, while a fit is set up
         self._kept_share: ExtractedShare | None = None  # the same, where processes have a share each
         self._places = Places()
+        self._regions: dict[str, Any] = {}  # methods that are compiled
         self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
         extra = list(metrics or ())
         self.train_metrics = collect([m for m in self.task.measures() if m.key in TRAINED], "train/", self.task.group)
@@ -211,7 +213,7 @@ class BRAINet(pl.LightningModule):
             "conformal": self.conformal,
             "columns": None if self.columns is None else vars(self.columns),
             "passes": self.passes,
-            "lr": self._lr,
+            "lr": self.lr,
         }
         # Not save_hyperparameters: under the command line it would store class paths that a loader then imports.
         self._set_hparams(primitive(settings))
@@ -271,16 +273,21 @@ class BRAINet(pl.LightningModule):
 
         A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
         """
+        self._narrow_compiler()
         refuse_sharding(self.trainer)
         if stage != "fit":
             return
         names = getattr(data_source(self.trainer, self), "class_names", None)
         self.class_names = check_class_names(names, self.task) or self.class_names
+        self.prepare_head()
+        if self.task.needs_targets:
+            self.task.prepare(self._all_targets())
+
+    def prepare_head(self) -> None:
+        """Build a head that waits for the number of features alone; a fit calls it once the data is there."""
         self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
             self._build_head(len(self._few().features[0]))
-        if self.task.needs_targets:
-            self.task.prepare(self._all_targets())
 
     def _meet_data(self) -> None:
         """Let the backbone find the layer to remove before an optimizer or a wrapper of processes holds its weights."""
@@ -434,12 +441,17 @@ class BRAINet(pl.LightningModule):
         """
         from brainet_pl.callbacks.resume import ExactResume
         from brainet_pl.callbacks.scores import ScoreFit
+        from brainet_pl.callbacks.structure import HeadFirst
         from brainet_pl.callbacks.tracking import Tracking, introduce
 
         introduce(self.trainer, type(self.head_settings).__name__, type(self.task).__name__)
         there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
             refuse_mix(thing)
+        averaging = [callback for callback in there if is_averaging(callback)]
+        if averaging:  # they copy the model when they are set up
+            before = [c for c in there if c not in averaging and not isinstance(c, HeadFirst)]
+            there[:] = [*before, HeadFirst(), *averaging]
         self.forget_features()  # a fit that failed while it was set up leaves them
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
         wanted += [Tracking, ExactResume]  # the last, so that it knows the random states after the others' hooks
@@ -491,6 +503,8 @@ class BRAINet(pl.LightningModule):
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
         stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
         stored["removed"], stored["class_names"], stored["own"] = removed, self.class_names, self._own
+        takes = self.backbone.takes  # what `brainet export` makes an example of
+        stored["takes"] = None if takes is None else {name: sample._asdict() for name, sample in takes.items()}
         stored["preset"] = None if self.preset is None else self.preset.to_dict()
         checkpoint[STORED] = primitive(stored)
         # Lightning calls this last: all parts are there.
@@ -510,6 +524,8 @@ class BRAINet(pl.LightningModule):
             )
         if self.backbone.waits and stored.get("removed") is not None:
             self.backbone.remove(HeadLayer(**stored["removed"]))
+        if stored.get("takes") is not None:
+            self.backbone.takes = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
         ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
         same = self.head is not None and (self._in_features, self._own) == (stored["in_features"], stored["own"])
         if ggt is not None and (self.ggt is None or self.ggt.fingerprint != ggt.fingerprint):
@@ -547,11 +563,11 @@ class BRAINet(pl.LightningModule):
         """Inputs → outputs of all passes and what follows from them. The backbone runs once; only the head T times."""
         readings = x if isinstance(x, Precomputed) else readings_of(self.backbone, x)
         features = readings.features
-        outputs, weights = run_head(self._require_head(), features, self.passes, self._own_outputs(readings))
+        outputs, weights = run_head(self._require_head(), features, self.passes, self.own_outputs(readings))
         predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
         return Passes(outputs, weights, features, predicted, scores, readings)
 
-    def _own_outputs(self, readings: Precomputed) -> Tensor | None:
+    def own_outputs(self, readings: Precomputed) -> Tensor | None:
         """The network's own outputs (B, O) where the head adds to them."""
         adds = isinstance(self.head, ResidualHead) and self.head.adds_own
         return self.task.own_outputs(readings.own) if adds and readings.own is not None else None
@@ -571,19 +587,41 @@ class BRAINet(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of the head, and of the backbone where it is not frozen."""
         x, y = self._unpack(batch)
+        loss, outputs = self._compiled("batch_loss")(x, y)
+        penalty = self._require_head().penalty()
+        if penalty is not None:
+            loss = loss + penalty / self._train_size()
+        self.log("train/loss", loss, prog_bar=True)
+        self._watch_training(outputs.detach(), y)
+        return torch.as_tensor(loss)
+
+    def batch_loss(self, x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and checked targets (B, …) → the task's loss and the head's outputs, (B, O) or (M, B, O)."""
         head = self._require_head()
         if isinstance(head, ResidualHead) and head.adds_own:
             readings = x if isinstance(x, Precomputed) else readings_of(self.backbone, x)
         else:
             readings = Precomputed(self.extract(x))
-        outputs = train_head(head, readings.features, self._own_outputs(readings))
-        loss = self.task.loss(outputs, y)
-        penalty = head.penalty()
-        if penalty is not None:
-            loss = loss + penalty / self._train_size()
-        self.log("train/loss", loss, prog_bar=True)
-        self._watch_training(outputs.detach(), y)
-        return loss
+        outputs = train_head(head, readings.features, self.own_outputs(readings))
+        return self.task.loss(outputs, y), outputs
+
+    def _compiled(self, name: str) -> Any:
+        """A method, compiled where the user has compiled the model."""
+        context = self._compiler_ctx
+        if context is None:
+            return getattr(self, name)
+        if name not in self._regions:
+            self._regions[name] = context["dynamo_ctx"](getattr(self, name))
+        return self._regions[name]
+
+    def _narrow_compiler(self) -> None:
+        """Leave steps as they are: Lightning compiles them whole, and checks, metrics and logs break their graphs.
+
+        What computes, the loss of a batch and the passes of one, is compiled in their place.
+        """
+        self._regions = {}
+        for name in ("training_step", "validation_step", "test_step", "predict_step"):
+            self.__dict__.pop(name, None)
 
     def on_train_epoch_start(self) -> None:
         """A checkpoint from the end of an epoch holds that epoch's sums."""
@@ -620,7 +658,7 @@ class BRAINet(pl.LightningModule):
         batch, and then left out.
         """
         x, target = self._unpack(batch) if labelled else (inputs_of(batch, self.columns), None)
-        passes = self.passes_of(x)
+        passes = self._compiled("passes_of")(x)
         scores = self.scores(passes) if scored else {}
         numbers = self._places.of_batch(self.trainer, len(passes.predicted), batch_idx, dataloader_idx)
         n = len(numbers)
@@ -732,7 +770,7 @@ class BRAINet(pl.LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """The prediction and every measure of uncertainty, from one set of passes."""
-        passes = self.passes_of(inputs_of(batch, self.columns))
+        passes = self._compiled("passes_of")(inputs_of(batch, self.columns))
         scores = self.scores(passes)
         final = self.final(passes, scores)
         answer = self.task.predict(passes, final)
@@ -762,9 +800,9 @@ class BRAINet(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Adam with a fixed rate (the paper) unless told otherwise; the backbone in a group of its own."""
-        groups: list[dict[str, Any]] = [{"params": list(self._require_head().parameters()), "lr": self._lr}]
+        groups: list[dict[str, Any]] = [{"params": list(self._require_head().parameters()), "lr": self.lr}]
         if not self.backbone.frozen:
-            rate = self._lr / 10 if self._backbone_lr is None else self._backbone_lr
+            rate = self.lr / 10 if self._backbone_lr is None else self._backbone_lr
             groups.append({"params": self.backbone.trained(), "lr": rate})
         optimizer = torch.optim.Adam(groups) if self._optimizer is None else self._optimizer(groups)
         if self._lr_scheduler is None:
@@ -818,11 +856,29 @@ def _check_stored_head(stored: Mapping[str, Any]) -> None:
         not isinstance(removed, Mapping) or {k: type(v) for k, v in removed.items()} != {"name": str, "leave": bool}
     ):
         wrong.append("removed")
+    if not _is_signature(stored.get("takes")):
+        wrong.append("takes")
     if wrong:
         raise ValueError(
-            f"expected {', '.join(kinds)} and removed in the checkpoint's entry {STORED!r}, as BRAINet writes them, "
-            f"got no such {', '.join(wrong)}: the file was changed; take another copy"
+            f"expected {', '.join(kinds)}, removed and takes in the checkpoint's entry {STORED!r}, as BRAINet writes "
+            f"them, got no such {', '.join(wrong)}: the file was changed; take another copy"
         )
+
+
+def _is_signature(takes: Any) -> bool:
+    """Whether this is what inputs look like, as `on_save_checkpoint` writes it; files from before have none."""
+    if takes is None:
+        return True
+    kinds = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+    return isinstance(takes, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(sample, Mapping)
+        and set(sample) == {"shape", "dtype"}
+        and isinstance(sample["shape"], list)
+        and all(type(n) is int and 0 <= n < 2**31 for n in sample["shape"])
+        and sample["dtype"] in kinds
+        for name, sample in takes.items()
+    )
 
 
 def check_callback_states(states: Any, trainer: pl.Trainer) -> None:

@@ -38,7 +38,7 @@ class SwappedModel(nn.Module):
 
         While training, of one sub-network drawn for each sample; of an ensemble (M, B, C), one row for each member.
         """
-        features, own = self._read(named if x is None else x)
+        features, own = self.read(named if x is None else x)
         if self.training and isinstance(self.head, BRAINetHead):
             return torch.as_tensor(self.head(features, own=own, draws=1))
         return train_head(self.head, features, own)
@@ -48,17 +48,17 @@ class SwappedModel(nn.Module):
 
         Of `Bayes`, without its penalty: add `head.penalty()` divided by the number of training samples.
         """
-        logits = train_head(self.head, *self._read(x))
+        logits = train_head(self.head, *self.read(x))
         logits = logits if logits.dim() == 3 else logits.unsqueeze(0)
         return F.cross_entropy(logits.flatten(0, 1).float(), target.repeat(len(logits)))
 
     @torch.no_grad()
     def predict(self, x: Any, passes: int = 15) -> Tensor:
         """Inputs (B, …) → probabilities (T, B, C) of T passes; the backbone runs once."""
-        features, own = self._read(x)
+        features, own = self.read(x)
         return run_head(self.head, features, passes, own).values.softmax(dim=-1)
 
-    def _read(self, x: Any) -> tuple[Tensor, Tensor | None]:
+    def read(self, x: Any) -> tuple[Tensor, Tensor | None]:
         """Inputs → features (B, d), and the network's own logits (B, C) where the head adds to them."""
         if not (isinstance(self.head, ResidualHead) and self.head.adds_own):
             return torch.as_tensor(self.backbone(x)), None

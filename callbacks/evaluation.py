@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brainet_pl import checks
+from brainet_pl import checks, costs
 from brainet_pl.batches import Precomputed
 from brainet_pl.callbacks.logging import (
     define_summaries,
@@ -27,17 +27,17 @@ from brainet_pl.callbacks.logging import (
     log_table,
     run_folder,
 )
-from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.callbacks.sets import test_sets
 from brainet_pl.evaluation import charts, shift_figures, summary
 from brainet_pl.evaluation.chart import Chart, Matrix, readable
 from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.evaluation.shift import LOADER, is_shift, means
-from brainet_pl.features import inputs_of
+from brainet_pl.features import inputs_of, is_sharded
 from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet
 from brainet_pl.ranks import Places, everyones, on_rank_zero
+from brainet_pl.rows import write_rows
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
 MOST_UNCERTAIN, CLASSES, CONFUSION = "test/most_uncertain", "test/classes", "test/confusion"
@@ -106,6 +106,7 @@ class Evaluation(Callback):
         self._places = Places()
         self._doubtful: list[Sample] = []
         self._found: dict[str, Measured] = {}
+        self._costs: costs.Costs | None = None
 
     # -- collecting ---------------------------------------------------------------------------------------------------
 
@@ -123,6 +124,7 @@ class Evaluation(Callback):
         """Begin a record; a wrong name is told before the work, not after it."""
         sets = test_sets(trainer)
         self._names, self._doubtful, self._found = list(sets), [], {}
+        self._costs = None
         units = _units(pl_module) if isinstance(pl_module, BRAINet) else {}
         self.record = TestRecord(sets, units)
 
@@ -145,6 +147,8 @@ class Evaluation(Callback):
             return
         if dataloader_idx == 0:
             summary.headline(list(outputs.scores), self.score)  # a wrong score is told at the first batch
+        if dataloader_idx == batch_idx == 0 and trainer.is_global_zero and isinstance(pl_module, BRAINet):
+            self._costs = _measured(pl_module, batch)
         numbers = outputs.numbers
         if numbers is None:  # of a module that knows nothing of other processes
             n = len(next(iter(outputs.scores.values())))
@@ -255,6 +259,9 @@ class Evaluation(Callback):
         if ggt is not None:
             (folder / "structure.json").write_text(ggt.to_json())
         model = _facts(pl_module)
+        if self._costs is not None:
+            model |= {"cost": self._costs.line(), "costs": self._costs.to_dict()}
+            rank_zero_info(f"a prediction costs: {self._costs.line()}")
         rows = summary.separation_rows(self._found)
         score = summary.headline(list(record.known.scores), self.score)
         names = _class_names(pl_module, record)
@@ -395,6 +402,15 @@ def _most_doubtful(samples: list[Sample], k: int) -> list[Sample]:
 
 def _units(module: BRAINet) -> dict[str, str]:
     return dict(module.task.units) | {name: unit for score in module.scores for name, unit in score.units.items()}
+
+
+def _measured(module: BRAINet, batch: Any) -> costs.Costs | None:
+    """What the batch costs, without a trace in the random numbers of the passes that follow."""
+    if is_sharded(module.backbone):  # its forward pass would wait for the other processes
+        return None
+    devices = [module.device] if module.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        return costs.measure(module, inputs_of(batch, module.columns))
 
 
 def _class_names(module: pl.LightningModule, record: TestRecord) -> list[str] | None:

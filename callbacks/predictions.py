@@ -14,9 +14,9 @@ from torch import Tensor
 
 from brainet_pl import checks
 from brainet_pl.callbacks.logging import run_folder
-from brainet_pl.callbacks.rows import neutral, write_rows
 from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.ranks import Places, everyones, on_rank_zero
+from brainet_pl.rows import neutral, write_rows
 
 
 class PredictionFile(Callback):

@@ -22,6 +22,7 @@ from brainet_pl.structure.independence import IndependenceTest
 from brainet_pl.structure.learn import check_settings
 from brainet_pl.structure.stream import FeatureStream, StreamedData
 
+SHOWN = 3  # lines of a tree's summary in the log: its sizes; the figure and `ggt.summary()` show the branches
 ORPHANED = 600.0  # seconds: a temporary file as old as that was left by a killed run; a younger one may be in use
 
 
@@ -180,7 +181,7 @@ class StructureLearning(Callback):
         names = module.backbone.names
         if names is not None and len(names) == ggt.num_variables:
             ggt = ggt.named(names)
-        rank_zero_info(ggt.summary())
+        rank_zero_info("\n".join(ggt.summary().splitlines()[:SHOWN]))
         return ggt
 
     @staticmethod
@@ -255,3 +256,12 @@ def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Coll
         state = optimizer.state.pop(parameter, None)
         if state is not None and name in whole:
             optimizer.state[after[name]] = state
+
+
+class HeadFirst(Callback):
+    """Builds a head before others copy the model. A `BRAINet` brings this where weights are averaged."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Of heads that wait for the number of features alone; the callback above builds the others."""
+        if stage == "fit" and isinstance(pl_module, BRAINet):
+            pl_module.prepare_head()

@@ -134,7 +134,7 @@ class ImageFolder(SplitData):
     checkpoint keeps how. The settings size, mean and std are for other backbones, or to do otherwise.
 
     Args:
-        root: The folder.
+        root: The folder of the images, as above.
         predict: A folder of images to predict, or one image; they need no classes. None predicts the test images.
         held_out: The classes that are never trained on; they are the out-of-distribution set `held_out`, which is near.
         ood: Folders of images unlike the training data, by the name of the set; they need no classes.

@@ -189,7 +189,9 @@ def steps(features, labels, head, optimizer, first, last):
     for step in range(first, last):
         torch.manual_seed(step)  # all processes draw the same sub-network
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(head(features), labels)
+        logits = head(features)  # (M, B, C) of the M sub-networks of a step
+        draws = logits.numel() // logits.shape[-1] // len(labels)
+        loss = nn.functional.cross_entropy(logits.flatten(0, -2), labels.repeat(draws))
         loss.backward()
         for parameter in head.parameters():
             if parameter.grad is not None:

@@ -19,7 +19,8 @@ pytest.importorskip(OTHER, reason=f"{OTHER} is not installed")
 def python(folder, script, namespace=None):
     """Run a script in a process of its own, in a namespace or as it finds one by itself."""
     chosen = {} if namespace is None else {SETTING: namespace}
-    env = {name: value for name, value in os.environ.items() if name != SETTING} | chosen
+    apart = (SETTING, "WANDB_SERVICE")  # with the latter it would share the runs of this process
+    env = {name: value for name, value in os.environ.items() if name not in apart} | chosen
     found = subprocess.run([sys.executable, "-c", script], cwd=folder, env=env, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-3000:]
     return found.stdout
@@ -168,6 +169,16 @@ def test_a_checkpoint_of_one_is_gone_on_with_in_the_other(tmp_path, monkeypatch)
 def test_the_module_is_of_the_namespace():
     assert isinstance(BRAINet(3, head=Linear()), pl.LightningModule)
     assert pl.__name__ == NAMESPACE
+
+
+def test_twenty_lines_with_lightning(tmp_path):
+    """The script of docs/lightning.md, in a process where nothing says which namespace but its imports."""
+    (script,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "lightning.md").read_text(), re.S)
+    assert len([line for line in script.splitlines() if line.strip()]) <= 20
+    said = python(tmp_path, script).splitlines()[-1].split()
+    assert said[0] == "True"
+    assert float(said[1]) > 0.9
+    assert (tmp_path / "runs/digits/version_0/record.json").is_file()
 
 
 # -- the suite under the other namespace ------------------------------------------------------------------------------

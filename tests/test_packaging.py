@@ -19,7 +19,7 @@ DISTRIBUTION = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }  # where it is not called like what is imported
-OPTIONAL = {"timm", "trackio", "pandas"}  # of a backbone that is asked for by name, and of a logger that is there
+OPTIONAL = {"timm", "trackio", "pandas", "onnxscript", "onnxruntime"}  # for a backbone, logger or file of that kind
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl.framework
 

@@ -18,11 +18,11 @@ import yaml
 
 from brainet_pl import BRAINet, cli
 from brainet_pl.callbacks import Evaluation, PredictionFile
-from brainet_pl.callbacks.rows import write_rows
 from brainet_pl.cli import main, shipped, stored_config
 from brainet_pl.digest import fingerprint
 from brainet_pl.framework import NAMESPACE
 from brainet_pl.parts import arguments, part_classes
+from brainet_pl.rows import write_rows
 from brainet_pl.trust import OTHERS, SLOTS, Given, Untrusted, given_by, vet
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,6 @@ the standard error of that difference. Nothing here needs torch.
 from __future__ import annotations
 
 import argparse
-import csv
 import glob
 import io
 import math
@@ -25,6 +24,7 @@ from brainet_pl.evaluation.report.plot import chart_of_history, drawing_of
 from brainet_pl.evaluation.report.read import KNOWN_FILES, History, Metric, Record, read_history, read_record
 from brainet_pl.evaluation.report.verdict import Line
 from brainet_pl.evaluation.report.view import ARROWS, TRAINING, Block, Cell, Charts, Page, Section, Table, number, share
+from brainet_pl.rows import write_rows
 
 # Settings that say where and how a run was made, not what was tried.
 IGNORED = ("seed_everything", "trainer.logger", "trainer.callbacks", "trainer.default_root_dir", "config", "ckpt_path",
@@ -357,17 +357,17 @@ def rows_of(found: Comparison) -> tuple[list[str], list[list[str]]]:
 
 def as_csv(found: Comparison) -> str:
     """A row for each configuration and metric, numbers as numbers."""
-    file = io.StringIO()
-    writer = csv.writer(file)
-    writer.writerow(
+    rows: list[list[Any]] = [
         ["configuration", "metric", "runs", "mean", "deviation", "difference", "standard_error", "paired", "clear"]
-    )
+    ]
     for group, row, gaps in zip(found.groups, found.values, found.differences, strict=True):
         for metric in found.metrics:
             if metric.key in row:
                 value, gap = row[metric.key], gaps.get(metric.key)
                 more = ["", "", "", ""] if gap is None else [gap.value, gap.error, gap.paired, gap.clear]
-                writer.writerow([group.name, metric.key, len(value.values), value.mean, value.deviation, *more])
+                rows.append([group.name, metric.key, len(value.values), value.mean, value.deviation, *more])
+    file = io.StringIO()
+    write_rows(file, rows)
     return file.getvalue()
 
 

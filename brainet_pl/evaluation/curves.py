@@ -82,7 +82,7 @@ def residual_sums(confidence: Tensor, correct: Tensor) -> Tensor:
 
     Each sample is shared out to the two points beside it. Sums of two batches simply add.
     """
-    at = confidence.double().clamp(0.0, 1.0) * GRID
+    at = confidence.double().nan_to_num(0.0).clamp(0.0, 1.0) * GRID  # NaN has no place; its residual stays NaN
     left = at.floor().clamp_max(GRID - 1).long()
     share, residual = at - left, correct.double() - confidence.double()
     sums = torch.zeros(GRID + 1, dtype=torch.float64, device=confidence.device)

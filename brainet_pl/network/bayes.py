@@ -71,7 +71,9 @@ class BayesHead(Head):
         """(B, d) → (T, B, O): T draws of the weights."""
         x = as_features(x, self.in_features, self.output.mean)
         return Outputs(
-            torch.as_tensor(self(x.repeat(checks.whole("passes", count, 1, MOST_PASSES), 1)).view(count, len(x), -1))
+            torch.as_tensor(
+                self(x.repeat(checks.whole("passes", count, 1, MOST_PASSES), 1)).view(count, x.shape[0], -1)
+            )
         )
 
     def penalty(self) -> Tensor:

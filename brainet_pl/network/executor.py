@@ -3,6 +3,7 @@
     train       every node passes on drawn branches, so many versions of its output for each sample; norm by the batch
     evaluate    every node passes on the mean of its branches under given probabilities; norm by kept statistics
     draws       many sub-networks at once, each node of each with the branch that it takes; norm by kept statistics
+    chosen      the same from tensors of choices, in shapes that depend on nothing random, for compilers and exports
 
 All weights of all layers lie in one flat vector for each member, layer after layer, so that the optimizer sees few
 tensors and the keys of a state dict depend on nothing but the tree. Activations are kept with features first: a part is
@@ -105,6 +106,7 @@ class LevelTensors(nn.Module):
         branches: (s·W,) neurons as branches where these are `uneven`, else empty: they are in order.
         owner: (W,) node of each output row. sizes: (nodes, 1) branches of each node.
         mix: (s, W, 1) and share: (neurons,) probability of the branch that a neuron belongs to.
+        upto: (nodes, 1, 1, s) probability of a branch and those before it; 1 from a node's last branch on.
     """
 
     arrange: Tensor
@@ -113,6 +115,7 @@ class LevelTensors(nn.Module):
     sizes: Tensor
     mix: Tensor
     share: Tensor
+    upto: Tensor
 
     def __init__(self, h: int, level: Level, plan: Plan, members: int) -> None:
         super().__init__()
@@ -150,7 +153,10 @@ class LevelTensors(nn.Module):
             start += width
         share = np.empty(level.num_neurons)
         share[level.branch_neurons[level.branch_neurons >= 0]] = mix[level.branch_neurons >= 0]
-        for name, values in (("mix", mix[:, :, None]), ("share", share)):
+        upto = np.ones((len(probabilities), 1, 1, self.num_branches))
+        for i, p in enumerate(probabilities):
+            upto[i, 0, 0, : len(p) - 1] = np.cumsum(p)[:-1]
+        for name, values in (("mix", mix[:, :, None]), ("share", share), ("upto", upto)):
             self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32, device=device), persistent=False)
 
     def _find_rows(self, plan: Plan) -> None:
@@ -318,11 +324,25 @@ class Executor(nn.Module):
             if level.num_branches == 1:
                 found.append(level.sizes.new_zeros(len(level.sizes), emitted, 1))
                 continue
-            each = torch.rand(len(level.sizes), 1, samples, device=level.sizes.device, generator=generator)
+            each = _uniform((len(level.sizes), 1, samples), level.sizes.device, generator)
             sizes, v = level.sizes.unsqueeze(-1), torch.arange(emitted, device=level.sizes.device).view(1, -1, 1)
             turn = v + v // torch.lcm(sizes, torch.full_like(sizes, columns))  # a column meets another branch each time
             found.append(((each * sizes).long() + turn) % sizes)
         return found
+
+    def draw_posterior(self, draws: int, generator: torch.Generator | None = None) -> list[Tensor]:
+        """The branches that `run_chosen` takes, for each level (nodes, draws, 1): draws of the posterior."""
+        each = [_uniform((len(level.sizes), draws, 1), level.sizes.device, generator) for level in self.ordered]
+        return [(u.unsqueeze(-1) >= level.upto).sum(dim=-1) for u, level in zip(each, self.ordered, strict=True)]
+
+    def choices(self, subnetworks: Sequence[SubNetwork]) -> list[Tensor]:
+        """The same for given sub-networks; nodes that one does not reach take their first branch, for nobody."""
+        ggt, device = self.plan.ggt, self.weight.device
+        taken = np.zeros((len(ggt.nodes), len(subnetworks), 1), dtype=np.int64)
+        for u, subnetwork in enumerate(subnetworks):
+            for node, branch in ggt.path(subnetwork):
+                taken[node, u] = branch
+        return [torch.as_tensor(taken[list(level.level.nodes)], device=device) for level in self.ordered]
 
     def versions(self, draws: int) -> list[Versions]:
         """`share_draws` for this plan."""
@@ -383,7 +403,7 @@ class Executor(nn.Module):
             for node, branch in ggt.path(subnetwork):
                 choice[u, node] = branch
         inputs = self._inputs(x)
-        state = torch.cat([inputs.new_zeros(1, len(x)), inputs[0]])  # zeros first: rows are only added behind
+        state = torch.cat([inputs.new_zeros(1, x.shape[0]), inputs[0]])  # zeros first: rows are only added behind
         first_row += 1  # padding reads node -1, row 0
         for tensors in self.ordered:
             level = tensors.level
@@ -414,6 +434,20 @@ class Executor(nn.Module):
         if not plan.levels:
             top = np.tile(1 + plan.root_rows, (len(subnetworks), 1))
         return state.index_select(0, torch.as_tensor(top.ravel(), device=device)).view(*top.shape, -1)
+
+    def run_chosen(self, x: Tensor, choices: Sequence[Tensor], dropout: float = 0.0) -> Tensor:
+        """Features (B, d) to the root's rows (V, R, B) of the V sub-networks that `choices` name.
+
+        Above the lowest level every branch is computed for every sub-network, taken or not: more work than `run_draws`,
+        but nothing depends on what was drawn, so that one graph serves all draws.
+        """
+        parts, batch, columns = [self._inputs(x)], x.shape[-2], 1
+        for level, products, choice in zip(self.ordered, self._folded(), choices, strict=True):
+            y = self.activate(self._multiply(level, parts, products, columns * batch))
+            y, columns = level.choose(level.by_branch(y), choice, columns), choice.shape[1]
+            parts.append(F.dropout(y, dropout, training=True) if dropout else y)
+        root = self._root(parts).squeeze(0)
+        return root.view(len(root), columns, batch).transpose(0, 1)
 
     # -- pieces of a pass ---------------------------------------------------------------------------------------------
 
@@ -579,12 +613,21 @@ def _repeat(part: Tensor, columns: int) -> Tensor:
     return part.repeat(1, 1, -(-columns // have)).narrow(2, 0, columns)
 
 
+def _uniform(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """Random numbers from 0 to 1; a compiler takes no generator, not even None."""
+    return (
+        torch.rand(shape, device=device) if generator is None else torch.rand(shape, device=device, generator=generator)
+    )
+
+
 def _drop(x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
     if not p:
         return x
-    keep = torch.rand(x.shape, device=x.device, generator=generator) >= p
+    keep = _uniform(x.shape, x.device, generator) >= p
     return x * keep / (1.0 - p)
 
 
 def _index(module: nn.Module, name: str, values: NDArray[Any]) -> None:
+    if not len(values):  # nobody reads it; but torch.export.save takes all empty tensors for one and stumbles
+        values = np.zeros(1)
     module.register_buffer(name, torch.as_tensor(values.astype(np.int64)), persistent=False)

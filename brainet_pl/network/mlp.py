@@ -79,7 +79,7 @@ class MLPHead(Head):
         y = as_features(x, self.in_features, self._weights).repeat(checks.whole("passes", count, 1, MOST_PASSES), 1)
         for layer in self.layers:
             y = F.dropout(y, layer.p, training=True) if isinstance(layer, nn.Dropout) else layer(y)
-        return Outputs(y.view(count, len(x), -1))
+        return Outputs(y.view(count, x.shape[0], -1))
 
 
 class MLP(HeadSettings):

@@ -128,6 +128,7 @@ class BRAINetHead(ResidualHead):
         self.reset_parameters()
         self.temperature = temperature
         self.inference = inference
+        self.held: list[SubNetwork] | None = None
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, each layer as `nn.Linear` would; a head that adds to own outputs starts from those."""
@@ -215,6 +216,11 @@ class BRAINetHead(ResidualHead):
 
     def passes(self, x: Tensor, count: int, *, own: Tensor | None = None) -> Outputs:
         """(B, d) → (T, B, C) as `inference` says, and the exact weights of enumerated sub-networks."""
+        if self.inference == "stochastic" and self.held is not None:
+            return Outputs(self.at(x, self.held, own=own))
+        if self.inference == "stochastic" and torch.compiler.is_compiling():
+            choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
+            return Outputs(self.on_choices(x, choices, own=own))
         if self.inference == "stochastic":
             return Outputs(self.stochastic(x, count, own=own).logits)
         if self.inference == "enumerated":
@@ -241,13 +247,38 @@ class BRAINetHead(ResidualHead):
         passes = checks.whole("passes", passes, 1, MOST_PASSES)
         seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else None))
         drawn = self.ggt.sample(passes, self.temperature if temperature is None else temperature, seed)
+        return Draws(self.at(x, drawn, generator, own=own), drawn)
+
+    def at(
+        self,
+        x: Tensor,
+        subnetworks: Sequence[SubNetwork],
+        generator: torch.Generator | None = None,
+        *,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        """(B, d) → (T, B, C), the outputs of given sub-networks; equal ones are computed once, except for dropout."""
+        if torch.compiler.is_dynamo_compiling():
+            return self.on_choices(x, self.layers.choices(subnetworks), own=own)
         if self.dropout:
-            return Draws(self._emit(self.layers.run_draws(x, drawn, self.dropout, generator), x, own), drawn)
-        order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(drawn))}
+            return self._emit(self.layers.run_draws(x, list(subnetworks), self.dropout, generator), x, own)
+        order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(subnetworks))}
         logits = self._emit(self.layers.run_draws(x, list(order), 0.0, generator), x, own)
-        if len(order) == len(drawn):
-            return Draws(logits, drawn)
-        return Draws(logits[[order[subnetwork] for subnetwork in drawn]], drawn)
+        return logits if len(order) == len(subnetworks) else logits[[order[drawn] for drawn in subnetworks]]
+
+    def on_choices(self, x: Tensor, choices: Sequence[Tensor], *, own: Tensor | None = None) -> Tensor:
+        """(B, d) → (T, B, C) of sub-networks as tensors of choices: `layers.draw_posterior`, or `layers.choices`.
+
+        One graph serves all of them, so this is what a compiler sees: draws can be made before and given to it.
+        """
+        return self._emit(self.layers.run_chosen(x, choices, self.dropout), x, own)
+
+    def hold(self, subnetworks: Sequence[SubNetwork] | None) -> None:
+        """Have `passes` take these sub-networks each time instead of drawing; None draws again.
+
+        Predictions of the same input are then the same, which an exported graph needs. `ggt.sample` draws some.
+        """
+        self.held = None if subnetworks is None else list(subnetworks)
 
     def enumerate(
         self, x: Tensor, limit: int = 1024, *, own: Tensor | None = None, temperature: float | None = None
@@ -278,10 +309,10 @@ class BRAINetHead(ResidualHead):
             )
         if own is None:
             return outputs
-        if own.shape != (len(x), self.out_features):
+        if own.shape != (x.shape[0], self.out_features):
             raise ValueError(
-                f"expected own outputs of shape {(len(x), self.out_features)}, got {tuple(own.shape)}: give those of "
-                "the same samples and for the same classes, or use skip='linear'"
+                f"expected own outputs of shape {(x.shape[0], self.out_features)}, got {tuple(own.shape)}: give those "
+                "of the same samples and for the same classes, or use skip='linear'"
             )
         return outputs + own.to(outputs.dtype)
 

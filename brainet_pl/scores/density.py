@@ -134,8 +134,7 @@ class GenerativeScore(nn.Module):
         self._check(features)
         rows = max(1, _ROOM // self.families.numbers)
         with torch.autocast(features.device.type, enabled=False):  # never in 16 bits, as in `_apply`
-            parts = [self.average(self.families(self._prepare(part))) for part in features.split(rows)]  # type: ignore[no-untyped-call]
-        return torch.cat(parts) if parts else features.new_zeros(0, self.num_classes)
+            return in_parts(lambda part: self.average(self.families(self._prepare(part))), features, rows)
 
     def scores(self, features: Tensor, probs: Tensor | None = None) -> dict[str, Tensor]:
         """Features (B, d) and predicted probabilities (B, C) → scores (B,), higher for the unknown.
@@ -158,6 +157,13 @@ class GenerativeScore(nn.Module):
                 f"expected features of shape (batch, {self.ggt.num_variables}), got {tuple(features.shape)}: the "
                 f"tree of this score was learned from {self.ggt.num_variables} features"
             )
+
+
+def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
+    """`function` of x, so many rows at a time, which bounds its memory; all at once in a graph, which has no number."""
+    if torch.compiler.is_compiling() or len(x) <= rows:
+        return function(x)
+    return torch.cat([function(part) for part in x.split(rows)])  # type: ignore[no-untyped-call]
 
 
 def check_density(

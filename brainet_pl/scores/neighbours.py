@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from brainet_pl import checks
 from brainet_pl.passes import Passes
 from brainet_pl.scores.base import Score, check_taps
+from brainet_pl.scores.density import in_parts
 
 _ROOM = 2**25  # similarities held at a time, so that memory does not grow with the batch
 
@@ -65,8 +66,7 @@ class KNN(Score):
         k, rows = min(self.k, len(self.bank)), max(1, _ROOM // max(1, len(self.bank)))
         with torch.autocast(features.device.type, enabled=False):
             unit = F.normalize(features.to(self.bank.dtype), dim=1)
-            parts = [(part @ self.bank.t()).topk(k, dim=1).values[:, -1] for part in unit.split(rows)]  # type: ignore[no-untyped-call]
-        return 2.0 - 2.0 * torch.cat(parts) if parts else features.new_zeros(0)
+            return 2.0 - 2.0 * in_parts(lambda part: (part @ self.bank.t()).topk(k, dim=1).values[:, -1], unit, rows)
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """`knn` (B,)."""

@@ -143,7 +143,7 @@ def learn_structure(
     on_all = None if as_in_paper and not searched else chosen.on(data, None, own)
     original = np.arange(data.d) if as_in_paper or threshold == 0 else find_copies(data, chosen.kind)
     alone = np.flatnonzero(original == np.arange(data.d))
-    with tqdm(desc="learning structure", unit=" tests", disable=not show, delay=1, leave=False) as bar:
+    with tqdm(desc="learning structure", unit=" tests", disable=None if show else True, delay=1, leave=False) as bar:
         leaves = 0
         search, choice = Budget(*limits, bar.update), None
         held: dict[Path, IndependenceTest] = {}

@@ -19,7 +19,7 @@ from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.datamodules.base import Samples
 from brainet_pl.draws import fixed
-from brainet_pl.features import extract, unshuffled
+from brainet_pl.features import Extracted, extract, unshuffled
 from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
@@ -316,6 +316,15 @@ def test_copies_of_the_training_data_are_augmented_and_stored(tmp_path, quiet_tr
             assert torch.equal(copy.targets[places], targets[rows])
         drawn |= {i for i in range(2) if equal[i].any()}
     assert drawn == {0, 1}
+
+
+def test_samples_of_copies_come_in_the_order_that_was_asked_for():
+    copies = [Extracted(Precomputed(torch.arange(20.0)[:, None] + 100 * i), torch.arange(20)) for i in range(3)]
+    torch.manual_seed(0)
+    features, targets = next(iter(copies[0].loader(20, shuffle=False, copies=copies)()))
+    assert torch.equal(targets, torch.arange(20))
+    assert torch.equal(features.features[:, 0] % 100, torch.arange(20.0))
+    assert len((features.features // 100).unique()) == 3
 
 
 def test_a_resumed_fit_with_copies_repeats_the_uninterrupted_one(tmp_path, quiet_trainer):

@@ -168,7 +168,8 @@ def test_a_regression_has_one_class(tmp_path, quiet_trainer):
 
 def test_a_class_that_is_never_seen_is_no_class(tmp_path, quiet_trainer):
     model = BRAINet(20, head=Linear(), scores=["Mahalanobis"])
-    quiet_trainer(tmp_path, fast_dev_run=True).fit(model, datamodule=Digits())
+    loader = DataLoader(TensorDataset(torch.rand(160, 64), torch.arange(160) % 8), batch_size=32)
+    quiet_trainer(tmp_path, fast_dev_run=True).fit(model, loader, loader)
     assert model.scores.members["Mahalanobis"].means.shape == (8, 64)
 
 

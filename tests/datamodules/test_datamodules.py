@@ -9,12 +9,13 @@ import torch
 import torchvision
 
 import brainet_pl.datamodules
-from brainet_pl.datamodules import UCI, Arrays, Digits, SplitData, Table, TorchvisionData
+from brainet_pl.datamodules import UCI, Arrays, Digits, ImageFolder, SplitData, Table, TorchvisionData
 from brainet_pl.datamodules.arrays import as_targets
 from brainet_pl.datamodules.base import Samples
 from brainet_pl.framework import pl
 
-MODULES = [getattr(brainet_pl.datamodules, name) for name in brainet_pl.datamodules.__all__]
+OFFERED = [getattr(brainet_pl.datamodules, name) for name in brainet_pl.datamodules.__all__]
+MODULES = [part for part in OFFERED if issubclass(part, SplitData)]  # beside them there are settings such as `Shifts`
 
 
 def test_digits_hold_classes_out_and_never_mix_splits():
@@ -238,7 +239,7 @@ def test_missing_files_and_bad_names_are_named(tmp_path):
     assert torchvision.__version__
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", OFFERED)
 def test_every_setting_is_described(module):
     """The command line prints these descriptions; one that shares a line with another is lost."""
     found = {p.arg_name: p.description for p in docstring_parser.parse(module.__doc__).params if p.args[0] == "param"}
@@ -251,6 +252,7 @@ REQUIRED = {
     Arrays: {"train": "a.npz", "test": "b.npz"},
     Digits: {},
     SplitData: {},
+    ImageFolder: {"root": "images"},
     Table: {"file": "a.csv", "target": "y"},
     TorchvisionData: {"name": "mnist"},
 }
@@ -276,7 +278,12 @@ def test_shared_settings_are_checked_at_once(module, setting, value):
         (Digits, "held_out", (10,), r"expected held_out to be digits from 0 to 9 .*, got \(10,\): correct"),
         (Digits, "held_out", range(9), "leave two or more to learn"),
         (Digits, "test_fraction", 1.5, "expected a test_fraction between 0 and 1, got 1.5"),
-        (Table, "task", "ranking", "expected task to be one of regression, classification, got 'ranking': choose"),
+        (
+            Table,
+            "task",
+            "ranking",
+            "expected task to be one of auto, regression, classification, got 'ranking': choose",
+        ),
         (Table, "missing", "drop", "expected missing to be one of impute, refuse, got 'drop': choose"),
         (Table, "test_fraction", 0.0, "expected a test_fraction between 0 and 1, got 0.0"),
         (Table, "encoding", "utf8000", "expected encoding to be .*, got 'utf8000': "),

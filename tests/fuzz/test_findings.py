@@ -88,7 +88,7 @@ def test_cells_that_32_bits_do_not_hold_are_refused(tmp_path, cells, message):
     rows = [cells.get(i, (str(i % 5), str(i % 3))) for i in range(30)]
     (tmp_path / "t.csv").write_text("a,b\n" + "\n".join(",".join(row) for row in rows))
     with pytest.raises(ValueError, match=message):
-        Table(str(tmp_path / "t.csv"), "a").setup("fit")
+        Table(str(tmp_path / "t.csv"), "a", task="regression").setup("fit")
 
 
 def test_ranked_measures_of_nan_are_nan_and_labels_may_be_bools():

@@ -32,6 +32,7 @@ class Model(NamedTuple):
     parameters: int | None
     passes: int | None
     temperature: float | None
+    cost: str | None = None
 
 
 class DataSet(NamedTuple):
@@ -336,6 +337,7 @@ def _model(node: Node) -> Model:
         parameters=node.child("parameters").whole_or_none(),
         passes=node.child("passes").whole_or_none(),
         temperature=node.child("temperature").number_or_none(),
+        cost=node.child("cost").text() if isinstance(node.value, dict) and "cost" in node.value else None,
     )
 
 

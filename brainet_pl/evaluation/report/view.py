@@ -249,6 +249,8 @@ def subtitle(record: Record | None) -> str:
         parts.append(f"{model.head_parameters:,} parameters in the head")
     if model.passes and model.passes > 1:
         parts.append(f"{model.passes:,} passes")
+    if model.cost:
+        parts.append(model.cost)
     for part in record.sets:
         name = "test set" if part.name == "test" else readable(part.name)
         parts.append(f"{name}: n\u00a0=\u00a0{part.samples:,}")
