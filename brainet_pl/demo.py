@@ -1,23 +1,53 @@
-"""`make demo`: fit and test the digits configuration, then say how well it went and where the pictures are."""
+"""`make demo`: fit and test the digits configuration, compare heads of equal size, and say where the pictures are."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
+import statistics
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from brainet_pl.callbacks import log_figure
 from brainet_pl.cli import lightning
+from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.report import write_report
 from brainet_pl.framework import NAMESPACE
+from brainet_pl.network import MLP, Ensemble, Head, HeadSettings, Linear, Tree
+from brainet_pl.structure import learn_structure
 from brainet_pl.structure.draw import draw_network
+from brainet_pl.uncertainty import predictive
+
+HEADS: dict[str, HeadSettings] = {
+    "linear": Linear(),
+    "MLP": MLP(),
+    "ensemble of 5": Ensemble(),
+    "BRAINet": Tree(),
+}
+SEEDS, EPOCHS, PATIENCE, BATCH, RATE, PASSES = 3, 150, 20, 64, 0.003, 15
+
+
+class Quality(NamedTuple):
+    """How good a trained head is on the test digits: negative log-likelihood, share of right answers."""
+
+    nll: float
+    accuracy: float
 
 
 def demo() -> None:
     """Everything that a first run shows: learn, train, test, compare known with unknown digits."""
     warnings.filterwarnings("ignore", module=NAMESPACE.replace(".", r"\."))
     logging.getLogger(NAMESPACE).setLevel(logging.WARNING)
-    print("learning a structure from the pixels of 8 digits, and training a head of 16,000 parameters on it …")
+    print("learning a structure from the pixels of 8 digits, and training a head on it …")
     cli = lightning(["fit", "--config", "digits", "--trainer.enable_progress_bar=false"])
     trainer, model, data = cli.trainer, cli.model, cli.datamodule
     parts = trainer.test(model, datamodule=data, verbose=False)
@@ -37,10 +67,87 @@ def demo() -> None:
     folder = Path(trainer.loggers[0].log_dir or ".")
     names = [f"{i // 8},{i % 8}" for i in range(64)]
     log_figure(trainer, "structure/network", draw_network(model.ggt, model.ggt.map(), names=names))
+    print(f"\n{SEEDS} seeds of each head, with its defaults, at equal size (linear: a single layer) …")
+    found = compare()
+    log_figure(trainer, "comparison", draw_comparison(found))
+    print(f"{'test digits':<24}{'NLL':>10}{'accuracy':>10}")
+    for name, cells in found.items():
+        nll, accuracy = (statistics.fmean(cell[i] for cell in cells) for i in range(2))
+        print(f"{name:<24}{nll:>10.4f}{accuracy:>10.4f}")
+
     print(f"\npictures: {folder / 'figures'}")
     print(f"metrics:  {folder / 'metrics.csv'} and, for W&B, runs/wandb (offline)")
     print(f"model:    {folder / 'checkpoints'}; try: brainet test --ckpt_path {folder / 'checkpoints' / 'last.ckpt'}")
     print(f"report:   {write_report(folder)}: open it in a browser; it needs no network")
+
+
+# -- heads side by side -----------------------------------------------------------------------------------------------
+
+
+def compare(seeds: int = SEEDS, epochs: int = EPOCHS) -> dict[str, list[Quality]]:
+    """Head → its quality for each seed, which chooses validation digits, initial weights and batches."""
+    found: dict[str, list[Quality]] = {name: [] for name in HEADS}
+    for seed in range(seeds):
+        data = Digits(seed=seed)
+        data.setup("fit")
+        parts = [next(iter(DataLoader(part, len(part)))) for part in (data.train_set, data.val_set, data.test_set)]  # type: ignore[arg-type]
+        ggt = learn_structure(parts[0][0], progress=False)
+        for name, settings in HEADS.items():
+            torch.manual_seed(seed)
+            head = settings.build(parts[0][0].shape[1], data.num_classes, ggt if settings.needs_tree else None)
+            found[name].append(_fit(head, parts, epochs))
+    return found
+
+
+def _fit(head: Head, parts: Sequence[tuple[Tensor, Tensor]], epochs: int) -> Quality:
+    """Train with Adam, keep the epoch with the best likelihood of the validation digits, measure on the test digits."""
+    (x, y), val, test = parts
+    optimizer = torch.optim.Adam(head.parameters(), lr=RATE)
+    best, best_nll, waited = head.state_dict(), math.inf, 0
+    for _ in range(epochs):
+        head.train()
+        for rows in torch.randperm(len(x)).split(BATCH):  # type: ignore[no-untyped-call]
+            if len(rows) > 1:  # one sample is no batch for batch norm
+                outputs = head(x[rows])
+                draws = outputs.numel() // (len(rows) * outputs.shape[-1])  # members, or sub-networks of a sample
+                optimizer.zero_grad()
+                F.cross_entropy(outputs.flatten(0, -2), y[rows].repeat(draws)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        nll = _measure(head, *val).nll
+        best, best_nll, waited = (
+            (copy.deepcopy(head.state_dict()), nll, 0) if nll < best_nll else (best, best_nll, waited + 1)
+        )
+        if waited == PATIENCE:
+            break
+    head.load_state_dict(best)
+    return _measure(head, *test)
+
+
+@torch.no_grad()
+def _measure(head: Head, x: Tensor, y: Tensor) -> Quality:
+    values, weights = head.eval().passes(x, PASSES)
+    probabilities = predictive(values.softmax(-1), weights)
+    right = (probabilities.argmax(-1) == y).float().mean()
+    return Quality(float(F.nll_loss(probabilities.clamp_min(1e-12).log(), y)), float(right))
+
+
+def draw_comparison(found: Mapping[str, Sequence[Quality]]) -> Figure:
+    """NLL of each head: a dot a seed, a line at the mean."""
+    figure = Figure(figsize=(6, 2.4), layout="constrained")
+    axes = figure.subplots()
+    for i, (name, cells) in enumerate(list(found.items())[::-1]):
+        values, color = [cell.nll for cell in cells], "#0072B2" if name == "BRAINet" else "#777777"
+        mean = statistics.fmean(values)
+        axes.plot(values, [i] * len(values), "o", color=color, alpha=0.5, ms=6)
+        axes.plot([mean, mean], [i - 0.3, i + 0.3], color=color, lw=3)
+        axes.annotate(f"{mean:.3f}", (mean, i + 0.34), ha="center", va="bottom", fontsize=9, color=color)
+    axes.set_yticks(range(len(found)), list(found)[::-1])
+    axes.set_ylim(-0.6, len(found) - 0.2)
+    axes.set_xscale("log")
+    axes.set_xlabel("negative log-likelihood of test digits (less is better)")
+    axes.grid(axis="x", alpha=0.3, which="both")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return figure
 
 
 if __name__ == "__main__":

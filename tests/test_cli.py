@@ -113,7 +113,7 @@ def test_fit_then_test_with_nothing_but_the_checkpoint(folder):
     assert swept.model.passes == 3  # the command line wins over the checkpoint
     resumed = main(["fit", "--ckpt_path", str(checkpoint), "--trainer.max_epochs=3", *QUIET])
     assert resumed.trainer.current_epoch == 3
-    assert resumed.config["fit"]["structure"]["threshold"] == 0.1
+    assert resumed.config["fit"]["structure"]["threshold"] == "auto"
     main(["validate", f"--ckpt_path={checkpoint}", "--trainer.logger=false", *QUIET])
     predicted = main(["predict", "--ckpt_path", str(checkpoint), "--trainer.logger=false", *QUIET])
     assert not predicted.trainer.predict_loop.return_predictions  # the file has them; memory need not
@@ -249,7 +249,7 @@ def check_offline_run(folder):
     pictures = [entry.local_path for entry in table.manifest.contents if entry.path.endswith(".png")]
     assert len(pictures) == 16  # wait for `wandb sync` where W&B stages artifacts
     assert all(Path(path).read_bytes()[:4] == b"\x89PNG" for path in pictures)
-    assert run.config["cli"]["structure"]["threshold"] == 0.1
+    assert run.config["cli"]["structure"]["threshold"] == "auto"
     assert run.config["cli"]["model"]["num_classes"] == 8
     best = {"val/cls/NLL": "min", "val/cal/ECE": "min", "test/cls/Brier": "min", "val/cls/Acc": "max"}
     best |= {"ood/held_out/entropy/AUROC": "max", "ood/held_out/entropy/FPR95": "min"}
