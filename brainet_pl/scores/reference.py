@@ -34,8 +34,11 @@ def p_values(scores: Tensor, reference: Tensor) -> Tensor:
     tensor([1.0000, 0.2500, 0.0000])
     """
     scores = scores.to(reference.dtype)
-    below = torch.searchsorted(reference, scores.nan_to_num(nan=torch.inf).contiguous())
-    n = len(reference)
+    x, n = scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).contiguous(), len(reference)
+    if torch.compiler.is_compiling():  # ONNX knows no search
+        below = (reference < x[:, None]).sum(dim=1)
+    else:
+        below = torch.searchsorted(reference, x)
     return ((1 + n - below).to(reference.dtype) / (n + 1)).masked_fill(scores.isnan(), 0.0)
 
 

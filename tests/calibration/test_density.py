@@ -19,6 +19,7 @@ from brainet_pl.calibration.density import LEAST_NLL, fade, fit_faded, fit_widen
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.export import export_onnx, export_program
 from brainet_pl.framework import ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
@@ -336,10 +337,29 @@ def test_what_a_test_leaves_has_the_faded_confidence(fitted, tmp_path, quiet_tra
     assert results[0]["test/scaled/cls/NLL"] != results[0]["test/cls/NLL"]
 
 
-def test_it_exports_with_the_model(fitted):
+def test_it_exports_with_the_model_and_its_verdict(fitted):
     again = BRAINet.load_from_checkpoint(fitted[1]).eval()
     again.head.inference = "simultaneous"
-    x = torch.rand(6, 64)
-    program = torch.export.export(again, (x,))
+    x = torch.cat([torch.rand(6, 64), 50 * torch.rand(3, 64), torch.full((1, 64), math.nan)])
+    found = export_program(again, x)
     with torch.no_grad():
-        torch.testing.assert_close(program.module()(3 * x), again(3 * x))
+        expected = again.predict_step((x,), 0)
+        exported = dict(zip(found.outputs, found.program.module()(x), strict=True))
+    assert {"probabilities", "known_p", "known", "joint"} <= set(exported)
+    for name in ("probabilities", "known_p", "known"):
+        torch.testing.assert_close(exported[name], expected[name], equal_nan=True)
+
+
+def test_onnx_runtime_gives_the_same_verdict(fitted, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    again = BRAINet.load_from_checkpoint(fitted[1]).eval()
+    again.head.inference = "simultaneous"
+    x = torch.cat([torch.rand(6, 64), 50 * torch.rand(3, 64)])
+    names = export_onnx(again, tmp_path / "model.onnx", x)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    got = dict(zip(names, session.run(None, {"input": x.numpy()}), strict=True))
+    with torch.no_grad():
+        expected = again.predict_step((x,), 0)
+    for name in ("probabilities", "known_p", "known"):
+        np.testing.assert_allclose(got[name], expected[name].numpy(), atol=1e-5)
