@@ -124,8 +124,7 @@ def swap_head(
             the model's stages; None is what the classification layer was given.
         pool: how maps and tokens become features, as in `Backbone`.
         head: settings of the new head; None is `Tree()`, a BRAINet sized by the number of features. Where the removed
-            layer had `num_classes` outputs, its logits are what a `Tree` adds to and starts from; for other classes of
-            the same number, give `Tree(skip="linear")`.
+            layer had `num_classes` outputs, `Tree(skip="own_or_linear")` adds to its logits and starts from them.
         **learn: settings of `learn_structure`.
 
     >>> _ = torch.manual_seed(0)

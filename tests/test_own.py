@@ -16,6 +16,7 @@ from brainet_pl.network import Tree
 from brainet_pl.tasks import Classification, Regression
 
 D, CLASSES = 8, 3
+OWN = "own_or_linear"
 
 
 def rows(n, seed=0):
@@ -65,7 +66,7 @@ def fit(folder, quiet_trainer, model, data, *more, **settings):
 
 def test_a_head_that_has_not_trained_answers_as_the_network_does(tmp_path, quiet_trainer, classes):
     x, y, net = classes
-    model = BRAINet(CLASSES, backbone=net, lr=1e-12)
+    model = BRAINet(CLASSES, backbone=net, head=Tree(skip=OWN), lr=1e-12)
     trainer = fit(tmp_path, quiet_trainer, model, Data(x, y), ModelCheckpoint(tmp_path, save_last=True))
     assert model.head.adds_own
     expected = net(x[300:]).softmax(1)
@@ -83,7 +84,7 @@ def test_a_head_that_has_not_trained_answers_as_the_network_does(tmp_path, quiet
 def test_it_learns_beside_them(tmp_path, quiet_trainer, classes, cached):
     x, y, net = classes
     pl.seed_everything(0, verbose=False)
-    model = BRAINet(CLASSES, backbone=net, lr=0.01)
+    model = BRAINet(CLASSES, backbone=net, head=Tree(skip=OWN), lr=0.01)
     more = [FeatureCache(progress=False)] if cached else []
     fit(tmp_path, quiet_trainer, model, Data(x, y), *more, epochs=3)
     assert model.head.adds_own
@@ -100,16 +101,16 @@ def test_a_learned_confidence_starts_from_nothing(classes):
 def test_answers_of_another_task_are_left_alone(tmp_path, quiet_trainer, classes):
     x, y, net = classes
     data = Data(x, (y + 1) % CLASSES)  # as many classes, but others
-    model = BRAINet(CLASSES, backbone=net)
+    model = BRAINet(CLASSES, backbone=net, head=Tree(skip=OWN))
     fit(tmp_path, quiet_trainer, model, data)
     assert not model.head.adds_own
     assert model.head.skip is not None
-    for head in (Tree(skip="linear"), Tree(skip=None)):
+    for head in (Tree(), Tree(skip="linear"), Tree(skip=None)):
         model = BRAINet(CLASSES, backbone=net, head=head)
         fit(tmp_path, quiet_trainer, model, Data(x, y))
         assert not model.head.adds_own
         assert (model.head.skip is not None) == (head.skip == "linear")
-    model = BRAINet(4, backbone=net)
+    model = BRAINet(4, backbone=net, head=Tree(skip=OWN))
     fit(tmp_path, quiet_trainer, model, Data(x, y))
     assert not model.head.adds_own
     wrong = BRAINet(4, backbone=net, head=Tree(skip="own"))
@@ -128,19 +129,19 @@ def test_a_regression_starts_at_the_networks_own_mean(tmp_path, quiet_trainer):
     with torch.no_grad():
         net[-1].weight.mul_(8)
         net[-1].bias.mul_(8).add_(30)
-    model = BRAINet(task=Regression(), backbone=net, lr=1e-12)
+    model = BRAINet(task=Regression(), backbone=net, head=Tree(skip=OWN), lr=1e-12)
     fit(tmp_path, quiet_trainer, model, Data(x, y))
     assert model.head.adds_own
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(x[300:])[:, 0], net(x[300:]).squeeze(1), rtol=1e-4, atol=1e-3)
-    model = BRAINet(task=Regression(), backbone=other)
+    model = BRAINet(task=Regression(), backbone=other, head=Tree(skip=OWN))
     fit(tmp_path, quiet_trainer, model, Data(x, y))
     assert not model.head.adds_own
 
 
 def test_a_network_that_trains_on_is_added_to_as_it_is_now(tmp_path, quiet_trainer, classes):
     x, y, net = classes
-    model = BRAINet(CLASSES, backbone=Backbone(net, freeze=False, lr=0.01), lr=1e-12)
+    model = BRAINet(CLASSES, backbone=Backbone(net, freeze=False, lr=0.01), head=Tree(skip=OWN), lr=1e-12)
     fit(tmp_path, quiet_trainer, model, Data(x, y))
     with torch.no_grad():
         readings = model.eval().backbone(x[300:], more=True)

@@ -192,13 +192,14 @@ def test_a_head_that_nobody_chose_is_as_large_as_its_tree_needs():
 
 def test_a_swapped_model_starts_at_the_answers_of_the_model(inputs):
     model = network().eval()
-    swapped = swap_head(model, inputs, 3, progress=False).eval()
+    own = Tree(skip="own_or_linear")
+    swapped = swap_head(model, inputs, 3, head=own, progress=False).eval()
     assert swapped.head.adds_own
     with torch.no_grad():
         torch.testing.assert_close(swapped(inputs[:9]), model(inputs[:9]))
         torch.testing.assert_close(swapped.predict(inputs[:9], 3), model(inputs[:9]).softmax(1).expand(3, -1, -1))
         torch.testing.assert_close(swapped.own_logits(inputs[:9]), model(inputs[:9]))
-    for other in ({"head": Tree(skip="linear")}, {"num_classes": 4}):
+    for other in ({"head": Tree()}, {"head": Tree(skip="linear")}, {"head": own, "num_classes": 4}):
         assert not swap_head(model, inputs, **{"num_classes": 3, "progress": False} | other).head.adds_own
     swapped.train().loss(inputs[:9], torch.arange(9) % 3).backward()
     assert swapped.head.output.weight.grad.any()
