@@ -663,6 +663,8 @@ class BRAINet(pl.LightningModule):
         What computes, the loss of a batch and the passes of one, is compiled in their place.
         """
         self._regions = {}
+        if self._compiler_ctx is None:  # steps that a user has put in their place stay
+            return
         for name in ("training_step", "validation_step", "test_step", "predict_step"):
             self.__dict__.pop(name, None)
 
@@ -715,11 +717,20 @@ class BRAINet(pl.LightningModule):
         """
         return self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking
 
+    def _share_references(self) -> None:
+        """Callbacks that average weights go through the buffers of two models side by side: both need the same ones."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            average = getattr(callback, "_average_model", None)
+            other = getattr(average, "module", average)
+            if isinstance(other, BRAINet):
+                other.scores = copy.deepcopy(self.scores)
+
     def on_validation_epoch_end(self) -> None:
         """Settle what watched the validation data, before a checkpoint is written."""
         if not self._settles:
             return
         self.scores.settle()
+        self._share_references()
         if self.calibration is not None:
             self.log_dict({f"val/cal/{name}": value for name, value in self.calibration.settle().items()})
         if self.conformal is not None:  # after calibration: it is about what a user gets

@@ -68,6 +68,8 @@ class Combined(JoinedScore):
 
     def join(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All other scores (B,) → `joint` (B,); NaN in one of them is as strange as can be."""
+        if not self.names:  # no validation data has come yet
+            return {}
         fitted = zip(self.names, self.knots, self.heights, self.slopes, strict=True)
         return {"joint": torch.stack([Surprise(*one)(scores[name]) for name, *one in fitted]).sum(dim=0)}
 

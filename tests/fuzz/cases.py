@@ -423,7 +423,7 @@ def scores(draw):
         must(values[usable].isfinite().all(), f"{name} is not finite for finite features")
     other = type(part)(**part.settings())
     other.load_state_dict(part.state_dict())
-    must(other.ready, "a score that a checkpoint does not bring back")
+    must(other.ready == part.ready, "a score that a checkpoint does not bring back")
 
 
 def numbers(draw, least=0):

@@ -309,7 +309,9 @@ def test_the_function_rai_hides_no_module():
 def test_progress_bar_counts_tests_and_leaves(features, capsys, monkeypatch):
     from brainet_pl.structure import learn as module
 
-    monkeypatch.setattr(module, "tqdm", lambda **kw: module_tqdm(**{**kw, "delay": 0, "mininterval": 0}))
+    monkeypatch.setattr(
+        module, "tqdm", lambda **kw: module_tqdm(**{**kw, "delay": 0, "mininterval": 0, "disable": bool(kw["disable"])})
+    )
     learn_structure(features, progress=True)
     shown = capsys.readouterr().err
     assert "learning structure" in shown
