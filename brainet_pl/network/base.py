@@ -168,8 +168,8 @@ def check_budget(num_params: Budget) -> Budget:
         return "auto"
     if isinstance(num_params, str):
         raise ValueError(
-            f"expected num_params to be one of auto or a whole number, got {num_params!r}: 'auto' goes by the number of "
-            "features"
+            f"expected num_params to be one of auto or a whole number, got {num_params!r}: 'auto' goes by the number "
+            "of features"
         )
     return checks.whole("num_params", num_params, 1, MOST_PARAMS, hint="or 'auto', by the number of features")
 
