@@ -350,7 +350,7 @@ def test_a_head_starts_at_the_networks_own_answer_and_learns_beside_it():
         (lambda: head(x), "expected the outputs of the network, got none"),
         (lambda: plain(x, own=own), "expected features alone, got own outputs too"),
         (lambda: head(x, own=own[:, :2]), r"own outputs of shape \(8, 3\), got \(8, 2\)"),
-        (lambda: BRAINetHead(fixed_ggt(), 3, skip="identity"), "'auto', 'linear', 'own', None"),
+        (lambda: BRAINetHead(fixed_ggt(), 3, skip="identity"), "'auto', 'linear', 'own', 'own_or_linear', None"),
     ):
         with pytest.raises(ValueError, match=message):
             wrong()
