@@ -476,7 +476,7 @@ class BRAINet(pl.LightningModule):
         self.forget_features()
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """The callbacks that settle the head and fit scores, and that make a resumed fit repeat an uninterrupted one.
+        """The callbacks that settle the head, fit scores, say what won, and make a resumed fit repeat an uninterrupted one.
 
         This is the first hook of a run, which may be one of other data.
         """
@@ -485,6 +485,7 @@ class BRAINet(pl.LightningModule):
         from brainet_pl.callbacks.settle import HeadSettling
         from brainet_pl.callbacks.structure import HeadFirst
         from brainet_pl.callbacks.tracking import Tracking, introduce
+        from brainet_pl.callbacks.versus import Versus
 
         introduce(self.trainer, type(self.head_settings).__name__, type(self.task).__name__)
         there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
@@ -497,7 +498,12 @@ class BRAINet(pl.LightningModule):
         self.forget_features()  # a fit that failed while it was set up leaves them
         self._samples = {}
         wanted: list[type[pl.Callback]] = [ScoreFit] if any(score.needs_fit for score in self.scores) else []
-        wanted += [HeadSettling, Tracking, ExactResume]  # the last knows the random states after the others' hooks
+        wanted += [
+            HeadSettling,
+            Versus,
+            Tracking,
+            ExactResume,
+        ]  # the last knows the random states after the others' hooks
         return [kind() for kind in wanted if not any(isinstance(callback, kind) for callback in there)]
 
     @classmethod

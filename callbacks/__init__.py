@@ -10,6 +10,7 @@ from brainet_pl.callbacks.scores import ScoreFit
 from brainet_pl.callbacks.settle import HeadSettling
 from brainet_pl.callbacks.structure import StructureLearning
 from brainet_pl.callbacks.tracking import Tracking
+from brainet_pl.callbacks.versus import Versus
 
 __all__ = [
     "Evaluation",
@@ -21,6 +22,7 @@ __all__ = [
     "ScoreFit",
     "StructureLearning",
     "Tracking",
+    "Versus",
     "WholeCheckpointIO",
     "log_figure",
     "log_table",

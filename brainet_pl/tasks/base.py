@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from brainet_pl.evaluation.linear import Predictor
 from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.evaluation.passes import PassTrace
 from brainet_pl.evaluation.shift import Sums
@@ -95,6 +96,10 @@ class Task(Part, nn.Module, ABC):
 
     def trace(self, outputs: Tensor, weights: Tensor | None, target: Tensor | None) -> PassTrace | None:
         """What another pass buys, from outputs (T, B, O); None where the task does not tell."""
+        return None
+
+    def linear(self, x: Tensor, target: Tensor) -> Predictor | None:
+        """A linear layer on features (N, d), fitted in seconds, that gives what `predictive` gives, or None."""
         return None
 
     def own_predicted(self, own: Tensor) -> Tensor | None:

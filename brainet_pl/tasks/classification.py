@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from brainet_pl import checks, uncertainty
+from brainet_pl.evaluation.linear import Predictor, fit_softmax
 from brainet_pl.evaluation.metrics import Measure, classification_measures
 from brainet_pl.evaluation.passes import PassTrace, trace_passes
 from brainet_pl.evaluation.shift import Sums, class_sums
@@ -164,6 +165,10 @@ class Classification(Task):
         if self.confidence:
             found["confidence"] = 1.0 - uncertainty.predictive(outputs[..., -1].float().sigmoid(), weights)
         return found
+
+    def linear(self, x: Tensor, target: Tensor) -> Predictor | None:
+        """Multinomial logistic regression."""
+        return fit_softmax(x, self.check(target), self.num_classes)
 
     def own_predicted(self, own: Tensor) -> Tensor | None:
         """Probabilities (B, C) of the network's own layer, where it has as many classes."""

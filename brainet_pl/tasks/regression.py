@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from brainet_pl import checks, uncertainty
+from brainet_pl.evaluation.linear import Predictor, fit_ridge
 from brainet_pl.evaluation.metrics import Measure, regression_measures
 from brainet_pl.evaluation.shift import Sums, number_sums
 from brainet_pl.losses import gaussian_nll
@@ -128,6 +129,10 @@ class Regression(Task):
             "epistemic_std": epistemic.sqrt(),
             "aleatoric_std": aleatoric.sqrt(),
         }
+
+    def linear(self, x: Tensor, target: Tensor) -> Predictor | None:
+        """Ridge regression."""
+        return fit_ridge(x, self.check(target))
 
     def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The predicted mean and the target."""
