@@ -65,9 +65,7 @@ def _parts(probs: Tensor, prior: Tensor, factor: Tensor) -> tuple[Tensor, Tensor
     return logs * slower, (1.0 - slower) * (prior + answer * (prior.max() - prior)).log(), answer
 
 
-def fit_faded(
-    probs: Tensor, target: Tensor, prior: Tensor, factor: Tensor, doubt: float = 0.0
-) -> tuple[float, float]:
+def fit_faded(probs: Tensor, target: Tensor, prior: Tensor, factor: Tensor, doubt: float = 0.0) -> tuple[float, float]:
     """The τ of the least negative log-likelihood for given factors, and that likelihood in nats a sample.
 
     The likelihood is concave in 1/τ, as in `fit_temperature`, and its slope is bisected.
