@@ -335,7 +335,39 @@ def test_help_is_readable(capsys):
     shown = capsys.readouterr().out
     assert "--structure.threshold" in shown
     assert "--model.head" in shown
-    assert "brainet report RUN_DIR" in shown
+    listed = [line.split()[0] for line in shown.splitlines() if line.startswith("    ") and line.strip()]
+    assert listed[:4] == ["fit", "afterwards", "validate", "test"]
+    assert {"predict", "report", "compare", "sweep", "export", "cache"} <= set(listed)
+
+
+LIGHT = """
+import sys
+from brainet_pl.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print("status", end.code)
+print("loaded", *sorted({"torch", "pytorch_lightning", "lightning", "matplotlib", "wandb"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--help"], 0, "usage: brainet"),
+        (["--version"], 0, f"brainet {brainet_pl.__version__}"),
+        (["report", "--help"], 0, "usage: brainet report"),
+        (["compare", "--help"], 0, "usage: brainet compare"),
+        (["sweep", "--help"], 0, "usage: brainet sweep"),
+        ([], 2, "required: COMMAND"),
+        (["fti"], 2, "invalid choice: 'fti'"),
+    ],
+)
+def test_what_needs_no_torch_starts_without_it(words, status, said):
+    env = os.environ | {"PYTHONPATH": str(Path(brainet_pl.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", LIGHT, *words], env=env, capture_output=True, text=True, check=True)
+    assert said in done.stdout + done.stderr
+    assert done.stdout.splitlines()[-2:] == [f"status {status}", "loaded"]
 
 
 def test_unknown_configuration_lists_the_known_ones():
