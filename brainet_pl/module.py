@@ -476,7 +476,7 @@ class BRAINet(pl.LightningModule):
         self.forget_features()
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """The callbacks that settle the head, fit scores, say what won, and make a resumed fit repeat an uninterrupted one.
+        """The callbacks that settle the head, fit scores, say what won, and make a resumed fit repeat another.
 
         This is the first hook of a run, which may be one of other data.
         """
