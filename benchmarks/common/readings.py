@@ -1,4 +1,4 @@
-"""What a frozen ResNet-20 gives for images as they are, for corrupted, perturbed and unknown ones; read once, then kept."""
+"""What a frozen ResNet-20 gives for images as they are, corrupted, perturbed and unknown; read once, then kept."""
 
 from __future__ import annotations
 

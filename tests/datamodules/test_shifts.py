@@ -166,7 +166,9 @@ def test_subsets_and_other_sets():
     samples = Samples(torch.rand(10, 4), torch.arange(10))
     sets = Shifts(["noise"], severities=(1,)).sets(Subset(samples, [7, 2]))
     assert [label for _, label in (sets["shift/noise/1"][i] for i in range(2))] == [7, 2]
-    with pytest.raises(ValueError, match=r"expected a test set of Samples or ImageFiles.*got TensorDataset.*shift/<corruption>"):
+    with pytest.raises(
+        ValueError, match=r"expected a test set of Samples or ImageFiles.*got TensorDataset.*shift/<corruption>"
+    ):
         Shifts().sets(torch.utils.data.TensorDataset(torch.rand(3, 4)))
 
 
