@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from brainet_pl.backbones import Backbone, FeatureExtractor
@@ -65,6 +67,10 @@ class Readings:
             self._read[name] = Reading(*torch.load(path))
         return self._read[name]
 
+    def forget(self, name: str) -> None:
+        """Free the memory of a set."""
+        self._read.pop(name, None)
+
     def images(self, name: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """(N, 32, 32, 3) between 0 and 1, and labels (N,)."""
         kind, *how = name.split("/")
@@ -113,3 +119,44 @@ def strange_names() -> list[str]:
 def corrupted_names() -> list[str]:
     """All sets of corrupted test images."""
     return [f"test/{name}/{severity}" for name in FIFTEEN for severity in SEVERITIES]
+
+
+# -- the ends of stages -----------------------------------------------------------------------------------------------
+
+
+def channels(layer: str) -> int:
+    """The number of maps of a block."""
+    return 16 * 2 ** (int(layer[5]) - 1) if layer.startswith("layer") else 16
+
+
+def stage_columns() -> list[int]:
+    """Those columns of `Reading.blocks` that are of the last block of a stage: what taps read by "auto"."""
+    found, start = [], 0
+    for layer in LAYERS:
+        end = start + 2 * channels(layer)
+        found += range(start, end) if layer.endswith(".2") else []
+        start = end
+    return found
+
+
+def stage_widths() -> tuple[int, ...]:
+    """How many of them each stage has."""
+    return tuple(2 * channels(layer) for layer in LAYERS if layer.endswith(".2"))
+
+
+def synthetic_reading(name: str) -> Reading:
+    """Of the same form, for a smoke run: what is corrupted or unknown is noisier."""
+    draw = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    n = 600 if name == "train" else 240 if "/" not in name else 60
+    noise = 0.0 if name in ("train", "val", "test") else 0.3 * int(name[-1]) if "/" in name else 2.0
+    y = torch.randint(10, (n,), generator=draw)
+    if name.startswith("test/"):
+        y = synthetic_reading("test").y[::EVERY]
+    if name.startswith("val/"):
+        y = synthetic_reading("val").y[:60]
+    d = sum(2 * channels(layer) for layer in LAYERS)
+    causes = F.one_hot(y, 10) + (0.3 + noise) * torch.randn(n, 10, generator=draw)
+    mixing = torch.Generator().manual_seed(0)
+    blocks = causes @ torch.randn(10, d, generator=mixing) + 0.5 * torch.randn(n, d, generator=draw)
+    features = (causes @ torch.randn(10, 64, generator=mixing)).relu()
+    return Reading(features, blocks, 8 * causes, y)

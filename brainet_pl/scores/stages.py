@@ -39,6 +39,7 @@ class Stages(Score):
     """
 
     units: ClassVar[Mapping[str, str]] = {"stages": "deviations"}
+    _density: ClassVar[type[Generative]] = Generative
     widths: Tensor
     moments: Tensor
 
@@ -92,7 +93,7 @@ class Stages(Score):
         settings: dict[str, Any] = {"threshold": self.threshold, "s": self.s, "max_order": self.max_order}
         settings |= {"seed": self.seed, "max_features": self.max_features, "progress": self.progress}
         self._split = widths
-        self.parts = nn.ModuleList(Generative(normalize=False, **primitive(settings)) for _ in widths)
+        self.parts = nn.ModuleList(self._density(normalize=False, **primitive(settings)) for _ in widths)
         self.parts.to(self.fitted.device)
 
     def _densities(self) -> list[Generative]:
