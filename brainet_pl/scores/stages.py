@@ -31,6 +31,7 @@ class Stages(Score):
         s: samples at every node of a tree.
         max_order: largest condition set while a tree is learned.
         seed: of the samples of rows.
+        max_parents: of a family; the most correlated ones are kept.
         max_features: of a layer with more features than these, a random choice is read. null reads all.
         progress: show progress bars while trees are learned.
         layers: layers of the backbone, as in `Backbone`; "auto" is the ends of its stages.
@@ -49,7 +50,8 @@ class Stages(Score):
         s: int = 2,
         max_order: int = 1,
         seed: int = 0,
-        max_features: int | None = 64,
+        max_parents: int = 16,
+        max_features: int | None = 128,
         progress: bool = True,
         layers: str | list[str] = "auto",
         pool: str | list[str] = "mean_std",
@@ -61,6 +63,7 @@ class Stages(Score):
         self.threshold = checks.at_least("threshold", threshold, 0, "such as 0.001")
         self.s, self.max_order = checks.whole("s", s, 1, MOST_SAMPLES), checks.whole("max_order", max_order, 0)
         self.seed = checks.whole("seed", seed, 0)
+        self.max_parents = checks.whole("max_parents", max_parents, 0)
         self.max_features = checks.whole_or_none("max_features", max_features, 1, "None reads all features")
         self.progress = checks.flag("progress", progress)
         self.parts = nn.ModuleList()
@@ -91,7 +94,8 @@ class Stages(Score):
 
     def _build(self, widths: list[int]) -> None:
         settings: dict[str, Any] = {"threshold": self.threshold, "s": self.s, "max_order": self.max_order}
-        settings |= {"seed": self.seed, "max_features": self.max_features, "progress": self.progress}
+        settings |= {"seed": self.seed, "max_parents": self.max_parents, "max_features": self.max_features}
+        settings["progress"] = self.progress
         self._split = widths
         self.parts = nn.ModuleList(self._density(normalize=False, **primitive(settings)) for _ in widths)
         self.parts.to(self.fitted.device)

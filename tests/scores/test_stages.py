@@ -42,7 +42,7 @@ def test_the_sum_of_densities_that_were_fitted_one_by_one(most):
     (x, y), (new, _) = layers(), layers(50, seed=1)
     expected = torch.zeros(50)
     for columns in (slice(0, 6), slice(6, 16)):
-        one = Generative(threshold=0.001, normalize=False, max_features=most, progress=False)
+        one = Generative(threshold=0.001, normalize=False, max_parents=16, max_features=most, progress=False)
         one.surround(Surroundings(3))
         one.learn(x[:, columns], y)
         inside, outside = (one(seen(part[:, columns]))["generative"] for part in (x, new))
