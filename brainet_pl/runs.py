@@ -27,7 +27,7 @@ LAST = "last"  # as a path of a checkpoint: the newest run's
 RUN = "brainet_run"  # the checkpoint's entry: what tells its run from others
 VERSION = "BRAINET_VERSION"  # in the environment of further processes of a run: the folder that the first has claimed
 WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of file names and addresses
-TESTED = ("test/", "ood/")  # metrics that a fit does not log
+TESTED = ("test/", "ood/", "shift/", "cost/")  # metrics that a fit does not log
 CHECKPOINTS = "checkpoints"  # Lightning's folder for them, in that of the run
 WRITTEN = ("metrics.csv", "hparams.yaml", "config.yaml", "events.out.tfevents.*")  # what loggers leave beside it
 

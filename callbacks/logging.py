@@ -129,6 +129,14 @@ def log_config(trainer: pl.Trainer, facts: Mapping[str, Any]) -> None:
 
 
 @rank_zero_only
+def log_numbers(trainer: pl.Trainer, numbers: Mapping[str, float]) -> None:
+    """Numbers that a run has once to every logger; in W&B they are in the summary, and no panel is made of them."""
+    define_summaries(trainer, dict.fromkeys(numbers, "last"), hidden=True)
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(numbers), step=_step(trainer))
+
+
+@rank_zero_only
 def log_scores(trainer: pl.Trainer, make: Callable[[], TableData]) -> None:
     """Send the table of single samples to W&B, where it can be filtered; others have `scores.csv`."""
     boards: list[Any] = [logger for logger in trainer.loggers if is_wandb(logger)]
