@@ -302,7 +302,9 @@ class Evaluation(Callback):
             settings=_settings(pl_module),
         )
         (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
-        self._finish(trainer, folder, {entry["key"]: entry["value"] for entry in entries})
+        made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
+        facts = {"checkpoint": made_by, "structure": None if ggt is None else ggt.fingerprint}
+        self._finish(trainer, folder, facts | {entry["key"]: entry["value"] for entry in entries})
 
     def _show(self, trainer: pl.Trainer, made: list[Chart], matrix: Matrix | None) -> None:
         for chart in made:
