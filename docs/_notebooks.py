@@ -1,7 +1,7 @@
 """A hook of mkdocs: the notebooks of examples/notebooks as pages of the site, with the outputs that are stored in them.
 
-Markdown cells stand as they are, code cells become blocks, what they printed follows as a plain block, and what they drew
-as pictures. Nothing is executed here (`tests/test_notebooks.py` does that), and nothing but mkdocs is needed.
+Markdown cells stand as they are, code cells become blocks, what they printed follows as a plain block, and what they
+drew as pictures. Nothing is executed here (`tests/test_notebooks.py` does that), and nothing but mkdocs is needed.
 """
 
 import base64
