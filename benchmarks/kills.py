@@ -109,7 +109,7 @@ class Server:
 
 def serve() -> None:
     """The server's side: forks a child for every line, and waits for it."""
-    import brainet_pl.cli  # noqa: F401  once for all children
+    import brainet_pl.lightning_cli  # noqa: F401  once for all children
 
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

@@ -13,6 +13,10 @@ from typing import Any
 import numpy as np
 
 
+class UsageError(FileNotFoundError):
+    """The command names something that is not there."""
+
+
 def whole(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
     """A whole number between `least` and `most` as an `int`; 3.0 and NumPy's integers count as whole, True does not."""
     if not _is_number(value) or value != value or math.isinf(value) or value != int(value):

@@ -316,7 +316,7 @@ def _own(base: type | None, path: str) -> type | None:
     if base is None or (folder and folder.split(".")[0] != "brainet_pl"):
         return None
     cls: type | None = part_classes(base).get(name)  # the package's own are known by their short name
-    return None if cls is None or cls.__module__ == "brainet_pl.cli" else cls
+    return None if cls is None or cls.__module__ == "brainet_pl.lightning_cli" else cls
 
 
 def _full(slot: str, path: str) -> str:

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from brainet_pl import checks
-from brainet_pl.callbacks.logging import run_folder
+from brainet_pl.callbacks.logging import log_files, run_folder
 from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 from brainet_pl.rows import neutral, write_rows
+
+MOST_MEGABYTES = 200.0  # of a file that is handed to loggers
 
 
 class PredictionFile(Callback):
@@ -27,7 +29,7 @@ class PredictionFile(Callback):
     model with `class_names` also names the class, and columns of one number for each class bear their names. Where a
     model judges inputs (`known`), the number of those that look unknown is told at the end. Rows are written batch by
     batch to a part file of each process. When the prediction is over, the parts become one file in the order of the
-    samples, whatever the number of processes.
+    samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
 
     Args:
         file: its name, without folders; "" writes none.
@@ -120,8 +122,20 @@ class PredictionFile(Callback):
             on_rank_zero(trainer, lambda: self._merge(written))
             rank_zero_info(f"predictions: {self._path}")
         judged, unknown = (sum(counts) for counts in zip(*everyones((self._judged, self._unknown)), strict=True))
+        if written and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            facts = {"inputs": judged, "unknown": unknown} if judged else {}
+            on_rank_zero(trainer, lambda: self._hand_over(trainer, facts))
         if judged:
             rank_zero_info(f"{unknown:,} of {judged:,} inputs look unknown (column known of the predictions)")
+
+    def _hand_over(self, trainer: pl.Trainer, facts: dict[str, Any]) -> None:
+        """Give the file to loggers, with the checkpoint that it was made by."""
+        size = self._path.stat().st_size / 1e6
+        if size > MOST_MEGABYTES:
+            rank_zero_info(f"not handed to loggers: {self._path} has {size:,.0f} MB, more than {MOST_MEGABYTES:g}")
+            return
+        made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
+        log_files(trainer, "predictions", [self._path], {"checkpoint": made_by} | facts)
 
     def _merge(self, parts: list[Path]) -> None:
         """Each part is in the order of loaders and samples, so that one row of each is enough to find the next one."""

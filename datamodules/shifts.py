@@ -196,7 +196,7 @@ def _plain(samples: Any) -> tuple[Any, list[int]]:
         return plain, [places[i] for i in samples.indices]
     if not all(hasattr(samples, name) for name in ("raw", "finish")):
         raise ValueError(
-            f"expected a test set of Samples or ImageFiles, whose raw inputs can be corrupted, got {type(samples).__name__}: let "
-            "test_dataloader give loaders named shift/<corruption>/<severity> yourself"
+            "expected a test set of Samples or ImageFiles, whose raw inputs can be corrupted, got "
+            f"{type(samples).__name__}: let test_dataloader give loaders named shift/<corruption>/<severity> yourself"
         )
     return samples, list(range(len(samples)))

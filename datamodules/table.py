@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -105,6 +106,7 @@ class Table(SplitData):
             if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
                 raise ValueError(f"expected {setting} to be a list of columns, got {checks.shown(names)}: write names")
         self.file, self.target, self.task = file, target, str(task)
+        self.name = Path(file).stem  # as loggers call the data
         self.delimiter, self.encoding = delimiter, encoding
         self.test_file, self.predict_file, self.test_fraction = test, predict, test_fraction
         self.drop, self.categorical = tuple(drop), tuple(categorical)

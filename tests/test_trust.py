@@ -424,7 +424,7 @@ def test_own_classes_take_nothing_but_data():
     data = {bool, int, float, str, type(None), ..., typing.Literal}
     for base in (base for base in SLOTS.values() if base is not None):
         for cls in part_classes(base).values():
-            if not cls.__module__.startswith("brainet_pl.") or cls.__module__ == "brainet_pl.cli":
+            if not cls.__module__.startswith("brainet_pl.") or cls.__module__ == "brainet_pl.lightning_cli":
                 continue
             hints = typing.get_type_hints(cls.__init__)
             taken = {a.name: kinds(hints[a.name]) for a in arguments(cls) if a.name in hints}

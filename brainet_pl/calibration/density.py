@@ -65,7 +65,7 @@ def _parts(probs: Tensor, prior: Tensor, factor: Tensor) -> tuple[Tensor, Tensor
     return logs * slower, (1.0 - slower) * (prior + answer * (prior.max() - prior)).log(), answer
 
 
-def fit_faded(probs: Tensor, target: Tensor, prior: Tensor, factor: Tensor) -> tuple[float, float]:
+def fit_faded(probs: Tensor, target: Tensor, prior: Tensor, factor: Tensor, doubt: float = 0.0) -> tuple[float, float]:
     """The τ of the least negative log-likelihood for given factors, and that likelihood in nats a sample.
 
     The likelihood is concave in 1/τ, as in `fit_temperature`, and its slope is bisected.
@@ -75,17 +75,18 @@ def fit_faded(probs: Tensor, target: Tensor, prior: Tensor, factor: Tensor) -> t
         target: (N,) labels.
         prior: (C,).
         factor: (N,) at least 1.
+        doubt: the share of every label that is spread over the classes by their prior; 0 takes labels as they are.
     """
     logs, offset, _ = _parts(probs.double(), prior, factor)
-    rows = target.long()[:, None]
+    wanted = (1 - doubt) * F.one_hot(target.long(), probs.shape[1]).to(logs) + doubt * prior.to(logs)
     low, high = 1.0 / HIGHEST, 1.0 / LOWEST
     for _ in range(40):
         beta = 0.5 * (low + high)
         soft = (beta * logs + offset).softmax(dim=1)
-        slope = (logs.gather(1, rows)[:, 0] - (soft * logs).sum(dim=1)).sum()
+        slope = ((wanted - soft) * logs).sum()
         low, high = (beta, high) if slope > 0 else (low, beta)
     beta = 0.5 * (low + high)
-    return 1.0 / beta, float(F.cross_entropy(beta * logs + offset, target.long()))
+    return 1.0 / beta, float(F.cross_entropy(beta * logs + offset, wanted))
 
 
 def fit_widened(predicted: Tensor, target: Tensor, factor: Tensor) -> tuple[float, float]:
@@ -206,11 +207,15 @@ class DensityScaling(Calibrator):
         self.prior = ((counts + 1) / (counts + 1).sum()).to(self.tau)
         strange = surprise(score)
 
+        # As Platt (1999) has it: one label in n + 2 may have been any. Else, where the few errors of a small validation
+        # set are among its strange samples, τ would fall to its floor, and the next error cost a hundred nats.
+        doubt = 1.0 / (len(target) + 2)
+
         def fit(kappa: float) -> tuple[float, float]:
             factor = (kappa * strange).exp().clamp_max(MOST)
-            return (
-                fit_faded(predicted, target, self.prior, factor) if classes else fit_widened(predicted, target, factor)
-            )
+            if classes:
+                return fit_faded(predicted, target, self.prior, factor, doubt)
+            return fit_widened(predicted, target, factor)
 
         tau, least = fit(0.0)
         limit = least + self.cost * (max(least, LEAST_NLL) if classes else 1.0)
