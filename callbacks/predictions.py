@@ -25,12 +25,12 @@ class PredictionFile(Callback):
     """Writes what `predict_step` returns, one row a sample, to a CSV file in the run's folder.
 
     Columns are `loader` (its name in a dictionary of loaders, else its number), `sample` (the number of the sample in
-    its loader), what the loader's data set tells of its samples, and what the model gives. A data set tells the name
-    of each sample by an attribute `files`, and whatever else by `told`, columns by name: a `Table` tells `row`, and
-    `id` where it has one. A model with `class_names` also names the class, and columns of one number for each class bear
+    its loader), what the loader's data set tells of its samples, and what the model gives. A data set tells the name of
+    each sample by an attribute `files`, and whatever else by `told`, columns by name: a `Table` tells `row`, and `id`
+    where it has one. A model with `class_names` also names the class, and columns of one number for each class bear
     their names. Where a model judges inputs (`known`), the number of those that look unknown is told at the end. Rows
-    are written batch by batch to a part file of each process. When the prediction is over, the parts become one file
-    in the order of the samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
+    are written batch by batch to a part file of each process. When the prediction is over, the parts become one file in
+    the order of the samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
 
     Args:
         file: its name, without folders; "" writes none.
