@@ -55,6 +55,21 @@ class Costs(NamedTuple):
         """As primitives, for a record."""
         return {k: v._asdict() if isinstance(v, Cost) else v for k, v in self._asdict().items()}
 
+    def numbers(self) -> dict[str, float]:
+        """Each number by its name, for loggers: `cost/<part>/<what>`, times in milliseconds for the whole batch.
+
+        >>> Costs(64, 15, None, Cost(16_000, 480e3, 0.002), Cost(16_000, 32e3, 0.0004)).numbers()["cost/head/ms"]
+        2.0
+        """
+        parts = {"backbone": self.backbone, "head": self.head, "one_pass": self.one_pass}
+        found: dict[str, float] = {"cost/samples": self.samples, "cost/passes": self.passes}
+        for name, cost in parts.items():
+            if cost is not None:
+                found |= {f"cost/{name}/flops": cost.flops, f"cost/{name}/ms": 1000 * cost.seconds}
+                if name != "one_pass":  # the same weights as those of all passes
+                    found[f"cost/{name}/parameters"] = cost.parameters
+        return found
+
     def line(self) -> str:
         """One line for a log or a report.
 

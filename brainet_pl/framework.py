@@ -221,4 +221,7 @@ def keep_quiet() -> None:
     if not any(isinstance(one, _NoTips) for one in logger.filters):
         logger.addFilter(_NoTips())
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    # A prediction takes no callbacks of the fit along, and a new run of a checkpoint has a new folder.
+    warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
+    warnings.filterwarnings("ignore", message="The dirpath has changed from")
     warnings.filterwarnings("ignore", message=r".isinstance\(treespec, LeafSpec\). is deprecated")

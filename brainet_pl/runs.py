@@ -27,7 +27,7 @@ LAST = "last"  # as a path of a checkpoint: the newest run's
 RUN = "brainet_run"  # the checkpoint's entry: what tells its run from others
 VERSION = "BRAINET_VERSION"  # in the environment of further processes of a run: the folder that the first has claimed
 WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of file names and addresses
-TESTED = ("test/", "ood/")  # metrics that a fit does not log
+TESTED = ("test/", "ood/", "shift/", "cost/")  # metrics that a fit does not log
 CHECKPOINTS = "checkpoints"  # Lightning's folder for them, in that of the run
 WRITTEN = ("metrics.csv", "hparams.yaml", "config.yaml", "events.out.tfevents.*")  # what loggers leave beside it
 
@@ -65,7 +65,7 @@ def folder_of(checkpoint: str | os.PathLike[str]) -> Path | None:
         return None
     if any(True for pattern in WRITTEN for _ in run.glob(pattern)):
         return run
-    return run if run.name == _wandb_id(read_checkpoint(checkpoint)) else None
+    return run if run.name == wandb_id(read_checkpoint(checkpoint)) else None
 
 
 def enter(trainer: pl.Trainer, checkpoint: str | None) -> None:
@@ -79,7 +79,7 @@ def enter(trainer: pl.Trainer, checkpoint: str | None) -> None:
     if checkpoint is None or run is None:
         return
     content = read_checkpoint(checkpoint)
-    if same or run.name == _wandb_id(content):
+    if same or run.name == wandb_id(content):
         _tell_wandb(trainer, content)
     for logger in trainer.loggers:
         writer: Any = getattr(logger, "_experiment", None)
@@ -177,13 +177,13 @@ def _near(folder: Path) -> str:
 
 def _tell_wandb(trainer: pl.Trainer, content: dict[str, Any]) -> None:
     """Let W&B go on with the run that a checkpoint names."""
-    wandb = _wandb_id(content)
+    wandb = wandb_id(content)
     for logger in trainer.loggers:
         if is_wandb(logger) and logger.version is None:
             logger._id = logger._wandb_init["id"] = wandb
 
 
-def _wandb_id(content: dict[str, Any]) -> str | None:
+def wandb_id(content: dict[str, Any]) -> str | None:
     """The id of W&B's run that a checkpoint names; one that could be more than an id is left alone, with a warning."""
     run = content.get(RUN)
     found = run.get("wandb") if isinstance(run, dict) else None

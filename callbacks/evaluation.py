@@ -23,12 +23,13 @@ from brainet_pl.callbacks.logging import (
     log_figure,
     log_files,
     log_matrix,
+    log_numbers,
     log_scores,
     log_table,
     run_folder,
 )
 from brainet_pl.callbacks.sets import test_sets
-from brainet_pl.evaluation import charts, shift_figures, summary
+from brainet_pl.evaluation import charts, shift_charts, summary
 from brainet_pl.evaluation.chart import Chart, Matrix, readable
 from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
@@ -62,6 +63,7 @@ class Evaluation(Callback):
       `test/predicted`, `test/coverage`, `test/spread`, `test/residuals` and `test/refusal` of a regression,
       `ood/<set>/histograms` and `ood/<set>/curves`, and the picture `structure/tree`, to every logger and as files;
     - tables `test/most_uncertain`, `test/classes`, `ood/table` and, to W&B, `test/scores`;
+    - what a prediction costs, `cost/<part>/flops`, `/ms` and `/parameters` of backbone, head and one pass;
     - `record.json`, which `brainet report` and `brainet compare` read, and `report.html`, the page of the run.
 
     W&B gets charts that overlay runs in place of pictures, the numbers of unknown sets as a table, and those of the
@@ -70,7 +72,7 @@ class Evaluation(Callback):
     The known test set is the first loader; all others are unknown sets, by the names of the dictionary that
     `test_dataloader` returns, save for loaders called `shift` or `shift/<corruption>/<severity>`: the known set after
     shifts. Of these there are means `shift/mean/<measure>` (after calibration `shift/scaled/mean/…`), a table
-    `shift/table` and figures `shift/severity` and `shift/reliability`. What a task or a head does not have (calibration
+    `shift/table` and charts `shift/severity` and `shift/reliability`. What a task or a head does not have (calibration
     of a regression, passes of a single network) is left out. A set without a sample ends the test with an error: it
     can't be skipped unnoticed.
 
@@ -262,11 +264,12 @@ class Evaluation(Callback):
         if self._costs is not None:
             model |= {"cost": self._costs.line(), "costs": self._costs.to_dict()}
             rank_zero_info(f"a prediction costs: {self._costs.line()}")
+            log_numbers(trainer, self._costs.numbers())
         rows = summary.separation_rows(self._found)
         score = summary.headline(list(record.known.scores), self.score)
         names = _class_names(pl_module, record)
         label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
-        made = charts.charts_of(record, self._found, label, score)
+        made = [*charts.charts_of(record, self._found, label, score), *shift_charts.shift_charts(record)]
         matrix = charts.confusion(record.known, names)
         drawn, tables, files = {}, {}, {}
         if self.figures:
@@ -274,8 +277,7 @@ class Evaluation(Callback):
             tables = self._tables(score, rows, charts.class_numbers(record.known, names), names)
             self._show(trainer, made, matrix)
             if record.shifts():
-                tables["shift/table"] = shift_figures.shift_table(record.shifts())
-                drawn |= shift_figures.shift_pictures(record)
+                tables["shift/table"] = shift_charts.shift_table(record.shifts())
         for name, picture in drawn.items():
             log_figure(trainer, name, picture.figure)
             files[name] = f"{file_name(name)}.png"
@@ -302,7 +304,9 @@ class Evaluation(Callback):
             settings=_settings(pl_module),
         )
         (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
-        self._finish(trainer, folder, {entry["key"]: entry["value"] for entry in entries})
+        made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
+        facts = {"checkpoint": made_by, "structure": None if ggt is None else ggt.fingerprint}
+        self._finish(trainer, folder, facts | {entry["key"]: entry["value"] for entry in entries})
 
     def _show(self, trainer: pl.Trainer, made: list[Chart], matrix: Matrix | None) -> None:
         for chart in made:

@@ -94,6 +94,7 @@ def log_files(
     facts: Mapping[str, Any],
     name: str = "",
     aliases: Sequence[str] = (),
+    used: bool = False,
 ) -> None:
     """Hand files to every logger that keeps files, as W&B's versioned artifacts; they stay in the run's folder too.
 
@@ -102,11 +103,21 @@ def log_files(
         kind: what they are: "structure", "model", "predictions", "evaluation".
         paths: the files.
         facts: what is known about them, as primitives.
-        name: of the artifact; "" is its kind.
+        name: of the artifact; "" is `<kind>-<run>`.
         aliases: of this version, such as "best".
+        used: whether the rest of the run is made from them, as a model is from its structure.
     """
     for sink in _sinks(trainer):
-        sink.files(kind, name or kind, paths, facts, list(aliases))
+        if not (used and sink.uses(kind, name, paths, facts)):
+            sink.files(kind, name, paths, facts, list(aliases))
+
+
+@rank_zero_only
+def log_use(trainer: pl.Trainer, run: str, path: Path, facts: Mapping[str, Any]) -> None:
+    """Note in W&B that what follows is made by the model that another of its runs has logged, from its checkpoint."""
+    for sink in _sinks(trainer):
+        if is_wandb(sink.logger) and sink.logger.experiment.id != run:  # in one's own run it is there as an output
+            sink.uses("model", f"model-{run}", [path], facts)
 
 
 @rank_zero_only
@@ -115,6 +126,14 @@ def log_config(trainer: pl.Trainer, facts: Mapping[str, Any]) -> None:
     for logger in trainer.loggers:
         if is_wandb(logger):
             logger.experiment.config.update(dict(facts), allow_val_change=True)
+
+
+@rank_zero_only
+def log_numbers(trainer: pl.Trainer, numbers: Mapping[str, float]) -> None:
+    """Numbers that a run has once to every logger; in W&B they are in the summary, and no panel is made of them."""
+    define_summaries(trainer, dict.fromkeys(numbers, "last"), hidden=True)
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(numbers), step=_step(trainer))
 
 
 @rank_zero_only

@@ -13,21 +13,24 @@ import torch
 from torch import Tensor
 
 from brainet_pl import checks
-from brainet_pl.callbacks.logging import run_folder
+from brainet_pl.callbacks.logging import log_files, run_folder
 from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.ranks import Places, everyones, on_rank_zero
 from brainet_pl.rows import neutral, write_rows
+
+MOST_MEGABYTES = 200.0  # of a file that is handed to loggers
 
 
 class PredictionFile(Callback):
     """Writes what `predict_step` returns, one row a sample, to a CSV file in the run's folder.
 
     Columns are `loader` (its name in a dictionary of loaders, else its number), `sample` (the number of the sample in
-    its loader), `file` where the loader's data set has `files`, a name for each sample, and what the model gives; a
-    model with `class_names` also names the class, and columns of one number for each class bear their names. Where a
-    model judges inputs (`known`), the number of those that look unknown is told at the end. Rows are written batch by
-    batch to a part file of each process. When the prediction is over, the parts become one file in the order of the
-    samples, whatever the number of processes.
+    its loader), what the loader's data set tells of its samples, and what the model gives. A data set tells the name of
+    each sample by an attribute `files`, and whatever else by `told`, columns by name: a `Table` tells `row`, and `id`
+    where it has one. A model with `class_names` also names the class, and columns of one number for each class bear
+    their names. Where a model judges inputs (`known`), the number of those that look unknown is told at the end. Rows
+    are written batch by batch to a part file of each process. When the prediction is over, the parts become one file in
+    the order of the samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
 
     Args:
         file: its name, without folders; "" writes none.
@@ -79,21 +82,24 @@ class PredictionFile(Callback):
         if "known" in columns:
             verdicts = columns["known"][: len(numbers)]
             self._judged, self._unknown = self._judged + len(verdicts), self._unknown + verdicts.count(False)
-        files = self._files(trainer, dataloader_idx)
-        if files is not None:
-            columns = {"file": [str(files[n]) for n in numbers], **columns}
+        told = {
+            name: [str(values[n]) for n in numbers] for name, values in self._told_of(trainer, dataloader_idx).items()
+        }
+        columns = {**told, **columns}
         file = self._open_part(trainer, list(columns))
         rows = zip(*(values[: len(numbers)] for values in columns.values()), strict=True)
         write_rows(file, ([self._names[dataloader_idx], n, *row] for n, row in zip(numbers, rows, strict=True)))
 
-    def _files(self, trainer: pl.Trainer, dataloader_idx: int) -> Sequence[str] | None:
-        """The names of the samples of a loader, where its data set tells them."""
+    def _told_of(self, trainer: pl.Trainer, dataloader_idx: int) -> dict[str, Sequence[Any]]:
+        """What the data set of a loader tells of its samples, by column: names of files, numbers of rows."""
         loaders: Any = trainer.predict_dataloaders
         if isinstance(loaders, Mapping):
             loaders = list(loaders.values())
         loader = loaders[dataloader_idx] if isinstance(loaders, list | tuple) else loaders
-        files = getattr(getattr(loader, "dataset", None), "files", None)
-        return files if isinstance(files, Sequence) and not isinstance(files, str) else None
+        data = getattr(loader, "dataset", None)
+        files, told = getattr(data, "files", None), getattr(data, "told", None)
+        found = {"file": files} if isinstance(files, Sequence) and not isinstance(files, str) else {}
+        return found | (dict(told) if isinstance(told, Mapping) else {})
 
     def _open_part(self, trainer: pl.Trainer, columns: list[str]) -> IO[str]:
         if self._part is None:
@@ -120,8 +126,20 @@ class PredictionFile(Callback):
             on_rank_zero(trainer, lambda: self._merge(written))
             rank_zero_info(f"predictions: {self._path}")
         judged, unknown = (sum(counts) for counts in zip(*everyones((self._judged, self._unknown)), strict=True))
+        if written and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            facts = {"inputs": judged, "unknown": unknown} if judged else {}
+            on_rank_zero(trainer, lambda: self._hand_over(trainer, facts))
         if judged:
             rank_zero_info(f"{unknown:,} of {judged:,} inputs look unknown (column known of the predictions)")
+
+    def _hand_over(self, trainer: pl.Trainer, facts: dict[str, Any]) -> None:
+        """Give the file to loggers, with the checkpoint that it was made by."""
+        size = self._path.stat().st_size / 1e6
+        if size > MOST_MEGABYTES:
+            rank_zero_info(f"not handed to loggers: {self._path} has {size:,.0f} MB, more than {MOST_MEGABYTES:g}")
+            return
+        made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
+        log_files(trainer, "predictions", [self._path], {"checkpoint": made_by} | facts)
 
     def _merge(self, parts: list[Path]) -> None:
         """Each part is in the order of loaders and samples, so that one row of each is enough to find the next one."""

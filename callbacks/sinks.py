@@ -71,7 +71,11 @@ class Sink:
         return False
 
     def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
-        """Take files of a kind, such as "model", with what is known about them."""
+        """Take files of a kind, such as "model", that the run has made, with what is known about them."""
+        return False
+
+    def uses(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any]) -> bool:
+        """Note files that the run is made from, where a logger draws how one thing came from another."""
         return False
 
 
@@ -149,15 +153,32 @@ class WandbSink(Sink):
 
         An offline run keeps it until `wandb sync`; a disabled one has no place for it.
         """
+        artifact = self._artifact(kind, name, paths, facts)
+        if artifact is not None:
+            self.logger.experiment.log_artifact(artifact, aliases=aliases or None)
+        return True
+
+    def uses(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any]) -> bool:
+        """As an input of the run: in W&B's graph an arrow leads from the artifact to the run, and on to what it logs.
+
+        `use_artifact` refuses offline and waits for an upload online. What it would hand over is this: the files, for
+        W&B to find the version with the same content, or make one, and then to note its use; `wandb sync` does so too.
+        """
+        artifact = self._artifact(kind, name, paths, facts)
+        if artifact is not None:
+            self.logger.experiment._log_artifact(artifact, is_user_created=True, use_after_commit=True)
+        return True
+
+    def _artifact(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any]) -> Any:
+        """The files as a version of `name`, or of `<kind>-<run>`; None for a run that keeps nothing."""
         if getattr(self.logger.experiment, "disabled", False):
-            return True
+            return None
         import wandb
 
-        artifact = wandb.Artifact(name, type=kind, metadata=dict(facts))
+        artifact = wandb.Artifact(name or f"{kind}-{self.logger.version}", type=kind, metadata=dict(facts))
         for path in paths:
-            artifact.add_file(str(path), name=path.name)
-        self.logger.experiment.log_artifact(artifact, aliases=aliases or None)
-        return True
+            artifact.add_file(str(path), name="model.ckpt" if kind == "model" else path.name)  # as Lightning calls it
+        return artifact
 
     def _log(self, content: dict[str, Any], step: int) -> None:
         self.logger.experiment.log(content | {"trainer/global_step": step})

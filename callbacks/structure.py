@@ -231,7 +231,8 @@ class StructureLearning(Callback):
             logger.log_metrics(facts, step=trainer.global_step)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
-            log_files(trainer, "structure", [beside / "structure.json"], {"fingerprint": ggt.fingerprint} | facts)
+            about = {"fingerprint": ggt.fingerprint} | facts
+            log_files(trainer, "structure", [beside / "structure.json"], about, "structure", used=True)
 
 
 def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Collection[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from brainet_pl.callbacks.logging import log_files
+from brainet_pl import runs
+from brainet_pl.callbacks.logging import log_files, log_use
 from brainet_pl.framework import Callback, ModelCheckpoint, is_wandb, pl, rank_zero_info
 from brainet_pl.ranks import on_rank_zero
 
@@ -34,8 +36,9 @@ def introduce(trainer: pl.Trainer, head: str, task: str) -> None:
 class Tracking(Callback):
     """Hands the best and the last checkpoint of a fit to loggers that keep files, with the metrics of the fit.
 
-    In W&B they are versions of the artifact `model-<run>` with the aliases `best` and `last`; one version has both if
-    the last epoch was the best. A `WandbLogger(log_model=…)` does so itself, and is left to it. A `BRAINet` brings this
+    In W&B they are versions of the artifact `model-<run>` with the aliases `best` and `last`. A test or a prediction in
+    another W&B run notes the checkpoint as what it is made from, so that W&B draws the way from structure to model to
+    results. A `WandbLogger(log_model=…)` hands checkpoints over itself, and is left to it. A `BRAINet` brings this
     callback itself; to set it, or to keep models away (`most_megabytes=0`), give one.
 
     Args:
@@ -44,6 +47,32 @@ class Tracking(Callback):
 
     def __init__(self, most_megabytes: float = 200.0) -> None:
         self.most_megabytes = most_megabytes
+        self._origin: str | None = None
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember which run of W&B has written it."""
+        self._origin = runs.wandb_id(checkpoint)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A fit that goes on from a checkpoint of another run."""
+        self._use(trainer, pl_module)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """What follows is made by this checkpoint."""
+        self._use(trainer, pl_module)
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """What follows is made by this checkpoint."""
+        self._use(trainer, pl_module)
+
+    def _use(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        origin, path = self._origin, trainer.ckpt_path
+        if origin is None or path is None or trainer.fast_dev_run or not Path(path).is_file():  # type: ignore[attr-defined]
+            return
+        if Path(path).stat().st_size / 1e6 <= self.most_megabytes:
+            on_rank_zero(trainer, lambda: log_use(trainer, origin, Path(path), {"structure": _tree(module)}))
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """All checkpoints are written by now."""
@@ -54,32 +83,47 @@ class Tracking(Callback):
         boards = [logger for logger in trainer.loggers if is_wandb(logger)]
         if any(getattr(logger, "_log_model", False) for logger in boards):
             return
-        facts: dict[str, Any] = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        ggt = getattr(module, "ggt", None)
-        facts |= {"structure": None if ggt is None else ggt.fingerprint}
-        name = f"model-{boards[0].version}" if boards else "model"
-        for path, aliases in chosen(trainer.checkpoint_callbacks).items():
-            size = Path(path).stat().st_size / 1e6
+        for one in chosen(trainer):
+            size = one.path.stat().st_size / 1e6
             if size <= self.most_megabytes:
-                log_files(trainer, "model", [Path(path)], facts, name, ["latest", *aliases])
+                facts = one.metrics | {"structure": _tree(module)}
+                log_files(trainer, "model", [one.path], facts, aliases=["latest", *one.aliases])
             elif self.most_megabytes:
                 rank_zero_info(
-                    f"not handed to loggers: {path} has {size:,.0f} MB, and most_megabytes of Tracking is "
+                    f"not handed to loggers: {one.path} has {size:,.0f} MB, and most_megabytes of Tracking is "
                     f"{self.most_megabytes:g}"
                 )
 
 
-def chosen(callbacks: Any) -> dict[str, list[str]]:
-    """The files of the best and the last checkpoint, with these words as their aliases; one file where they are one."""
-    best, last = None, None
-    for callback in callbacks:
-        if isinstance(callback, ModelCheckpoint):
-            if callback.monitor is not None and callback.best_model_path:
-                best = (callback.best_model_path, callback._last_global_step_saved)
-            path = callback.last_model_path if callback.monitor is not None else callback.best_model_path
-            if path:
-                last = (path, callback._last_global_step_saved)
-    if best is not None and last is not None and best[1] == last[1] and Path(best[0]).is_file():
-        return {best[0]: ["best", "last"]}
-    found = [(best, "best"), (last, "last")]
-    return {part[0]: [alias] for part, alias in found if part is not None and Path(part[0]).is_file()}
+def _tree(module: pl.LightningModule) -> str | None:
+    """What tells the tree of a model from others."""
+    ggt = getattr(module, "ggt", None)
+    return None if ggt is None else str(ggt.fingerprint)
+
+
+class Chosen(NamedTuple):
+    """A checkpoint that is kept: "best", "last" or both, its file, and metrics of its epoch as far as known."""
+
+    aliases: list[str]
+    path: Path
+    metrics: dict[str, Any]
+
+
+def chosen(trainer: pl.Trainer) -> list[Chosen]:
+    """The best and the last checkpoint of a fit, where there are files of them; one where their content is one."""
+    found = {}
+    for callback in trainer.checkpoint_callbacks:
+        if not isinstance(callback, ModelCheckpoint):
+            continue
+        if callback.monitor is not None and callback.best_model_path:
+            score = callback.best_model_score
+            known = {} if score is None else {callback.monitor: float(score)}  # others are those of the last epoch
+            found["best"] = Chosen(["best"], Path(callback.best_model_path), known)
+        path = callback.last_model_path if callback.monitor is not None else callback.best_model_path
+        if path:
+            now = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            found["last"] = Chosen(["last"], Path(path), now)
+    kept = [found[alias] for alias in ("best", "last") if alias in found and found[alias].path.is_file()]
+    if len(kept) == 2 and filecmp.cmp(kept[0].path, kept[1].path, shallow=False):
+        return [kept[1]._replace(aliases=["best", "last"])]
+    return kept

@@ -1,7 +1,10 @@
 """Shared by all tests: small data and random graphs, a Trainer that keeps quiet, and one run with all its files.
 
-Everything is made here and never downloaded.
+Everything is made here and never downloaded. Tests find `offline`, which reads runs of W&B.
 """
+
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from brainet_pl.datamodules import Digits
 from brainet_pl.framework import CSVLogger, ModelCheckpoint, pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Tree
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

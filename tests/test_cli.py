@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import wandb
 import yaml
+from offline import files_of, read_wandb
 from PIL import Image
 
 import brainet_pl
@@ -123,63 +123,6 @@ def test_fit_then_test_with_nothing_but_the_checkpoint(folder):
     torch.load(checkpoint, weights_only=True)
 
 
-def wandb_records(path):
-    """Records of a .wandb file: a header of 7 bytes, then LevelDB's log format in blocks of 32 KiB."""
-    data, place, parts = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
-            continue
-        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        parts += data[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):  # whole, or the last part
-            yield parts
-            parts = b""
-
-
-class Offline(NamedTuple):
-    """What the file of an offline run holds; `files` are those of its folder."""
-
-    history: dict
-    config: dict
-    summaries: dict
-    hidden: set
-    artifacts: list
-    files: Path
-
-
-def read_wandb(folder):
-    from wandb.proto import wandb_internal_pb2
-
-    (path,) = (folder / "runs" / "wandb").glob("offline-run-*/run-*.wandb")
-    found = Offline({}, {}, {}, set(), [], path.parent / "files")
-    for data in wandb_records(path):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        for item in record.history.item:
-            found.history.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
-        for item in record.config.update:
-            *way, last = [item.key] if item.key else item.nested_key
-            place = found.config
-            for key in way:
-                place = place.setdefault(key, {})
-            place[last] = json.loads(item.value_json)
-        if record.HasField("run"):
-            found.config["run"] = record.run
-        if record.HasField("metric"):
-            how = record.metric.summary
-            kinds = [kind for kind in ("min", "max", "none") if getattr(how, kind)]
-            found.summaries[record.metric.name] = kinds[0] if kinds else "last"
-            if record.metric.options.hidden:
-                found.hidden.add(record.metric.name)
-        artifact = record.artifact if record.HasField("artifact") else record.request.log_artifact.artifact
-        if artifact.type:
-            found.artifacts.append(artifact)
-    return found
-
-
 FIT_AND_TEST = """
 import sys
 from brainet_pl.cli import lightning
@@ -199,7 +142,8 @@ def test_a_real_offline_run_holds_metrics_figures_tables_and_configuration(folde
 
 
 def check_offline_run(folder):
-    run = read_wandb(folder)
+    (path,) = files_of(folder)
+    run = read_wandb(path)
     about = run.config["run"]
     assert (about.display_name, about.run_group, about.job_type) == ("digits-Tree-0", "digits", "fit")
     assert list(about.tags) == ["Tree", "Classification"]
@@ -272,9 +216,7 @@ def check_offline_run(folder):
     assert files == ["record.json", "report.html", "scores.csv"]
     assert json.loads(evaluation.metadata)["test/cls/Acc"] == pytest.approx(run.history["test/cls/Acc"][0])
     models = [artifact for artifact in run.artifacts if artifact.type == "model"]
-    assert [sorted(model.aliases) for model in models] == [
-        ["best", "last", "latest"]
-    ]  # two epochs: the last is the best
+    assert [sorted(model.aliases) for model in models] == [["best", "last", "latest"]]  # the last epoch is the best
     (structure,) = [artifact for artifact in run.artifacts if artifact.type == "structure"]
     assert [entry.path for entry in structure.manifest.contents] == ["structure.json"]
     stored = json.loads((folder / "runs/digits/version_0/structure.json").read_text())

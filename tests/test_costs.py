@@ -1,3 +1,4 @@
+import csv
 import json
 
 import pytest
@@ -61,4 +62,19 @@ def test_a_test_leaves_them_in_the_record_and_the_report(tmp_path, quiet_trainer
     assert found["costs"]["backbone"] is None  # pixels are the features
     assert found["costs"]["one_pass"]["flops"] <= found["costs"]["head"]["flops"] <= 5 * 2 * model.head.num_params
     assert found["cost"].startswith("head ")
-    assert found["cost"] in write_report(tmp_path / "run/version_0").read_text()
+    page = write_report(tmp_path / "run/version_0").read_text()
+    assert "What a prediction costs" in page
+    assert "head, one pass" in page
+    with (tmp_path / "run/version_0/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    logged = {key: float(v) for row in rows for key, v in row.items() if v and key.startswith("cost/")}
+    costs = found["costs"]
+    assert logged == {
+        "cost/samples": costs["samples"],
+        "cost/passes": 5,
+        "cost/head/parameters": model.head.num_params,
+        "cost/head/flops": costs["head"]["flops"],
+        "cost/head/ms": pytest.approx(1000 * costs["head"]["seconds"]),
+        "cost/one_pass/flops": costs["one_pass"]["flops"],
+        "cost/one_pass/ms": pytest.approx(1000 * costs["one_pass"]["seconds"]),
+    }

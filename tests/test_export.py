@@ -7,12 +7,15 @@ from torch import nn
 
 from brainet_pl import BRAINet, swap_head
 from brainet_pl.backbones import Backbone
+from brainet_pl.calibration import Conformal, DensityScaling, IsotonicScaling, TemperatureScaling, VectorScaling
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.cli import main
 from brainet_pl.datamodules import Digits
 from brainet_pl.export import INPUT, export_onnx, export_program
 from brainet_pl.framework import ModelCheckpoint, pl
-from brainet_pl.network import MCDropout, Tree
+from brainet_pl.network import BRAINetHead, Ensemble, Linear, MCDropout, Tree
+from brainet_pl.scores import KNN, Combined, Generative, Mahalanobis
+from brainet_pl.search import places
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -57,6 +60,78 @@ def test_a_model_with_fixed_draws_is_one_function(fitted, tmp_path):
             torch.testing.assert_close(exported[name], expected[name], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(written[name], expected[name], rtol=1e-3, atol=1e-4)
     model.head.hold(None)
+
+
+FITTED = {
+    "scores and verdict": (
+        Tree(num_params=2000),
+        [Generative(), KNN(), Mahalanobis(), Combined()],
+        TemperatureScaling(),
+    ),
+    "tables and sets": (Linear(), [Generative(kind="discrete", threshold=0.1)], IsotonicScaling()),
+    "by density": (Tree(num_params=2000), [Generative()], DensityScaling()),
+    "ensemble": (Ensemble(num_params=4000), [KNN()], VectorScaling()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FITTED)
+def test_what_was_fitted_is_in_the_graph(name, tmp_path, quiet_trainer):
+    """Scores, verdict, calibration and sets of classes, as onnxruntime gives them for batches of any size."""
+    head, scores, calibration = FITTED[name]
+    pl.seed_everything(0, verbose=False)
+    body = nn.Sequential(nn.Linear(64, 12), nn.ReLU())
+    sets = Conformal() if name == "tables and sets" else None
+    model = BRAINet(
+        8,
+        Backbone(body, head_layer=""),
+        head,
+        passes=5,
+        lr=0.01,
+        scores=scores,
+        calibration=calibration,
+        conformal=sets,
+    )
+    trainer = quiet_trainer(tmp_path, StructureLearning(threshold=0.05, progress=False))
+    data = Digits()
+    trainer.fit(model, datamodule=data)
+    model.eval()
+    names = export_onnx(model, tmp_path / "model.onnx", seed=2)
+    wanted = {score.called(unit) for score in model.scores for unit in score.units}
+    assert {"class", "probabilities", "known", "known_p", "energy", *wanted} <= set(names)
+    assert ("set" in names) == (sets is not None)
+    if isinstance(model.head, BRAINetHead):
+        model.head.hold(model.head.ggt.sample(5, model.head.temperature, 2))
+    known = torch.cat([x for x, *_ in data.val_dataloader()])
+    for size in BATCHES:
+        x = torch.cat([known[: size - size // 2], 30 * torch.randn(size // 2, 64)])
+        with torch.no_grad():
+            expected = model.predict_step(x, 0)
+        found = run(tmp_path / "model.onnx", x)
+        assert set(found) == set(names)
+        for key, values in found.items():
+            assert values.shape == expected[key].shape
+            if values.is_floating_point():
+                torch.testing.assert_close(values, expected[key].to(values.dtype), rtol=2e-3, atol=2e-3)
+            else:
+                assert torch.equal(values, expected[key]), key
+        if size == BATCHES[-1]:
+            assert expected["known"].any()
+            assert not expected["known"].all()  # half of them is noise of thirty deviations
+
+
+def test_a_search_is_the_same_in_a_graph():
+    class Search(nn.Module):
+        def forward(self, rising, x):
+            return places(rising, x)
+
+    rising = torch.randn(3, 6).sort(dim=1).values
+    x = torch.cat([rising[:, :2], torch.randn(3, 5), torch.tensor([[float("nan"), torch.inf, -torch.inf]] * 3)], dim=1)
+    graph = torch.export.export(Search(), (rising, x)).module()
+    assert "searchsorted" not in graph.code
+    assert torch.equal(graph(rising, x), places(rising, x))
+    for row, values, found in zip(rising, x, places(rising, x), strict=True):
+        assert found.tolist() == [6 if value.isnan() else int((row < value).sum()) for value in values]
 
 
 def test_a_model_is_left_as_it_was(fitted, tmp_path):

@@ -469,7 +469,7 @@ def test_two_processes_agree(tmp_path, sampling):
     script = tmp_path / "script.py"
     script.write_text(DDP)
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), sampling], capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, str(script), str(tmp_path), sampling], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     a, b = (json.loads((tmp_path / f"rank{i}.json").read_text()) for i in (0, 1))

@@ -363,7 +363,7 @@ class Conformal(Part, nn.Module):
 
         What is not a number may be anything: the set of all classes, or an interval without an end.
         """
-        if not int(self.samples):
+        if not torch.compiler.is_compiling() and not int(self.samples):
             rank_zero_warn(
                 "expected Conformal to have seen validation data, got none: sets hold all classes, and intervals have "
                 "no end; fit with validation data, or call Conformal.fit"

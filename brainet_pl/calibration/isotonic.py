@@ -12,6 +12,7 @@ from torch import Tensor
 
 from brainet_pl.calibration.affine import WatchedPredictions
 from brainet_pl.calibration.base import Calibrator
+from brainet_pl.search import places
 
 
 def fit_isotonic(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,7 +31,7 @@ def fit_isotonic(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     """(B, C) at the knots (C, K), which rise, with values (C, K) → (B, C), linear between knots, flat beyond them."""
     at = x.T.contiguous()
-    right = torch.searchsorted(knots, at).clamp(1, max(1, knots.shape[1] - 1)).clamp_max(knots.shape[1] - 1)
+    right = places(knots, at).clamp(1, max(1, knots.shape[1] - 1)).clamp_max(knots.shape[1] - 1)
     left = (right - 1).clamp_min(0)
     x0, x1, y0, y1 = (t.gather(1, i) for t in (knots, values) for i in (left, right))
     share = ((at - x0) / (x1 - x0).clamp_min(torch.finfo(x.dtype).tiny)).clamp(0.0, 1.0)

@@ -83,7 +83,7 @@ class Chart(NamedTuple):
 
     Attributes:
         name: as loggers have it: "test/reliability".
-        group: the part of a report that it belongs to: "test", "ood", "structure" or "training".
+        group: the part of a report that it belongs to: "test", "shift", "ood", "structure" or "training".
         caption: how to read it.
         alt: what it shows, in words and numbers.
         panels: at least one.

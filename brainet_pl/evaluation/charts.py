@@ -84,7 +84,11 @@ class Bins(NamedTuple):
 
 def calibration_bins(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) -> Bins:
     """The numbers of a reliability diagram; a confidence of 1 belongs to the last bin."""
-    sums = calibration_sums(confidence, correct, n_bins)
+    return _bins(calibration_sums(confidence, correct, n_bins))
+
+
+def _bins(sums: Tensor) -> Bins:
+    """The same from the sums (bins, 3) of `calibration_sums`."""
     count, confidences, hits = sums.cpu().unbind(dim=1)
     return Bins(
         count.numpy(), (confidences / count).numpy(), (hits / count).numpy(), float(calibration_error(sums))
@@ -128,10 +132,28 @@ def _classification(record: TestRecord, label: str | None, score: str | None) ->
 
 def reliability(predictions: Mapping[str, tuple[Tensor, Tensor]], n_bins: int = N_BINS) -> Chart:
     """Label → (confidences (N,), hits (N,)), e.g. before and after scaling: accuracy against confidence, and counts."""
+    sums = {name: calibration_sums(*pair, n_bins) for name, pair in predictions.items()}
+    n = max(len(confidence) for confidence, _ in predictions.values())
+    told = "; ".join(
+        f"{name}, expected calibration error {_percent(float(calibration_error(part)))}" for name, part in sums.items()
+    )
+    return Chart(
+        "test/reliability",
+        "test",
+        "Is the confidence right? On the dotted line it is; below it the model is too sure. Vertical lines are 95 % "
+        "intervals.",
+        f"Reliability diagram of {n:,} test samples: {told}",
+        reliability_panels(sums),
+    )
+
+
+def reliability_panels(sums: Mapping[str, Tensor]) -> list[Panel]:
+    """Label → (bins, 3) of `calibration_sums`: accuracy against confidence, and counts."""
     guide = Series("perfect calibration", [0.0, 1.0], [0.0, 1.0], "guide")
-    curves, counts, told, n = [guide], [], [], 0
-    for name, (confidence, correct) in predictions.items():
-        bins, n = calibration_bins(confidence, correct, n_bins), len(confidence)
+    curves, counts, sizes = [guide], [], set()
+    for name, part in sums.items():
+        bins = _bins(part)
+        sizes.add(int(bins.counts.sum()))
         some = bins.counts > 0
         x, y = bins.confidence[some], bins.accuracy[some]
         low, high = wilson(y, bins.counts[some])
@@ -139,27 +161,14 @@ def reliability(predictions: Mapping[str, tuple[Tensor, Tensor]], n_bins: int = 
         ends = [[short(v) for v in end.tolist()] for end in (low, high)]
         if len(xs) == len(x):
             curves.append(Series(name, xs, ys, note=f"ECE {_percent(bins.ece)}", low=ends[0], high=ends[1]))
-        edges = [short(v) for v in np.linspace(0, 1, n_bins + 1).tolist()]
+        edges = [short(v) for v in np.linspace(0, 1, len(part) + 1).tolist()]
         counts.append(Series(name, edges, bins.counts.tolist(), "bars"))
-        told.append(f"{name}, expected calibration error {_percent(bins.ece)}")
     x_axis = SHARE._replace(label="confidence (largest class probability)")
-    return Chart(
-        "test/reliability",
-        "test",
-        "Is the confidence right? On the dotted line it is; below it the model is too sure. Vertical lines are 95 % "
-        "intervals.",
-        f"Reliability diagram of {n:,} test samples: {'; '.join(told)}",
-        [
-            Panel(
-                "reliability",
-                f"Reliability, n = {n:,}",
-                x_axis,
-                SHARE._replace(label="accuracy in the bin"),
-                curves,
-            ),
-            Panel("counts", "Samples", x_axis, Axis("samples (log scale)", "count", 0.8, log=True), counts),
-        ],
-    )
+    n = " and ".join(f"{size:,}" for size in sorted(sizes))
+    return [
+        Panel("reliability", f"Reliability, n = {n}", x_axis, SHARE._replace(label="accuracy in the bin"), curves),
+        Panel("counts", "Samples", x_axis, Axis("samples (log scale)", "count", 0.8, log=True), counts),
+    ]
 
 
 def risk_coverage_chart(scores: Mapping[str, Tensor], wrong: Tensor, score: str | None = None) -> Chart:

@@ -23,7 +23,19 @@ from brainet_pl.evaluation.report import render_page
 from brainet_pl.evaluation.report.plot import chart_of_history, drawing_of
 from brainet_pl.evaluation.report.read import KNOWN_FILES, History, Metric, Record, read_history, read_record
 from brainet_pl.evaluation.report.verdict import Line
-from brainet_pl.evaluation.report.view import ARROWS, TRAINING, Block, Cell, Charts, Page, Section, Table, number, share
+from brainet_pl.evaluation.report.view import (
+    ARROWS,
+    TRAINING,
+    Block,
+    Cell,
+    Charts,
+    Page,
+    Section,
+    Table,
+    millions,
+    number,
+    share,
+)
 from brainet_pl.rows import write_rows
 
 # Settings that say where and how a run was made, not what was tried.
@@ -413,6 +425,7 @@ def page_of(found: Comparison) -> Page:
         Section("differences", f"Differences from {first}", _differences(found)),
         Section("charts", "Curves", _overlays(found)),
         Section("settings", "Settings that differ", _settings(found)),
+        Section("costs", "What a prediction costs", _costs(found)),
         Section("training", "Training", _training(found)),
         Section("runs", "Runs", [_runs(found)]),
     ]
@@ -489,6 +502,34 @@ def _verdict(found: Comparison) -> list[Line]:
         else:
             lines.append(Line(f"{named}; {other} is within two standard errors.", "fair"))
     return lines
+
+
+def _costs(found: Comparison) -> list[Block]:
+    """Parameters, operations and time of each configuration, of its first run with numbers; times as their means."""
+    rows = []
+    for group in found.groups:
+        measured = [{cost.part: cost for cost in m.record.model.costs} for m in group.members if m.record]
+        measured = [costs for costs in measured if costs]
+        if not measured:
+            continue
+        parts = [part for part in ("backbone", "head", "one_pass") if all(part in costs for costs in measured)]
+        seconds = {part: statistics.fmean(costs[part].seconds for costs in measured) for part in parts}
+        first = measured[0]
+        row = [Cell(group.name), Cell(f"{first['head'].parameters:,}" if "head" in first else "–")]
+        row += [
+            Cell(millions(first[part].flops) if part in parts else "–") for part in ("backbone", "head", "one_pass")
+        ]
+        row += [
+            Cell(f"{1000 * seconds[part]:,.3g}" if part in parts else "–") for part in ("backbone", "head", "one_pass")
+        ]
+        rows.append(row)
+    if not rows:
+        return []
+    columns = ["configuration", "parameters of the head", "MFLOP, backbone", "MFLOP, head", "MFLOP, one pass"]
+    columns += ["ms, backbone", "ms, head", "ms, one pass"]
+    used = [j for j in range(len(columns)) if j < 2 or any(row[j].text != "–" for row in rows)]
+    note = "Operations for one sample; time for a batch, the mean over runs, where the test ran."
+    return [Table(note, [columns[j] for j in used], [[row[j] for j in used] for row in rows])]
 
 
 def _overlays(found: Comparison) -> list[Block]:

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from brainet_pl import checks
+from brainet_pl.search import places
 from brainet_pl.structure.ggt import GGT, Leaf
 from brainet_pl.together import agree, processes, rank, total
 
@@ -410,7 +411,7 @@ class DiscreteFamilies(nn.Module):
 
     def _codes(self, x: Tensor) -> Tensor:
         """(N, d) → (d + 1, N) level of each value; the last row is 0."""
-        codes = torch.searchsorted(self.edges.to(x.device), x.t().contiguous())
+        codes = places(self.edges.to(x.device), x.t())
         return F.pad(codes, (0, 0, 0, 1))
 
     def _counts(self, codes: Tensor, labels: Tensor, v: int, parents: tuple[int, ...]) -> Tensor:

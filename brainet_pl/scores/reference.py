@@ -19,6 +19,7 @@ from torchmetrics.utilities import dim_zero_cat
 from brainet_pl import checks
 from brainet_pl.framework import rank_zero_warn
 from brainet_pl.scores.density import keep_wide
+from brainet_pl.search import places
 
 MOST_KEPT = 10_000  # validation samples whose scores travel in a checkpoint; more say hardly more about a p-value
 FEW = 200  # validation samples below which p-values are so coarse that a user should hear of it
@@ -34,11 +35,8 @@ def p_values(scores: Tensor, reference: Tensor) -> Tensor:
     tensor([1.0000, 0.2500, 0.0000])
     """
     scores = scores.to(reference.dtype)
-    x, n = scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).contiguous(), len(reference)
-    if torch.compiler.is_compiling():  # ONNX knows no search
-        below = (reference < x[:, None]).sum(dim=1)
-    else:
-        below = torch.searchsorted(reference, x)
+    n = len(reference)
+    below = places(reference, scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf))
     return ((1 + n - below).to(reference.dtype) / (n + 1)).masked_fill(scores.isnan(), 0.0)
 
 

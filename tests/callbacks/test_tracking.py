@@ -2,8 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
-
 from brainet_pl.callbacks import LastCheckpoint, Tracking
 from brainet_pl.callbacks import tracking as tracking_module
 from brainet_pl.callbacks.tracking import chosen, introduce
@@ -35,35 +33,45 @@ def test_what_the_user_says_stays_and_a_run_that_goes_on_is_left_alone():
     assert "group" not in again._wandb_init
 
 
-def saved(kind, path, step, **settings):
+def saved(kind, path, score=None, **settings):
     callback = kind(**settings)
-    path.touch()
-    callback.best_model_path, callback._last_global_step_saved = str(path), step
+    path.write_text(path.name)
+    callback.best_model_path, callback.best_model_score = str(path), score
     return callback
 
 
-@pytest.mark.parametrize(
-    ("steps", "aliases"),
-    [((20, 20), {"epoch.ckpt": ["best", "last"]}), ((10, 20), {"epoch.ckpt": ["best"], "last.ckpt": ["last"]})],
-)
-def test_the_best_and_the_last_checkpoint_are_handed_over(tmp_path, steps, aliases):
-    best = saved(ModelCheckpoint, tmp_path / "epoch.ckpt", steps[0], monitor="val/cls/NLL")
-    last = saved(LastCheckpoint, tmp_path / "last.ckpt", steps[1])
-    found = chosen([best, last])
-    assert {path.rpartition("/")[2]: words for path, words in found.items()} == aliases
+def fitted(*callbacks):
+    return SimpleNamespace(
+        loggers=[], callback_metrics={"val/cls/NLL": 0.5, "val/cls/Acc": 0.8}, checkpoint_callbacks=list(callbacks)
+    )
+
+
+def test_the_best_and_the_last_checkpoint_are_handed_over(tmp_path):
+    best = saved(ModelCheckpoint, tmp_path / "epoch.ckpt", 0.25, monitor="val/cls/NLL")
+    last = saved(LastCheckpoint, tmp_path / "last.ckpt")
+    assert chosen(fitted(best, last)) == [
+        (["best"], tmp_path / "epoch.ckpt", {"val/cls/NLL": 0.25}),  # what else was measured is of the last epoch
+        (["last"], tmp_path / "last.ckpt", {"val/cls/NLL": 0.5, "val/cls/Acc": 0.8}),
+    ]
+    (tmp_path / "epoch.ckpt").write_text("last.ckpt")
+    (both,) = chosen(fitted(best, last))
+    assert both == (["best", "last"], tmp_path / "last.ckpt", {"val/cls/NLL": 0.5, "val/cls/Acc": 0.8})
+    (tmp_path / "epoch.ckpt").unlink()
+    assert [one.aliases for one in chosen(fitted(best, last))] == [["last"]]
+    assert chosen(fitted()) == []
 
 
 def test_a_large_checkpoint_stays_where_it_is(tmp_path, monkeypatch):
     sent, told = [], []
-    monkeypatch.setattr(tracking_module, "log_files", lambda *args: sent.append(args))
+    monkeypatch.setattr(tracking_module, "log_files", lambda *args, **more: sent.append((*args, more)))
     monkeypatch.setattr(tracking_module, "rank_zero_info", told.append)
+    last = saved(LastCheckpoint, tmp_path / "last.ckpt")
     (tmp_path / "last.ckpt").write_bytes(b"x" * 2_000_000)
-    last = saved(LastCheckpoint, tmp_path / "last.ckpt", 1)
-    fit = SimpleNamespace(loggers=[], callback_metrics={"val/cls/NLL": 0.5}, checkpoint_callbacks=[last])
+    fit = fitted(last)
     Tracking(most_megabytes=1)._keep(fit, SimpleNamespace(ggt=None))
     assert not sent
     assert "has 2 MB, and most_megabytes of Tracking is 1" in told[0]
     Tracking(most_megabytes=3)._keep(fit, SimpleNamespace(ggt=None))
-    ((_, kind, paths, facts, name, aliases),) = sent
-    assert (kind, [path.name for path in paths], name, aliases) == ("model", ["last.ckpt"], "model", ["latest", "last"])
-    assert facts == {"val/cls/NLL": 0.5, "structure": None}
+    ((_, kind, paths, facts, more),) = sent
+    assert (kind, [path.name for path in paths], more) == ("model", ["last.ckpt"], {"aliases": ["latest", "last"]})
+    assert facts == {"val/cls/NLL": 0.5, "val/cls/Acc": 0.8, "structure": None}

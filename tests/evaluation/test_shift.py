@@ -24,6 +24,7 @@ from brainet_pl.evaluation.shift import (
     shift_name,
     split_by_part,
 )
+from brainet_pl.evaluation.shift_charts import severity_chart
 from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Linear
@@ -139,12 +140,39 @@ def test_shifted_sets_are_no_unknown_sets(tested):
 def test_figures_and_page(tested, capsys):
     _, _, folder, _ = tested
     record = json.loads((folder / "record.json").read_text())
-    alts = {figure["name"]: figure["alt"] for figure in record["figures"]}
-    ece = 100 * record["shifts"][0]["predicted"]["ECE"]
-    assert f"clean, as predicted, calibration error {ece:.2f} %" in alts["shift/reliability"]
-    assert "severity of 1 corruptions; mean ECE at severity 4" in alts["shift/severity"]
+    charts = {chart["name"]: chart for chart in record["charts"]}
+    clean = record["shifts"][0]
+    ece = 100 * clean["predicted"]["ECE"]
+    assert f"clean, as predicted, calibration error {ece:.2f} %" in charts["shift/reliability"]["alt"]
+    assert "severity of 1 corruption; mean ECE at severity 4" in charts["shift/severity"]["alt"]
+    panels = {panel["key"]: panel for panel in charts["shift/severity"]["panels"]}
+    assert list(panels) == list(clean["predicted"])
+    for measure, panel in panels.items():
+        for series, which in zip(panel["series"], ("predicted", "final"), strict=True):
+            assert series["x"] == [0.0, 1.0, 4.0]
+            values = [shift[which][measure] for shift in record["shifts"]]
+            assert series["y"] == pytest.approx(values, rel=1e-4)
+            assert series["low"] == series["high"] == series["y"]  # one corruption is the least and the worst
+    curve, counts = charts["shift/reliability"]["panels"]
+    assert [series["name"] for series in counts["series"]] == [
+        f"{which}, {how}" for which in ("clean", "shifted") for how in ("as predicted", "after calibration")
+    ]
+    assert [sum(series["y"]) for series in counts["series"]] == [433, 433, 300, 300]
+    assert curve["title"] == "Reliability, n = 300 and 433"
+    for name in ("severity", "reliability"):
+        assert (folder / "figures" / f"shift_{name}.png").is_file()
     report.main([str(folder)])
-    assert "After a shift of the inputs" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "After a shift of the inputs" in page
+    assert charts["shift/severity"]["caption"] in page
+
+
+def test_the_least_and_the_worst_corruption():
+    shifts = [Shifted("clean", 0, 9, {"NLL": 1.0}, None)]
+    shifts += [Shifted(name, 2, 9, {"NLL": value}, None) for name, value in (("a", 1.5), ("b", 4.0), ("c", 2.0))]
+    (panel,) = severity_chart(shifts).panels
+    (series,) = panel.series
+    assert (series.x, series.y, series.low, series.high) == ([0.0, 2.0], [1.0, 2.5], [1.0, 1.5], [1.0, 4.0])
 
 
 def test_loaders_of_any_datamodule(quiet_trainer, tmp_path):

@@ -23,6 +23,15 @@ KNOWN_FILES = ("record.json", "metrics.csv", "config.yaml")
 History = dict[str, tuple[list[float], list[float]]]
 
 
+class Cost(NamedTuple):
+    """What a part of the model costs: parameters, operations for one sample, seconds for a batch."""
+
+    part: str
+    parameters: int
+    flops: float
+    seconds: float
+
+
 class Model(NamedTuple):
     """What the test says about the model. None stands for what a model does not have, such as passes."""
 
@@ -32,7 +41,8 @@ class Model(NamedTuple):
     parameters: int | None
     passes: int | None
     temperature: float | None
-    cost: str | None = None
+    costs: list[Cost] = []  # noqa: RUF012  never changed
+    batch: int | None = None  # samples of the batch that was timed
 
 
 class DataSet(NamedTuple):
@@ -330,6 +340,7 @@ def parse_record(content: dict[str, Any]) -> Record:
 
 
 def _model(node: Node) -> Model:
+    costs = node.child("costs") if "costs" in node.mapping() else None
     return Model(
         head=node.child("head").text(),
         task=node.child("task").text_or_none(),
@@ -337,8 +348,22 @@ def _model(node: Node) -> Model:
         parameters=node.child("parameters").whole_or_none(),
         passes=node.child("passes").whole_or_none(),
         temperature=node.child("temperature").number_or_none(),
-        cost=node.child("cost").text() if isinstance(node.value, dict) and "cost" in node.value else None,
+        costs=[] if costs is None else _costs(costs),
+        batch=None if costs is None else costs.child("samples").whole(),
     )
+
+
+def _costs(node: Node) -> list[Cost]:
+    """The parts that were measured, in the order of a prediction."""
+    found = []
+    for part in ("backbone", "head", "one_pass"):
+        cost = node.child(part)
+        if cost.value is not None:
+            flops, seconds = (
+                Node([cost.child(k).value], cost.child(k).where).numbers()[0] for k in ("flops", "seconds")
+            )
+            found.append(Cost(part, cost.child("parameters").whole(), flops, seconds))
+    return found
 
 
 def _metric(node: Node) -> Metric:

@@ -44,11 +44,6 @@ TRAINING: Wanted = (
     ("Learning rate", "number", (("train/lr", "training"),)),
 )
 CAPTIONS: dict[str, dict[str, str]] = {  # of pictures, by their group, then by the last part of their name
-    "shift": {
-        "severity": "The same measures after corruptions of the test samples: means; vertical lines reach from the "
-        "least to the worst corruption.",
-        "reliability": "Is the confidence still right? Clean and shifted test samples, as predicted and calibrated.",
-    },
     "structure": {
         "tree": "The learned tree: each row splits sets of features by tests of the next order.",
         "network": "One sub-network: inputs at the bottom, each dense layer above what it reads.",
@@ -188,11 +183,12 @@ def page_of(run: Run) -> Page:
     training = chart_of_history(run.history, TRAINING)
     sections = [
         Section("test", "Calibration and certainty", _charts(record, "test")),
-        Section("shift", "After a shift of the inputs", _grid(pictures["shift"])),
+        Section("shift", "After a shift of the inputs", _charts(record, "shift")),
         Section("unknown", "Inputs unlike the training data", [*_unknown(record), *_separation(record)]),
         Section("classes", "Classes", [*_matrix(record), *_tables(run.folder, [tables.get(CLASSES)])]),
         Section("doubtful", "Most uncertain samples", _tables(run.folder, [tables.get(DOUBTFUL)])),
         Section("training", "Training", [Charts([drawing_of(training)])] if training else []),
+        Section("costs", "What a prediction costs", _costs(record)),
         Section("structure", "Structure", [*_grid(pictures["structure"]), *_structure(run.ggt, temperature)]),
         Section("others", "Other figures", _grid(pictures["others"])),
         Section("tables", "Other tables", _tables(run.folder, others)),
@@ -249,8 +245,6 @@ def subtitle(record: Record | None) -> str:
         parts.append(f"{model.head_parameters:,} parameters in the head")
     if model.passes and model.passes > 1:
         parts.append(f"{model.passes:,} passes")
-    if model.cost:
-        parts.append(model.cost)
     for part in record.sets:
         name = "test set" if part.name == "test" else readable(part.name)
         parts.append(f"{name}: n\u00a0=\u00a0{part.samples:,}")
@@ -320,7 +314,7 @@ def figures_of(run: Run) -> dict[str, list[Figure]]:
         if path.name not in seen:
             name, group = UNLISTED.get(path.name, (path.stem, "others"))
             listed.append((path.name, name, "", group))
-    groups: dict[str, list[Figure]] = {"shift": [], "structure": [], "others": []}
+    groups: dict[str, list[Figure]] = {"structure": [], "others": []}
     for file, name, alt, group in listed:
         found = inside(folder, file)
         if found:
@@ -444,6 +438,33 @@ def _plain(value: CellValue) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else number(value)
+
+
+PARTS = {"backbone": "backbone", "head": "head, all passes", "one_pass": "head, one pass"}
+
+
+def _costs(record: Record | None) -> list[Block]:
+    if record is None or not record.model.costs:
+        return []
+    rows = [
+        [
+            Cell(PARTS[cost.part]),
+            Cell(f"{cost.parameters:,}"),
+            Cell(millions(cost.flops)),
+            Cell(f"{1000 * cost.seconds:,.3g}"),
+        ]
+        for cost in record.model.costs
+    ]
+    passes = record.model.passes or 1
+    note = f"Operations are those of matrix products and convolutions; {passes:,} pass{'es' * (passes > 1)}. "
+    note += f"Time is the median of a few runs of a batch of {record.model.batch:,} where the test ran."
+    return [Table(note, ["part", "parameters", "MFLOP a sample", "ms a batch"], rows)]
+
+
+def millions(flops: float) -> str:
+    """Operations in millions, with three digits."""
+    value = flops / 1e6
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _structure(ggt: GGT | None, temperature: float | None) -> list[Block]:

@@ -1,0 +1,102 @@
+"""What people look at after shifts of the test set: measures against severity, reliability, and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from brainet_pl.evaluation.chart import Axis, Chart, Panel, Series, points, short
+from brainet_pl.evaluation.charts import SHARE, reliability_panels
+from brainet_pl.evaluation.curves import calibration_error
+from brainet_pl.evaluation.record import TestRecord
+from brainet_pl.evaluation.shift import Shifted, means, parse_shift
+from brainet_pl.evaluation.summary import TableData
+
+WORDS = {"predicted": "as predicted", "final": "after calibration"}
+SHARES = ("Acc", "ECE")  # measures that are shares of samples
+
+
+def shift_table(shifts: Sequence[Shifted]) -> TableData:
+    """Corruption × severity × measure, as a table for loggers; measures after calibration are `scaled_…`."""
+    first = shifts[0]
+    columns = ["corruption", "severity", "samples", *first.predicted, *(f"scaled_{m}" for m in first.final or ())]
+    rows = [
+        [s.corruption, s.severity, s.samples, *s.predicted.values(), *(s.final.values() if s.final else ())]
+        for s in shifts
+    ]
+    return TableData("The same measures after each shift of the test set; severity 0 is the set itself", columns, rows)
+
+
+def shift_charts(record: TestRecord) -> list[Chart]:
+    """Measures against severity, and reliability of clean and shifted samples; none without shifts."""
+    shifts = record.shifts()
+    if not shifts:
+        return []
+    made = [severity_chart(shifts)]
+    bins = pooled_bins(record)
+    if bins:
+        told = "; ".join(
+            f"{label}, calibration error {100 * float(calibration_error(b)):.2f} %" for label, b in bins.items()
+        )
+        made.append(
+            Chart(
+                "shift/reliability",
+                "shift",
+                "Is the confidence still right? Clean and shifted test samples, as predicted and calibrated.",
+                f"Reliability diagram: {told}",
+                reliability_panels(bins),
+            )
+        )
+    return made
+
+
+def severity_chart(shifts: Sequence[Shifted]) -> Chart:
+    """A panel for each measure: its mean over corruptions against severity, with the least and the worst corruption.
+
+    Severity 0 is the test set itself.
+    """
+    severities = sorted({s.severity for s in shifts})
+    names, n = len({s.corruption for s in shifts if s.severity}), max(s.samples for s in shifts if s.severity)
+    x_axis = Axis("severity of the shift (0: none)", "count")
+    panels = []
+    for measure in shifts[0].predicted:
+        lines = []
+        for which, label in WORDS.items():
+            groups = [
+                [part[measure] for s in shifts if s.severity == severity and (part := getattr(s, which)) is not None]
+                for severity in severities
+            ]
+            if not all(groups):
+                continue
+            xs, ys = points(map(float, severities), [sum(group) / len(group) for group in groups])
+            if len(xs) == len(severities):
+                low, high = ([short(end(group)) for group in groups] for end in (min, max))
+                lines.append(Series(label, xs, ys, low=low, high=high))
+        unit = SHARE._replace(low=None, high=None) if measure in SHARES else Axis("")
+        arrow = "↑" if measure == "Acc" else "↓"
+        panels.append(Panel(measure, f"{measure} {arrow}", x_axis, unit._replace(label=measure), lines))
+    worst = severities[-1]
+    measure = "ECE" if "ECE" in shifts[0].predicted else next(iter(shifts[0].predicted))
+    ends = ", ".join(f"{WORDS[which]} {values[measure]:.4g}" for which, values in means(shifts, worst).items())
+    many = f"{names} corruption{'s' * (names > 1)}"
+    return Chart(
+        "shift/severity",
+        "shift",
+        f"The same measures after {many} of the test samples, n = {n:,} each: means; vertical lines reach from the "
+        "least to the worst corruption.",
+        f"{', '.join(shifts[0].predicted)} against the severity of {many}; mean {measure} at severity {worst}: {ends}",
+        [panel for panel in panels if panel.series],
+    )
+
+
+def pooled_bins(record: TestRecord) -> dict[str, Tensor]:
+    """Label → (bins, 3) counts, confidences and hits of all clean and of all shifted samples, before and after."""
+    found: dict[str, Tensor] = {}
+    for name, sums in record.shift_sums.items():
+        for which in WORDS if sums is not None else ():
+            part = getattr(sums, which)
+            if part is not None and "bins" in part:
+                label = f"{'clean' if parse_shift(name) is None else 'shifted'}, {WORDS[which]}"
+                found[label] = found[label] + part["bins"] if label in found else part["bins"]
+    return found

@@ -1,0 +1,45 @@
+"""A hook of mkdocs: the notebooks of examples/notebooks as pages of the site, with the outputs that are stored in them.
+
+Markdown cells stand as they are, code cells become blocks, what they printed follows as a plain block, and what they
+drew as pictures. Nothing is executed here (`tests/test_notebooks.py` does that), and nothing but mkdocs is needed.
+"""
+
+import base64
+import json
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
+
+
+def pages(path):
+    """A notebook → its page as Markdown, and its pictures by the names they have beside the page."""
+    lines, pictures = [], {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            lines.append(source)
+            continue
+        lines.append(f"```python\n{source}\n```")
+        printed = "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
+        if printed:
+            lines.append(f"```text\n{printed.rstrip()}\n```")
+        for output in cell["outputs"]:
+            drawn = output.get("data", {}).get("image/png")
+            if drawn:
+                name = f"{path.stem}_{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode("".join(drawn))
+                lines.append(f"![What the block above draws]({name})")
+    lines.append(f"This page is the notebook `examples/notebooks/{path.name}`, as it was run last.")
+    return "\n\n".join(lines) + "\n", pictures
+
+
+def on_files(files, config):
+    """Add a page for each notebook, notebooks/NAME.md."""
+    from mkdocs.structure.files import File
+
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        text, pictures = pages(path)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    return files
