@@ -79,7 +79,7 @@ def stream_cell(n: int, d: int) -> dict[str, float]:
     """Seconds of the seven matrices of a tree of two levels, and of the tree; MiB beyond those at the start."""
     before, batches, start = forget_peak(), Batches(n, d), time.perf_counter()
     data = PreparedData.prepare(FeatureStream(batches), 3)
-    data.announce(half_weights(data.n, 0, path) for path in sample_paths(2, 2))
+    data.announce(half_weights(data.n, 0, path) for path in sample_paths((2,), 2))
     data.correlation()
     found = {"matrices": time.perf_counter() - start - batches.seconds, "passes": float(batches.passes)}
     if d <= WHOLE_TREE:

@@ -21,6 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 
 from brainet_pl import checks
+from brainet_pl.structure.learn import SAMPLES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +102,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         self,
         *,
         num_params: int | None = None,
-        s: int = 2,
+        s: int | tuple[int, ...] = SAMPLES,
         max_order: int = 1,
         threshold: float | str | None = None,
         passes: int = 15,
@@ -331,7 +332,8 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
 
     Args:
         num_params: parameters of the network; None chooses by the number of columns.
-        s: samples, and so branches, at every node of the tree of structures.
+        s: samples, and so branches, at every node of the tree of structures, or a list of those of the root, of the
+            nodes below it, and so on.
         max_order: largest condition set of the independence tests; the tree is at most one level deeper.
         threshold: below it two columns count as independent, in nats; None is the default of `learn_structure`.
         passes: sub-networks that are drawn for a prediction. The same ones are drawn each time.
@@ -419,7 +421,8 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
 
     Args:
         num_params: parameters of the network; None chooses by the number of columns.
-        s: samples, and so branches, at every node of the tree of structures.
+        s: samples, and so branches, at every node of the tree of structures, or a list of those of the root, of the
+            nodes below it, and so on.
         max_order: largest condition set of the independence tests; the tree is at most one level deeper.
         threshold: below it two columns count as independent, in nats; None is the default of `learn_structure`.
         passes: sub-networks that are drawn for a prediction. The same ones are drawn each time.

@@ -19,7 +19,7 @@ from brainet_pl.ranks import first_asks, on_rank_zero
 from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.independence import IndependenceTest
-from brainet_pl.structure.learn import check_settings
+from brainet_pl.structure.learn import SAMPLES, check_settings
 from brainet_pl.structure.stream import FeatureStream, StreamedData
 
 SHOWN = 3  # lines of a tree's summary in the log: its sizes; the figure and `ggt.summary()` show the branches
@@ -33,7 +33,8 @@ class StructureLearning(Callback):
     fingerprint of features and settings, so a repeated run does not learn again; a checkpoint brings its own tree.
 
     Args:
-        s: samples, and so branches, at every node of the tree; 1 gives a single structure.
+        s: samples, and so branches, at every node of the tree, or a list of those of the root, of the nodes below it,
+            and so on; [4, 1] is four whole structures, 1 a single one.
         max_order: largest condition set; the depth of the tree is at most `max_order + 1`. null sets no limit.
         test: the independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or by the path of a class; "auto" is
             "g2" for features that are all categories, "gaussian" for any other.
@@ -60,7 +61,7 @@ class StructureLearning(Callback):
 
     def __init__(
         self,
-        s: int = 2,
+        s: int | tuple[int, ...] = SAMPLES,
         max_order: int | None = 1,
         test: type[IndependenceTest] | str = "auto",
         threshold: float | Literal["auto"] | None = "auto",

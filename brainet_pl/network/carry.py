@@ -199,8 +199,8 @@ def _same_node(node: int, other: int, old: Plan, new: Plan, partner: dict[int, i
 
 
 def _whole_rows(pairs: list[Pair], layers: list[tuple[int, Layer]], new: Plan) -> list[int]:
-    """The rows of the root that come from layers that were found again, whichever branch is taken."""
-    known = {id(pair.new) for pair in pairs}
+    """The rows of the root that come from layers that were found again in the same branch, whichever is taken."""
+    known = {id(pair.new) for pair in pairs if pair.new.branch == pair.old.branch}  # each has its own output layer
     fresh: set[int] = set()
     for level, layer in layers:
         if id(layer) not in known:

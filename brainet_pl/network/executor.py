@@ -223,6 +223,7 @@ class Executor(nn.Module):
         norm: "batch", or None for a bias instead.
         momentum: of the running statistics of the norm.
         eps: added to variances by the norm.
+        gain: of the initial weights: 1 is as large as those of `nn.Linear`.
     """
 
     running_mean: Tensor
@@ -242,8 +243,10 @@ class Executor(nn.Module):
         norm: Norm = "batch",
         momentum: float = 0.1,
         eps: float = 1e-5,
+        gain: float = 1.0,
     ) -> None:
         super().__init__()
+        self.gain = gain
         members = checks.whole("members", members, 1, 1000)
         checks.one_of("activation", activation, ACTIVATIONS)
         checks.one_of("norm", norm, ("batch", None))
@@ -280,11 +283,11 @@ class Executor(nn.Module):
         _index(self, "_position", position)
 
     def reset_parameters(self) -> None:
-        """Each layer as `nn.Linear` would be: uniform within 1/√fan_in; norm to the identity."""
+        """Each layer as `nn.Linear` would be, times the gain: uniform within gain/√fan_in; norm to the identity."""
         with torch.no_grad():
             for level in self.plan.levels:
                 for layer in level.layers:
-                    bound = 1.0 / math.sqrt(layer.fan_in)
+                    bound = self.gain / math.sqrt(layer.fan_in)
                     self.weight[:, layer.first_weight :][:, : layer.fan_in * layer.width].uniform_(-bound, bound)
             if self.scale is not None:
                 self.scale.fill_(1.0)
@@ -379,23 +382,46 @@ class Executor(nn.Module):
             products = [(block, None) for block in blocks]
             y = self._normalise(level, self._multiply(level, parts, products, columns * batch))
             y = level.by_branch(y)
-            everything = level.number == last and emitted == columns * level.num_branches and not level.uneven
+            everything = level.number == last and self._in_turn(emitted, columns)
             y = y.transpose(1, 2).flatten(2) if everything else level.choose(y, choice, columns)
             columns = emitted
             y = self.activate(y)
             parts.append(F.dropout(y, dropout, training=True) if dropout else y)
         return self._root(parts)
 
+    def _in_turn(self, emitted: int, columns: int) -> bool:
+        """Whether the root emits each of its columns through each of its branches."""
+        return emitted == columns * self.ordered[-1].num_branches
+
+    def root_choice(self, choices: Sequence[Tensor]) -> Tensor | None:
+        """The root's branch behind each draw of `run_train`, (V, samples); None where they come branch after branch.
+
+        Then the first C·B columns are those of the first branch, and so on.
+        """
+        if not self.ordered:
+            return None
+        columns = choices[-2].shape[1] if len(choices) > 1 else 1
+        return None if self._in_turn(choices[-1].shape[1], columns) else choices[-1][0]
+
     def run_evaluate(self, x: Tensor, dropout: float = 0.0) -> Tensor:
         """Features (B, d) or (M, B, d) to the root's rows (M, R, B), by the mean of the branches of every node."""
-        parts = [self._inputs(x)]
+        return self._root(self._evaluate(x, dropout)[0])
+
+    def run_evaluate_branches(self, x: Tensor) -> Tensor:
+        """Features (B, d) to the rows (s, R, B) of each branch of the root, times its probability."""
+        parts, branches = self._evaluate(x)
+        return self._root(parts) if branches is None else branches[0]
+
+    def _evaluate(self, x: Tensor, dropout: float = 0.0) -> tuple[list[Tensor], Tensor | None]:
+        """All parts, and those of the root by branch (M, s, R, B), which sum to the last part without its dropout."""
+        parts, y = [self._inputs(x)], None
         early = self.activation == "relu"  # p·relu(y) = relu(p·y): the shares can go into the weights
         for level, products in zip(self.ordered, self._folded(averaged=True, shared=early), strict=True):
             y = level.by_branch(self.activate(self._multiply(level, parts, products)))
             y = y if early else y * level.mix.to(y.dtype)
-            y = y.sum(dim=1) if level.num_branches > 1 else y[:, 0]
-            parts.append(F.dropout(y, dropout, training=True) if dropout else y)
-        return self._root(parts)
+            mean = y.sum(dim=1) if level.num_branches > 1 else y[:, 0]
+            parts.append(F.dropout(mean, dropout, training=True) if dropout else mean)
+        return parts, y
 
     @torch.no_grad()
     def settle(self, x: Tensor) -> None:

@@ -25,7 +25,7 @@ from brainet_pl.network.buckets import (
 from brainet_pl.network.widths import emitted, split_width, width_rule
 from brainet_pl.structure.ggt import GGT, Leaf, Node, Tree
 
-LAYOUT = 1  # of weights within a layer: neuron by neuron, each reading the rows of its sources in order
+LAYOUT = 2  # of weights within a layer: neuron by neuron, each reading the rows of its sources in order
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,20 @@ from brainet_pl.network.base import (
     need_tree,
 )
 from brainet_pl.network.executor import ACTIVATIONS, Executor
+from brainet_pl.network.output import BranchOutput
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.settle import NETWORKS, best_value, choose_temperature
 from brainet_pl.network.skip import Skip
-from brainet_pl.network.widths import Size, choose_size, count_parameters
+from brainet_pl.network.widths import Size, choose_size, count_parameters, root_branches
 from brainet_pl.structure.ggt import GGT, SubNetwork
 
 Sampling = Literal["batch", "sample"]
 Inference = Literal["stochastic", "simultaneous", "enumerated"]
 SkipKind = Literal["auto", "linear", "own", "own_or_linear"]
+# Of the initial weights under a norm, to which their size means nothing, but smaller ones turn faster. Layers of a tree
+# read few rows, so that the weights of `nn.Linear` are large; a fifth of them trained better on pixels, deep features and
+# tables alike.
+GAIN = 0.2
 MOST_OUTPUTS = 2 * 10**7  # numbers that are held at once while something is chosen
 
 
@@ -66,7 +71,7 @@ class BRAINetHead(ResidualHead):
         num_params: a budget; the widths of all layers are scaled to meet it within 2 %. None is 16,000, or 250 for each
             feature, or twice what the tree needs for layers of `min_width` neurons, whichever is more.
         width: or the width factor itself: a node over X emits round(width·|X|) neurons.
-        min_width: neurons that every layer has at the least; None is 8, or the most that `num_params` allows, and 1
+        min_width: neurons that every layer has at the least; None is 2, or the most that `num_params` allows, and 1
             where `width` is given.
         activation: one of relu, gelu, silu, tanh, elu.
         norm: "batch", or None for a bias instead.
@@ -127,8 +132,9 @@ class BRAINetHead(ResidualHead):
         else:
             size = Size(width, least or 1, direct is not False)
         self.plan = build_plan(ggt, size.factor, size.min_width)
-        self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps)
-        self.output = nn.Linear(len(self.plan.root_rows), out_features)
+        gain = GAIN if norm else 1.0
+        self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps, gain=gain)
+        self.output = BranchOutput(root_branches(ggt), len(self.plan.root_rows), out_features)
         self.skip = Skip(self.in_features, out_features, norm, momentum, eps) if size.skip else None
         self.adds_own = skip == "own"
         self.draws = self._count_draws(draws)
@@ -249,7 +255,7 @@ class BRAINetHead(ResidualHead):
 
         def outputs(subnetworks: list[SubNetwork]) -> Tensor:
             parts = [subnetworks[i : i + 16] for i in range(0, len(subnetworks), 16)]
-            return torch.cat([self._emit(self.layers.run_draws(few.x, p, 0.0, None), few.x, few.own) for p in parts])
+            return torch.cat([self._draw(few.x, part, few.own) for part in parts])
 
         return choose_temperature(self.ggt, outputs, lambda found, weights: nll(found, weights, few.target)).value
 
@@ -294,9 +300,13 @@ class BRAINetHead(ResidualHead):
         """`forward` while training with random `choices` made before, as `layers.draw` makes them."""
         root = self.layers.run_train(x, choices, self.dropout).squeeze(0)  # (R, V·B)
         versions = root.shape[1] // max(1, len(x))
-        if versions == 1:
-            return self._emit(root, x, own)
-        return self._emit(root.view(len(root), versions, len(x)).transpose(0, 1), x, own)
+        branch = self.layers.root_choice(choices)
+        if branch is None:  # all branches, one after the other
+            outputs = self.output(root.view(len(root), len(self.output.weight), -1).transpose(0, 1)).flatten(0, 1)
+        else:
+            outputs = self.output.each(root, branch.expand(versions, len(x)).flatten())
+        outputs = outputs.view(versions, len(x), -1)
+        return self._beside(outputs if versions > 1 else outputs[0], x, own)
 
     def passes(self, x: Tensor, count: int, *, own: Tensor | None = None) -> Outputs:
         """(B, d) → (T, B, C) as `inference` says, and the exact weights of enumerated sub-networks."""
@@ -313,7 +323,7 @@ class BRAINetHead(ResidualHead):
 
     def simultaneous(self, x: Tensor, *, own: Tensor | None = None) -> Tensor:
         """(B, d) → (B, C): every node passes on the mean of its branches, weighted by their probabilities."""
-        return self._emit(self.layers.run_evaluate(x).squeeze(0), x, own)
+        return self._beside(self.output.mixed(self.layers.run_evaluate_branches(x)), x, own)
 
     def stochastic(
         self,
@@ -345,10 +355,9 @@ class BRAINetHead(ResidualHead):
         if torch.compiler.is_dynamo_compiling():
             return self.on_choices(x, self.layers.choices(subnetworks), own=own)
         if self.prediction_dropout:
-            root = self.layers.run_draws(x, list(subnetworks), self.prediction_dropout, generator)
-            return self._emit(root, x, own)
+            return self._draw(x, list(subnetworks), own, self.prediction_dropout, generator)
         order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(subnetworks))}
-        logits = self._emit(self.layers.run_draws(x, list(order), 0.0, generator), x, own)
+        logits = self._draw(x, list(order), own)
         return logits if len(order) == len(subnetworks) else logits[[order[drawn] for drawn in subnetworks]]
 
     def on_choices(self, x: Tensor, choices: Sequence[Tensor], *, own: Tensor | None = None) -> Tensor:
@@ -356,7 +365,9 @@ class BRAINetHead(ResidualHead):
 
         One graph serves all of them, so this is what a compiler sees: draws can be made before and given to it.
         """
-        return self._emit(self.layers.run_chosen(x, choices, self.prediction_dropout), x, own)
+        root = self.layers.run_chosen(x, choices, self.prediction_dropout)
+        branch = choices[-1][0, :, 0] if len(choices) else torch.zeros(len(root), dtype=torch.int64, device=x.device)
+        return self._beside(self.output.of(root, branch), x, own)
 
     def hold(self, subnetworks: Sequence[SubNetwork] | None) -> None:
         """Have `passes` take these sub-networks each time instead of drawing; None draws again.
@@ -378,12 +389,24 @@ class BRAINetHead(ResidualHead):
         everything = list(self.ggt.enumerate(limit))
         weights = [math.exp(self.ggt.log_prob(subnetwork, temperature)) for subnetwork in everything]
         parts = [everything[i : i + 64] for i in range(0, len(everything), 64)]
-        logits = torch.cat([self._emit(self.layers.run_draws(x, part, 0.0, None), x, own) for part in parts])
+        logits = torch.cat([self._draw(x, part, own) for part in parts])
         return Enumerated(logits, torch.tensor(weights, device=x.device))
 
-    def _emit(self, root: Tensor, x: Tensor, own: Tensor | None) -> Tensor:
-        """The root's rows (R, B) or (U, R, B) → outputs (B, C) or (U, B, C), and what goes past the tree."""
-        outputs = torch.as_tensor(self.output(root.transpose(-1, -2)))
+    def _draw(
+        self,
+        x: Tensor,
+        subnetworks: list[SubNetwork],
+        own: Tensor | None,
+        dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """(B, d) → (U, B, C) of U sub-networks."""
+        root = self.layers.run_draws(x, subnetworks, dropout, generator)
+        branch = [dict(self.ggt.path(subnetwork)).get(0, 0) for subnetwork in subnetworks]
+        return self._beside(self.output.of(root, torch.tensor(branch, device=x.device)), x, own)
+
+    def _beside(self, outputs: Tensor, x: Tensor, own: Tensor | None) -> Tensor:
+        """Outputs (B, C) or (U, B, C) of the tree, and what goes past it."""
         if self.skip is not None:
             outputs = outputs + self.skip(x)
         if self.adds_own != (own is not None):
@@ -414,7 +437,7 @@ class Tree(HeadSettings):
     Args:
         num_params: budget of parameters that the widths of all layers are scaled to; "auto" is 16,000, or 250 for each
             feature, or twice what the tree needs for layers of `min_width` neurons (1 for null), whichever is more.
-        min_width: neurons that every layer has at the least; null is 8, or the most that `num_params` allows.
+        min_width: neurons that every layer has at the least; null is 2, or the most that `num_params` allows.
         activation: relu, gelu, silu, tanh or elu, after every layer.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
         dropout: of the outputs of nodes; above 0 each stochastic pass also draws a dropout mask, unless validation data

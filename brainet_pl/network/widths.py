@@ -1,7 +1,7 @@
 """How wide each layer is: a rule with one factor, the factor that meets a budget of parameters, a budget by default.
 
 A tree of many small sets has many layers, and a budget alone can leave them two or three neurons each: no more than a
-bottleneck. So layers have `WIDE` neurons at the least where the budget allows it.
+bottleneck. So layers have a few neurons at the least, `WIDE`, where the budget allows it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from brainet_pl.network.base import resolve_budget
 from brainet_pl.structure.ggt import GGT, Node, Tree
 
 Widths = Callable[[Node], int]
-WIDE = 8  # neurons of a layer at the least, where the budget allows it
+WIDE = 2  # neurons of a layer at the least, where the budget allows it
 
 
 def width_rule(factor: float, min_width: int) -> Widths:
@@ -48,6 +48,11 @@ def emitted(node: Tree, width: Widths) -> int:
     return width(node) if isinstance(node, Node) else len(node.variables)
 
 
+def root_branches(ggt: GGT) -> int:
+    """Branches of the root, each of which has an output layer of its own; 1 where the whole tree is a leaf."""
+    return len(ggt.root.branches) if isinstance(ggt.root, Node) else 1
+
+
 def count_parameters(ggt: GGT, factor: float, out_features: int, min_width: int, per_neuron: int) -> int:
     """Weights, `per_neuron` parameters a neuron, and the output layer, without building the plan."""
     width = width_rule(factor, min_width)
@@ -61,7 +66,7 @@ def count_parameters(ggt: GGT, factor: float, out_features: int, min_width: int,
                 if branch.ancestors:
                     shares = split_width(own, [len(a.variables) for a in branch.ancestors], min_width)
                     total += sum(emitted(a, width) * out for a, out in zip(branch.ancestors, shares, strict=True))
-    return total + (emitted(ggt.root, width) + 1) * out_features
+    return total + (root_branches(ggt) * emitted(ggt.root, width) + 1) * out_features
 
 
 def solve_width(ggt: GGT, num_params: int, out_features: int, min_width: int, per_neuron: int) -> float:

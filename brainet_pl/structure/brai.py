@@ -43,7 +43,7 @@ class BRAI:
     """What stays the same through the recursion.
 
     Attributes:
-        s: samples, and so branches, of every node.
+        s: samples, and so branches, of the nodes of each level from the root on; the last for all that are deeper.
         max_order: largest condition set; a call beyond it is a leaf.
         test_on: the independence test on the sample of a path. A path holds the branch numbers from the root down; the
             autonomous sets of one branch share its path and so each of its s samples.
@@ -58,7 +58,7 @@ class BRAI:
         score_on: the score on the sample of a path, for that search. None: on the full data too.
     """
 
-    s: int
+    s: tuple[int, ...]
     max_order: int
     test_on: Callable[[Path], Margins]
     score: FamilyScore
@@ -88,7 +88,7 @@ class BRAI:
         split = [call for call in calls if n <= self.max_order and not is_leaf(call.B, call.X, call.X_ex, n)]  # line 2
         for path, group in groupby(split, key=lambda call: call.path):
             together = list(group)
-            for t in range(self.s):  # line 6
+            for t in range(samples_at(self.s, n)):  # line 6
                 if self.budget.spent:
                     break
                 test = self.test_on((*path, t))  # line 7: the sample is drawn inside
@@ -156,6 +156,15 @@ class BRAI:
             if candidates[:, own].sum() <= MOST_ARROWS:
                 return improve_parents(dag, own, candidates, _by_place(score, scope), lambda: self.budget.spent)
         return dag
+
+
+def samples_at(s: tuple[int, ...], level: int) -> int:
+    """How many samples a node of a level has; the root's level is 0.
+
+    >>> samples_at((4, 1), 0), samples_at((4, 1), 2)
+    (4, 1)
+    """
+    return s[min(level, len(s) - 1)]
 
 
 def autonomous_sets(

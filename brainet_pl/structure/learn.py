@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, product
 from typing import Any, Literal, get_args
@@ -21,7 +21,7 @@ from brainet_pl.structure.autonomy import (
     recursive_autonomy,
     retest_widely,
 )
-from brainet_pl.structure.brai import BRAI, autonomous_sets
+from brainet_pl.structure.brai import BRAI, autonomous_sets, samples_at
 from brainet_pl.structure.climb import MOST_ARROWS, climb_from
 from brainet_pl.structure.copies import find_copies, tree_with_copies, with_copies
 from brainet_pl.structure.data import Path, PreparedData, are_categories
@@ -38,6 +38,7 @@ Bootstrap = Literal["half", "paper"]
 AUTO: Literal["auto"] = (
     "auto"  # as a test: the one that belongs to the data; as a threshold: the one that splits it best
 )
+SAMPLES = (4, 1)  # of the root, and of the nodes below it
 MOST_SAMPLES = 1000  # samples of a node; a tree of more would not fit anywhere
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 RAI_ESS = 5.0  # weight of the prior in the climb of `rai`: better than 1 or 10 on most networks at 500 rows
@@ -48,7 +49,7 @@ RECURSION_ORDER = 1  # of plain RAI before the second pass takes over: later cal
 def learn_structure(
     features: Any,
     *,
-    s: int = 2,
+    s: int | Sequence[int] = SAMPLES,
     max_order: int | None = 1,
     test: str | type[IndependenceTest] = AUTO,
     threshold: float | Literal["auto"] | None = AUTO,
@@ -71,7 +72,8 @@ def learn_structure(
         features: (N, d) array or tensor, or a `FeatureStream` of batches that are never held. Integer columns with at
             most 16 levels are categories; all others are binned for the discrete tests and rank-normalised for the
             Gaussian ones.
-        s: samples at every node; 1 gives a single structure.
+        s: samples, and so branches, at every node, as in the paper; or a list of those of the root, of the nodes below
+            it, and so on, the last for all that are deeper. (4, 1) is four whole structures; 1 gives a single one.
         max_order: largest condition set; the depth of the tree is at most `max_order + 1`. None: no limit.
         test: the name of a test, or a subclass of `IndependenceTest`. "cmi" and "gaussian" compare (conditional) mutual
             information in nats with `threshold`; "g2" and "fisher_z" are significance tests at level `threshold`. The
@@ -106,7 +108,7 @@ def learn_structure(
         >>> ggt.dag(ggt.map()).astype(int).tolist()
         [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     """
-    s = checks.whole("s", s, 1, MOST_SAMPLES, hint="it is the number of samples of a node; 1 gives a single structure")
+    samples = check_samples(s)
     order = _check_order(max_order)
     as_in_paper = _check_bootstrap(bootstrap) == "paper"
     bins, max_rows = check_bins(bins), _check_rows(max_rows)
@@ -126,7 +128,7 @@ def learn_structure(
     if threshold == 0 and order is None:
         raise ValueError(
             "expected a max_order when threshold is 0, got None: nothing is ever separated, so the tree would have "
-            f"{s}^{data.d} leaves; set max_order=1 for an ensemble of {s} stacked networks"
+            f"{max(samples)}^{data.d} leaves; set max_order=1 for an ensemble of {samples[0]} stacked networks"
         )
     draw = bootstrap_weights if as_in_paper else half_weights
     depth = 2 if order is None else order + 1
@@ -136,7 +138,7 @@ def learn_structure(
     data.announce(
         chain(
             (half_weights(data.n, seed, path) for path in looked_at),
-            (draw(data.n, seed, path) for path in sample_paths(s, depth) if path not in shared),
+            (draw(data.n, seed, path) for path in sample_paths(samples, depth) if path not in shared),
         )
     )
     own = threshold
@@ -169,7 +171,7 @@ def learn_structure(
 
         budget = Budget(*limits, bar.update)
         learner = BRAI(
-            s=s,
+            s=samples,
             max_order=data.d if order is None else min(order, data.d),
             test_on=test_on,
             score=FamilyScore(scoring.on(data, ess)),
@@ -190,7 +192,7 @@ def learn_structure(
             stacklevel=2,
         )
     settings = {
-        "s": s,
+        "s": samples[0] if len(set(samples)) == 1 else list(samples),
         "max_order": order,
         "test": chosen.name,
         "threshold": threshold,
@@ -393,10 +395,24 @@ def choose_test(
     return find_test(test)
 
 
-def sample_paths(s: int, depth: int) -> Iterator[Path]:
+def check_samples(s: Any) -> tuple[int, ...]:
+    """The samples of the nodes of each level, from a number for all or a list.
+
+    >>> check_samples(2), check_samples([4, 1])
+    ((2,), (4, 1))
+    """
+    hint = "it is the number of samples of a node; 1 gives a single structure"
+    if not isinstance(s, Sequence) or isinstance(s, str):
+        return (checks.whole("s", s, 1, MOST_SAMPLES, hint=hint),)
+    if not s:
+        raise ValueError(f"expected s to have a number for the root, got an empty list: {hint}")
+    return tuple(checks.whole("s", value, 1, MOST_SAMPLES, hint=hint) for value in s)
+
+
+def sample_paths(s: tuple[int, ...], depth: int) -> Iterator[Path]:
     """Paths of the samples that a tree of at most this depth asks for, in the order in which `BRAI` does."""
     for length in range(1, depth + 1):
-        yield from product(range(s), repeat=length)
+        yield from product(*(range(samples_at(s, level)) for level in range(length)))
 
 
 def _dependent(test: IndependenceTest | None, d: int, budget: Budget) -> Bools | None:
@@ -470,7 +486,7 @@ def _check_variables(features: Any) -> int:
 
 def check_settings(
     *,
-    s: int,
+    s: int | Sequence[int],
     max_order: int | None,
     test: str | type[IndependenceTest],
     threshold: float | Literal["auto"] | None,
@@ -491,7 +507,7 @@ def check_settings(
         chosen = find_test(test)
         find_score(chosen.default_score if score is None else score, chosen.kind)
         chosen.check_threshold(given)
-    checks.whole("s", s, 1, MOST_SAMPLES, hint="it is the number of samples of a node; 1 gives a single structure")
+    check_samples(s)
     _check_order(max_order)
     _check_bootstrap(bootstrap)
     check_bins(bins)

@@ -68,8 +68,9 @@ class NaiveHead(nn.Module):
             return linear
         return nn.Sequential(Centred(head.skip), linear)
 
-    def emit(self, root, x):
-        return self.output(root) if self.skip is None else self.output(root) + self.skip(x)
+    def emit(self, t, rows):
+        """Outputs of rows (…, R) that branch t of the root gave."""
+        return rows @ self.output.weight[t].t() + self.output.bias
 
     def branch(self, node, t, x, combine):
         i = self.number[id(node)]
@@ -89,7 +90,12 @@ class NaiveHead(nn.Module):
         return combine(self.number[id(node)], node, lambda t: self.branch(node, t, x, combine))
 
     def run(self, x, combine):
-        return self.emit(self.node(self.ggt.root, x, combine), x)
+        root = self.ggt.root
+        if isinstance(root, Leaf):
+            outputs = self.emit(0, self.node(root, x, combine))
+        else:
+            outputs = combine(0, root, lambda t: self.emit(t, self.branch(root, t, x, combine)))
+        return outputs if self.skip is None else outputs + self.skip(x)
 
     def subnetwork(self, x, subnetwork):
         taken = dict(self.ggt.path(subnetwork))
@@ -148,7 +154,7 @@ def flat_of(head):
 
 def alone(head, x, subnetwork):
     """The outputs (B, C) of one sub-network."""
-    return head._emit(head.layers.run_draws(x, [subnetwork], 0.0, None), x, None)[0]
+    return head._draw(x, [subnetwork], None)[0]
 
 
 def flat_gradient(naive, head):

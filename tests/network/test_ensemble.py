@@ -46,7 +46,7 @@ def as_single_heads(head):
                 theirs = slice(head.members * own.start, head.members * own.stop)
                 for name in ("bias",) + (("scale", "running_mean", "running_var") if head.layers.norm else ()):
                     getattr(single.layers, name)[own] = getattr(head.layers, name)[theirs].view(head.members, -1)[m]
-            single.output.weight.copy_(head.out_weight[m])
+            single.output.weight[0].copy_(head.out_weight[m])
             single.output.bias.copy_(head.out_bias[m].squeeze(1))
         singles.append(single)
     return singles
@@ -74,7 +74,7 @@ def test_values_gradients_and_statistics_equal_the_loop(tree, norm, training):
     (found * seed).sum().backward()
     (expected * seed).sum().backward()
     torch.testing.assert_close(head.layers.weight.grad, torch.cat([s.layers.weight.grad for s in singles]))
-    torch.testing.assert_close(head.out_weight.grad, torch.stack([s.output.weight.grad for s in singles]))
+    torch.testing.assert_close(head.out_weight.grad, torch.cat([s.output.weight.grad for s in singles]))
     for level in head.plan.levels:
         own = slice(level.first_neuron, level.first_neuron + level.num_neurons)
         theirs = slice(M * own.start, M * own.stop)
@@ -136,7 +136,7 @@ def test_passes_of_a_brainet_have_the_masks_of_its_training(tree):
     with torch.no_grad():
         ensemble.layers.weight.copy_(head.layers.weight)
         ensemble.layers.bias.copy_(head.layers.bias)
-        ensemble.out_weight[0], ensemble.out_bias[0, :, 0] = head.output.weight, head.output.bias
+        ensemble.out_weight[0], ensemble.out_bias[0, :, 0] = head.output.weight[0], head.output.bias
         trained = head.train()(x.expand(n, -1))
         drawn = head.eval().stochastic(x, n).logits[:, 0]
         members = ensemble.eval().passes(x, n).values[:, 0]

@@ -82,7 +82,7 @@ def test_autocast_gives_what_a_linear_layer_gives(head, dtype):
     x = torch.randn(8, 12)
     with torch.no_grad(), torch.autocast("cpu", dtype):
         out = head(x)
-        assert out.dtype is head.output(torch.randn(2, head.output.in_features)).dtype is dtype
+        assert out.dtype is dtype
         assert head.stochastic(x, 2).logits.dtype is dtype
     with torch.no_grad():
         torch.testing.assert_close(out.float(), head(x), rtol=0.1, atol=0.1)

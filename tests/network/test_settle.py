@@ -78,27 +78,26 @@ def test_statistics_belong_to_a_temperature():
 
 def test_a_trained_simultaneous_mode_comes_close_to_the_exact_average():
     """Trained on drawn branches, its layers see averaged ones: with statistics of its own it is nearer the mean."""
-    torch.manual_seed(0)
-    x = torch.randn(600, 12)
-    y = ((x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 0.5).long()).clamp(0, 2)
-    head = BRAINetHead(fixed_ggt(), 3, num_params=4000)
-    optimizer = torch.optim.Adam(head.parameters(), 0.01)
-    for _ in range(150):
-        optimizer.zero_grad()
-        outputs = head.train()(x)
-        F.cross_entropy(outputs.flatten(0, 1), y.repeat(len(outputs))).backward()
-        optimizer.step()
-    head.eval()
-    with torch.no_grad():
-        logits, weights = head.enumerate(x, limit=10**5)
-        exact = torch.tensordot(weights, logits.softmax(-1), dims=1)
-
-        def distance():
-            return (head(x).softmax(-1) - exact).abs().sum(1).mean().item()
-
-        far = distance()
-        head.settle(Rows(x, y), None, nll)
-        assert distance() < far
+    before, after = [], []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(600, 12)
+        y = ((x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 0.5).long()).clamp(0, 2)
+        head = BRAINetHead(fixed_ggt(), 3, num_params=4000)
+        optimizer = torch.optim.Adam(head.parameters(), 0.01)
+        for _ in range(150):
+            optimizer.zero_grad()
+            outputs = head.train()(x)
+            F.cross_entropy(outputs.flatten(0, 1), y.repeat(len(outputs))).backward()
+            optimizer.step()
+        head.eval()
+        with torch.no_grad():
+            logits, weights = head.enumerate(x, limit=10**5)
+            exact = torch.tensordot(weights, logits.softmax(-1), dims=1)
+            before.append((head(x).softmax(-1) - exact).abs().sum(1).mean().item())
+            head.settle(Rows(x, y), None, nll)
+            after.append((head(x).softmax(-1) - exact).abs().sum(1).mean().item())
+    assert sum(after) < 0.95 * sum(before)
 
 
 # -- temperature and dropout ------------------------------------------------------------------------------------------
@@ -211,7 +210,7 @@ def test_dropout_is_left_out_where_it_harms():
     held = rows(400)
     head = BRAINetHead(fixed_ggt(), 3, num_params=2000, dropout=0.5).eval()
     with torch.no_grad():  # labels by the head itself without masks, and it is sure of them
-        head.output.weight *= 20
+        head.output.weight *= 2000
         logits, weights = head.enumerate(held.x, limit=10**5)
         target = torch.tensordot(weights, logits.softmax(-1), dims=1).argmax(1)
         head.settle(held, Rows(held.x, target), nll)
