@@ -139,7 +139,7 @@ def _ready(
     held = head.held if isinstance(head, BRAINetHead) else None
     model.eval()
     try:
-        if isinstance(head, BRAINetHead) and head.inference == "stochastic":
+        if isinstance(head, BRAINetHead) and head.inference in ("auto", "stochastic"):
             head.hold(head.ggt.sample(count, head.temperature, seed))
         if isinstance(model, BRAINet):
             model.passes = count

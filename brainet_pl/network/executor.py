@@ -391,7 +391,7 @@ class Executor(nn.Module):
 
     def _in_turn(self, emitted: int, columns: int) -> bool:
         """Whether the root emits each of its columns through each of its branches."""
-        return emitted == columns * self.ordered[-1].num_branches
+        return bool(emitted == columns * self.ordered[-1].num_branches)
 
     def root_choice(self, choices: Sequence[Tensor]) -> Tensor | None:
         """The root's branch behind each draw of `run_train`, (V, samples); None where they come branch after branch.

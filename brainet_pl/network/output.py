@@ -45,7 +45,7 @@ class BranchOutput(nn.Module):
     def each(self, rows: Tensor, branch: Tensor) -> Tensor:
         """Rows (R, N), each column of its own branch (N,) → outputs (N, O)."""
         every = self(rows.expand(len(self.weight), -1, -1))  # a few branches: all are cheaper than a search for the one
-        return every[branch, torch.arange(rows.shape[1], device=rows.device)]
+        return torch.as_tensor(every[branch, torch.arange(rows.shape[1], device=rows.device)])
 
     def mixed(self, rows: Tensor) -> Tensor:
         """Rows (s, R, N), each branch times its probability → the mean of the branches' outputs (N, O)."""

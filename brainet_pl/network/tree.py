@@ -39,7 +39,7 @@ from brainet_pl.network.widths import Size, choose_size, count_parameters, root_
 from brainet_pl.structure.ggt import GGT, SubNetwork
 
 Sampling = Literal["batch", "sample"]
-Inference = Literal["stochastic", "simultaneous", "enumerated"]
+Inference = Literal["auto", "stochastic", "simultaneous", "enumerated"]
 SkipKind = Literal["auto", "linear", "own", "own_or_linear"]
 # Of the initial weights under a norm, to which their size means nothing, but smaller ones turn faster. Layers of a tree
 # read few rows, so that the weights of `nn.Linear` are large; a fifth of them trained better on pixels, deep features and
@@ -83,7 +83,8 @@ class BRAINetHead(ResidualHead):
         sampling: while training, draw sub-networks for each batch (the paper) or for each sample.
         draws: sub-networks that a training step draws for each batch or sample; 1 is the paper, None as many as it
             takes for each branch of the root to be in one. Each branch of a node is in equally many of its draws.
-        inference: what `passes` does: "stochastic", "simultaneous" or "enumerated". It can be changed at any time.
+        inference: what `passes` does: "stochastic", "simultaneous" or "enumerated"; "auto" is the exact mean of all
+            sub-networks where there are no more than passes, else "stochastic". It can be changed at any time.
         skip: what is added to the outputs of every sub-network: "linear" is a dense layer from the features, whose
             weights are part of the budget; "own" what the network's own layer gave, which `forward` and `passes` then
             need; "auto" is "linear" where that takes no more than half of the budget; None is nothing.
@@ -108,7 +109,7 @@ class BRAINetHead(ResidualHead):
         temperature: float | Literal["auto"] = "auto",
         sampling: Sampling = "sample",
         draws: int | None = None,
-        inference: Inference = "stochastic",
+        inference: Inference = "auto",
         skip: SkipKind | None = "auto",
         momentum: float = 0.1,
         eps: float = 1e-5,
@@ -310,16 +311,18 @@ class BRAINetHead(ResidualHead):
 
     def passes(self, x: Tensor, count: int, *, own: Tensor | None = None) -> Outputs:
         """(B, d) → (T, B, C) as `inference` says, and the exact weights of enumerated sub-networks."""
-        if self.inference == "stochastic" and self.held is not None:
-            return Outputs(self.at(x, self.held, own=own))
-        if self.inference == "stochastic" and torch.compiler.is_compiling():
-            choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
-            return Outputs(self.on_choices(x, choices, own=own))
-        if self.inference == "stochastic":
-            return Outputs(self.stochastic(x, count, own=own).logits)
+        if self.inference == "simultaneous":
+            return Outputs(self.simultaneous(x, own=own).unsqueeze(0))
         if self.inference == "enumerated":
             return Outputs(*self.enumerate(x, own=own))
-        return Outputs(self.simultaneous(x, own=own).unsqueeze(0))
+        if self.held is not None:
+            return Outputs(self.at(x, self.held, own=own))
+        if torch.compiler.is_compiling():
+            choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
+            return Outputs(self.on_choices(x, choices, own=own))
+        if self.inference == "auto" and not self.prediction_dropout and self.ggt.num_subnetworks <= count:
+            return Outputs(*self.enumerate(x, own=own))
+        return Outputs(self.stochastic(x, count, own=own).logits)
 
     def simultaneous(self, x: Tensor, *, own: Tensor | None = None) -> Tensor:
         """(B, d) → (B, C): every node passes on the mean of its branches, weighted by their probabilities."""
@@ -447,7 +450,8 @@ class Tree(HeadSettings):
             many as it takes for each branch of the root to be in one.
         temperature: of the posterior over sub-networks; null is what predicts the validation data of a fit best, and
             without such data a tempered default that does not collapse.
-        inference: "stochastic" draws sub-networks, "simultaneous" averages in one pass, "enumerated" is the exact mean.
+        inference: "stochastic" draws sub-networks, "simultaneous" averages in one pass, "enumerated" is the exact mean,
+            and "auto" that too where there are no more sub-networks than passes, else "stochastic".
         skip: what is added to the outputs of every sub-network: "linear" a dense layer from the features, "own" what
             the network's own layer gave, in the place of which the head stands, null nothing. "auto" is "linear" where
             that takes no more than half of the budget; "own_or_linear" is "own" where there are such outputs for the
@@ -467,7 +471,7 @@ class Tree(HeadSettings):
         sampling: Sampling = "sample",
         draws: int | None = None,
         temperature: float | None = None,
-        inference: Inference = "stochastic",
+        inference: Inference = "auto",
         skip: SkipKind | None = "auto",
     ) -> None:
         checks.one_of("skip", skip, (*get_args(SkipKind), None))
