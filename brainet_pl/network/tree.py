@@ -4,6 +4,8 @@ training       sub-networks drawn for each sample so that all branches take part
 simultaneous   one pass; each node averages its branches with their probabilities
 stochastic     T sub-networks drawn from the posterior; equal draws are computed once
 enumerated     every sub-network, with its exact posterior weight
+
+The branches of the root are whole networks, each with an output layer of its own.
 """
 
 from __future__ import annotations
@@ -42,8 +44,7 @@ Sampling = Literal["batch", "sample"]
 Inference = Literal["auto", "stochastic", "simultaneous", "enumerated"]
 SkipKind = Literal["auto", "linear", "own", "own_or_linear"]
 # Of the initial weights under a norm, to which their size means nothing, but smaller ones turn faster. Layers of a tree
-# read few rows, so that the weights of `nn.Linear` are large; a fifth of them trained better on pixels, deep features and
-# tables alike.
+# read few rows, so the weights of `nn.Linear` are large; a fifth of them trained better on pixels, deep features, tables.
 GAIN = 0.2
 MOST_OUTPUTS = 2 * 10**7  # numbers that are held at once while something is chosen
 
