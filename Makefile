@@ -31,7 +31,7 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest
 	BRAINET_LIGHTNING=lightning $(BIN)/python -m pytest tests/callbacks tests/datamodules tests/tasks \
-		$(filter-out tests/test_readme.py,$(wildcard tests/test_*.py))  # not the README: it imports pytorch_lightning
+		$(filter-out tests/test_readme.py tests/test_docs.py tests/test_notebooks.py,$(wildcard tests/test_*.py))  # these import pytorch_lightning
 
 .venv-min/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-min

@@ -25,11 +25,12 @@ class PredictionFile(Callback):
     """Writes what `predict_step` returns, one row a sample, to a CSV file in the run's folder.
 
     Columns are `loader` (its name in a dictionary of loaders, else its number), `sample` (the number of the sample in
-    its loader), `file` where the loader's data set has `files`, a name for each sample, and what the model gives; a
-    model with `class_names` also names the class, and columns of one number for each class bear their names. Where a
-    model judges inputs (`known`), the number of those that look unknown is told at the end. Rows are written batch by
-    batch to a part file of each process. When the prediction is over, the parts become one file in the order of the
-    samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
+    its loader), what the loader's data set tells of its samples, and what the model gives. A data set tells the name of
+    each sample by an attribute `files`, and whatever else by `told`, columns by name: a `Table` tells `row`, and `id`
+    where it has one. A model with `class_names` also names the class, and columns of one number for each class bear
+    their names. Where a model judges inputs (`known`), the number of those that look unknown is told at the end. Rows
+    are written batch by batch to a part file of each process. When the prediction is over, the parts become one file in
+    the order of the samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
 
     Args:
         file: its name, without folders; "" writes none.
@@ -81,21 +82,24 @@ class PredictionFile(Callback):
         if "known" in columns:
             verdicts = columns["known"][: len(numbers)]
             self._judged, self._unknown = self._judged + len(verdicts), self._unknown + verdicts.count(False)
-        files = self._files(trainer, dataloader_idx)
-        if files is not None:
-            columns = {"file": [str(files[n]) for n in numbers], **columns}
+        told = {
+            name: [str(values[n]) for n in numbers] for name, values in self._told_of(trainer, dataloader_idx).items()
+        }
+        columns = {**told, **columns}
         file = self._open_part(trainer, list(columns))
         rows = zip(*(values[: len(numbers)] for values in columns.values()), strict=True)
         write_rows(file, ([self._names[dataloader_idx], n, *row] for n, row in zip(numbers, rows, strict=True)))
 
-    def _files(self, trainer: pl.Trainer, dataloader_idx: int) -> Sequence[str] | None:
-        """The names of the samples of a loader, where its data set tells them."""
+    def _told_of(self, trainer: pl.Trainer, dataloader_idx: int) -> dict[str, Sequence[Any]]:
+        """What the data set of a loader tells of its samples, by column: names of files, numbers of rows."""
         loaders: Any = trainer.predict_dataloaders
         if isinstance(loaders, Mapping):
             loaders = list(loaders.values())
         loader = loaders[dataloader_idx] if isinstance(loaders, list | tuple) else loaders
-        files = getattr(getattr(loader, "dataset", None), "files", None)
-        return files if isinstance(files, Sequence) and not isinstance(files, str) else None
+        data = getattr(loader, "dataset", None)
+        files, told = getattr(data, "files", None), getattr(data, "told", None)
+        found = {"file": files} if isinstance(files, Sequence) and not isinstance(files, str) else {}
+        return found | (dict(told) if isinstance(told, Mapping) else {})
 
     def _open_part(self, trainer: pl.Trainer, columns: list[str]) -> IO[str]:
         if self._part is None:

@@ -247,8 +247,8 @@ def fit_encoders(
             )
         if len(found) > max_categories:
             raise ValueError(
-                f"expected at most {max_categories} categories, got {len(found)} in column {name!r}: drop it if it is "
-                "a name or a date, or raise max_categories"
+                f"expected at most {max_categories} categories, got {len(found)} in column {name!r}: name it in id if "
+                "it tells rows apart, drop it, or raise max_categories"
             )
         encoders.append(categorical_encoder(name, values))
     if not encoders:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from brainet_pl import checks
+from brainet_pl import checks, identity
 from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_share
 from brainet_pl.datamodules.columns import (
     Columns,
@@ -27,6 +27,9 @@ from brainet_pl.framework import rank_zero_info, rank_zero_warn
 
 AUTO = "auto"
 FEW_CLASSES = 10  # whole numbers with at most as many values are taken as classes
+ID_NAMES = frozenset(
+    {"id", "index", "row", "row_id", "rowid", "uuid", "key", "unnamed: 0", "no", "nr"}
+)  # in lower case
 FAR = 1e6  # training standard deviations; a network that never saw such a value can only extrapolate
 
 
@@ -43,12 +46,32 @@ class Rows(NamedTuple):
         return Rows(columns, self.file, [self.places[i] for i in chosen])
 
 
+@identity.plain
+class TableSamples(Samples):
+    """Rows of a table, with what `predictions.csv` tells of each beside its prediction.
+
+    Args:
+        x: The encoded rows, (N, d).
+        y: The targets, (N,).
+        told: Columns by name, each with a text or a number for each of the N rows.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, told: Mapping[str, Sequence[object]]) -> None:
+        super().__init__(x, y)
+        self.told = dict(told)
+
+    def identity(self) -> dict[str, Any]:
+        """What determines the samples; where rows stood in their file does not."""
+        return {"x": self.x, "y": self.y}
+
+
 class Table(SplitData):
     """A CSV file with a line of names. Inputs are encoded by training rows alone; a number as target keeps its units.
 
     Missing numbers become the training mean and, where training rows miss some, get an indicator column beside them;
     a missing category is a category. Rows without a target are refused. Columns of dates, and of numbers with thousands
-    separators or decimal commas, are refused too unless `drop` or `categorical` names them.
+    separators or decimal commas, are refused too unless `drop` or `categorical` names them. `predictions.csv` has the
+    place of each row in its file, `row`, where the line of names is row 1.
 
     Args:
         file: The CSV file with training rows and, without `test`, test rows.
@@ -58,6 +81,8 @@ class Table(SplitData):
         test: The CSV file with test rows; None holds out `test_fraction` of `file`, the same for every `seed`.
         test_fraction: The share of `file` that is the test set, between 0 and 1; unused with `test`.
         predict: The CSV file with rows to predict, which may have no target; None predicts the test rows.
+        id: The name of the column that tells rows apart, such as a number of a patient. It is no input, and stands in
+            `predictions.csv` as `id`; None has no such column.
         drop: The names of columns to leave out.
         categorical: The names of columns to be taken as categories, even if they hold numbers or dates.
         missing: What a gap means: "impute" fills it, "refuse" stops at the first column with one.
@@ -83,6 +108,7 @@ class Table(SplitData):
         test: str | None = None,
         test_fraction: float = 0.1,
         predict: str | None = None,
+        id: str | None = None,
         drop: Sequence[str] = (),
         categorical: Sequence[str] = (),
         missing: Literal["impute", "refuse"] = "impute",
@@ -109,11 +135,15 @@ class Table(SplitData):
         self.name = Path(file).stem  # as loggers call the data
         self.delimiter, self.encoding = delimiter, encoding
         self.test_file, self.predict_file, self.test_fraction = test, predict, test_fraction
+        if id is not None and (not isinstance(id, str) or id == target):
+            raise ValueError(f"expected id to be the name of a column other than the target, got {checks.shown(id)}")
+        self.id = id
         self.drop, self.categorical = tuple(drop), tuple(categorical)
         self.missing = missing
         self.max_categories = checks.whole("max_categories", max_categories, 1, hint="raise it, or drop columns")
         self.encoders: list[Encoder] = []
         self.classes: list[str] = []
+        self._told_of_ids = False
 
     @property
     def num_classes(self) -> int:
@@ -132,7 +162,9 @@ class Table(SplitData):
         if self.task == AUTO:
             self.task = task_of(everything.columns[self.target])
         train, val, test = (everything.take(part) for part in self._parts(len(everything.places)))
-        inputs = {k: v for k, v in train.columns.items() if k != self.target and k not in self.drop}
+        apart = {self.target, self.id, *self.drop}
+        inputs = {name: values for name, values in train.columns.items() if name not in apart}
+        self._warn_of_ids(inputs)
         self.encoders = fit_encoders(
             inputs, categorical=self.categorical, missing=self.missing, max_categories=self.max_categories
         )
@@ -157,11 +189,21 @@ class Table(SplitData):
         return Rows(columns, file, list(range(2, count + 2)))
 
     def _check_names(self, columns: Columns) -> None:
-        unknown = {self.target, *self.drop, *self.categorical} - set(columns)
+        unknown = {self.target, *self.drop, *self.categorical, *([self.id] if self.id else [])} - set(columns)
         if unknown:
             raise ValueError(
                 f"expected columns of {self.file} ({', '.join(columns)}), got {', '.join(sorted(unknown))}: correct "
-                "target, drop or categorical"
+                "target, id, drop or categorical"
+            )
+
+    def _warn_of_ids(self, inputs: Columns) -> None:
+        """A column that only numbers the rows teaches nothing, and predictions would hang on it."""
+        found = [n for n, values in inputs.items() if n.lower() in ID_NAMES and len(set(values)) == len(values) > 1]
+        if found and not self._told_of_ids:
+            self._told_of_ids = True
+            rank_zero_warn(
+                f"expected inputs that say something of a row, got {', '.join(map(repr, found))}, different in every "
+                "row: name it in id to find rows again in predictions.csv, or in drop"
             )
 
     def _parts(self, count: int) -> tuple[list[int], list[int], list[int]]:
@@ -175,7 +217,7 @@ class Table(SplitData):
     def _samples(self, rows: Rows, labelled: bool = True) -> Samples:
         """Encoded rows (N, d) and targets (N,)."""
         absent = {encoder.name for encoder in self.encoders} | ({self.target} if labelled else set())
-        absent -= set(rows.columns)
+        absent = (absent | ({self.id} if self.id else set())) - set(rows.columns)
         if absent:
             raise ValueError(
                 f"expected the columns of {self.file} in every file, got none of {', '.join(sorted(absent))} in "
@@ -198,7 +240,10 @@ class Table(SplitData):
                 f"not, the first in column {self.feature_names[j]!r}, row {rows.places[i]} of {rows.file}: mend the "
                 "values, or drop the column or the rows"
             )
-        return Samples(x, self._targets(rows.columns[self.target]) if labelled else torch.zeros(len(x)))
+        told: dict[str, Sequence[object]] = {"row": rows.places}
+        if self.id:
+            told["id"] = rows.columns[self.id]
+        return TableSamples(x, self._targets(rows.columns[self.target]) if labelled else torch.zeros(len(x)), told)
 
     def _targets(self, values: list[str]) -> Tensor:
         gaps = sum(map(is_missing, values))

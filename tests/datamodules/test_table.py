@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brainet_pl.callbacks import PredictionFile
 from brainet_pl.datamodules import UCI, Table
 from brainet_pl.datamodules.columns import encode, fit_encoders, is_missing, is_text, read_csv, recognise
+from brainet_pl.module import BRAINet
 
 
 def tensors(samples):
@@ -161,6 +163,45 @@ def test_test_and_prediction_files(csv_file, tmp_path):
     assert len(next(iter(data.predict_dataloader()))[0]) == 3
 
 
+def test_rows_are_found_again_in_predictions(csv_file, tmp_path, quiet_trainer):
+    (tmp_path / "new.csv").write_text("id,colour,size\na-7,red,100\nb-1,blue,80\n=c,grey,70\n")
+    data = Table(csv_file, "price", id="id", predict=str(tmp_path / "new.csv"))
+    trainer = quiet_trainer(tmp_path, PredictionFile())
+    model = BRAINet(task="Regression", head="Linear")
+    trainer.fit(model, datamodule=data)
+    assert not [name for name in data.feature_names if name.startswith("id")]
+    trainer.predict(model, datamodule=data)
+    with (tmp_path / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [*rows[0]][:4] == ["loader", "sample", "row", "id"]
+    assert [row["row"] for row in rows] == ["2", "3", "4"]  # the names are row 1
+    assert [row["id"] for row in rows] == ["a-7", "b-1", "'=c"]  # no formula for a spreadsheet
+    data.predict_file = None  # the test rows, wherever they stand in the file
+    trainer.predict(model, datamodule=data)
+    with (tmp_path / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4
+    assert all(row["id"] == f"house-{int(row['row']) - 2}" for row in rows)
+    (tmp_path / "new.csv").write_text("colour,size\nred,100\n")
+    with pytest.raises(ValueError, match="got none of id in"):
+        Table(csv_file, "price", id="id", predict=str(tmp_path / "new.csv")).setup("predict")
+    with pytest.raises(ValueError, match="got number: correct target, id, drop"):
+        Table(csv_file, "price", id="number").setup("fit")
+    with pytest.raises(ValueError, match="expected id to be the name of a column other than the target, got 'price'"):
+        Table(csv_file, "price", id="price")
+
+
+def test_a_column_that_only_numbers_the_rows_is_told(tmp_path):
+    lines = [f"{i},{i % 3},{i * i}" for i in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["Id,group,price", *lines]))
+    with pytest.warns(UserWarning, match="got 'Id', different in every row: name it in id"):
+        Table(str(tmp_path / "a.csv"), "price").setup("fit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Table(str(tmp_path / "a.csv"), "price", id="Id").setup("fit")
+        Table(str(tmp_path / "a.csv"), "price", drop=["Id"]).setup("fit")
+
+
 def test_classes_are_numbered(csv_file):
     data = Table(csv_file, "colour", task="classification", drop=["id"], missing="impute")
     with pytest.raises(ValueError, match="expected a target in every row, got 1 of"):
@@ -180,7 +221,9 @@ def test_bad_tables_say_what_to_do(csv_file, tmp_path):
         with pytest.raises(error, match=message):
             Table(**{"file": csv_file, "target": "price", **settings}).setup("fit")
 
-    refuse("expected at most 50 categories, got .* in column 'id': drop it", max_categories=50, file=many(tmp_path))
+    refuse(
+        "expected at most 50 categories, got .* in column 'id': name it in id", max_categories=50, file=many(tmp_path)
+    )
     refuse("expected no missing values, got [12] of 32 in column 'size'", drop=["id"], missing="refuse", seed=1)
     refuse("expected columns of .*size, colour, id, country, price.*, got cost", target="cost")
     refuse("found none", FileNotFoundError, file="nowhere.csv")

@@ -1,0 +1,169 @@
+"""Every block of code on every page of docs/ runs as it stands; what can't is named here, with the reason."""
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from brainet_pl.cli import main
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+KINDS = {"python", "py", "bash", "yaml"}
+PYTHON = {
+    f"{page}-{i}": code
+    for page, text in PAGES.items()
+    for i, code in enumerate(code for kind, code in BLOCK.findall(text) if kind == "python")
+}
+NEEDS = {"text.md-0": "transformers", "export.md-0": "onnxruntime"}  # of an extra
+SHELL = {
+    page: [line for kind, code in BLOCK.findall(text) if kind == "bash" for line in code.splitlines()]
+    for page, text in PAGES.items()
+}
+SHELL = {page: lines for page, lines in SHELL.items() if lines}
+WITHOUT_TRAINER = ("report", "compare", "export", "cache", "sweep")
+# Not run here:
+#   `pip install` and `make`: they change the environment; that the target exists is checked.
+#   `py`, with `import lightning`, which needs a process of its own: tests/test_framework.py runs it.
+#   indented lines with a word in capitals, which stands for a file of the reader's: their options are checked.
+INDENTED = {
+    page: re.findall(r"^    (brainet .*?)(?: {2,}#.*)?$", BLOCK.sub("", text), re.M) for page, text in PAGES.items()
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
+def test_there_is_something_to_run_and_every_block_says_what_it_is():
+    assert len(PYTHON) >= 24
+    assert sum(map(len, SHELL.values())) >= 12
+    for page, text in PAGES.items():
+        assert {kind for kind, _ in BLOCK.findall(text)} <= KINDS, page
+        assert text.count("```") == 2 * len(BLOCK.findall(text)), page
+    assert [page for page, text in PAGES.items() if "```py\n" in text] == ["lightning.md"]
+
+
+def some_slow(names, slow):
+    """Parameters of a test, of which `slow` take more than a few seconds and show nothing that no other test shows."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", some_slow(PYTHON, {"export.md-0", "wandb.md-0"}))
+def test_python_blocks(name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    exec(compile(PYTHON[name], f"docs/{name}", "exec"), {"__name__": "guide"})
+
+
+def test_the_tabular_example_takes_twenty_lines():
+    assert len([line for line in PYTHON["tabular.md-0"].splitlines() if line.strip()]) <= 20
+
+
+def run(line):
+    """One line of a shell, as far as it may be run here."""
+    words = shlex.split(line, comments=True)
+    if words[0] == "make":
+        assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
+    elif words[0] != "pip":
+        assert words[0] == "brainet", line
+        main(words[1:] if words[1] in WITHOUT_TRAINER else [*words[1:], "--trainer.enable_progress_bar=false"])
+
+
+@pytest.mark.parametrize(
+    "page", some_slow([page for page in SHELL if page != "machines.md"], {"export.md", "index.md"})
+)
+def test_shell_lines(page):
+    for line in SHELL[page]:
+        run(line)
+    if page == "runs.md":
+        assert Path("runs/digits/version_0/report.html").is_file()
+    if page == "compare.md":
+        assert "Linear" in Path("comparison.md").read_text()
+
+
+@pytest.mark.slow
+def test_shell_lines_of_several_processes():
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    (line,) = SHELL["machines.md"]
+    words = [sys.executable, "-m", "brainet_pl.cli", *shlex.split(line)[1:]]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert Path("runs/digits/version_0/checkpoints/last.ckpt").is_file()
+
+
+def test_settings_in_yaml(capsys):
+    blocks = [code for text in PAGES.values() for kind, code in BLOCK.findall(text) if kind == "yaml"]
+    assert blocks
+    for code in blocks:
+        Path("given.yaml").write_text(code)
+        with pytest.raises(SystemExit) as left:
+            main(["fit", "--config", "digits", "--config", "given.yaml", "--print_config"])
+        assert left.value.code == 0
+        assert yaml.safe_load(capsys.readouterr().out)["model"]
+
+
+def test_indented_commands_have_options_that_exist(capsys):
+    found = [line for lines in INDENTED.values() for line in lines]
+    assert len(found) >= 5
+    assert sum(line.count("brainet ") for line in found) == len(found)
+    texts = {}
+    for line in found:
+        words = shlex.split(line)[1:]
+        if words[0] not in ("fit", "test", "predict"):
+            continue  # `brainet cache` and `brainet export` have tests of their own
+        if words[0] not in texts:
+            with pytest.raises(SystemExit):
+                main([words[0], "--help"])
+            texts[words[0]] = capsys.readouterr().out
+        for option in (word for word in words if word.startswith("--")):
+            top = ".".join(option.split(".")[:2]) if option.startswith("--model") else option.split(".")[0]
+            assert top in texts[words[0]], (line, option)
+
+
+def test_benchmarks_that_are_named_exist_with_their_options():
+    named = {line for text in PAGES.values() for line in re.findall(r"`python (benchmarks/[^`]+)`", text)}
+    assert len(named) >= 15
+    every = "".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))  # they share their options
+    for line in named:
+        file, *words = line.split()
+        text = (ROOT / file).read_text()
+        for word in words:
+            if word.startswith("--"):
+                assert f'"{word}"' in every, line
+            elif word.isalpha() and word.islower():
+                assert f'"{word}"' in text, line
+
+
+def test_pictures_and_links_exist():
+    for page, text in PAGES.items():
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", BLOCK.sub("", text)):
+            if target.startswith("notebooks/"):
+                assert (ROOT / "examples" / target).with_suffix(".ipynb").exists(), (page, target)
+            else:
+                assert (DOCS / page).parent.joinpath(target).exists(), (page, target)
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    listed = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "examples/notebooks").glob("*.ipynb")}
+    assert sorted(listed) == sorted({*PAGES, *notebooks})
+
+
+def test_names_of_the_reference_exist():
+    names = re.findall(r"^::: ([\w.]+)$", "".join(text for page, text in PAGES.items() if "api/" in page), re.M)
+    assert len(names) > 30
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        found = importlib.import_module(module)
+        assert hasattr(found, attribute), name
