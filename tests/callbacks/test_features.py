@@ -377,7 +377,8 @@ for devices in (1, 2):
         pl.seed_everything(0, verbose=False)
         model, tell = space["small"](scores=["KNN"]), Tell()
         tell.seen = space["watched"](model)
-        strategy = pl.strategies.DDPStrategy(start_method="fork", timeout=timedelta(seconds=120)) if devices > 1 else "auto"
+        forked = pl.strategies.DDPStrategy(start_method="fork", timeout=timedelta(seconds=120))
+        strategy = forked if devices > 1 else "auto"
         cache = space["FeatureCache"](copies=1, progress=False)
         pl.Trainer(
             accelerator="cpu", devices=devices, strategy=strategy, default_root_dir=str(folder / str(devices)),
