@@ -20,7 +20,20 @@ from torch.nn import functional as F
 from brainet_pl import batches, checks
 from brainet_pl.batches import Precomputed
 from brainet_pl.cut import HeadLayer, Reached, check_layer, chosen, find_head, quiet, remove_head
-from brainet_pl.taps import Catcher, Tap, Taps, Use, View, channels_of, check_fits, check_size, parts, pooled, watch
+from brainet_pl.taps import (
+    Catcher,
+    Tap,
+    Taps,
+    Use,
+    View,
+    channels_of,
+    check_fits,
+    check_size,
+    parts,
+    pooled,
+    watch,
+    width_of,
+)
 from brainet_pl.together import everyones
 
 # -- CIFAR networks ---------------------------------------------------------------------------------------------------
@@ -394,6 +407,10 @@ class FeatureExtractor(nn.Module):
     def seen(self) -> list[View]:
         """The views, the head's first where it reads tapped layers."""
         return list(self.views)  # type: ignore[arg-type]
+
+    def widths(self, taps: Taps | None) -> tuple[int, ...]:
+        """The number of features of each layer of a view, once inputs have come; nothing for the last layer."""
+        return tuple(width_of(tap) for view in self.seen if view.taps == taps for tap in view.found)
 
     @property
     def waits(self) -> bool:

@@ -56,7 +56,6 @@ from brainet_pl.passes import Passes
 from brainet_pl.presets import Preset, find_preset
 from brainet_pl.ranks import Places
 from brainet_pl.scores import Score, ScoreSet, Surroundings, Verdict
-from brainet_pl.scores.reference import p_values
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
 from brainet_pl.tasks.classification import check_class_names, same_classes
@@ -116,7 +115,7 @@ class BRAINet(pl.LightningModule):
         backbone: a feature extractor: settings of one (`Backbone`), a module, a name, or null for raw features.
         head: settings of the head; null is `Tree()`, a BRAINet sized by the number of features.
         task: `Classification` or `Regression`, with their settings; null is a classification of `num_classes`.
-        scores: further scores of inputs unlike the training data: `Generative`, `KNN`, `Mahalanobis`, `Own`.
+        scores: further scores of inputs unlike the training data: `Generative`, `Stages`, `KNN`, `Mahalanobis`, `Own`.
         calibration: a calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
         verdict: how `known_p` and `known` of a prediction are found: by which score, at which level; null is
             `Verdict()`, at most 5 % of known inputs called unknown.
@@ -456,8 +455,10 @@ class BRAINet(pl.LightningModule):
         share = self.training_share(progress=progress) if self.trainer.world_size > 1 else None
         found = self.training_features(progress=progress) if share is None else None
         labels, classes = self.task.classes(share.together()[1] if share is not None else found.targets)  # type: ignore[union-attr]
+        if any(score.taps is not None and not self.backbone.widths(score.taps) for score in scores):
+            self._few()  # features came from a store, and the backbone has not met an input yet
         for score in scores:
-            score.surround(Surroundings(classes, self.backbone.raw, self.ggt))
+            score.surround(Surroundings(classes, self.backbone.raw, self.ggt, self.backbone.widths(score.taps)))
             if found is not None:
                 score.learn(found.readings.view(score.taps), labels)
                 continue
@@ -832,21 +833,10 @@ class BRAINet(pl.LightningModule):
         return found | {name: values for name, values in scores.items() if name not in found}  # `std` is calibrated
 
     def judge(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Scores (B,) → the verdict: `known_p`, a conformal p-value, and `known`; nothing without validation data.
-
-        `known_p` is (1 + #{validation samples at least as strange}) / (n + 1). Of inputs like the validation data at
-        most a share `verdict.level` is called unknown, whatever the model; an input with NaN in its score is.
-        """
-        mapped = None if self.calibration is None else self.calibration.score_name
-        wanted = [*([] if mapped is None else [mapped]), *self.scores.preferred]
-        reference = self.scores.reference
-        there = [name for name in scores if name in reference]
-        if not there or (self.verdict.score is not None and self.verdict.score not in there):
-            return {}
-        score = self.verdict.choose(wanted, there)
-        reference.warn_of_few(score)
-        p = p_values(scores[score], reference[score])
-        return {"known_p": p, "known": p > self.verdict.level}
+        """Scores (B,) → the verdict, `known_p` and `known`, as `ScoreSet.judge` gives it."""
+        return self.scores.judge(
+            scores, self.verdict, None if self.calibration is None else self.calibration.score_name
+        )
 
     def _update(self, metrics: MetricCollection, predicted: Tensor, target: Tensor) -> None:
         metrics.update(predicted, target)

@@ -40,4 +40,6 @@ class Passes:
         """The same for who reads other layers: `features` are theirs."""
         if taps is None:
             return self
-        return replace(self, features=(self.readings or Precomputed(self.features)).view(taps))
+        # Never `self.readings or …`: it asks for a length, which an exported graph has none of.
+        readings = Precomputed(self.features) if self.readings is None else self.readings
+        return replace(self, features=readings.view(taps))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from brainet_pl import checks
 from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.batches import Precomputed, rows, size
-from brainet_pl.features import bounded, read
+from brainet_pl.calibration import Calibrator
+from brainet_pl.features import bounded, extract, read
 from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
 from brainet_pl.network.base import LEAST, ResidualHead, Rows, run_head, train_head
 from brainet_pl.parts import make_part
+from brainet_pl.passes import Passes
+from brainet_pl.scores import Score, ScoreSet, Surroundings, Verdict
 from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.tasks import Classification
 from brainet_pl.uncertainty import predictive
 
 BATCH = 256  # inputs at a time while features are extracted
@@ -30,9 +34,12 @@ class SwappedModel(nn.Module):
     Train it like any module, or by its own `loss`, which has every branch of the tree learn from every sample.
     """
 
-    def __init__(self, backbone: FeatureExtractor, head: Head) -> None:
+    def __init__(self, backbone: FeatureExtractor, head: Head, num_classes: int) -> None:
         super().__init__()
-        self.backbone, self.head = backbone, head
+        self.backbone, self.head, self.num_classes = backbone, head, num_classes
+        self.scores: ScoreSet | None = None
+        self.calibration: Calibrator | None = None
+        self.verdict = Verdict()
 
     def forward(self, x: Any = None, **named: Tensor) -> Tensor:
         """Inputs, as the model takes them: a tensor (B, …), a dictionary, or tensors by name → logits (B, C).
@@ -83,6 +90,91 @@ class SwappedModel(nn.Module):
                 inside, beside = self.read(held[0])
                 rows = Rows(inside, held[1].to(inside.device), beside)
         return self.head.settle(seen, rows, nll)
+
+    @torch.no_grad()
+    def calibrate(
+        self,
+        train: Any,
+        held: Any,
+        *,
+        calibration: Calibrator | str | Mapping[str, Any] = "DensityScaling",
+        scores: Sequence[Score | str | Mapping[str, Any]] = (),
+        verdict: Verdict | None = None,
+        passes: int = 15,
+        progress: bool = True,
+    ) -> dict[str, float]:
+        """Learn how sure the trained model may be, and which inputs it knows: what `answer` tells. Nothing is trained.
+
+        Args:
+            train: inputs and labels that the model was trained on, which scores such as a density are fitted to: a pair
+                of tensors, a dataset, or a loader.
+            held: inputs and labels that it was not trained on, 200 or more.
+            calibration: what maps probabilities to better ones.
+            scores: further scores of how unlike the training data an input is.
+            verdict: by which score and at which level an input is called known; None is the calibrator's, at 5 %.
+            passes: sub-networks that a prediction averages.
+            progress: show progress bars.
+
+        Returns:
+            What was settled, by name.
+        """
+        task = Classification(self.num_classes)
+        calibrator = make_part(Calibrator, calibration, "calibration")
+        calibrator.check(task)
+        found = ScoreSet([make_part(Score, score, "scores") for score in scores], task.units)
+        calibrator.bring(found, None if self.backbone.raw else self.backbone.model)
+        chosen = verdict or Verdict()
+        chosen.choose([], list(found.units))
+        for taps in (score.taps for score in found):
+            if taps is not None:
+                self.backbone.add_view(taps)
+        seen = extract(self.backbone, _pairs(train, "train"), progress=progress)
+        readings = self.backbone.settle([seen.readings])[0] if self.backbone.unscaled else seen.readings
+        for score in found:
+            widths = self.backbone.widths(score.taps)
+            score.surround(Surroundings(task.num_classes, self.backbone.raw, self.head.ggt, widths))
+            if score.needs_fit:
+                score.learn(readings.view(score.taps), task.check(seen.targets))
+        inside = extract(self.backbone, _pairs(held, "held"), progress=progress)
+        device = next((p.device for p in self.head.parameters()), torch.device("cpu"))
+        found, calibrator = found.to(device), calibrator.to(device)
+        for i in range(0, len(inside.targets), BATCH):
+            few = slice(i, i + BATCH)
+            looked = self._look(inside.readings[few].map(lambda tensor: tensor.to(device)), passes)
+            target, every = task.check(inside.targets[few].to(device)), found(looked)
+            found.watch(looked, every)
+            calibrator.watch(looked.predicted, target, every)
+        found.settle()
+        settled = calibrator.settle()
+        self.scores, self.calibration, self.verdict = found, calibrator, chosen
+        return {name: float(value) for name, value in settled.items()}
+
+    @torch.no_grad()
+    def answer(self, x: Any, passes: int = 15) -> dict[str, Tensor]:
+        """Inputs (B, …) → what a calibrated model says of each, after `calibrate`.
+
+        `probabilities` (B, C), `class` (B,), `known_p` (B,), the share of held-out samples that are at least as
+        strange, `known` (B,), and every score (B,).
+        """
+        if self.scores is None or self.calibration is None:
+            raise RuntimeError(
+                "expected a model that was calibrated, got one that was not: call calibrate(train, held) once, or "
+                "predict(x) for probabilities as they are"
+            )
+        looked = self._look(self.backbone(x, more=True), passes)
+        scores = self.scores(looked)
+        final = self.calibration(looked.predicted, scores)
+        found = Classification(self.num_classes).predict(looked, final)
+        found |= self.scores.judge(scores, self.verdict, self.calibration.score_name)
+        return found | {name: values for name, values in scores.items() if name not in found}
+
+    def _look(self, readings: Precomputed, passes: int) -> Passes:
+        """What the head makes of what the backbone gave."""
+        task = Classification(self.num_classes)
+        adds = isinstance(self.head, ResidualHead) and self.head.adds_own
+        values, weights = run_head(self.head, readings.features, passes, readings.own if adds else None)
+        predicted, scores = task.predictive(values, weights), task.scores(values, weights)
+        return Passes(values, weights, readings.features, predicted, scores, readings)
 
     def read(self, x: Any) -> tuple[Tensor, Tensor | None]:
         """Inputs → features (B, d), and the network's own logits (B, C) where the head adds to them."""
@@ -149,7 +241,24 @@ def swap_head(
         in_features, own = features.shape[1], readings.own
     settings = settings.beside(own is not None and own.shape[1] == num_classes)
     device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
-    return SwappedModel(backbone, settings.build(in_features, num_classes, ggt).to(device))
+    return SwappedModel(backbone, settings.build(in_features, num_classes, ggt).to(device), num_classes)
+
+
+def _pairs(data: Any, name: str) -> Iterable[Any]:
+    """Inputs and labels as a user gives them, in batches."""
+    if isinstance(data, Dataset):
+        return DataLoader(data, batch_size=BATCH)
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        x, y = data
+        if len(x) != len(y):
+            raise ValueError(f"expected as many labels as inputs in {name}, got {len(y)} for {len(x)}: give both alike")
+        return DataLoader(TensorDataset(x, y), batch_size=BATCH)
+    if isinstance(data, Iterable) and not isinstance(data, str | Mapping | Tensor | np.ndarray):
+        return data
+    raise ValueError(
+        f"expected {name} to be inputs and labels, a pair of tensors, a dataset or a loader of both, got "
+        f"{checks.shown(data)}: scores and calibration learn from samples whose class is known"
+    )
 
 
 def _batches(data: Any, max_rows: int | None) -> Iterable[Any]:

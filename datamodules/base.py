@@ -42,8 +42,17 @@ class Samples(Dataset[tuple[Tensor, Any]]):
         return len(self.x)
 
     def __getitem__(self, i: int) -> tuple[Tensor, Any]:
-        x, y = self.x[i], self.y[i]
-        return (x if self.prepare is None else self.prepare(x)), (y if y.is_floating_point() else int(y))
+        x, y = self.raw(i)
+        return self.finish(x), y
+
+    def raw(self, i: int) -> tuple[Tensor, Any]:
+        """One input as it is before `finish`, where a shift may change it, and its target."""
+        y = self.y[i]
+        return self.x[i], (y if y.is_floating_point() else int(y))
+
+    def finish(self, x: Tensor) -> Tensor:
+        """What a sample becomes after a shift."""
+        return x if self.prepare is None else self.prepare(x)
 
 
 def check_choice(setting: str, value: object, known: Iterable[str]) -> None:

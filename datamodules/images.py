@@ -17,12 +17,16 @@ from tqdm.auto import tqdm
 
 from brainet_pl import checks, identity
 from brainet_pl.datamodules.base import SampleSet, SplitData, check_near, check_set_names, check_share
+from brainet_pl.datamodules.shifts import Shifts
 from brainet_pl.presets import Preset
 
 HELD_OUT = "held_out"  # the set of classes that are not trained
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 IMAGES = frozenset([".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"])
 _LITTER = {"thumbs.db", "desktop.ini"}
+
+
+Transform = Callable[[Tensor], Tensor]
 
 
 class Found(NamedTuple):
@@ -45,6 +49,8 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         files: the path of each image, relative to `root`.
         labels: the number of each image's class.
         prepare: what is done to an image (C, H, W) of bytes.
+        sized: the first part of that, bytes of the size that the model takes; between the two, images may be corrupted.
+        finished: the second part.
     """
 
     def __init__(self, found: Sequence[Found], root: Path, channels: int = 3) -> None:
@@ -52,7 +58,9 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         self.files = [os.path.relpath(path, root) for path in self.paths]
         self.labels = [0] * len(found)
         self.channels = channels
-        self.prepare: Callable[[Tensor], Tensor] | None = None
+        self.prepare: Transform | None = None
+        self.sized: Transform | None = None
+        self.finished: Transform | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -60,6 +68,15 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         image = read_image(self.paths[i], self.channels)
         return (image if self.prepare is None else self.prepare(image)), self.labels[i]
+
+    def raw(self, i: int) -> tuple[Tensor, int]:
+        """One image as the model sees its size, in bytes, and its label."""
+        image = read_image(self.paths[i], self.channels)
+        return (image if self.sized is None else self.sized(image)), self.labels[i]
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Bytes of that size → what the model reads."""
+        return x if self.finished is None else self.finished(x)
 
     def number(self, classes: Sequence[str]) -> None:
         """Give each image the number of its class."""
@@ -151,6 +168,8 @@ class ImageFolder(SplitData):
         test_fraction: The share of images that is held out for the test where there is no `test`, the same for every
             `seed`.
         seed: The seed of the validation split.
+        shifts: The shifts of the test images to evaluate too: corruptions × severities, of images of the size that the
+            model takes; None has none.
     """
 
     def __init__(
@@ -170,11 +189,13 @@ class ImageFolder(SplitData):
         val_fraction: float = 0.1,
         test_fraction: float = 0.2,
         seed: int = 0,
+        shifts: Shifts | None = None,
     ) -> None:
         if isinstance(held_out, str):  # else its letters would be the names
             raise ValueError(f"expected held_out to be a list of classes, got {held_out!r}: write [{held_out!r}]")
         names = [*([HELD_OUT] if held_out else []), *(ood or ())]
-        super().__init__(batch_size, num_workers, val_fraction, seed, [*([HELD_OUT] if held_out else []), *near])
+        near_sets = [*([HELD_OUT] if held_out else []), *near]
+        super().__init__(batch_size, num_workers, val_fraction, seed, near_sets, shifts)
         check_share("test_fraction", test_fraction)
         check_set_names(names)
         check_near(names, near)
@@ -276,8 +297,14 @@ class ImageFolder(SplitData):
         if isinstance(samples, ImageFiles):
             if any(samples is one for one in labelled):
                 samples.number(self._trained_classes())
-            samples.prepare = self._transform(self.augment and shuffle)
+            self._tell(samples, self.augment and shuffle)
         return super()._loader(samples, shuffle, drop_last)
+
+    def _tell(self, samples: ImageFiles, augmented: bool) -> None:
+        """Tell files how they are prepared."""
+        sizing, finishing = self._steps(augmented)
+        samples.sized, samples.finished = v2.Compose(sizing), v2.Compose(finishing)
+        samples.prepare = v2.Compose([*sizing, *finishing])
 
     def _trained_classes(self) -> Sequence[str]:
         """The classes of a model that was trained, for a test; while training, those of the folder."""
@@ -286,8 +313,8 @@ class ImageFolder(SplitData):
             self.class_names = tuple(trained or self.class_names)
         return self.class_names
 
-    def _transform(self, augmented: bool) -> Callable[[Tensor], Tensor]:
-        """Bytes (C, H, W) of any size → floats (C, size, size)."""
+    def _steps(self, augmented: bool) -> tuple[list[Any], list[Any]]:
+        """Bytes (C, H, W) of any size → bytes (C, size, size) → floats."""
         model = None if self.trainer is None else self.trainer.lightning_module
         preset: Preset | None = getattr(model, "preset", None)
         if self.size is None and preset is None:
@@ -298,16 +325,15 @@ class ImageFolder(SplitData):
         resize, crop = (preset.resize, preset.crop) if self.size is None and preset else (self.size, self.size)
         how = InterpolationMode.BILINEAR if preset is None else InterpolationMode(preset.interpolation)
         mean, std = (preset.mean, preset.std) if self.mean is None and preset is not None else (self.mean, self.std)
-        steps: list[Any] = [v2.Resize(resize, how, antialias=True), v2.CenterCrop(crop)]
+        sizing: list[Any] = [v2.Resize(resize, how, antialias=True), v2.CenterCrop(crop)]
         if augmented:
-            steps = [v2.RandomResizedCrop(crop, (0.5, 1.0), interpolation=how, antialias=True)]
-            steps.append(v2.RandomHorizontalFlip())
-        steps.append(v2.ToDtype(torch.float32, scale=True))
+            sizing = [v2.RandomResizedCrop(crop, (0.5, 1.0), interpolation=how, antialias=True)]
+            sizing.append(v2.RandomHorizontalFlip())
+        finishing: list[Any] = [v2.ToDtype(torch.float32, scale=True)]
         if mean is not None and std is not None:
             self._check_channels(mean, std)
-            steps.append(v2.Normalize(list(mean), list(std)))
-        prepare: Callable[[Tensor], Tensor] = v2.Compose(steps)
-        return prepare
+            finishing.append(v2.Normalize(list(mean), list(std)))
+        return sizing, finishing
 
     def _check_channels(self, mean: Sequence[float], std: Sequence[float]) -> None:
         if {len(mean), len(std)} - {1, self.channels}:

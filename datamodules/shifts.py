@@ -60,11 +60,11 @@ class Shifts:
 
     def sets(self, samples: Dataset[Any]) -> dict[str, Dataset[Any]]:
         """Name → set of each corruption and severity of a test set: `shift/<corruption>/<severity>`."""
-        if self.folder is not None:
-            return self._stored(Path(self.folder), _plain(samples)[0].prepare)
         plain, places = _plain(samples)
+        if self.folder is not None:
+            return self._stored(Path(self.folder), plain.finish)
         shape = None if self.image_shape is None else (1, *self.image_shape)[-3:]
-        images = shape is not None or plain.x.dim() == 4
+        images = shape is not None or not hasattr(plain, "x") or plain.x.dim() == 4
         known, usual = (IMAGES, FIFTEEN) if images else (ROWS, tuple(ROWS))
         names = usual if self.corruptions == "all" else self.names
         wrong = [name for name in names if name not in known]
@@ -82,7 +82,7 @@ class Shifts:
             for severity in self.severities
         }
 
-    def _stored(self, folder: Path, prepare: Any) -> dict[str, Dataset[Any]]:
+    def _stored(self, folder: Path, finish: Any) -> dict[str, Dataset[Any]]:
         files = {path.stem: path for path in sorted(folder.glob("*.npy")) if path.stem != "labels"}
         names = list(files) if self.corruptions == "all" else self.names
         absent = [name for name in names if name not in files]
@@ -103,7 +103,7 @@ class Shifts:
                 )
             for severity in self.severities:
                 places = (severity - 1) * n + _spread(n, self.limit)
-                found[shift_name(name, severity)] = StoredImages(images, labels, places, prepare)
+                found[shift_name(name, severity)] = StoredImages(images, labels, places, finish)
         return found
 
 
@@ -133,7 +133,7 @@ class Shifted(Dataset[tuple[Tensor, Any]]):
     """Samples after a corruption, which is made when a sample is taken.
 
     Args:
-        samples: with raw inputs `x`, targets `y` and a function `prepare`, such as `Samples`.
+        samples: with functions `raw`, number → input and target, and `finish` of a corrupted input, such as `Samples`.
         places: of the samples to take.
         name: of the corruption.
         severity: 1 to 5.
@@ -153,21 +153,20 @@ class Shifted(Dataset[tuple[Tensor, Any]]):
 
     def __getitem__(self, i: int) -> tuple[Tensor, Any]:
         place = int(self.places[i])
-        x, y = self.samples.x[place], self.samples.y[place]
+        x, y = self.samples.raw(place)
         if self.others is None:
             image = x if self.shape is None else x.view(self.shape)
             x = corrupt_image(image, self.name, self.severity, place, self.seed).view(x.shape)
         else:
             x = corrupt_row(x, self.name, self.severity, self.others, place, self.seed)
-        prepare = self.samples.prepare
-        return (x if prepare is None else prepare(x)), (y if y.is_floating_point() else int(y))
+        return self.samples.finish(x), y
 
 
 class StoredImages(Dataset[tuple[Tensor, Any]]):
     """Images (M, H, W, C) of a file that stays on disk, and their labels; those at the places given."""
 
-    def __init__(self, images: NDArray[Any], labels: NDArray[Any], places: NDArray[Any], prepare: Any) -> None:
-        self.images, self.labels, self.places, self.prepare = images, labels, places, prepare
+    def __init__(self, images: NDArray[Any], labels: NDArray[Any], places: NDArray[Any], finish: Any) -> None:
+        self.images, self.labels, self.places, self.finish = images, labels, places, finish
 
     def __len__(self) -> int:
         return len(self.places)
@@ -176,7 +175,7 @@ class StoredImages(Dataset[tuple[Tensor, Any]]):
         place = int(self.places[i])
         pixels = np.array(self.images[place])
         x = torch.from_numpy(pixels[..., None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
-        return (x if self.prepare is None else self.prepare(x)), int(self.labels[place % len(self.labels)])
+        return self.finish(x), int(self.labels[place % len(self.labels)])
 
 
 def make_shifts(given: Any) -> Shifts | None:
@@ -191,13 +190,13 @@ def _spread(n: int, limit: int | None) -> NDArray[np.int64]:
 
 
 def _plain(samples: Any) -> tuple[Any, list[int]]:
-    """The samples whose raw inputs are held, and which of them belong to a set."""
+    """The samples whose raw inputs can be had, and which of them belong to a set."""
     if isinstance(samples, Subset):
         plain, places = _plain(samples.dataset)
         return plain, [places[i] for i in samples.indices]
-    if not all(hasattr(samples, name) for name in ("x", "y", "prepare")):
+    if not all(hasattr(samples, name) for name in ("raw", "finish")):
         raise ValueError(
-            f"expected a test set of Samples, whose raw inputs can be corrupted, got {type(samples).__name__}: let "
-            "test_dataloader give loaders named shift/<corruption>/<severity> yourself"
+            "expected a test set of Samples or ImageFiles, whose raw inputs can be corrupted, got "
+            f"{type(samples).__name__}: let test_dataloader give loaders named shift/<corruption>/<severity> yourself"
         )
     return samples, list(range(len(samples)))

@@ -11,10 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import BRAINet, learn_structure, swap_head
+from brainet_pl.export import export_program
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.network.base import train_head
 from brainet_pl.parts import make_part
-from brainet_pl.scores import KNN, Generative
+from brainet_pl.scores import KNN, Generative, Verdict
 from brainet_pl.tasks import Classification
 
 QUIET = {"head": Tree(num_params=800), "progress": False}
@@ -231,3 +232,80 @@ def test_the_wide_head_of_vgg_is_swapped_in_time():
     assert time.monotonic() - start < 300
     assert swapped.head.ggt.num_variables == 4096
     assert swapped.eval()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+# -- how sure it may be -----------------------------------------------------------------------------------------------
+
+
+def pictures(n, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (n,), generator=draw)
+    return 0.5 * torch.rand(n, 3, 8, 8, generator=draw) + 0.5 * nn.functional.one_hot(y, 3)[:, :, None, None], y
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """A small network of maps with its head swapped, trained and calibrated."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3, stride=2, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
+    )  # fmt: skip
+    train, held = pictures(400), pictures(300, seed=1)
+    first = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(40):
+        first.zero_grad()
+        nn.functional.cross_entropy(net(train[0]), train[1]).backward()
+        first.step()
+    model = swap_head(net, train[0], 3, head=Linear(), progress=False)
+    optimizer = torch.optim.Adam(model.head.parameters(), lr=0.05)
+    for _ in range(30):
+        optimizer.zero_grad()
+        model.train().loss(*train).backward()
+        optimizer.step()
+    with pytest.raises(RuntimeError, match=r"expected a model that was calibrated.*calibrate\(train, held\)"):
+        model.eval().answer(held[0][:2])
+    before = {name: value.clone() for name, value in model.head.state_dict().items()}
+    settled = model.calibrate(train, DataLoader(TensorDataset(*held), batch_size=70), progress=False)
+    assert {"temperature", "fading", "cost"} <= set(settled)
+    assert all(torch.equal(value, before[name]) for name, value in model.head.state_dict().items())
+    return model
+
+
+def test_a_swapped_model_tells_what_it_knows(judged):
+    x, y = pictures(400, seed=2)
+    found = judged.answer(x)
+    assert torch.equal(found["class"], judged.predict(x).mean(dim=0).argmax(dim=1))  # the answer never changes
+    assert float((found["class"] == y).float().mean()) > 0.9
+    assert float((~found["known"]).float().mean()) < 0.05 + 3 * (0.05 * 0.95 / 300 + 0.05 * 0.95 / 400) ** 0.5
+    odd = torch.cat([1 - x[:50], torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))])
+    strange = judged.answer(odd)
+    assert not strange["known"].any()
+    assert strange["probabilities"].max(dim=1).values.mean() < found["probabilities"].max(dim=1).values.mean() - 0.3
+    nan = judged.answer(torch.full((2, 3, 8, 8), torch.nan))
+    assert not nan["known"].any()
+    assert nan["known_p"].tolist() == [0, 0]
+
+
+def test_what_it_learned_is_in_a_copy_and_in_an_exported_program(judged):
+    x = torch.cat([pictures(5, seed=3)[0], torch.randn(4, 3, 8, 8)])
+    expected = judged.answer(x)
+    torch.testing.assert_close(copy.deepcopy(judged).answer(x)["known_p"], expected["known_p"])
+    program, _, names = export_program(judged, x)
+    found = dict(zip(names, program.module()(x), strict=True))
+    torch.testing.assert_close(found["probabilities"], expected["probabilities"])
+    torch.testing.assert_close(found["known_p"], expected["known_p"])
+
+
+def test_calibrating_by_other_parts(judged):
+    model, train, held = copy.deepcopy(judged), pictures(100), pictures(100, seed=1)
+    model.calibrate(train, held, calibration="TemperatureScaling", scores=[KNN()], verdict=Verdict("knn", 0.1))
+    with pytest.warns(UserWarning, match="expected at least 200 validation samples"):
+        found = model.answer(held[0])
+    assert "knn" in found
+    assert 0.8 < float(found["known"].float().mean()) < 1
+    for wrong in (torch.rand(4, 3, 8, 8), "data", (torch.rand(4, 3, 8, 8), torch.zeros(3))):
+        with pytest.raises(ValueError, match=r"expected .*train"):
+            model.calibrate(wrong, held, progress=False)
+    with pytest.raises(ValueError, match="expected score of the verdict to be one of"):
+        model.calibrate(train, held, verdict=Verdict("knn"), progress=False)

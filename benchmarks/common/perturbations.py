@@ -69,12 +69,39 @@ def hue(x: Images, severity: int, draw: Draw) -> Images:
     return hsv_to_rgb(hsv)
 
 
+# -- images of nothing known ------------------------------------------------------------------------------------------
+
+
+def jigsaw(x: Images, severity: int, draw: Draw) -> Images:
+    """The sixteen quarters of quarters of an image change places."""
+    n, side = len(x), x.shape[1] // 4
+    tiles = x.reshape(n, 4, side, 4, side, 3).swapaxes(2, 3).reshape(n, 16, side, side, 3)
+    tiles = np.stack([image[draw.permutation(16)] for image in tiles])
+    return tiles.reshape(n, 4, 4, side, side, 3).swapaxes(2, 3).reshape(x.shape)
+
+
+def blend(x: Images, severity: int, draw: Draw) -> Images:
+    """The mean of an image and another one."""
+    return 0.5 * x + 0.5 * x[draw.permutation(len(x))]
+
+
+def scramble(x: Images, severity: int, draw: Draw) -> Images:
+    """The frequencies of an image in other places: a texture."""
+    spectrum = np.fft.rfft2(x, axes=(1, 2))
+    shift = np.fft.rfft2(draw.normal(size=x.shape[:3]), axes=(1, 2))[..., None]
+    shift[:, 0, 0] = 1.0
+    return np.fft.irfft2(spectrum * shift / np.abs(shift), s=x.shape[1:3], axes=(1, 2))  # type: ignore[no-any-return]
+
+
 PERTURBATIONS: dict[str, Callable[[Images, int, Draw], Images]] = {
     function.__name__: function for function in (speckle, blur, saturate, drops, rotate, occlude, posterize, hue)
+}
+STRANGE: dict[str, Callable[[Images, int, Draw], Images]] = {
+    function.__name__: function for function in (jigsaw, blend, scramble)
 }
 
 
 def perturbed(images: NDArray[np.uint8], name: str, severity: int) -> NDArray[np.float32]:
     """(N, H, W, 3) bytes → perturbed ones between 0 and 1, the same in every run."""
     draw = np.random.default_rng([zlib.crc32(name.encode()), severity])
-    return PERTURBATIONS[name](images / 255.0, severity, draw).clip(0, 1).astype(np.float32)
+    return (PERTURBATIONS | STRANGE)[name](images / 255.0, severity, draw).clip(0, 1).astype(np.float32)

@@ -23,7 +23,7 @@ from brainet_pl import checks
 from brainet_pl.calibration.base import Calibrator
 from brainet_pl.calibration.temperature import HIGHEST, LOWEST
 from brainet_pl.framework import rank_zero_warn
-from brainet_pl.scores import Generative, ScoreSet
+from brainet_pl.scores import Generative, ScoreSet, Stages
 from brainet_pl.scores.density import keep_wide
 from brainet_pl.scores.reference import FEW, Surprise, fit_surprise
 from brainet_pl.tasks import Classification, Regression, Task
@@ -180,7 +180,7 @@ class DensityScaling(Calibrator):
         own = make_density(model)
         if own.key not in scores:
             scores.add(own)
-        self._own = own.called("generative")
+        self._own = own.called(next(iter(own.units)))
 
     def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
         """Keep averaged predictions (B, C) or (B, 2), targets (B,) and the score (B,)."""
@@ -258,14 +258,11 @@ class DensityScaling(Calibrator):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def make_density(model: nn.Module | None) -> Generative:
+def make_density(model: nn.Module | None) -> Generative | Stages:
     """The density that fits a backbone: of all its stages where it has maps, else of what the head reads.
 
-    What the last layer finds strange is mostly what the prediction is unsure of anyway; early layers tell more. Tapped
-    features have deviation 1, and their length tells how far out a sample is, so it is kept.
+    What the last layer finds strange is mostly what the prediction is unsure of anyway; early layers tell more.
     """
     if model is not None and any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        return Generative(
-            threshold=0.005, normalize=False, max_features=256, layers="auto", pool="mean_std", name="stages"
-        )
+        return Stages()
     return Generative()

@@ -1,8 +1,8 @@
 """Scores: numbers that are higher for an input more unlike the training data, for any head.
 
-`Generative` (the densities of a learned tree), `KNN` and `Mahalanobis` read features, `Own` the logits of the network
-whose classification layer was replaced, `Combined` adds scores up; the scores of the prediction itself (`max_softmax`,
-`entropy`, `mutual_information` …) come with every task and need no setting.
+`Generative` (the density of a learned tree), `Stages` (one for each stage of a network), `KNN` and `Mahalanobis` read
+features, `Own` the logits of the network whose classification layer was replaced, `Combined` adds scores up; the scores
+of the prediction itself (`max_softmax`, `entropy`, `mutual_information` …) come with every task and need no setting.
 """
 
 from brainet_pl.scores.base import JoinedScore, Score, ScoreSet, Surroundings
@@ -13,6 +13,7 @@ from brainet_pl.scores.mahalanobis import Mahalanobis
 from brainet_pl.scores.neighbours import KNN
 from brainet_pl.scores.own import Own
 from brainet_pl.scores.reference import Verdict
+from brainet_pl.scores.stages import Stages
 
 __all__ = [
     "KNN",
@@ -24,6 +25,7 @@ __all__ = [
     "Own",
     "Score",
     "ScoreSet",
+    "Stages",
     "Surroundings",
     "Verdict",
 ]

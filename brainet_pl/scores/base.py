@@ -19,7 +19,7 @@ from brainet_pl.features import ExtractedShare
 from brainet_pl.parts import Part
 from brainet_pl.passes import Passes
 from brainet_pl.scores.density import check_training, keep_wide
-from brainet_pl.scores.reference import Reference
+from brainet_pl.scores.reference import Reference, Verdict, p_values
 from brainet_pl.structure.ggt import GGT
 from brainet_pl.taps import Taps
 from brainet_pl.together import exchange, lead, rank, total
@@ -33,11 +33,13 @@ class Surroundings:
         num_classes: C; 1 for a regression.
         raw: whether features are the inputs themselves, with no backbone between.
         ggt: the tree of the head, or None.
+        widths: how many of the features that the score reads come from each layer; nothing where one layer gives all.
     """
 
     num_classes: int
     raw: bool = False
     ggt: GGT | None = None
+    widths: tuple[int, ...] = ()
 
 
 class Score(Part, nn.Module, ABC):
@@ -305,6 +307,25 @@ class ScoreSet(nn.Module):
     def _as_known_to(score: Score, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         own = {name: scores[score.called(name)] for name in score.units if score.called(name) in scores}
         return {**scores, **own}
+
+    def judge(self, scores: Mapping[str, Tensor], verdict: Verdict, first: str | None = None) -> dict[str, Tensor]:
+        """Scores (B,) → the verdict: `known_p`, a conformal p-value, and `known`; nothing without validation data.
+
+        `known_p` is (1 + #{validation samples at least as strange}) / (n + 1). Of inputs like the validation data at
+        most a share `verdict.level` is called unknown, whatever the model; an input with NaN in its score is.
+
+        Args:
+            scores: name → (B,).
+            verdict: which score, at which level.
+            first: the score to go by where the verdict names none, such as that of a calibrator.
+        """
+        there = [name for name in scores if name in self.reference]
+        if not there or (verdict.score is not None and verdict.score not in there):
+            return {}
+        score = verdict.choose([*([] if first is None else [first]), *self.preferred], there)
+        self.reference.warn_of_few(score)
+        p = p_values(scores[score], self.reference[score])
+        return {"known_p": p, "known": p > verdict.level}
 
     @property
     def _joined(self) -> set[str]:

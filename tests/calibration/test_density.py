@@ -320,10 +320,10 @@ def test_the_stages_of_a_network_of_maps_are_read(tmp_path, quiet_trainer):
     )  # fmt: skip
     x, y = torch.rand(400, 1, 8, 8), torch.arange(400) % 8
     model = BRAINet(8, backbone=Backbone(net), head=Linear(), calibration=DensityScaling())
-    assert list(model.scores.members) == ["Generative_stages"]
+    assert list(model.scores.members) == ["Stages"]
     loader = DataLoader(TensorDataset(x, y), batch_size=100)
     quiet_trainer(tmp_path).fit(model, loader, loader)
-    assert model.calibration.score_name == "generative_stages"
+    assert model.calibration.score_name == "stages"
     found = model.eval().predict_step((torch.cat([x[:9], 9 * x[:9], x[:1] * math.nan]),), 0)
     assert found["known"][:9].sum() > 6
     assert not found["known"][9:].any()

@@ -14,6 +14,7 @@ from brainet_pl import identity
 from brainet_pl.callbacks import FeatureCache, PredictionFile
 from brainet_pl.cli import main
 from brainet_pl.datamodules import ImageFolder
+from brainet_pl.datamodules.corruptions import corrupt_image
 from brainet_pl.datamodules.images import list_images, read_image
 from brainet_pl.framework import ModelCheckpoint
 from brainet_pl.module import BRAINet
@@ -56,6 +57,21 @@ class Mean(nn.Module):
 
     def forward(self, x):
         return self.fc(self.grid(x).flatten(1))
+
+
+def test_shifts_corrupt_images_of_the_size_that_the_model_takes(tmp_path):
+    painted(tmp_path)
+    plain = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+    data = ready(tmp_path, "test", shifts={"corruptions": ["contrast"], "severities": [5], "limit": 5}, **plain)
+    loaders = data.test_dataloader()
+    assert list(loaders) == ["test", "shift"]
+    places = [i * len(data.test_set) // 5 for i in range(5)]
+    x = torch.cat([x for x, _ in loaders["shift"]])
+    assert [int(y) for _, part in loaders["shift"] for y in part] == [data.test_set.labels[i] for i in places]
+    for found, i in zip(x, places, strict=True):
+        small = torchvision.transforms.v2.functional.resize(read_image(data.test_set.paths[i]), 8, antialias=True)
+        bytes_ = corrupt_image(torchvision.transforms.v2.functional.center_crop(small, 8), "contrast", 5, i)
+        torch.testing.assert_close(found, (bytes_.float() / 255 - 0.5) / 0.25)
 
 
 # -- splits -----------------------------------------------------------------------------------------------------------

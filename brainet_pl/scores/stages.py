@@ -1,0 +1,138 @@
+"""How unlikely what a network makes of an input is, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from brainet_pl import checks
+from brainet_pl.parts import primitive
+from brainet_pl.passes import Passes
+from brainet_pl.scores.base import Score, Surroundings, check_name, check_taps
+from brainet_pl.scores.generative import Generative
+from brainet_pl.structure.learn import MOST_SAMPLES
+
+MOST_ROWS = 5000  # training samples that tell mean and deviation of a density
+
+
+class Stages(Score):
+    """The sum over the layers of a network of minus the log-density of their features, each in its own deviations.
+
+    `stages` is Σ_l (-max_c log p_l(x | c) - μ_l) / σ_l: p_l is the density of layer l under the networks of a tree that
+    is learned for it alone, as in `Generative`, μ_l and σ_l are mean and deviation over training samples. So an early
+    stage with few channels, which sees noise and blur, counts as much as a late one with many, which sees what the
+    network makes of them.
+
+    Args:
+        threshold: of the trees, in nats, raised to 6/N for N samples; a density wants many edges.
+        s: samples at every node of a tree.
+        max_order: largest condition set while a tree is learned.
+        seed: of the samples of rows.
+        max_parents: of a family; the most correlated ones are kept.
+        max_features: of a layer with more features than these, a random choice is read. null reads all.
+        progress: show progress bars while trees are learned.
+        layers: layers of the backbone, as in `Backbone`; "auto" is the ends of its stages.
+        pool: how their maps and tokens become features, as in `Backbone`.
+        name: what tells it from another Stages of the model: its score ends with `_<name>`; null for the only one.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {"stages": "deviations"}
+    _density: ClassVar[type[Generative]] = Generative
+    widths: Tensor
+    moments: Tensor
+
+    def __init__(
+        self,
+        threshold: float = 0.001,
+        s: int = 2,
+        max_order: int = 1,
+        seed: int = 0,
+        max_parents: int = 16,
+        max_features: int | None = 128,
+        progress: bool = True,
+        layers: str | list[str] = "auto",
+        pool: str | list[str] = "mean_std",
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.layers, self.pool, self.name = layers, pool, check_name(name)
+        check_taps(self)
+        self.threshold = checks.at_least("threshold", threshold, 0, "such as 0.001")
+        self.s, self.max_order = checks.whole("s", s, 1, MOST_SAMPLES), checks.whole("max_order", max_order, 0)
+        self.seed = checks.whole("seed", seed, 0)
+        self.max_parents = checks.whole("max_parents", max_parents, 0)
+        self.max_features = checks.whole_or_none("max_features", max_features, 1, "None reads all features")
+        self.progress = checks.flag("progress", progress)
+        self.parts = nn.ModuleList()
+        self._split: list[int] = []  # the widths outside the tensor: an exported graph can't split by one
+        self._around = Surroundings(num_classes=1)
+        self.register_buffer("widths", torch.empty(0, dtype=torch.long))
+        self.register_buffer("moments", torch.empty(0, 2))
+
+    def surround(self, surroundings: Surroundings) -> None:
+        """Hear of classes and of the widths of layers."""
+        self._around = surroundings
+
+    def fit(self, features: Tensor, labels: Tensor) -> Stages:
+        """Learn a tree and a density for each layer from training features (N, d) and labels (N,)."""
+        self._build(list(self._around.widths or (features.shape[1],)))
+        self.widths = torch.tensor(self._split, device=self.widths.device)
+        few = slice(None, None, max(1, len(features) // MOST_ROWS))
+        moments = []
+        for part, x in zip(self._densities(), torch.split(features, self._split, dim=1), strict=True):
+            part.surround(self._around)
+            part.shared = self.shared
+            part.fit(x, labels)
+            part.shared = False
+            part._mark(True)
+            moments.append(self._moments(self._surprise(part, x[few])))
+        self.moments = torch.stack(moments).to(self.moments)
+        return self
+
+    def _build(self, widths: list[int]) -> None:
+        settings: dict[str, Any] = {"threshold": self.threshold, "s": self.s, "max_order": self.max_order}
+        settings |= {"seed": self.seed, "max_parents": self.max_parents, "max_features": self.max_features}
+        settings["progress"] = self.progress
+        self._split = widths
+        self.parts = nn.ModuleList(self._density(normalize=False, **primitive(settings)) for _ in widths)
+        self.parts.to(self.fitted.device)
+
+    def _densities(self) -> list[Generative]:
+        return list(self.parts)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _surprise(part: Generative, x: Tensor) -> Tensor:
+        """Features (B, d) of a layer → minus their log-density (B,)."""
+        assert part.density is not None
+        x = x.index_select(1, part.chosen) if len(part.chosen) else x
+        return part.density.scores(x.to(part.reference))["generative"]
+
+    def _moments(self, values: Tensor) -> Tensor:
+        """(n,) → mean and deviation (2,), over all processes that have a share."""
+        values = values.double()
+        count, first, second = self.sum(torch.stack([values.new_tensor(len(values)), values.sum(), (values**2).sum()]))
+        mean = first / count
+        return torch.stack([mean, (second / count - mean**2).clamp_min(1e-12).sqrt()])
+
+    @property
+    def sums(self) -> bool:
+        """Means and covariances are sums."""
+        return True
+
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """`stages` (B,)."""
+        if passes.features.shape[1] != sum(self._split):
+            raise ValueError(
+                f"expected {sum(self._split)} features of {self.taps} as in training, got {passes.features.shape[1]}"
+            )
+        layers = zip(self._densities(), torch.split(passes.features, self._split, dim=1), self.moments, strict=True)
+        return {"stages": torch.stack([(self._surprise(part, x) - m[0]) / m[1] for part, x, m in layers]).sum(dim=0)}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Make room for the densities before they are loaded."""
+        stored = state_dict.get(f"{prefix}widths")
+        self._build([] if stored is None else [int(width) for width in stored])
+        super()._load_from_state_dict(state_dict, prefix, *args)
