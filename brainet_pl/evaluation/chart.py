@@ -153,7 +153,7 @@ def _span(axis: Axis, values: Sequence[float], room: float) -> tuple[float, floa
         return low, max(high, 10 * low)
     wide = high - low
     if wide <= 1e-9 * max(1.0, abs(low)):
-        wide = max(0.02, 0.1 * abs(low))
+        wide = 0.1 * abs(low) or 0.02
         low, high = low - wide / 2, high + wide / 2
     return low - (room * wide if axis.low is None else 0.0), high + (room * wide if axis.high is None else 0.0)
 

@@ -340,7 +340,7 @@ def _spread(metric: Metric, value: float) -> str:
 
 def cell(metric: Metric, value: Value) -> str:
     """Writes a number of a configuration as mean ± deviation."""
-    spread = "" if value.deviation is None else f" ± {_spread(metric, value.deviation)}"
+    spread = "" if value.deviation is None else f" ±\u00a0{_spread(metric, value.deviation)}"
     return f"{_text(metric, value.mean)}{spread}"
 
 
@@ -362,7 +362,7 @@ def rows_of(found: Comparison) -> tuple[list[str], list[list[str]]]:
         for metric in found.metrics:
             value = found.values[i].get(metric.key)
             mark = verdict(metric, found.differences[i][metric.key]) if i and metric.key in found.differences[i] else ""
-            texts.append("–" if value is None else f"{cell(metric, value)} {mark}".strip())
+            texts.append("–" if value is None else f"{cell(metric, value)}\u00a0{mark}".strip())
         rows.append([group.name, str(len(group.members)), *texts])
     return columns, rows
 
@@ -473,8 +473,8 @@ def _differences(found: Comparison) -> list[Block]:
                 row.append(Cell("–"))
                 continue
             sign = "+" if gap.value >= 0 else "−"
-            error = "" if gap.error is None else f" ± {_spread(metric, gap.error)}"
-            text = f"{sign}{_text(metric, abs(gap.value))}{error} {verdict(metric, gap)}".strip()
+            error = "" if gap.error is None else f" ±\u00a0{_spread(metric, gap.error)}"
+            text = f"{sign}{_text(metric, abs(gap.value))}{error}\u00a0{verdict(metric, gap)}".strip()
             row.append(Cell(text, best=gap.clear))
         rows.append(row)
     caption = "Difference of the means ± its standard error. Bold: more than two standard errors."

@@ -219,7 +219,7 @@ class GGT:
             *ancestors, descendant = (prune(c) for c in self._tree.branches[i][choices[i]])
             return Node(node.variables, (Branch(tuple(ancestors), descendant),))
 
-        return GGT(prune(0), self.num_variables, self.num_rows, self.settings)
+        return GGT(prune(0), self.num_variables, self.num_rows, self.settings, self.names)
 
     def path(self, subnetwork: SubNetwork) -> list[tuple[int, int]]:
         """Gives (number in `nodes`, branch) for every node of a sub-network, from the root down."""

@@ -124,12 +124,13 @@ class Grid(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell of a table: a text or a picture; the best of its kind, or a wrong answer."""
+    """A cell of a table: a text, which may be long, or a picture; the best of its kind, or a wrong answer."""
 
     text: str
     picture: Picture | None = None
     best: bool = False
     wrong: bool = False
+    long: bool = False
 
 
 class Table(NamedTuple):
@@ -481,7 +482,19 @@ def _structure(ggt: GGT | None, temperature: float | None) -> list[Block]:
         "fingerprint": ggt.fingerprint,
     }
     table = Table("The learned structure", ["property", "value"], [[Cell(k), Cell(v)] for k, v in facts.items()])
-    return [table, Text("The top of the tree", ggt.summary(temperature), True)]
+    return [table, *_sets(ggt), Text("The top of the tree", ggt.summary(temperature), True)]
+
+
+def _sets(ggt: GGT) -> list[Block]:
+    """Which features belong together: the lowest sets of the likeliest sub-network, where features have names."""
+    if ggt.names is None:
+        return []
+    rows = []
+    for leaf in ggt.leaves(ggt.map())[:MOST_ROWS]:
+        listed = ", ".join(ggt.names[v] for v in leaf.variables)
+        rows.append([Cell(number(len(leaf.variables))), Cell(listed, long=True)])
+    caption = "Which features belong together: the sets that the first layers of the likeliest sub-network read"
+    return [Table(caption, ["count", "features"], rows, texts=2)]
 
 
 def _count(count: int) -> str:
