@@ -339,7 +339,7 @@ def _spread(metric: Metric, value: float) -> str:
 
 
 def cell(metric: Metric, value: Value) -> str:
-    """Mean ± deviation."""
+    """Writes a number of a configuration as mean ± deviation."""
     spread = "" if value.deviation is None else f" ±\u00a0{_spread(metric, value.deviation)}"
     return f"{_text(metric, value.mean)}{spread}"
 
@@ -384,7 +384,7 @@ def as_csv(found: Comparison) -> str:
 
 
 def as_markdown(found: Comparison) -> str:
-    """The table in Markdown."""
+    """Writes the table of a comparison in Markdown."""
     columns, rows = rows_of(found)
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines) + "\n"
@@ -411,7 +411,7 @@ def as_latex(found: Comparison) -> str:
 
 
 def page_of(found: Comparison) -> Page:
-    """The page of a comparison."""
+    """Puts together the page of a comparison."""
     first = found.groups[0].name
     count = min((gap.runs for row in found.differences[1:] for gap in row.values() if gap.error is not None), default=0)
     note = (
