@@ -58,7 +58,7 @@ class Answers(nn.Module):
         self.outputs = tuple(k for k, v in self._answer(example).items() if v.dim() and v.shape[0] == size)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Inputs → outputs."""
+        """Maps tensors in the order of `inputs` to a tuple in the order of `outputs`."""
         answer = self._answer(dict(zip(self.inputs, tensors, strict=True)) if self.named else tensors[0])
         return tuple(answer[name] for name in self.outputs)
 
