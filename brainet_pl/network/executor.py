@@ -259,7 +259,7 @@ class Executor(nn.Module):
         self.bias = nn.Parameter(torch.empty(neurons))
         self.register_buffer("running_mean", torch.zeros(neurons if norm else 0))
         self.register_buffer("running_var", torch.ones(neurons if norm else 0))
-        several = any(level.branch_neurons.shape[0] > 1 for level in plan.levels)
+        several = any(level.branch_neurons.shape[0] > 1 for level in plan.levels[:-1])  # nothing reads the root's mean
         self.register_buffer("mixed_mean", torch.zeros(neurons if norm and several else 0))
         self.register_buffer("mixed_var", torch.ones(neurons if norm and several else 0))
         self.mixed = False  # whether `evaluate` goes by statistics of its own, of averaged inputs
