@@ -474,8 +474,7 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
     def _head_settings(self) -> Any:
         from brainet_pl.network import Tree
 
-        # Batch norm's noise costs a regression half of its precision.
-        return Tree(norm=None) if self.num_params is None else Tree(num_params=self.num_params, norm=None)
+        return Tree() if self.num_params is None else Tree(num_params=self.num_params)
 
 
 def _plain(name: str, value: Any) -> Any:
