@@ -273,6 +273,19 @@ class TrackioSink(Sink):
         self.logger.experiment.log({table.name: trackio.Table(dataframe=frame)}, step=table.step)
         return True
 
+    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
+        """As a version of an artifact, where this version of Trackio has them."""
+        import trackio
+
+        run = self.logger.experiment
+        if not hasattr(run, "log_artifact"):
+            return False
+        artifact = trackio.Artifact(name or f"{kind}-{run.name}", type=kind, metadata=dict(facts))
+        for path in paths:
+            artifact.add_file(path)
+        run.log_artifact(artifact, aliases=[alias for alias in aliases if alias != "latest"])  # it has that by itself
+        return True
+
 
 class ImageSink(Sink):
     """Any other logger with a `log_image(key, images)`, and perhaps `log_table(key, columns, data)`, as W&B's has."""
