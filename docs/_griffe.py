@@ -1,10 +1,10 @@
-"""An extension of griffe, which reads docstrings for the site: examples that stand in no section become blocks of code."""
+"""An extension of griffe, which reads docstrings for the site: examples in them become blocks of code."""
 
 import re
 
 import griffe
 
-EXAMPLE = re.compile(r"^( *)>>>.*(?:\n(?!\n).+)*", re.M)  # to the next empty line
+EXAMPLE = re.compile(r"^( *)(>>>.*(?:\n(?!\n).+)*)", re.M)  # to the next empty line
 
 
 class Examples(griffe.Extension):
@@ -13,6 +13,4 @@ class Examples(griffe.Extension):
     def on_object(self, *, obj, **kwargs):
         """Rewrite the docstring before it is parsed."""
         if obj.docstring is not None:
-            obj.docstring.value = EXAMPLE.sub(
-                lambda found: f"{found[1]}```pycon\n{found[0]}\n{found[1]}```", obj.docstring.value
-            )
+            obj.docstring.value = EXAMPLE.sub(r"\1```pycon\n\1\2\n\1```", obj.docstring.value)
