@@ -102,7 +102,7 @@ class CifarResNet(nn.Module):
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, 32, 32) → (B, num_classes)."""
+        """Maps images (B, 3, 32, 32) to logits (B, num_classes)."""
         x = F.relu(self.bn1(self.conv1(x)))
         for i in (1, 2, 3):
             x = self.get_submodule(f"layer{i}")(x)
@@ -132,7 +132,7 @@ class CifarPreActNet(nn.Module):
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, 32, 32) → (B, num_classes)."""
+        """Maps images (B, 3, 32, 32) to logits (B, num_classes)."""
         x = F.relu(self.norm(self.blocks(self.conv1(x))))
         return torch.as_tensor(self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1)))
 
@@ -158,7 +158,7 @@ class CifarVGG(nn.Module):
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, 32, 32) → (B, num_classes)."""
+        """Maps images (B, 3, 32, 32) to logits (B, num_classes)."""
         return torch.as_tensor(self.classifier(self.features(x).flatten(1)))
 
 
@@ -471,7 +471,7 @@ class FeatureExtractor(nn.Module):
         return [scaled(part) for part in found]
 
     def train(self, mode: bool = True) -> FeatureExtractor:
-        """Frozen: stay in evaluation."""
+        """Switches the mode as any module does, except that a frozen backbone stays in evaluation."""
         super().train(mode and not self.frozen)
         if self.own is not None:
             self.own.eval()
@@ -630,7 +630,7 @@ def _sums(tables: list[Tensor]) -> tuple[int, Tensor, Tensor] | None:
 
 
 def mask_of(inputs: Any) -> Tensor | None:
-    """(B, T) which tokens of tokenised texts count, where the inputs tell."""
+    """Says which tokens of tokenised texts count, (B, T); None where the inputs do not tell."""
     found = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     return found if isinstance(found, Tensor) and found.dim() == 2 else None
 

@@ -59,7 +59,7 @@ class Precomputed:
     own: Tensor | None = None
 
     def view(self, taps: Taps | None) -> Tensor:
-        """(B, d) the features of some taps; None is what the head reads."""
+        """Gives the features of some taps, (B, d); None asks for what the head reads."""
         if taps is None or taps in self.more:
             return self.features if taps is None else self.more[taps]
         raise ValueError(
@@ -217,7 +217,7 @@ def rows(inputs: Any, which: Any) -> Any:
 
 
 def move(inputs: Any, device: torch.device) -> Any:
-    """Inputs on another device."""
+    """Gives the same inputs on another device."""
     if isinstance(inputs, Mapping):
         return {name: value.to(device) for name, value in inputs.items()}
     return inputs.to(device)

@@ -52,7 +52,7 @@ class Costs(NamedTuple):
     one_pass: Cost
 
     def to_dict(self) -> dict[str, Any]:
-        """As primitives, for a record."""
+        """Gives the costs as primitives, for a record."""
         return {k: v._asdict() if isinstance(v, Cost) else v for k, v in self._asdict().items()}
 
     def numbers(self) -> dict[str, float]:

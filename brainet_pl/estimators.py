@@ -53,7 +53,7 @@ class Column:
         return [self.name] if self.categories is None else [f"{self.name}={known}" for known in self.categories]
 
     def encode(self, values: Any) -> NDArray[Any]:
-        """(N,) values → (N, k) numbers; a category that was not there in `fit` is all zeros."""
+        """Turns values (N,) into numbers (N, k); a category that was not there in `fit` is all zeros."""
         array = np.asarray(values)
         if self.categories is None:
             return array[:, None]
@@ -345,9 +345,10 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
         verbose: show a progress bar.
 
     Attributes:
-        classes_: (C,) the classes, sorted.
-        tree_: the learned tree of structures; `tree_.summary()` describes it, with the names of columns.
-        n_features_in_, feature_names_in_: as in scikit-learn.
+        classes_ (NDArray[Any]): (C,) the classes, sorted.
+        tree_ (GGT): the learned tree of structures; `tree_.summary()` describes it, with the names of columns.
+        n_features_in_ (int): the number of columns.
+        feature_names_in_ (NDArray[Any]): the names of the columns, where `fit` was given a data frame.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -361,16 +362,16 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
     classes_: NDArray[Any]
 
     def predict_proba(self, X: Any) -> Floats:
-        """(N, C) calibrated probabilities, in the order of `classes_`."""
+        """Gives calibrated probabilities (N, C) of rows (N, d), in the order of `classes_`."""
         return np.asarray(self._final(X).numpy(), dtype=np.float64)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """(N,) the most probable class of each row."""
+        """Gives the most probable class of each row (N, d), as an array (N,) of values of `classes_`."""
         probs = self.predict_proba(X)
         return np.asarray(self.classes_[probs.argmax(axis=1)])
 
     def predict_set(self, X: Any, level: float = 0.9, method: str = "lac") -> NDArray[np.bool_]:
-        """(N, C) which classes are in a set that holds the true one for at least `level` of rows like those of `fit`.
+        """Gives sets (N, C) of classes that hold the true one for at least `level` of rows like those of `fit`.
 
         Args:
             X: (N, d) rows.
@@ -442,12 +443,12 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
     _numeric = True
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """(N,) means, and with `return_std` also (N,) standard deviations, in the units of y."""
+        """Gives means (N,), and with `return_std` also standard deviations (N,), in the units of y."""
         final = self._final(X).numpy()
         return (final[:, 0], np.sqrt(final[:, 1])) if return_std else final[:, 0]
 
     def predict_interval(self, X: Any, level: float = 0.9, method: str = "scaled") -> Floats:
-        """(N, 2) lower and upper ends that hold y for at least `level` of rows like those of `fit`.
+        """Gives the ends (N, 2) of intervals that hold y for at least `level` of rows like those of `fit`.
 
         Args:
             X: (N, d) rows.

@@ -58,13 +58,15 @@ class Answers(nn.Module):
         self.outputs = tuple(k for k, v in self._answer(example).items() if v.dim() and v.shape[0] == size)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Inputs → outputs."""
+        """Maps tensors in the order of `inputs` to a tuple in the order of `outputs`."""
         answer = self._answer(dict(zip(self.inputs, tensors, strict=True)) if self.named else tensors[0])
         return tuple(answer[name] for name in self.outputs)
 
     def _answer(self, x: Any) -> dict[str, Tensor]:
         if isinstance(self.model, BRAINet):
             return self.model.predict_step(x, 0)
+        if self.model.scores is not None:  # it was calibrated
+            return self.model.answer(x, self.passes)
         if self.model.calibration is not None:
             return self.model.answer(x, self.passes)
         features, own = self.model.read(x)

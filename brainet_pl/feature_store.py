@@ -64,7 +64,7 @@ class Entry(NamedTuple):
     sizes: list[int]
 
     def parts(self) -> Iterator[Extracted]:
-        """Batch by batch."""
+        """Gives what is stored, batch by batch."""
         first = 0
         for size in self.sizes:
             yield Extracted(self.extracted.readings[first : first + size], self.extracted.targets[first : first + size])

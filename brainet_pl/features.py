@@ -30,7 +30,7 @@ class Extracted(NamedTuple):
 
     @property
     def features(self) -> Tensor:
-        """(N, d) what the head reads."""
+        """The features that the head reads, (N, d)."""
         return self.readings.features
 
     def sample(self, max_rows: int | None) -> Extracted:
@@ -267,7 +267,7 @@ def extract_features(
     max_rows: int | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """(N, d) features for the head, on the CPU; mode and device of the backbone are put back afterwards."""
+    """Extracts the features (N, d) that the head reads, on the CPU; mode and device of the backbone are put back."""
     return read(backbone, batches, device=device, max_rows=max_rows, progress=progress).features
 
 
@@ -389,7 +389,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def in_step(backbone: nn.Module, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """(batch, True) for every batch; of a sharded backbone also (batch, False) while other processes have more.
+    """Gives (batch, True) for every batch; of a sharded backbone also (batch, False) while other processes have more.
 
     The processes that share a backbone must run it equally often, or those that do it once more wait for ever.
     """

@@ -21,7 +21,7 @@ OLD, NEW = "pytorch_lightning", "lightning.pytorch"
 
 
 def choose(forced: str | None, loaded: Collection[str], installed: Callable[[str], bool]) -> str:
-    """The namespace to use.
+    """Chooses the namespace of Lightning to use.
 
     Args:
         forced: what the user asks for: "pytorch_lightning", "lightning", or nothing.
@@ -137,7 +137,7 @@ def is_csv(logger: object) -> TypeGuard[CSVLogger]:
 
 
 def is_tensorboard(logger: object) -> TypeGuard[TensorBoardLogger]:
-    """Whether a logger is TensorBoard's."""
+    """Whether a logger is one of TensorBoard's."""
     return _named(logger, "TensorBoardLogger")
 
 

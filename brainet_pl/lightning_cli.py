@@ -95,7 +95,7 @@ class BrainetCLI(LightningCLI):
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Called by LightningCLI."""
+        """Adds the settings of this package; LightningCLI calls it."""
         parser.add_lightning_class_args(StructureLearning, "structure")
         parser.add_lightning_class_args(PredictionFile, "predictions")
         # So that `--model.head.num_params 8000` needs no class.

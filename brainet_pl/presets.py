@@ -34,7 +34,7 @@ class Preset:
     interpolation: str = "bilinear"
 
     def to_dict(self) -> dict[str, Any]:
-        """As primitives, for checkpoints."""
+        """Gives the preset as primitives, for checkpoints."""
         return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
     @staticmethod

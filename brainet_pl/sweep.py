@@ -29,7 +29,7 @@ PLAN = "sweep.json"
 
 
 class Sweep(NamedTuple):
-    """What to try.
+    """What a sweep tries, and by what it is judged.
 
     Attributes:
         command: words before the settings, the first is `brainet`.

@@ -572,7 +572,7 @@ class View(nn.Module):
                 model.get_submodule(tap.layer).register_forward_hook(_Hook(catcher, tap))
 
     def forward(self, caught: Mapping[Tap, Tensor]) -> Tensor:
-        """What the taps caught → (B, d)."""
+        """Turns what the taps caught into features (B, d)."""
         missing = [tap.layer for tap in self.found if tap not in caught]
         if missing:
             raise ValueError(

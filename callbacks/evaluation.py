@@ -139,7 +139,7 @@ class Evaluation(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep a few numbers a sample."""
+        """Keeps a few numbers of each sample of the batch, among them every score."""
         if not isinstance(outputs, SampleBatch) or self.record is None:
             return
         if self._names[dataloader_idx] not in self.record.sets:  # a shifted set

@@ -33,7 +33,7 @@ class HeadSettling(Callback):
             self._settle(trainer, pl_module)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what was settled."""
+        """Logs what was settled as `val/head/<name>`, beside the metrics of the validation."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             pl_module.log_dict({f"val/head/{name}": value for name, value in self._found.items()})
 

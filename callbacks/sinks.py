@@ -55,7 +55,7 @@ class Sink:
         self.logger = logger
 
     def picture(self, drawn: Drawn) -> bool:
-        """Take a picture."""
+        """Takes a matplotlib figure by its name."""
         return False
 
     def chart(self, chart: Chart, drawn: Drawn) -> bool:
@@ -67,7 +67,7 @@ class Sink:
         return self.picture(drawn)
 
     def table(self, table: Tabled) -> bool:
-        """Take a table."""
+        """Takes the rows of a table by its name."""
         return False
 
     def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
@@ -89,7 +89,7 @@ class WandbSink(Sink):
     """Weights & Biases: charts that overlay runs, tables with pictures, versioned artifacts, a summary."""
 
     def picture(self, drawn: Drawn) -> bool:
-        """As an image."""
+        """Logs the figure as an image of W&B."""
         self.logger.log_image(drawn.name, [str(drawn.path)], step=drawn.step)
         return True
 
@@ -120,7 +120,7 @@ class WandbSink(Sink):
         return True
 
     def matrix(self, matrix: Matrix, drawn: Drawn) -> bool:
-        """W&B's own confusion matrix."""
+        """Logs a confusion matrix as W&B's own chart."""
         import wandb
 
         rows = [
@@ -188,7 +188,7 @@ class TensorBoardSink(Sink):
     """Anything with TensorBoard's `add_figure`, `add_text` and `add_images`."""
 
     def picture(self, drawn: Drawn) -> bool:
-        """As a figure."""
+        """Adds the figure to TensorBoard's images."""
         self.logger.experiment.add_figure(drawn.name, drawn.figure, drawn.step)
         return True
 
@@ -207,11 +207,11 @@ class MLflowSink(Sink):
     """MLflow's client: everything is an artifact of the run."""
 
     def picture(self, drawn: Drawn) -> bool:
-        """Its PNG."""
+        """Logs the figure as a PNG among the run's files."""
         return self._artifact(drawn.path, "figures")
 
     def table(self, table: Tabled) -> bool:
-        """Its CSV file."""
+        """Logs the table as a CSV file of the run."""
         return self._artifact(table.path, "tables")
 
     def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
@@ -226,29 +226,29 @@ class MLflowSink(Sink):
 
 
 class CometSink(Sink):
-    """Comet's experiment."""
+    """Hands charts, tables and files to Comet's experiment."""
 
     def picture(self, drawn: Drawn) -> bool:
-        """As a figure."""
+        """Logs the figure as one of Comet's figures."""
         self.logger.experiment.log_figure(figure_name=drawn.name, figure=drawn.figure, step=drawn.step)
         return True
 
     def matrix(self, matrix: Matrix, drawn: Drawn) -> bool:
-        """Comet's own confusion matrix."""
+        """Logs a confusion matrix as Comet's own chart."""
         self.logger.experiment.log_confusion_matrix(
             matrix=matrix.counts, labels=matrix.names, file_name=f"{drawn.path.stem}.json", step=drawn.step
         )
         return True
 
     def table(self, table: Tabled) -> bool:
-        """As a table, without pictures."""
+        """Logs the rows as a table, without pictures in it."""
         self.logger.experiment.log_table(
             f"{table.path.name}", tabular_data=[list(row) for row in table.plain], headers=table.columns
         )
         return True
 
     def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
-        """As assets."""
+        """Logs files as assets of the experiment."""
         for path in paths:
             self.logger.experiment.log_asset(str(path), file_name=f"{kind}/{path.name}")
         return True
@@ -258,19 +258,32 @@ class TrackioSink(Sink):
     """A run of Trackio, which takes images and tables among its numbers."""
 
     def picture(self, drawn: Drawn) -> bool:
-        """As an image."""
+        """Logs the figure as an image of Trackio."""
         import trackio  # type: ignore[import-not-found, unused-ignore]
 
         self.logger.experiment.log({drawn.name: trackio.Image(str(drawn.path), caption=drawn.name)}, step=drawn.step)
         return True
 
     def table(self, table: Tabled) -> bool:
-        """As a table, without pictures."""
+        """Logs the rows as a table, without pictures in it."""
         import pandas  # type: ignore[import-untyped, unused-ignore]  # a dependency of Trackio
         import trackio
 
         frame = pandas.DataFrame([list(row) for row in table.plain], columns=table.columns)
         self.logger.experiment.log({table.name: trackio.Table(dataframe=frame)}, step=table.step)
+        return True
+
+    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
+        """As a version of an artifact, where this version of Trackio has them."""
+        import trackio
+
+        run = self.logger.experiment
+        if not hasattr(run, "log_artifact"):
+            return False
+        artifact = trackio.Artifact(name or f"{kind}-{run.name}", type=kind, metadata=dict(facts))
+        for path in paths:
+            artifact.add_file(path)
+        run.log_artifact(artifact, aliases=[alias for alias in aliases if alias != "latest"])  # it has that by itself
         return True
 
 
@@ -283,7 +296,7 @@ class ImageSink(Sink):
         return True
 
     def table(self, table: Tabled) -> bool:
-        """As a table, without pictures."""
+        """Logs the rows as a table, without pictures in it."""
         if not hasattr(self.logger, "log_table"):
             return False
         self.logger.log_table(table.name, columns=table.columns, data=[list(r) for r in table.plain], step=table.step)
@@ -331,11 +344,11 @@ def outline(series: Series) -> tuple[list[float], list[float]]:
 
 
 def rgb(picture: Any) -> Any:
-    """uint8 (H, W) or (H, W, 3) → (H, W, 3)."""
+    """Makes an image of bytes (H, W) or (H, W, 3) one with three channels, (H, W, 3)."""
     return np.repeat(picture[..., None], 3, axis=-1) if picture.ndim == 2 else picture
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table in Markdown."""
+    """Writes the rows of a table in Markdown."""
     lines = [list(columns), ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in lines)

@@ -11,6 +11,7 @@ import torch
 
 from brainet_pl import checks, files
 from brainet_pl.callbacks.logging import log_figure, log_files, run_folder
+from brainet_pl.features import data_source
 from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.module import BRAINet, refuse_sharding
 from brainet_pl.network import Head
@@ -179,6 +180,8 @@ class StructureLearning(Callback):
             "structure/ci_tests": float(ggt.settings.get("tests", 0)),
         }
         names = module.backbone.names
+        if module.backbone.raw:  # features are the columns of the data
+            names = getattr(data_source(trainer, module), "feature_names", None)
         if names is not None and len(names) == ggt.num_variables:
             ggt = ggt.named(names)
         rank_zero_info("\n".join(ggt.summary().splitlines()[:SHOWN]))

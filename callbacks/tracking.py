@@ -27,6 +27,8 @@ def introduce(trainer: pl.Trainer, head: str, task: str) -> None:
     job = None if trainer.state.fn is None else str(trainer.state.fn.value)
     said = {"name": "-".join(filter(None, (data, head, seed))), "group": data, "tags": [head, task], "job_type": job}
     for logger in trainer.loggers:
+        if is_wandb(logger) and logger._wandb_init.get("anonymous", "") is None:
+            del logger._wandb_init["anonymous"]  # Lightning's default, of which W&B warns
         if is_wandb(logger) and logger._experiment is None and logger.version is None:
             for key, value in said.items():
                 if logger._wandb_init.get(key) is None:

@@ -87,7 +87,7 @@ class Arrays(SplitData):
         self.mean, self.std, self.augment, self.limit = mean, std, augment, limit
 
     def setup(self, stage: str) -> None:
-        """Read the files."""
+        """Reads all files, and splits off validation data where there is no file of it."""
         loaded = {name: self._read(path) for name, path in self.files.items()}
         x = loaded["train"][0]
         prepare = image_transform(self.mean, self.std) if x.dim() == 4 else None

@@ -217,7 +217,7 @@ class SplitData(pl.LightningDataModule):
         return self._loader(self.structure_set)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Held-out training samples."""
+        """Gives batches of the training samples that were held out."""
         return self._loader(self.val_set)
 
     def test_dataloader(self) -> dict[str, DataLoader[Any]]:
@@ -226,7 +226,7 @@ class SplitData(pl.LightningDataModule):
         return loaders if self.shifts is None else loaders | {LOADER: self.shift_dataloader(self.shifts)}
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """Test samples."""
+        """Gives the test samples, as what is to be predicted."""
         return self._loader(self.test_set)
 
     def ood_dataloaders(self) -> dict[str, DataLoader[Any]]:

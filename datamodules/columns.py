@@ -170,7 +170,7 @@ class Encoder:
     transformer: Any
 
     def encode(self, values: Sequence[str]) -> Floats:
-        """Texts (N) → numbers (N, d)."""
+        """Turns N texts of the column into numbers (N, d)."""
         return np.asarray(self.transformer.transform(self.cells(values)), dtype=np.float64)
 
 

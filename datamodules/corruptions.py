@@ -34,12 +34,12 @@ def _side(x: Pixels) -> float:
 
 
 def gaussian_noise(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """The same noise everywhere."""
+    """Adds Gaussian noise of the same deviation to every pixel."""
     return x + rng.normal(scale=(0.04, 0.06, 0.08, 0.09, 0.10)[severity - 1], size=x.shape)
 
 
 def shot_noise(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """Counts of few photons."""
+    """Counts photons, fewer of them at higher severities, by a Poisson draw for each pixel."""
     photons = (500, 250, 100, 75, 50)[severity - 1]
     return rng.poisson(x * photons) / photons
 
@@ -63,7 +63,7 @@ def _convolve(x: Pixels, kernel: Pixels) -> Pixels:
 
 
 def gaussian_blur(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """Soft focus."""
+    """Blurs the image evenly, as a soft focus does."""
     sigma = _side(x) * (0.4, 0.6, 0.7, 0.8, 1.0)[severity - 1]
     return ndimage.gaussian_filter(x, (sigma, sigma, 0))  # type: ignore[no-any-return]
 
@@ -103,7 +103,7 @@ def _motion_kernel(radius: float, sigma: float, angle: float) -> Pixels:
 
 
 def motion_blur(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """A camera that moved."""
+    """Smears the image along a line, as a camera that moved does."""
     radius, sigma = ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))[severity - 1]
     return _convolve(x, _motion_kernel(_side(x) * radius, _side(x) * sigma, rng.uniform(-np.pi / 4, np.pi / 4)))
 
@@ -178,7 +178,7 @@ def frost(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 
 
 def fog(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """Clouds before the object."""
+    """Lays clouds of fractal noise over the object."""
     thickness, decay = ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))[severity - 1]
     size = 2 ** max(1, math.ceil(math.log2(max(x.shape[:2]))))
     clouds = _plasma(size, decay, rng)[: x.shape[0], : x.shape[1], None]
@@ -187,7 +187,7 @@ def fog(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
 
 
 def brightness(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """More light."""
+    """Adds the same light to all pixels, to the value of colours."""
     more = (0.05, 0.1, 0.15, 0.2, 0.3)[severity - 1]
     if x.shape[2] != 3:
         return x + more
@@ -256,7 +256,7 @@ def _need_picture(x: Pixels, name: str) -> None:
 
 
 def pixelate(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
-    """Fewer and larger pixels."""
+    """Makes the image smaller and then larger again, so that pixels are few and large."""
     _need_picture(x, "pixelate")
     share = (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1]
     height, width = x.shape[:2]

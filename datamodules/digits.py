@@ -49,7 +49,7 @@ class Digits(SplitData):
 
     @property
     def num_classes(self) -> int:
-        """Known digits."""
+        """The number of digits that are known, which is 10 less those held out."""
         return 10 - len(set(self.held_out))
 
     def setup(self, stage: str) -> None:

@@ -97,7 +97,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 
 
 def read_image(path: Path, channels: int = 3) -> Tensor:
-    """(C, H, W) bytes of an image file, upright."""
+    """Reads an image file as bytes (C, H, W), upright whatever its orientation says."""
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would cut all above 255

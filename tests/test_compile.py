@@ -128,9 +128,10 @@ def test_a_head_trains_and_predicts_in_one_graph(ggt, backend):
     assert not counters["graph_break"]
 
 
-def test_a_compiled_model_fits_tests_and_predicts_without_a_break(tmp_path, quiet_trainer):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_model_fits_tests_and_predicts_without_a_break(tmp_path, quiet_trainer, backend):
     data, model = Digits(), BRAINet(8, head=Tree(num_params=4000), passes=5, lr=0.01)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     keep = ModelCheckpoint(tmp_path, filename="model")
     trainer = quiet_trainer(tmp_path, StructureLearning(threshold=0.1, progress=False), keep, epochs=2)
     trainer.fit(compiled, datamodule=data)
@@ -143,5 +144,5 @@ def test_a_compiled_model_fits_tests_and_predicts_without_a_break(tmp_path, quie
     stored = torch.load(keep.best_model_path, weights_only=True)["state_dict"]
     again = BRAINet.load_from_checkpoint(keep.best_model_path).eval()
     assert list(stored) == list(again.state_dict())  # no prefix of the compiler
-    answer = torch.compile(again, fullgraph=True, backend="eager")(torch.rand(3, 64))
+    answer = torch.compile(again, fullgraph=True, backend=backend)(torch.rand(3, 64))
     torch.testing.assert_close(answer.sum(dim=1), torch.ones(3))

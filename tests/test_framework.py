@@ -139,6 +139,7 @@ torch.save(cli.model.eval()(torch.linspace(0, 1, 4 * 64).reshape(4, 64)), "seen.
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_is_gone_on_with_in_the_other(tmp_path, monkeypatch):
     # A class of this namespace in the user's own file, and on the command line, where the other one is used.
     monitor = f"{NAMESPACE}.callbacks.LearningRateMonitor"
@@ -175,6 +176,7 @@ def test_twenty_lines_with_lightning(tmp_path):
     """The script of docs/lightning.md, in a process where nothing says which namespace but its imports."""
     (script,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "lightning.md").read_text(), re.S)
     assert len([line for line in script.splitlines() if line.strip()]) <= 20
+    assert (ROOT / "examples" / "lightning_namespace.py").read_text().endswith(script)
     said = python(tmp_path, script).splitlines()[-1].split()
     assert said[0] == "True"
     assert float(said[1]) > 0.9
@@ -194,6 +196,7 @@ SAMPLE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(os.environ.get(SETTING)), reason="this is the run under a chosen namespace")
 def test_a_sample_of_the_suite_under_the_other_namespace():
     words = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-p", "no:cacheprovider", *SAMPLE]

@@ -108,7 +108,7 @@ class VectorScaling(Calibrator):
         self.weight, self.bias = torch.eye(task.num_classes), torch.zeros(task.num_classes)
 
     def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
-        """Keep probabilities (B, C) and labels (B,)."""
+        """Keeps probabilities (B, C) and labels (B,) of a validation batch."""
         self.collected.update(predicted, target)
 
     def settle(self) -> dict[str, Tensor]:
@@ -124,12 +124,12 @@ class VectorScaling(Calibrator):
         return {"weight": self.weight.diagonal().mean(), "bias": self.bias.abs().max()}
 
     def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
-        """(B, C) → (B, C)."""
+        """Maps averaged probabilities (B, C) to scaled ones (B, C); the answer may change."""
         logs = predicted.clamp_min(LEAST).log()
         return (logs @ self.weight.to(logs).T + self.bias.to(logs)).softmax(dim=-1)
 
     def label(self) -> str:
-        """What was done."""
+        """Says in a few words, for figures, what was done to the prediction."""
         return "after vector scaling"
 
 
@@ -150,5 +150,5 @@ class DirichletScaling(VectorScaling):
         return self.spread
 
     def label(self) -> str:
-        """What was done."""
+        """Says in a few words, for figures, what was done to the prediction."""
         return "after Dirichlet calibration"

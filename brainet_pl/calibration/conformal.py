@@ -153,12 +153,12 @@ class Nonconformities(Metric):
         self.add_state("labels", [], dist_reduce_fx="cat")
 
     def update(self, values: Tensor, labels: Tensor) -> None:
-        """Add a batch."""
+        """Adds the nonconformities and labels of a batch."""
         self.values.append(values.detach())
         self.labels.append(labels.long())
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """All of them."""
+        """Gives the nonconformities and labels of all batches, of all processes."""
         return dim_zero_cat(self.values), dim_zero_cat(self.labels)
 
 

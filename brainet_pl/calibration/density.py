@@ -115,13 +115,13 @@ class Watched(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, predicted: Tensor, target: Tensor, score: Tensor) -> None:
-        """Add a batch: (B, C) or (B, 2), (B,) and (B,)."""
+        """Adds a batch: predictions (B, C) or (B, 2), targets (B,) and the score (B,)."""
         self.predicted.append(predicted.detach())
         self.target.append(target)
         self.score.append(score.detach())
 
     def compute(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All of them."""
+        """Gives predictions, targets and scores of all batches, of all processes."""
         return dim_zero_cat(self.predicted), dim_zero_cat(self.target), dim_zero_cat(self.score)
 
 
@@ -231,7 +231,7 @@ class DensityScaling(Calibrator):
         return {"temperature": self.tau, "fading": self.kappa, "cost": torch.tensor(found - least)}
 
     def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
-        """(B, C) → (B, C), or (B, 2) → (B, 2) with wider variances."""
+        """Fades probabilities (B, C) to the prior; widens the variances of means and variances (B, 2)."""
         if not len(self.knots):
             return predicted
         surprise = Surprise(self.knots, self.heights, self.slope)(scores[self.score_name])

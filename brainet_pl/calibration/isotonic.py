@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
 from brainet_pl.calibration.affine import WatchedPredictions
@@ -17,6 +16,8 @@ from brainet_pl.search import places
 
 def fit_isotonic(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities (N, C) and labels (N,) → knots (C, K) and their values (C, K); short curves repeat their last."""
+    from sklearn.isotonic import IsotonicRegression  # half a second, which every other model can do without
+
     p, y = probs.double().cpu().numpy(), target.cpu().numpy()
     curves = []
     for c in range(p.shape[1]):
@@ -29,7 +30,7 @@ def fit_isotonic(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """(B, C) at the knots (C, K), which rise, with values (C, K) → (B, C), linear between knots, flat beyond them."""
+    """Reads the curve of each class at (B, C): values (C, K) at knots (C, K), linear between and flat beyond them."""
     at = x.T.contiguous()
     right = places(knots, at).clamp(1, max(1, knots.shape[1] - 1)).clamp_max(knots.shape[1] - 1)
     left = (right - 1).clamp_min(0)
@@ -57,7 +58,7 @@ class IsotonicScaling(Calibrator):
         self.register_buffer("kept", torch.ones(()))
 
     def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
-        """Keep probabilities (B, C) and labels (B,)."""
+        """Keeps probabilities (B, C) and labels (B,) of a validation batch."""
         self.collected.update(predicted, target)
 
     def settle(self) -> dict[str, Tensor]:
@@ -74,7 +75,7 @@ class IsotonicScaling(Calibrator):
         return {"knots": torch.tensor(float(self.knots.shape[1]))}
 
     def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
-        """(B, C) → (B, C)."""
+        """Maps averaged probabilities (B, C) by the curve of each class, and norms them to (B, C)."""
         if not self.knots.numel():
             return predicted
         found = interpolate(predicted, self.knots.to(predicted), self.values.to(predicted))
@@ -84,7 +85,7 @@ class IsotonicScaling(Calibrator):
         return torch.lerp(scaled, predicted, self.kept.to(predicted))
 
     def label(self) -> str:
-        """What was done."""
+        """Says in a few words, for figures, what was done to the prediction."""
         return "after isotonic calibration"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

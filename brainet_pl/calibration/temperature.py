@@ -17,7 +17,7 @@ LOWEST, HIGHEST = 0.05, 20.0  # a validation set without an error would ask for 
 
 
 def scale(probs: Tensor, temperature: Tensor | float) -> Tensor:
-    """(…, C) probabilities → softmax(log p / τ); τ above 1 makes them less certain. Zeros stay (almost) zero.
+    """Maps probabilities (…, C) to softmax(log p / τ): τ above 1 makes them less certain, and zeros stay (almost) zero.
 
     >>> scale(torch.tensor([0.8, 0.2]), 2.0)
     tensor([0.6667, 0.3333])
@@ -27,7 +27,7 @@ def scale(probs: Tensor, temperature: Tensor | float) -> Tensor:
 
 
 def fit_temperature(probs: Tensor, target: Tensor) -> Tensor:
-    """(N, C) probabilities and labels (N,) → the τ that minimises the negative log-likelihood.
+    """Finds the τ of the least negative log-likelihood, from probabilities (N, C) and labels (N,).
 
     The likelihood is concave in β = 1/τ, so its slope Σ_n (log p_n,y - E_softmax(β·log p)[log p_n]) has one zero, and
     bisection finds it whatever the data.
@@ -71,7 +71,7 @@ class TemperatureFit(Metric):
         self.target.append(target)
 
     def compute(self) -> Tensor:
-        """τ."""
+        """Finds the best temperature for all that was collected, a scalar."""
         return fit_temperature(dim_zero_cat(self.probs), dim_zero_cat(self.target))
 
 
@@ -89,7 +89,7 @@ class TemperatureScaling(Calibrator):
         self.register_buffer("tau", torch.ones(()))
 
     def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
-        """Keep probabilities (B, C) and labels (B,)."""
+        """Keeps probabilities (B, C) and labels (B,) of a validation batch."""
         self.collected.update(predicted, target)
 
     def settle(self) -> dict[str, Tensor]:
@@ -101,9 +101,9 @@ class TemperatureScaling(Calibrator):
         return {"temperature": self.tau}
 
     def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
-        """(B, C) → (B, C)."""
+        """Maps averaged probabilities (B, C) to scaled ones (B, C); the answer never changes."""
         return scale(predicted, self.tau)
 
     def label(self) -> str:
-        """The temperature."""
+        """Says in a few words, for figures, which temperature was found."""
         return f"after scaling, τ = {float(self.tau):.3g}"

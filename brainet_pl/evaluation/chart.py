@@ -17,7 +17,7 @@ UNITS: tuple[Unit, ...] = ("share", "number", "count")
 
 
 class Axis(NamedTuple):
-    """What an axis shows.
+    """What an axis of a panel shows, and how far it reaches.
 
     Attributes:
         label: with its unit.
@@ -61,7 +61,7 @@ class Series(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One pair of axes.
+    """One pair of axes with the series that are drawn in it.
 
     Attributes:
         key: its name in the chart, for loggers.
@@ -79,7 +79,7 @@ class Panel(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Panels that belong together.
+    """Panels that belong together and are shown as one figure.
 
     Attributes:
         name: as loggers have it: "test/reliability".
@@ -111,7 +111,7 @@ class Matrix(NamedTuple):
 
 
 def readable(name: str) -> str:
-    """mutual_information → mutual information."""
+    """Makes a name readable: `mutual_information` becomes "mutual information"."""
     return name.replace("_", " ")
 
 
@@ -136,7 +136,7 @@ def names_of(chart: Chart) -> list[Series]:
 
 
 def limits(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(low, high) of both axes: as the axes say, else what the series need with a little room."""
+    """Finds the (low, high) of both axes: as the axes say, else what the series need with a little room."""
     xs = [v for series in panel.series for v in series.x]
     ys = [v for series in panel.series for v in (*series.y, *(series.low or ()), *(series.high or ()))]
     if any(series.kind == "bars" for series in panel.series) and not panel.y.log:
@@ -153,7 +153,7 @@ def _span(axis: Axis, values: Sequence[float], room: float) -> tuple[float, floa
         return low, max(high, 10 * low)
     wide = high - low
     if wide <= 1e-9 * max(1.0, abs(low)):
-        wide = max(0.02, 0.1 * abs(low))
+        wide = 0.1 * abs(low) or 0.02
         low, high = low - wide / 2, high + wide / 2
     return low - (room * wide if axis.low is None else 0.0), high + (room * wide if axis.high is None else 0.0)
 

@@ -251,7 +251,8 @@ def _passes(record: TestRecord) -> Chart:
         share = name != "NLL"
         middle, room = _narrow(values)
         y_axis = Axis(name if share else "NLL, nats", "share" if share else "number", *room)
-        panels.append(Panel(name, f"{name} ↓", x_axis, y_axis, [Series(middle, *points(steps, values))]))
+        title = f"{name[0].upper()}{name[1:]} ↓"
+        panels.append(Panel(name, title, x_axis, y_axis, [Series(middle, *points(steps, values))]))
     for score, by_set in _running_aurocs(record).items():
         every = [value for values in by_set.values() for value in values]
         series = [Series(readable(name), *points(steps, values)) for name, values in by_set.items()]

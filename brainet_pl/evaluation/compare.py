@@ -339,8 +339,8 @@ def _spread(metric: Metric, value: float) -> str:
 
 
 def cell(metric: Metric, value: Value) -> str:
-    """Mean ± deviation."""
-    spread = "" if value.deviation is None else f" ± {_spread(metric, value.deviation)}"
+    """Writes a number of a configuration as mean ± deviation."""
+    spread = "" if value.deviation is None else f" ±\u00a0{_spread(metric, value.deviation)}"
     return f"{_text(metric, value.mean)}{spread}"
 
 
@@ -362,7 +362,7 @@ def rows_of(found: Comparison) -> tuple[list[str], list[list[str]]]:
         for metric in found.metrics:
             value = found.values[i].get(metric.key)
             mark = verdict(metric, found.differences[i][metric.key]) if i and metric.key in found.differences[i] else ""
-            texts.append("–" if value is None else f"{cell(metric, value)} {mark}".strip())
+            texts.append("–" if value is None else f"{cell(metric, value)}\u00a0{mark}".strip())
         rows.append([group.name, str(len(group.members)), *texts])
     return columns, rows
 
@@ -384,7 +384,7 @@ def as_csv(found: Comparison) -> str:
 
 
 def as_markdown(found: Comparison) -> str:
-    """The table in Markdown."""
+    """Writes the table of a comparison in Markdown."""
     columns, rows = rows_of(found)
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines) + "\n"
@@ -411,7 +411,7 @@ def as_latex(found: Comparison) -> str:
 
 
 def page_of(found: Comparison) -> Page:
-    """The page of a comparison."""
+    """Puts together the page of a comparison."""
     first = found.groups[0].name
     count = min((gap.runs for row in found.differences[1:] for gap in row.values() if gap.error is not None), default=0)
     note = (
@@ -473,8 +473,8 @@ def _differences(found: Comparison) -> list[Block]:
                 row.append(Cell("–"))
                 continue
             sign = "+" if gap.value >= 0 else "−"
-            error = "" if gap.error is None else f" ± {_spread(metric, gap.error)}"
-            text = f"{sign}{_text(metric, abs(gap.value))}{error} {verdict(metric, gap)}".strip()
+            error = "" if gap.error is None else f" ±\u00a0{_spread(metric, gap.error)}"
+            text = f"{sign}{_text(metric, abs(gap.value))}{error}\u00a0{verdict(metric, gap)}".strip()
             row.append(Cell(text, best=gap.clear))
         rows.append(row)
     caption = "Difference of the means ± its standard error. Bold: more than two standard errors."

@@ -56,7 +56,7 @@ def calibration_sums(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) 
 
 
 def calibration_error(sums: Tensor) -> Tensor:
-    """(…, n_bins, 3) → (…) the expected calibration error Σ_b |Σ confidence - Σ hits| / N.
+    """Computes the expected calibration error Σ_b |Σ confidence - Σ hits| / N from bins (…, n_bins, 3), of shape (…).
 
     >>> calibration_error(calibration_sums(torch.tensor([0.9, 0.9]), torch.tensor([1.0, 0.0]))).round(decimals=4)
     tensor(0.4000, dtype=torch.float64)
@@ -66,7 +66,7 @@ def calibration_error(sums: Tensor) -> Tensor:
 
 
 def maximum_calibration_error(sums: Tensor) -> Tensor:
-    """(…, n_bins, 3) → (…) the largest gap between mean confidence and accuracy of a bin that has samples.
+    """Computes the largest gap between mean confidence and accuracy of a bin with samples, (…, n_bins, 3) → (…).
 
     >>> sums = calibration_sums(torch.tensor([0.9, 0.9, 0.4]), torch.tensor([1.0, 0.0, 1.0]))
     >>> maximum_calibration_error(sums).round(decimals=4)
@@ -90,7 +90,7 @@ def residual_sums(confidence: Tensor, correct: Tensor) -> Tensor:
 
 
 def smooth_calibration_error(sums: Tensor, count: Tensor | float) -> Tensor:
-    """(GRID + 1,) of `residual_sums` of so many samples → smooth ECE (Błasiok & Nakkiran 2024), which has no bins.
+    """Computes the smooth ECE (Błasiok & Nakkiran 2024), which has no bins, from (GRID + 1,) of `residual_sums`.
 
     Residuals are smoothed by a Gaussian that is reflected at 0 and 1; the error is their absolute sum, at the width σ
     at which it equals σ.
@@ -129,7 +129,7 @@ def adaptive_calibration_error(confidence: Tensor, correct: Tensor, n_bins: int 
 
 
 def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> Tensor:
-    """(N,) scores and errors → (N,) error rate when the k + 1 most certain samples are answered.
+    """Computes the error rate (N,) when the k + 1 most certain samples are answered, from scores (N,) and errors (N,).
 
     Samples of equal uncertainty count as answered in random order: each gets the mean error of its group, so the curve
     does not depend on the order of the data.

@@ -53,7 +53,7 @@ class Measure(Metric):
 
     @property
     def better(self) -> Better:
-        """What is good."""
+        """Whether "higher" or "lower" values are better; None where neither is."""
         return None if self.higher_is_better is None else "higher" if self.higher_is_better else "lower"
 
 
@@ -127,18 +127,18 @@ class NegativeLogLikelihood(_SampleMean):
     key, title, unit = "cls/NLL", "NLL", "nats"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,)."""
+        """Computes -log p of the true class of each sample, (B,)."""
         check_classes(preds, target)
         return -preds.gather(1, target.long()[:, None]).clamp(torch.finfo(preds.dtype).tiny, 1.0).log().squeeze(1)
 
 
 class BrierScore(_SampleMean):
-    """1/N Σ_n Σ_c (p_nc - [y(n) = c])², between 0 and 2."""
+    """The Brier score: 1/N Σ_n Σ_c (p_nc - [y(n) = c])², between 0 and 2."""
 
     key, title = "cls/Brier", "Brier score"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,)."""
+        """Computes the squared distance of each prediction from its label, (B,)."""
         check_classes(preds, target)
         return ((preds - torch.nn.functional.one_hot(target.long(), preds.shape[1])) ** 2).sum(dim=1)
 
@@ -161,7 +161,7 @@ class CalibrationError(Measure):
         self.sums = self.sums + calibration_sums(confidence, label == target)
 
     def compute(self) -> Tensor:
-        """The error so far."""
+        """Computes the error of all batches so far, a scalar."""
         return calibration_error(self.sums).float()
 
 
@@ -173,7 +173,7 @@ class PassDisagreement(_SampleMean):
     key, title, unit = "ens/Disagreement", "Passes that answer differently", "share"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,) what `uncertainty.disagreement` gives, and labels (B,)."""
+        """Takes what `uncertainty.disagreement` gives for each sample, (B,)."""
         return preds
 
 
@@ -207,7 +207,7 @@ class SmoothCalibrationError(Measure):
         self.count = self.count + len(target)
 
     def compute(self) -> Tensor:
-        """The error so far."""
+        """Computes the error of all batches so far, a scalar."""
         return smooth_calibration_error(self.sums, self.count).float()
 
 
@@ -249,7 +249,7 @@ class AdaptiveCalibrationError(_Ranked):
     key, title, unit = "cal/aECE", "Calibration error, adaptive bins", "share"
 
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """The error."""
+        """Computes the error of all samples, in bins of equal size."""
         return adaptive_calibration_error(confidence, correct)
 
 
@@ -259,7 +259,7 @@ class AreaUnderRiskCoverage(_Ranked):
     key, title, unit = "sc/AURC", "Risk–coverage area", "share"
 
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """The area."""
+        """Computes the area under the curve of error rate against coverage."""
         return torch.as_tensor(risk_coverage(1.0 - confidence, 1.0 - correct).mean())
 
 
@@ -277,7 +277,7 @@ class RiskAtCoverage(_Ranked):
         self.key, self.title = f"sc/Risk@{percent}Cov", f"Errors among the {percent} % most certain"
 
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """The rate."""
+        """Computes the error rate among the most certain samples."""
         risk = risk_coverage(1.0 - confidence, 1.0 - correct)
         return risk[max(0, math.ceil(self.coverage * len(risk)) - 1)]
 
@@ -312,7 +312,7 @@ def collect(measures: list[Measure], prefix: str, group: str) -> MetricCollectio
 
 
 class SquaredError(MeanSquaredError, Measure):
-    """RMSE: √(1/N Σ_n (μ_n - y_n)²)."""
+    """The root of the mean squared error (RMSE): √(1/N Σ_n (μ_n - y_n)²)."""
 
     key, title, unit = "reg/RMSE", "RMSE", "target"
 
@@ -328,7 +328,7 @@ class SquaredError(MeanSquaredError, Measure):
 
 
 class AbsoluteError(MeanAbsoluteError, Measure):
-    """MAE: 1/N Σ_n |μ_n - y_n|."""
+    """The mean absolute error (MAE): 1/N Σ_n |μ_n - y_n|."""
 
     key, title, unit = "reg/MAE", "MAE", "target"
 
@@ -346,7 +346,7 @@ class GaussianNLL(_SampleMean):
     key, title, unit = "reg/NLL", "NLL", "nats"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,)."""
+        """Computes the negative log-density of each target under the predicted Gaussian, (B,)."""
         check_numbers(preds, target)
         return gaussian_nll(preds[:, 0], preds[:, 1], target)
 
@@ -366,7 +366,7 @@ class IntervalCoverage(_SampleMean):
         self.key, self.title = f"cal/coverage{percent}", f"Targets inside the {percent} % interval"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,)."""
+        """Computes whether each target lies in its interval, (B,) of zeros and ones."""
         return (_central(preds, target) <= self.level).float()
 
 
@@ -376,7 +376,7 @@ class Sharpness(_SampleMean):
     key, title, unit = "cal/sharpness", "Mean width of the 95 % interval", "target"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,)."""
+        """Computes the predicted standard deviation of each sample, (B,)."""
         check_numbers(preds, target)
         return 2 * math.sqrt(2) * float(torch.special.erfinv(torch.tensor(0.95))) * preds[:, 1].sqrt()
 
@@ -394,7 +394,7 @@ class QuantileCalibrationError(Measure):
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch."""
+        """Adds means and variances (B, 2) and targets (B,) of a batch."""
         levels = torch.tensor(_LEVELS, device=preds.device)
         self.inside = self.inside + (_central(preds, target)[:, None] <= levels).sum(dim=0)
         self.count = self.count + len(target)
@@ -443,7 +443,7 @@ class SetCoverage(_SampleMean):
     key, title, unit = "conformal/Coverage", "Sets that hold the label", "share"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,) of sets (B, C) and labels (B,)."""
+        """Computes whether each set (B, C) holds the label (B,), as zeros and ones (B,)."""
         check_sets(preds, target)
         return preds.gather(1, target.long()[:, None]).squeeze(1).float()
 
@@ -455,7 +455,7 @@ class SetSize(_SampleMean):
     key, title = "conformal/Size", "Mean size of the sets"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,) of sets (B, C) and labels (B,)."""
+        """Computes the number of classes of each set (B, C), (B,)."""
         check_sets(preds, target)
         return preds.sum(dim=1).float()
 
@@ -499,7 +499,7 @@ class BoundCoverage(_SampleMean):
     key, title, unit = "conformal/Coverage", "Intervals that hold the target", "share"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,) of bounds (B, 2) and targets (B,)."""
+        """Computes whether each target (B,) lies between its bounds (B, 2), as zeros and ones (B,)."""
         check_numbers(preds, target)
         return ((preds[:, 0] <= target) & (target <= preds[:, 1])).float()
 
@@ -511,6 +511,6 @@ class BoundWidth(_SampleMean):
     key, title, unit = "conformal/Width", "Mean width of the intervals", "target"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,) of bounds (B, 2) and targets (B,)."""
+        """Computes the distance between the bounds (B, 2) of each sample, (B,)."""
         check_numbers(preds, target)
         return preds[:, 1] - preds[:, 0]

@@ -23,7 +23,7 @@ def chosen_steps(passes: int, most: int = 16) -> list[int]:
 
 
 def running_mean(probs: Tensor, weights: Tensor | None, steps: list[int]) -> Tensor:
-    """(T, B, C) → (len(steps), B, C): the mean of the first t passes for each t, under weights (T,) where given."""
+    """Averages the first t passes (T, B, C) for each t of steps, (len(steps), B, C), under weights (T,) where given."""
     share = probs.new_ones(len(probs)) if weights is None else weights.to(probs)
     total = (probs * share[:, None, None]).cumsum(dim=0)
     norm = share.cumsum(dim=0).clamp_min(torch.finfo(probs.dtype).tiny)
@@ -32,7 +32,7 @@ def running_mean(probs: Tensor, weights: Tensor | None, steps: list[int]) -> Ten
 
 
 def running_scores(probs: Tensor, weights: Tensor | None, steps: list[int]) -> dict[str, Tensor]:
-    """(T, B, C) → `entropy` and `mutual_information` of the first t passes, each (len(steps), B)."""
+    """Computes `entropy` and `mutual_information` of the first t passes (T, B, C), each (len(steps), B)."""
     total = uncertainty.entropy(running_mean(probs, weights, steps))
     each = uncertainty.entropy(probs).unsqueeze(-1)
     expected = running_mean(each, weights, steps).squeeze(-1)

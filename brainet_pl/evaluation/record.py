@@ -121,7 +121,7 @@ class Rows:
 
     @property
     def batches(self) -> list[Batch]:
-        """All that is kept."""
+        """Gives all batches that were kept, in their order."""
         return [*self._packed, *self._fresh]
 
 
@@ -148,12 +148,12 @@ class TestRecord:
 
     @property
     def known(self) -> SetRecord:
-        """The test set."""
+        """The record of the known test set."""
         return next(part for part in self.sets.values() if part.role == "known")
 
     @property
     def unknown(self) -> Iterator[SetRecord]:
-        """The other sets."""
+        """The records of all other sets, in their order."""
         return (part for part in self.sets.values() if part.role != "known")
 
     def add(self, name: str, numbers: Tensor, batch: SampleBatch) -> None:

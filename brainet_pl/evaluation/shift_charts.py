@@ -14,6 +14,7 @@ from brainet_pl.evaluation.shift import Shifted, means, parse_shift
 from brainet_pl.evaluation.summary import TableData
 
 WORDS = {"predicted": "as predicted", "final": "after calibration"}
+TITLES = {"Acc": "Accuracy", "NLL": "NLL, nats", "Brier": "Brier score", "ECE": "Calibration error (ECE)"}
 SHARES = ("Acc", "ECE")  # measures that are shares of samples
 
 
@@ -74,8 +75,8 @@ def severity_chart(shifts: Sequence[Shifted]) -> Chart:
                 low, high = ([short(end(group)) for group in groups] for end in (min, max))
                 lines.append(Series(label, xs, ys, low=low, high=high))
         unit = SHARE._replace(low=None, high=None) if measure in SHARES else Axis("")
-        arrow = "↑" if measure == "Acc" else "↓"
-        panels.append(Panel(measure, f"{measure} {arrow}", x_axis, unit._replace(label=measure), lines))
+        title = f"{TITLES.get(measure, measure)} {'↑' if measure == 'Acc' else '↓'}"
+        panels.append(Panel(measure, title, x_axis, unit, lines))
     worst = severities[-1]
     measure = "ECE" if "ECE" in shifts[0].predicted else next(iter(shifts[0].predicted))
     ends = ", ".join(f"{WORDS[which]} {values[measure]:.4g}" for which, values in means(shifts, worst).items())

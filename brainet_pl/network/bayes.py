@@ -42,7 +42,7 @@ class BayesLinear(nn.Module):
         return mean + variance.clamp_min(1e-16).sqrt() * torch.randn_like(mean)
 
     def divergence(self) -> Tensor:
-        """KL(q ‖ prior) in nats."""
+        """Computes KL(q ‖ prior) of weights and biases, in nats."""
         sigma = F.softplus(self.rho)
         return (0.5 * (sigma**2 + self.mean**2 - 1.0) - sigma.log()).sum()
 
@@ -61,14 +61,14 @@ class BayesHead(Head):
         self.output = BayesLinear(sizes[-1], out_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, d) → (B, C) with freshly drawn weights."""
+        """Maps features (B, d) to outputs (B, O) with freshly drawn weights."""
         x = as_features(x, self.in_features, self.output.mean)
         for layer, norm in zip(self.hidden, self.norms, strict=True):
             x = F.relu(norm(layer(x)))
         return torch.as_tensor(self.output(x))
 
     def passes(self, x: Tensor, count: int) -> Outputs:
-        """(B, d) → (T, B, O): T draws of the weights."""
+        """Maps features (B, d) to the outputs of T draws of the weights, (T, B, O)."""
         x = as_features(x, self.in_features, self.output.mean)
         return Outputs(
             torch.as_tensor(
@@ -96,5 +96,5 @@ class Bayes(HeadSettings):
         self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BayesHead:
-        """The network."""
+        """Builds the network for so many features and outputs."""
         return BayesHead(in_features, out_features, resolve_budget(self.num_params, in_features), self.hidden)

@@ -54,7 +54,7 @@ class Bucket:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(G, O, I)."""
+        """The padded shape (G, O, I): blocks, their neurons, and their inputs."""
         return (*self.neurons.shape, self.rows.shape[1])
 
 
@@ -78,7 +78,7 @@ class BranchBucket:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(G, O, I)."""
+        """The padded shape (G, O, I): blocks, their neurons, and their inputs."""
         return (*self.neurons.shape, self.sources.shape[1])
 
 

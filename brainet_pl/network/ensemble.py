@@ -104,21 +104,21 @@ class EnsembleHead(Head):
             self.out_bias.uniform_(-bound, bound)
 
     def extra_repr(self) -> str:
-        """For `print(head)`."""
+        """Says what `print(head)` shows of it."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, members={self.members}, "
             f"num_params={self.num_params:,}, depth={self.plan.ggt.depth}"
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, d), or (M, B, d) with samples of its own for each member → (M, B, O); dropout only while training."""
+        """Maps features (B, d), or (M, B, d) of each member, to (M, B, O); dropout only while training."""
         x = self._samples(x)
         if not self.training:
             return self._emit(self.layers.run_evaluate(x))
         return self._emit(self.layers.run_train(x, self.layers.draw(1, 1), self.dropout))
 
     def passes(self, x: Tensor, count: int) -> Outputs:
-        """(B, d) or (M, B, d) → (M, B, O); with dropout (M·T, B, O), T masks for each member in turn."""
+        """Maps features (B, d) or (M, B, d) to (M, B, O); with dropout to (M·T, B, O), T masks for each member."""
         x = self._samples(x)
         if not self.dropout:
             return Outputs(self._emit(self.layers.run_evaluate(x)))

@@ -184,7 +184,7 @@ class LevelTensors(nn.Module):
                 _index(tensors, "rows", local.ravel())
 
     def by_branch(self, neurons: Tensor) -> Tensor:
-        """(M, neurons, B) → (M, s, W, B); zeros where a node has fewer than s branches."""
+        """Turns (M, neurons, B) into (M, s, W, B), with zeros where a node has fewer than s branches."""
         if self.uneven:
             padded = torch.cat([neurons, neurons.new_zeros(len(neurons), 1, neurons.shape[2])], dim=1)
             neurons = padded.index_select(1, self.branches.remainder(padded.shape[1]))

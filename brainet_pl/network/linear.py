@@ -10,7 +10,7 @@ from brainet_pl.structure.ggt import GGT
 
 
 class LinearHead(Head):
-    """One dense layer.
+    """One dense layer, as the classification layer of most networks is.
 
     Args:
         in_features: d.
@@ -22,11 +22,11 @@ class LinearHead(Head):
         self.layers = nn.Linear(*check_sizes(in_features, out_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, d) → (B, O)."""
+        """Maps features (B, d) to outputs (B, O)."""
         return torch.as_tensor(self.layers(as_features(x, self.layers.in_features, self.layers.weight)))
 
     def passes(self, x: Tensor, count: int) -> Outputs:
-        """(B, d) → (1, B, O): there is only one network."""
+        """Maps features (B, d) to outputs (1, B, O): there is only one network."""
         return Outputs(torch.as_tensor(self(x)).unsqueeze(0))
 
 
@@ -34,5 +34,5 @@ class Linear(HeadSettings):
     """One dense layer, for comparison. It has no settings."""
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> LinearHead:
-        """The dense layer."""
+        """Builds the dense layer for so many features and outputs."""
         return LinearHead(in_features, out_features)

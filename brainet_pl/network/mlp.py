@@ -65,7 +65,7 @@ class MLPHead(Head):
         self.dropout = checks.share("dropout", dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, d) → (B, O)."""
+        """Maps features (B, d) to outputs (B, O)."""
         return torch.as_tensor(self.layers(as_features(x, self.in_features, self._weights)))
 
     @property
@@ -73,7 +73,10 @@ class MLPHead(Head):
         return next(self.layers.parameters())
 
     def passes(self, x: Tensor, count: int) -> Outputs:
-        """(B, d) → (1, B, O); with dropout (T, B, O), T masks, all in one large batch; batch norm as in evaluation."""
+        """Maps features (B, d) to (1, B, O); with dropout to (T, B, O), T masks, all in one large batch.
+
+        Batch norm is as in evaluation.
+        """
         if not self.dropout:
             return Outputs(torch.as_tensor(self(x)).unsqueeze(0))
         y = as_features(x, self.in_features, self._weights).repeat(checks.whole("passes", count, 1, MOST_PASSES), 1)
@@ -98,7 +101,7 @@ class MLP(HeadSettings):
         self.norm = norm
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
-        """The network."""
+        """Builds the network for so many features and outputs."""
         return MLPHead(
             in_features, out_features, resolve_budget(self.num_params, in_features), self.hidden, 0.0, self.norm
         )
@@ -121,7 +124,7 @@ class MCDropout(HeadSettings):
         self.norm = norm
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
-        """The network."""
+        """Builds the network for so many features and outputs."""
         return MLPHead(
             in_features, out_features, resolve_budget(self.num_params, in_features), self.hidden, self.rate, self.norm
         )

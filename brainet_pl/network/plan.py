@@ -54,7 +54,7 @@ class Level:
 
     @property
     def num_neurons(self) -> int:
-        """Neurons of all branches."""
+        """The number of neurons of all branches of the level."""
         return sum(layer.width for layer in self.layers)
 
 

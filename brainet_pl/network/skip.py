@@ -37,14 +37,14 @@ class Skip(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to zero."""
+        """Puts all weights back to zero, so that the layer adds nothing."""
         with torch.no_grad():
             self.weight.zero_()
             self.running_mean.zero_()
             self.running_var.fill_(1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, d) → (B, O)."""
+        """Maps features (B, d) to what is added to the outputs, (B, O)."""
         x = x.to(self.weight.dtype)
         if self.norm is None:
             return F.linear(x, self.weight)

@@ -198,7 +198,7 @@ class BRAINetHead(ResidualHead):
 
     @property
     def inference(self) -> Inference:
-        """What `passes` does."""
+        """What `passes` does: "stochastic", "simultaneous" or "enumerated"."""
         return self._inference
 
     @inference.setter
@@ -264,7 +264,7 @@ class BRAINetHead(ResidualHead):
         return best_value(losses, self.dropout).value
 
     def extra_repr(self) -> str:
-        """For `print(head)`."""
+        """Says what `print(head)` shows of it."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, num_params={self.num_params:,}, "
             f"sub-networks={self.ggt.num_subnetworks:,}, depth={self.ggt.depth}, temperature={self.temperature:.4g}"
@@ -280,7 +280,7 @@ class BRAINetHead(ResidualHead):
         own: Tensor | None = None,
         draws: int | None = None,
     ) -> Tensor:
-        """(B, d) → (B, C), the simultaneous pass; while training (M, B, C) of M drawn sub-networks, (B, C) for M = 1.
+        """Maps features (B, d) to (B, C) by the simultaneous pass; while training to (M, B, C) of M drawn sub-networks.
 
         M is `draws`, or the head's own number.
         """
@@ -299,7 +299,7 @@ class BRAINetHead(ResidualHead):
         return self._emit(root.view(len(root), versions, len(x)).transpose(0, 1), x, own)
 
     def passes(self, x: Tensor, count: int, *, own: Tensor | None = None) -> Outputs:
-        """(B, d) → (T, B, C) as `inference` says, and the exact weights of enumerated sub-networks."""
+        """Maps features (B, d) to (T, B, C) as `inference` says, with the exact weights of enumerated sub-networks."""
         if self.inference == "stochastic" and self.held is not None:
             return Outputs(self.at(x, self.held, own=own))
         if self.inference == "stochastic" and torch.compiler.is_compiling():
@@ -312,7 +312,7 @@ class BRAINetHead(ResidualHead):
         return Outputs(self.simultaneous(x, own=own).unsqueeze(0))
 
     def simultaneous(self, x: Tensor, *, own: Tensor | None = None) -> Tensor:
-        """(B, d) → (B, C): every node passes on the mean of its branches, weighted by their probabilities."""
+        """Maps features (B, d) to (B, C): a node passes on the mean of its branches, weighted by their probability."""
         return self._emit(self.layers.run_evaluate(x).squeeze(0), x, own)
 
     def stochastic(
@@ -324,7 +324,7 @@ class BRAINetHead(ResidualHead):
         temperature: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Draws:
-        """(B, d) → (T, B, C): sub-networks drawn exactly from their posterior.
+        """Maps features (B, d) to (T, B, C) of T sub-networks drawn exactly from their posterior.
 
         `temperature` None is the head's own. The same generator state gives the same draws.
         """
@@ -341,7 +341,10 @@ class BRAINetHead(ResidualHead):
         *,
         own: Tensor | None = None,
     ) -> Tensor:
-        """(B, d) → (T, B, C), the outputs of given sub-networks; equal ones are computed once, except for dropout."""
+        """Maps features (B, d) to the outputs (T, B, C) of given sub-networks.
+
+        Equal ones are computed once, except for dropout.
+        """
         if torch.compiler.is_dynamo_compiling():
             return self.on_choices(x, self.layers.choices(subnetworks), own=own)
         if self.prediction_dropout:
@@ -352,9 +355,10 @@ class BRAINetHead(ResidualHead):
         return logits if len(order) == len(subnetworks) else logits[[order[drawn] for drawn in subnetworks]]
 
     def on_choices(self, x: Tensor, choices: Sequence[Tensor], *, own: Tensor | None = None) -> Tensor:
-        """(B, d) → (T, B, C) of sub-networks as tensors of choices: `layers.draw_posterior`, or `layers.choices`.
+        """Maps features (B, d) to (T, B, C) of sub-networks as tensors of choices.
 
-        One graph serves all of them, so this is what a compiler sees: draws can be made before and given to it.
+        They come from `layers.draw_posterior`, or `layers.choices`. One graph serves all of them, so this is what a
+        compiler sees: draws can be made before and given to it.
         """
         return self._emit(self.layers.run_chosen(x, choices, self.prediction_dropout), x, own)
 
@@ -368,7 +372,7 @@ class BRAINetHead(ResidualHead):
     def enumerate(
         self, x: Tensor, limit: int = 1024, *, own: Tensor | None = None, temperature: float | None = None
     ) -> Enumerated:
-        """(B, d) → every sub-network's logits and its exact posterior probability; refuses more than `limit`."""
+        """Maps features (B, d) to every sub-network's logits with its posterior; more than `limit` are refused."""
         if self.ggt.num_subnetworks > limit:
             raise ValueError(
                 f"expected at most {limit:,} sub-networks to enumerate, got {self.ggt.num_subnetworks:,}: use "
@@ -463,7 +467,7 @@ class Tree(HeadSettings):
 
     @property
     def asks_own(self) -> bool:
-        """With "own_or_linear"."""
+        """Whether it wants the network's own logits: with "own_or_linear"."""
         return self.skip == "own_or_linear"
 
     def beside(self, own: bool) -> Tree:
@@ -473,7 +477,7 @@ class Tree(HeadSettings):
         return Tree(**self.settings() | {"skip": "own"})
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BRAINetHead:
-        """The head of a tree."""
+        """Builds the head of a tree for so many outputs."""
         settings = self.settings() | {
             "num_params": None if self.num_params == "auto" else self.num_params,
             "temperature": "auto" if self.temperature is None else self.temperature,

@@ -239,7 +239,7 @@ class ScoreSet(nn.Module):
             self.add(score)
 
     def add(self, score: Score) -> None:
-        """Add one more score."""
+        """Adds one more score to the set, under its key."""
         twice = sorted(set(self.units) & {score.called(name) for name in score.units})
         if twice:
             raise ValueError(

@@ -131,7 +131,7 @@ class GenerativeScore(nn.Module):
 
     @torch.no_grad()
     def forward(self, features: Tensor) -> Tensor:
-        """(B, d) → (B, C) log p(x | c), averaged over sub-networks."""
+        """Maps features (B, d) to log p(x | c), (B, C), averaged over sub-networks."""
         self._check(features)
         rows = max(1, _ROOM // self.families.numbers)
         with torch.autocast(features.device.type, enabled=False):  # never in 16 bits, as in `_apply`
@@ -281,7 +281,7 @@ class TreeAverage(nn.Module):
         self.root = row[0]
 
     def forward(self, families: Tensor) -> Tensor:
-        """(F, B, C) → (B, C)."""
+        """Averages log-densities of families (F, B, C) over all sub-networks of the tree, (B, C)."""
         found = families.index_select(0, self._family)
         state = families.new_zeros(self.num_leaves, *families.shape[1:]).index_add(0, self._leaf, found)
         for step in self.steps:
@@ -364,7 +364,7 @@ class GaussianFamilies(nn.Module):
                 buffer.copy_(total(buffer))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, d) → (F, B, C)."""
+        """Maps features (B, d) to the log-density of each family in each class, (F, B, C)."""
         columns = F.pad(x, (0, 1)).t()
         expected = torch.bmm(columns[self.parents].transpose(1, 2), self.slopes) + self.intercept
         error = columns[self.variable].unsqueeze(2) - expected
@@ -396,7 +396,7 @@ class DiscreteFamilies(nn.Module):
         self.register_buffer("tables", torch.zeros(len(families), bins**max_parents * bins, num_classes))
 
     def fit(self, x: Tensor, labels: Tensor) -> None:
-        """From features (N, d) and labels (N,)."""
+        """Counts levels of features (N, d) by family and by label (N,)."""
         inner = torch.linspace(0, 1, self.bins + 1, dtype=x.dtype, device=x.device)[1:-1]
         self.edges.copy_(torch.stack([torch.quantile(column, inner) for column in x.t()]))
         codes = self._codes(x)
@@ -456,7 +456,7 @@ class DiscreteFamilies(nn.Module):
         return kept
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, d) → (F, B, C)."""
+        """Maps features (B, d) to the log-probability of each family in each class, (F, B, C)."""
         codes = self._codes(x)
         row = torch.zeros_like(codes[self.variable])
         for k in range(self.chosen.shape[1] - 1, -1, -1):

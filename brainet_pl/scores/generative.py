@@ -172,7 +172,7 @@ class Generative(Score):
         return ((both - self.reference[0]) / self.reference[1]).sum(dim=1)
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """The scores (B,)."""
+        """Gives the scores of a batch by name, each (B,)."""
         assert self.density is not None
         energy = passes.scores.get("energy")
         features = passes.features.index_select(1, self.chosen) if len(self.chosen) else passes.features
@@ -206,13 +206,13 @@ class ScoreMoments(Metric):
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, scores: Tensor) -> None:
-        """Add scores (B, 2)."""
+        """Adds the two scores (B, 2) of a batch."""
         scores = scores.double()
         # Never in place, as in `brainet_pl.metrics`: a fit may follow a validation in inference mode.
         self.sums = self.sums + torch.stack([scores.sum(dim=0), (scores**2).sum(dim=0)])
         self.count = self.count + len(scores)
 
     def compute(self) -> Tensor:
-        """(2, 2): means, then deviations, which are never 0."""
+        """Gives means and then deviations of both scores, (2, 2); deviations are never 0."""
         mean, square = self.sums / self.count
         return torch.stack([mean, (square - mean**2).clamp_min(1e-12).sqrt()]).float()

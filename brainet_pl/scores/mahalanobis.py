@@ -75,7 +75,7 @@ class Mahalanobis(Score):
 
     @torch.no_grad()
     def distances(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, d) → plain and relative distance, each (B,)."""
+        """Maps features (B, d) to the plain and the relative distance, each (B,)."""
         if features.dim() != 2 or features.shape[1] != len(self.center):
             raise ValueError(
                 f"expected features of shape (batch, {len(self.center)}) as the distance was fitted to, got "

@@ -59,7 +59,7 @@ class KNN(Score):
 
     @torch.no_grad()
     def distances(self, features: Tensor) -> Tensor:
-        """(B, d) → (B,) squared distance to the k-th neighbour: 2 - 2·(cosine of the angle)."""
+        """Maps features (B, d) to the squared distance to the k-th neighbour, (B,): 2 - 2·(cosine of the angle)."""
         if features.dim() != 2 or features.shape[1] != self.bank.shape[1]:
             raise ValueError(
                 f"expected features of shape (batch, {self.bank.shape[1]}) as k-NN was fitted to, got "
@@ -71,5 +71,5 @@ class KNN(Score):
             return 2.0 - 2.0 * in_parts(lambda part: (part @ self.bank.t()).topk(k, dim=1).values[:, -1], unit, rows)
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """`knn` (B,)."""
+        """Gives the score `knn` of a batch, (B,)."""
         return {"knn": self.distances(passes.features)}

@@ -126,12 +126,12 @@ class ScoreColumns(Metric):
         self.names: list[str] = []
 
     def update(self, scores: Mapping[str, Tensor]) -> None:
-        """Add a batch: name → (B,)."""
+        """Adds a batch of scores by name, each (B,)."""
         self.names = list(scores)
         self.values.append(torch.stack([values.detach().float() for values in scores.values()], dim=1))
 
     def compute(self) -> Tensor:
-        """(N, K), one column for each name."""
+        """Gives all scores (N, K), one column for each name."""
         return dim_zero_cat(self.values)
 
     def columns(self) -> dict[str, Tensor]:

@@ -123,7 +123,7 @@ class Stages(Score):
         return True
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """`stages` (B,)."""
+        """Gives the score `stages` of a batch, (B,)."""
         if passes.features.shape[1] != sum(self._split):
             raise ValueError(
                 f"expected {sum(self._split)} features of {self.taps} as in training, got {passes.features.shape[1]}"

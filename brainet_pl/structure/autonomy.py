@@ -52,7 +52,7 @@ class Budget:
     start: float = field(default_factory=time.monotonic)
 
     def count(self, tests: int) -> None:
-        """Add `tests` tests."""
+        """Adds so many tests to those made, and tells whoever listens."""
         self.tests += tests
         self.on_tests(tests)
 
@@ -103,7 +103,7 @@ def increase_separation(
 
 
 def checked_votes(A: Bools, found: Separations, targets: Bools, n: int, test: Margins, budget: Budget) -> Bools:
-    """(d, d): some v-structure x → z ← y, in which x and y depend on each other given z, asks for the edge x → z.
+    """Says for which x → z, (d, d), there is a v-structure x → z ← y in which x and y depend on each other given z.
 
     `found` holds pairs that sets of size n separate; z is one of `targets` (d,). With a spent budget nothing is tested,
     and every v-structure votes.
@@ -247,7 +247,7 @@ class Evidence:
 
     @classmethod
     def none(cls, d: int) -> Evidence:
-        """Nothing is known yet."""
+        """Makes the evidence of somebody who knows nothing yet."""
         return cls(np.full((d, d), np.inf), np.full((d, d), -1), [], [])
 
     def collect(self, pairs: Bools, potential: Bools, n: int, test: Margins, budget: Budget) -> None:
@@ -385,7 +385,7 @@ class Evidence:
 
 
 def strongest(potential: Bools, test: Margins) -> Bools:
-    """(d, d): of each row of `potential` the `MOST_CONDITIONS` that depend most on its variable, given nothing.
+    """Keeps of each row of `potential` (d, d) the `MOST_CONDITIONS` that depend most on its variable, given nothing.
 
     All of them where there are no more, or where the test has no `strength` or wants no cap.
     """
@@ -434,7 +434,7 @@ def recursive_autonomy(
 
 
 def marginally_dependent(d: int, X: Ints, test: Margins, budget: Budget) -> Bools:
-    """(d, d): pairs of `X` that the test does not call independent given nothing."""
+    """Says which pairs (d, d) of `X` the test does not call independent given nothing."""
     inside = np.zeros((d, d), dtype=bool)
     inside[np.ix_(X, X)] = complete_graph(len(X))
     evidence = Evidence.none(d)

@@ -83,7 +83,7 @@ def _words(chunk: Table) -> Words:
 
 
 def column_sums(values: Table, row_hash: Words | None) -> Words:
-    """(d,) sums over the rows of `values` (N, d) that hashes of columns are made of; those of parts of a table add up.
+    """Sums over the rows of `values` (N, d) what hashes of columns are made of, (d,); sums of parts of a table add up.
 
     `row_hash` (N,) tells columns with equal counts of values apart; None tells nothing.
     """
@@ -98,7 +98,7 @@ def column_sums(values: Table, row_hash: Words | None) -> Words:
 
 
 def row_hashes(values: Table, column_hash: Words) -> Words:
-    """(N,) hashes of the rows of `values` (N, d), given those of its columns (d,)."""
+    """Computes hashes (N,) of the rows of `values` (N, d), given those of its columns (d,)."""
     total = np.empty(len(values), dtype=np.uint64)
     step = max(1, _CHUNK // max(1, values.shape[1]))
     for i in range(0, len(values), step):

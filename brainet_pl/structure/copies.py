@@ -18,7 +18,7 @@ from brainet_pl.structure.tree import Branch, Leaf, Node, Tree
 
 
 def find_copies(data: PreparedData, kind: Kind) -> Ints:
-    """(d,) for each column of `data` the first column that it determines and that determines it, as a test sees them.
+    """Finds for each column the first that it determines and that determines it, as a test sees them, (d,).
 
     Discrete: the levels of one are those of the other by other names. Gaussian: one rises, or falls, exactly where the
     other does. A column without a copy has its own number; so have columns that never vary, which say nothing, and the

@@ -68,7 +68,7 @@ class PreparedData(ABC):
 
     @property
     def d(self) -> int:
-        """The number of variables."""
+        """The number of variables, that is of columns."""
         return len(self.columns)
 
     @property
@@ -89,11 +89,11 @@ class PreparedData(ABC):
     @property
     @abstractmethod
     def scores(self) -> NDArray[np.float32]:
-        """(n, d) the normal scores; prefer `correlation`, which needs no row in memory."""
+        """The normal scores (n, d); prefer `correlation`, which needs no row in memory."""
 
     @abstractmethod
     def correlation(self, weights: Weights | None = None) -> Floats:
-        """(d, d) correlation of the normal scores, rows counted as often as `weights` (n,) says."""
+        """Computes the correlation (d, d) of the normal scores, rows counted as often as `weights` (n,) says."""
 
     def announce(self, samples: Iterable[Weights]) -> None:  # noqa: B027
         """Hear which samples `correlation` will be asked for, in about this order; whoever reads data anew listens."""
@@ -141,7 +141,7 @@ class TableData(PreparedData):
         return normal_scores(self.values)
 
     def correlation(self, weights: Weights | None = None) -> Floats:
-        """(d, d) correlation of the normal scores, rows counted as often as `weights` (n,) says."""
+        """Computes the correlation (d, d) of the normal scores, rows counted as often as `weights` (n,) says."""
         return correlation(self.scores, weights)
 
 

@@ -77,7 +77,7 @@ def normal_scores(values: NDArray[np.generic]) -> NDArray[np.float32]:
 
 
 def level_scores(count: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(K,) normal score of each distinct value of a column, from how often each occurs (K,), in ascending order."""
+    """Computes the normal score (K,) of each distinct value of a column, in ascending order, from its counts (K,)."""
     first = np.cumsum(count) - count
     score = ndtri((first + 0.5 * count) / count.sum())
     score -= np.average(score, weights=count)

@@ -219,10 +219,10 @@ class GGT:
             *ancestors, descendant = (prune(c) for c in self._tree.branches[i][choices[i]])
             return Node(node.variables, (Branch(tuple(ancestors), descendant),))
 
-        return GGT(prune(0), self.num_variables, self.num_rows, self.settings)
+        return GGT(prune(0), self.num_variables, self.num_rows, self.settings, self.names)
 
     def path(self, subnetwork: SubNetwork) -> list[tuple[int, int]]:
-        """(number in `nodes`, branch) for every node of a sub-network, from the root down."""
+        """Gives (number in `nodes`, branch) for every node of a sub-network, from the root down."""
         return [(i, t) for i, t in tree.visit(self._tree, subnetwork) if t >= 0]
 
     def leaves(self, subnetwork: SubNetwork) -> list[Leaf]:
@@ -235,7 +235,7 @@ class GGT:
         return math.fsum(leaf.score for leaf in self.leaves(subnetwork))
 
     def dag(self, subnetwork: SubNetwork) -> NDArray[np.bool_]:
-        """(d, d) the Bayesian network that a sub-network stands for: [i, j] means i → j."""
+        """Gives the Bayesian network that a sub-network stands for, (d, d): [i, j] means i → j."""
         dag = np.zeros((self.num_variables, self.num_variables), dtype=bool)
         for leaf in self.leaves(subnetwork):
             for x, parents in zip(leaf.variables, leaf.parents, strict=True):
@@ -252,7 +252,7 @@ class GGT:
         return (SubNetwork(choices) for choices in tree.enumerate_choices(self.root))
 
     def edge_probabilities(self, temperature: float | None = None) -> Floats:
-        """(d, d) the exact probability, under `sample`, that i is a parent of j.
+        """Computes the exact probability, under `sample`, that i is a parent of j, (d, d).
 
         With its transpose added, that i and j are joined. `temperature` None is `auto_temperature`.
 

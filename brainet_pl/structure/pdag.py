@@ -42,17 +42,17 @@ class PDAG:
 
     @property
     def directed(self) -> Bools:
-        """(d, d): i → j."""
+        """Says where there is an arrow, (d, d): [i, j] means i → j."""
         return self.adjacency & ~self.adjacency.T
 
     @property
     def undirected(self) -> Bools:
-        """(d, d): i — j."""
+        """Says where there is an edge without direction, (d, d): [i, j] means i — j."""
         return self.adjacency & self.adjacency.T
 
     @property
     def skeleton(self) -> Bools:
-        """(d, d): i and j are adjacent."""
+        """Says which variables are adjacent, (d, d), whatever the direction."""
         return self.adjacency | self.adjacency.T
 
     def shd(self, other: PDAG) -> int:
@@ -110,7 +110,7 @@ def join_separations(parts: Sequence[Separations]) -> Separations:
 
 
 def collider_votes(A: Bools, found: Separations, targets: Bools) -> Bools:
-    """(d, d): some v-structure x → z ← y asks for the edge x → z.
+    """Says which edges x → z, (d, d), some v-structure x → z ← y asks for.
 
     For each separated pair (x, y), every z in `targets` (d,) adjacent to both and not in their separating set.
     """

@@ -69,7 +69,7 @@ def entropy(tree: NumberedTree, log_probs: LogProbs) -> float:
 
 
 def reach(tree: NumberedTree, log_probs: LogProbs) -> Floats:
-    """(nodes,) the probability that a draw by these branch probabilities meets each node."""
+    """Computes the probability that a draw by these branch probabilities meets each node, (nodes,)."""
     reached = np.zeros(len(tree.nodes))
     reached[0] = 1.0
     for i, branches in enumerate(tree.branches):  # children have larger numbers than their node

@@ -44,7 +44,7 @@ class FamilyScore:
 
 
 def family_counts(table: CodeTable, x: int, parents: tuple[int, ...]) -> NDArray[np.int64]:
-    """(q', r) how often each level of `x` occurs with each configuration of `parents` that occurs at all."""
+    """Counts how often each level of `x` occurs with each configuration of `parents` that occurs at all, (q', r)."""
     code = np.zeros(table.num_rows, dtype=np.int64)
     size = 1
     for parent in parents:

@@ -21,7 +21,7 @@ _ADVICE = "it is not what to_json writes; learn the structure again"
 
 
 class Content(NamedTuple):
-    """What a stored tree holds."""
+    """What a stored tree holds, once it has been checked."""
 
     root: Tree
     num_variables: int

@@ -64,7 +64,7 @@ class CodeTable:
 
     @property
     def num_rows(self) -> int:
-        """N."""
+        """The number of rows, N."""
         return len(self.codes)
 
     def drawn(self, weights: NDArray[np.int64]) -> CodeTable:
@@ -155,7 +155,7 @@ class CountSample:
         return JointCounts(whole, left_blocks, right_blocks)
 
     def pair_tables(self, x: Ints, y: Ints, conditions: Ints) -> NDArray[np.int64]:
-        """(T, q, r, s) counts of pairs x (T,), y (T,) given conditions (T, n), all levels kept, padded to one shape.
+        """Counts pairs x (T,), y (T,) given conditions (T, n), all levels kept and padded to one shape, (T, q, r, s).
 
         The cheap way for a few pairs at a time: one joint code a row, then one histogram for all T tests together.
         """
@@ -245,7 +245,10 @@ def _chunks(ends: Ints, step: int) -> Iterator[tuple[int, int, list[tuple[int, i
 
 
 def correlation(scores: NDArray[np.float32], weights: NDArray[np.int64] | None = None) -> Floats:
-    """(d, d) correlation of `scores` (N, d) under row weights; 0 where a column does not vary, 1 on the diagonal."""
+    """Computes the correlation (d, d) of `scores` (N, d) under row weights.
+
+    It is 0 where a column does not vary, and 1 on the diagonal.
+    """
     n, d = scores.shape
     step = max(1, _GRAM_VALUES // d)
     gram, total = np.zeros((d, d)), np.zeros(d)
@@ -275,7 +278,7 @@ def self_product(block: NDArray[np.float32]) -> Floats:
 
 
 def standardised(gram: Floats, total: Floats, count: int) -> Floats:
-    """(d, d) correlation from sums over `count` rows: of products (d, d), symmetric, and of values (d,).
+    """Computes the correlation (d, d) from sums over `count` rows: of products (d, d), symmetric, and of values (d,).
 
     The products are overwritten: a matrix of thousands of variables is best touched few times.
     """

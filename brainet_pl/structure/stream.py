@@ -192,7 +192,7 @@ class StreamedData(PreparedData):
         self._announced = iter(samples)
 
     def correlation(self, weights: Weights | None = None) -> Floats:
-        """(d, d) correlation of the normal scores, rows counted as often as `weights` (n,) says."""
+        """Computes the correlation (d, d) of the normal scores, rows counted as often as `weights` (n,) says."""
         weights = _small(np.ones(self.n, dtype=np.uint8) if weights is None else weights)
         key = _key(weights)
         if key not in self._known:

@@ -156,11 +156,11 @@ class AtThreshold:
                 setattr(self, name, getattr(test, name))
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """(L, R) margins of left × right given `condition`."""
+        """Computes the margins (L, R) of left × right given `condition`."""
         return np.asarray(self.test.block(condition, left, right) - self.shift)
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) margins of x (T,) and y (T,) given conditions (T, n)."""
+        """Computes the margins (T,) of x (T,) and y (T,) given conditions (T, n)."""
         return np.asarray(self.test.pairs(x, y, conditions) - self.shift)
 
 
@@ -168,7 +168,7 @@ class SinglesAtThreshold(AtThreshold):
     """The same of a test that finds the best of many single conditions by itself."""
 
     def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
-        """(Y,) the smallest margin of `x` and each of `y` given one of `z`, and its place in z."""
+        """Finds the smallest margin of `x` and each of `y` (Y,) given one of `z`, and its place in z."""
         assert isinstance(self.test, SingleMargins)
         margin, place = self.test.weakest(x, y, z)
         return margin - self.shift, place

@@ -63,7 +63,7 @@ class Task(Part, nn.Module, ABC):
 
     @abstractmethod
     def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
-        """(T, B, O) → the averaged prediction that `measures` take."""
+        """Averages the outputs of T passes (T, B, O) to the prediction that `measures` take."""
 
     def nll(self, predicted: Tensor, target: Tensor) -> Tensor | None:
         """-log p (B,) of targets under what `predictive` gives, in nats; None where the task has no likelihood."""
@@ -75,7 +75,7 @@ class Task(Part, nn.Module, ABC):
 
     @abstractmethod
     def scores(self, outputs: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        """(T, B, O) → measures of uncertainty (B,), each higher for a less certain sample."""
+        """Turns outputs (T, B, O) into measures of uncertainty (B,), each higher for a less certain sample."""
 
     @abstractmethod
     def predict(self, passes: Passes, final: Tensor) -> dict[str, Tensor]:

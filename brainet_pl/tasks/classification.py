@@ -141,11 +141,11 @@ class Classification(Task):
         return task + self.price.clone() * doubt
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """(T, B, O) → (T, B, C)."""
+        """Turns logits (T, B, O) into probabilities (T, B, C)."""
         return outputs[..., : self.num_classes].float().softmax(dim=-1)
 
     def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
-        """(B, C) mean probabilities, before any scaling."""
+        """Averages the probabilities of all passes, (B, C), before any scaling."""
         return uncertainty.predictive(self.probabilities(outputs), weights)
 
     def nll(self, predicted: Tensor, target: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class Classification(Task):
         return own.float().softmax(dim=-1) if own.shape[1] == self.num_classes else None
 
     def predict(self, passes: Passes, final: Tensor) -> dict[str, Tensor]:
-        """`class` (B,) and `probabilities` (B, C)."""
+        """Gives `class` (B,) and `probabilities` (B, C) of a final prediction."""
         return {"class": final.argmax(dim=-1), "probabilities": final}
 
     def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -179,7 +179,7 @@ class Classification(Task):
         return {"predicted": label, "label": target, "confidence": confidence, "wrong": (label != target).float()}
 
     def disagreement(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
-        """(T, B, O) → (B,)."""
+        """Computes how often two passes of (T, B, O) answer differently, (B,)."""
         return uncertainty.disagreement(self.probabilities(outputs), weights)
 
     def sums(self, predicted: Tensor, target: Tensor) -> Sums:
@@ -191,7 +191,7 @@ class Classification(Task):
         return trace_passes(self.probabilities(outputs), weights, target)
 
     def classes(self, target: Tensor) -> tuple[Tensor, int]:
-        """The labels themselves."""
+        """Gives the labels themselves, for scores that are fitted class by class."""
         return self.check(target), self.num_classes
 
     def settings(self) -> dict[str, Any]:

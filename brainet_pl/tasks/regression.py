@@ -54,7 +54,7 @@ class Regression(Task):
         self.prepared.fill_(True)
 
     def check(self, target: Tensor) -> Tensor:
-        """(B,) or (B, 1) finite numbers → (B,)."""
+        """Checks that targets (B,) or (B, 1) are finite numbers, and gives them as (B,)."""
         y = target.squeeze(1) if target.dim() == 2 and target.shape[1] == 1 else target
         if y.dim() != 1:
             raise ValueError(
@@ -70,7 +70,7 @@ class Regression(Task):
         return y
 
     def own_fits(self, count: int) -> bool:
-        """One number."""
+        """Whether the network's own output, of `count` numbers, is one number."""
         return count == 1
 
     def own_helps(self, own: Tensor, target: Tensor) -> bool:
@@ -102,7 +102,7 @@ class Regression(Task):
         return self.center + self.scale * mean, self.scale**2 * aleatoric, self.scale**2 * epistemic
 
     def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
-        """(B, 2) mean and variance of the mixture of all passes: Var[y] = E_t[σ_t²] + Var_t[μ_t]."""
+        """Gives mean and variance (B, 2) of the mixture of all passes: Var[y] = E_t[σ_t²] + Var_t[μ_t]."""
         mean, aleatoric, epistemic = self._parts(outputs, weights)
         return torch.stack([mean, aleatoric + epistemic], dim=1)
 
@@ -134,5 +134,5 @@ class Regression(Task):
         return {"predicted": predicted[:, 0], "target": target}
 
     def sums(self, predicted: Tensor, target: Tensor) -> Sums:
-        """For RMSE and NLL."""
+        """Adds up what RMSE and NLL need of a batch."""
         return number_sums(predicted, target)

@@ -363,7 +363,6 @@ from datetime import timedelta
 from pathlib import Path
 import torch
 from brainet_pl.framework import pl
-from pytorch_lightning.strategies import DDPStrategy
 
 space, folder = runpy.run_path(sys.argv[1]), Path(sys.argv[2])
 
@@ -378,7 +377,8 @@ for devices in (1, 2):
         pl.seed_everything(0, verbose=False)
         model, tell = space["small"](scores=["KNN"]), Tell()
         tell.seen = space["watched"](model)
-        strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=120)) if devices > 1 else "auto"
+        forked = pl.strategies.DDPStrategy(start_method="fork", timeout=timedelta(seconds=120))
+        strategy = forked if devices > 1 else "auto"
         cache = space["FeatureCache"](copies=1, progress=False)
         pl.Trainer(
             accelerator="cpu", devices=devices, strategy=strategy, default_root_dir=str(folder / str(devices)),

@@ -1,14 +1,17 @@
 """A tree that is learned again while the backbone trains: weights, optimizer, checkpoints, resumed fits."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 from brainet_pl import Backbone, BRAINet
 from brainet_pl.callbacks import LastCheckpoint, StructureLearning
-from brainet_pl.datamodules import Digits
+from brainet_pl.datamodules import Digits, Table
+from brainet_pl.evaluation.report import write_report
 from brainet_pl.framework import pl
-from brainet_pl.network import Linear, Tree
+from brainet_pl.network import Linear, Tree, TreeEnsemble
 from brainet_pl.scores import Generative
 from brainet_pl.structure import GGT
 
@@ -102,3 +105,25 @@ def test_several_processes_are_refused(quiet_trainer, tmp_path):
     model = BRAINet(8, Backbone(body(), freeze=False), Tree(num_params=3000))
     with pytest.raises(RuntimeError, match="expected one process to learn the tree again every 1 epochs, got 2"):
         StructureLearning(every=1).setup(Two(), model, "fit")
+
+
+@pytest.mark.parametrize("head", [Tree(num_params=2000), TreeEnsemble(num_params=2000)])
+def test_columns_of_a_table_keep_their_names(tmp_path, quiet_trainer, head):
+    """In the tree, in its file, and in the page of the run."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 2).repeat_interleave(2, dim=1) + 0.3 * torch.randn(300, 4)
+    rows = [f"{a},{b},{c},{d},{a + c}" for a, b, c, d in x.tolist()]
+    (tmp_path / "table.csv").write_text("\n".join(["wide,high,old,worn,price", *rows]))
+    data = Table(str(tmp_path / "table.csv"), "price", task="regression")
+    model = BRAINet(task="Regression", head=head)
+    learn = StructureLearning(test="gaussian", threshold=0.1, progress=False, cache="")
+    quiet_trainer(tmp_path, learn).fit(model, datamodule=data)
+    assert model.ggt.names == ("wide", "high", "old", "worn")
+    stored = GGT.from_json((tmp_path / "structure.json").read_text())
+    assert stored.names == model.ggt.names
+    (tmp_path / "config.yaml").touch()
+    page = write_report(tmp_path).read_text()
+    sets = [part.split(", ") for part in re.findall(r'class="text loose">(.*?)</td>', page)]
+    leaves = model.ggt.leaves(model.ggt.map())
+    assert sets == [[model.ggt.names[v] for v in leaf.variables] for leaf in leaves]
+    assert sorted(name for part in sets for name in part) == ["high", "old", "wide", "worn"]

@@ -21,6 +21,7 @@ def test_a_new_run_gets_name_group_tags_and_job(monkeypatch):
     introduce(trainer(logger, stage="test"), "Tree", "Classification")
     said = {"name": "digits-Tree-3", "group": "digits", "tags": ["Tree", "Classification"], "job_type": "test"}
     assert {key: logger._wandb_init[key] for key in said} == said
+    assert "anonymous" not in logger._wandb_init  # W&B warns of it
 
 
 def test_what_the_user_says_stays_and_a_run_that_goes_on_is_left_alone():

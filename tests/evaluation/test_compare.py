@@ -129,7 +129,7 @@ def test_tables_hold_the_numbers(runs, tmp_path, capsys):
     markdown = (tmp_path / "out" / "all.md").read_text()
     assert markdown in printed
     mlp = found.values[1]["cls/Acc"]
-    shown = f"{100 * mlp.mean:.2f}\u00a0% ± {100 * mlp.deviation:.2f}\u00a0% ▲"
+    shown = f"{100 * mlp.mean:.2f}\u00a0% ±\u00a0{100 * mlp.deviation:.2f}\u00a0%\u00a0▲"
     assert f"| MLP | 3 | {shown} |" in markdown
     latex = (tmp_path / "out" / "all.tex").read_text()
     assert r"\blacktriangle" in latex

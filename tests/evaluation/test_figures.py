@@ -237,3 +237,5 @@ def test_axes_have_room_for_everything_but_where_they_say_where_to_end():
     assert limits(panel._replace(y=Axis("y", "share", 0.0, 1.0)))[1] == (0.0, 1.0)
     bars = Series("b", [0.0, 1.0, 2.0], [3.0, 5.0], "bars")
     assert limits(panel._replace(series=[bars]))[1][0] <= 0.0
+    flat = limits(panel._replace(series=[Series("rate", [0.0, 2.0], [0.003, 0.003])]))[1]
+    assert 0.002 < flat[0] < 0.003 < flat[1] < 0.004  # a small number that stays is not drawn around 0

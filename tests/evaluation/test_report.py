@@ -191,7 +191,7 @@ def section(text, key):
 class Page(html.parser.HTMLParser):
     """Tags with attributes, and whether every tag that was opened is closed."""
 
-    EMPTY = ("meta", "link", "img", "br")
+    EMPTY = ("meta", "link", "img", "br", "wbr")
 
     def __init__(self, text):
         super().__init__()

@@ -36,7 +36,7 @@ class Tick(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A rectangle."""
+    """A rectangle of a drawing, with the text that is shown under the pointer."""
 
     x: float
     y: float
@@ -69,7 +69,7 @@ class Mark(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """One panel, drawn."""
+    """One panel of a chart, as what is drawn of it."""
 
     key: str
     title: str
@@ -82,7 +82,7 @@ class Plot(NamedTuple):
 
 
 class Key(NamedTuple):
-    """An entry of a legend."""
+    """An entry of a legend, which shows and hides its series."""
 
     number: int
     style: int | None
@@ -110,7 +110,7 @@ class Drawing(NamedTuple):
 
 
 def drawing_of(chart: Chart) -> Drawing:
-    """Draw a chart."""
+    """Turns a chart into the drawings of its panels."""
     named = names_of(chart)
     styles: dict[str, int] = {}
     for series in named:

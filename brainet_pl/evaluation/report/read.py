@@ -231,19 +231,19 @@ class Node(NamedTuple):
         return Node(self.value[key], where)
 
     def children(self) -> list[Node]:
-        """The values of a list."""
+        """Gives the values of a list, each with its place."""
         if not isinstance(self.value, list):
             self.wrong("a list")
         return [Node(value, f"{self.where}[{i}]") for i, value in enumerate(self.value)]
 
     def text(self) -> str:
-        """A text."""
+        """Gives the value, which must be a text."""
         if not isinstance(self.value, str):
             self.wrong("a text")
         return self.value
 
     def text_or_none(self) -> str | None:
-        """A text, or null."""
+        """Gives the value, which must be a text or null."""
         return None if self.value is None else self.text()
 
     def number_or_none(self) -> float | None:
@@ -265,7 +265,7 @@ class Node(NamedTuple):
         return None if self.value is None else self.whole()
 
     def numbers(self) -> list[float]:
-        """A list of finite numbers."""
+        """Gives the value, which must be a list of finite numbers."""
         if not isinstance(self.value, list) or not all(
             isinstance(v, int | float) and not isinstance(v, bool) and not _too_long(v) and math.isfinite(v)
             for v in self.value

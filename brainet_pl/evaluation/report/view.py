@@ -84,7 +84,7 @@ class Figure(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Figures in columns."""
+    """A block of the page with figures in columns."""
 
     figures: list[Figure]
     kind: str = "figures"
@@ -115,7 +115,7 @@ class Shaded(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """A matrix of counts."""
+    """A block of the page with a matrix of counts."""
 
     caption: str
     names: list[str]
@@ -124,12 +124,13 @@ class Grid(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell of a table: a text or a picture; the best of its kind, or a wrong answer."""
+    """A cell of a table: a text, which may be long, or a picture; the best of its kind, or a wrong answer."""
 
     text: str
     picture: Picture | None = None
     best: bool = False
     wrong: bool = False
+    long: bool = False
 
 
 class Table(NamedTuple):
@@ -143,7 +144,7 @@ class Table(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A text to fold away."""
+    """A block of the page with a text to fold away."""
 
     title: str
     text: str
@@ -175,7 +176,7 @@ class Page(NamedTuple):
 
 
 def page_of(run: Run) -> Page:
-    """A run → its page."""
+    """Puts together the page of a run from its record and its history."""
     record, pictures = run.record, figures_of(run)
     tables = {table.name: table for table in record.tables} if record else {}
     temperature = record.model.temperature if record else None
@@ -220,7 +221,7 @@ def number(value: float | None) -> str:
 
 
 def share(value: float) -> str:
-    """A share of 1 as a percentage."""
+    """Writes a share of 1 as a percentage."""
     return f"{100 * value:.2f} %"
 
 
@@ -363,7 +364,7 @@ def _grid(figures: list[Figure]) -> list[Block]:
 
 
 def best_values(record: Record) -> dict[tuple[str, str], float]:
-    """(set, measure) → the best value of any score; counts have no best, and what is not a number never is one."""
+    """Finds the best value of any score by (set, measure); counts have no best, and what is no number never is one."""
     best: dict[tuple[str, str], float] = {}
     for measure in record.measures:
         if measure.better:
@@ -481,7 +482,19 @@ def _structure(ggt: GGT | None, temperature: float | None) -> list[Block]:
         "fingerprint": ggt.fingerprint,
     }
     table = Table("The learned structure", ["property", "value"], [[Cell(k), Cell(v)] for k, v in facts.items()])
-    return [table, Text("The top of the tree", ggt.summary(temperature), True)]
+    return [table, *_sets(ggt), Text("The top of the tree", ggt.summary(temperature), True)]
+
+
+def _sets(ggt: GGT) -> list[Block]:
+    """Which features belong together: the lowest sets of the likeliest sub-network, where features have names."""
+    if ggt.names is None:
+        return []
+    rows = []
+    for leaf in ggt.leaves(ggt.map())[:MOST_ROWS]:
+        listed = ", ".join(ggt.names[v] for v in leaf.variables)
+        rows.append([Cell(number(len(leaf.variables))), Cell(listed, long=True)])
+    caption = "Which features belong together: the sets that the first layers of the likeliest sub-network read"
+    return [Table(caption, ["count", "features"], rows, texts=2)]
 
 
 def _count(count: int) -> str:

@@ -39,11 +39,11 @@ class Margins(Protocol):
     """
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """(L, R) margins of left × right given `condition`."""
+        """Computes the margins (L, R) of left × right given `condition`."""
         ...
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) margins of x (T,) and y (T,) given conditions (T, n)."""
+        """Computes the margins (T,) of x (T,) and y (T,) given conditions (T, n)."""
         ...
 
 
@@ -52,7 +52,7 @@ class SingleMargins(Margins, Protocol):
     """A test that finds the best of many single conditions by itself."""
 
     def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
-        """(Y,) the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and the place in z that gives it.
+        """Finds the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and its place in z.
 
         z = y is no condition; where there is no other, the margin is infinite.
         """
@@ -98,11 +98,11 @@ class IndependenceTest(ABC):
 
     @abstractmethod
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """(L, R) margins of left × right given `condition`."""
+        """Computes the margins (L, R) of left × right given `condition`."""
 
     @abstractmethod
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) margins of x (T,) and y (T,) given conditions (T, n)."""
+        """Computes the margins (T,) of x (T,) and y (T,) given conditions (T, n)."""
 
     @classmethod
     def default_for(cls, d: int) -> float:

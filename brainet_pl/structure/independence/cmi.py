@@ -27,15 +27,15 @@ class ConditionalMutualInformation(IndependenceTest):
         return cls(CountSample(data.table, weights), threshold)
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """(L, R) information less the threshold."""
+        """Computes the information less the threshold, (L, R)."""
         joint = self.sample.joint(condition, left, right)
         return information(joint, self.sample.n_log_n) / self.sample.total - self.threshold
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) information less the threshold."""
+        """Computes the information less the threshold, (T,)."""
         return in_small_lists(self, x, y, conditions)
 
     def small_list(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) margins from dense tables."""
+        """Computes margins (T,) from dense tables of counts."""
         counts = self.sample.pair_tables(x, y, conditions)
         return table_information(counts, self.sample.n_log_n) / self.sample.total - self.threshold

@@ -20,16 +20,16 @@ class CountTest(Protocol):
     sample: CountSample
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """(L, R) margins of left × right given `condition`."""
+        """Computes the margins (L, R) of left × right given `condition`."""
         ...
 
     def small_list(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) margins from dense tables."""
+        """Computes margins (T,) from dense tables of counts."""
         ...
 
 
 def in_small_lists(test: CountTest, x: Ints, y: Ints, conditions: Ints) -> Floats:
-    """(T,) margins, as many tests at a time as dense tables allow; one by one where a single table is too large.
+    """Computes margins (T,), as many tests at a time as dense tables allow, or one by one where a table is too large.
 
     Tables of a list are padded to one shape, so tests are gathered by the size of their own: a variable with many
     levels would otherwise make all tables of its list as large.
@@ -55,7 +55,7 @@ def in_small_lists(test: CountTest, x: Ints, y: Ints, conditions: Ints) -> Float
 
 
 def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:
-    """(T,) N times the conditional mutual information of each table of `counts` (T, q, r, r)."""
+    """Computes N times the conditional mutual information of each table of `counts` (T, q, r, r), (T,)."""
     joint = n_log_n.take(counts).sum(axis=(1, 2, 3))
     rows, columns = counts.sum(axis=3), counts.sum(axis=2)
     margins = n_log_n.take(rows).sum(axis=(1, 2)) + n_log_n.take(columns).sum(axis=(1, 2))
@@ -63,7 +63,7 @@ def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:
 
 
 def information(joint: JointCounts, n_log_n: Floats) -> Floats:
-    """(L, R) N times the conditional mutual information of each pair, from its joint counts.
+    """Computes N times the conditional mutual information of each pair from its joint counts, (L, R).
 
     With f(n) = n·log n: Σf(n_abc) - Σf(n_ac) - Σf(n_bc) + Σf(n_c) over levels a, b and configurations c. Counts of the
     level left out of a block are what the others leave of the block's sum.
@@ -94,7 +94,7 @@ def information(joint: JointCounts, n_log_n: Floats) -> Floats:
 
 
 def degrees_of_freedom(joint: JointCounts) -> Floats:
-    """(L, R) Σ_c (levels of left seen in c - 1)·(levels of right seen in c - 1)."""
+    """Computes Σ_c (levels of left seen in c - 1)·(levels of right seen in c - 1), (L, R)."""
     counts, left, right = joint
     n_a, n_b, n_c = counts[:, 1:, 0], counts[:, 0, 1:], counts[:, 0, :1]
     free_left = np.add.reduceat(n_a > 0, left, axis=1, dtype=np.float64)

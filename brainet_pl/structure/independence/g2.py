@@ -38,16 +38,16 @@ class GSquare(IndependenceTest):
         return cls(CountSample(data.table, weights), threshold)
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """(L, R) significance level less the p-value."""
+        """Computes the significance level less the p-value, (L, R)."""
         joint = self.sample.joint(condition, left, right)
         return self._margin(information(joint, self.sample.n_log_n), degrees_of_freedom(joint), len(condition))
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) significance level less the p-value."""
+        """Computes the significance level less the p-value, (T,)."""
         return in_small_lists(self, x, y, conditions)
 
     def small_list(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) margins from dense tables."""
+        """Computes margins (T,) from dense tables of counts."""
         counts = self.sample.pair_tables(x, y, conditions)
         seen_x, seen_y = (counts.any(axis=3).sum(axis=2), counts.any(axis=2).sum(axis=2))  # (T, q)
         freedom = (np.maximum(seen_x - 1, 0) * np.maximum(seen_y - 1, 0)).sum(axis=1)

@@ -26,6 +26,6 @@ class PartialCorrelation(PartialCorrelationTest):
         return cls(data.correlation(weights), threshold)
 
     def margin(self, rho: Floats, order: int) -> Floats:
-        """Information less the threshold."""
+        """Computes the information of a correlation less the threshold."""
         with np.errstate(divide="ignore"):  # ρ = 1 is infinite information
             return np.asarray(-0.5 * np.log1p(-(rho**2)) - self.threshold)

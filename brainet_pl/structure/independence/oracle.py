@@ -34,12 +34,12 @@ class DSeparation:
             left &= ~first
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) -1 where d-separated, else +1."""
+        """Gives -1 where x and y are d-separated and +1 elsewhere, (T,)."""
         tests = zip(x, y, conditions.tolist(), strict=True)
         return np.array([self.block(tuple(z), np.array([a]), np.array([b]))[0, 0] for a, b, z in tests])
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """(L, R) -1 where d-separated, else +1."""
+        """Gives -1 where left and right are d-separated and +1 elsewhere, (L, R)."""
         given = np.zeros(len(self.dag), dtype=bool)
         given[list(condition)] = True
         connected = np.stack([self._reachable(int(x), given) for x in left])

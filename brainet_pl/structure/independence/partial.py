@@ -23,16 +23,16 @@ class PartialCorrelationTest(IndependenceTest):
         """The margins of partial correlations of any shape, given `order` variables each."""
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """(L, R) margins of left × right given `condition`."""
+        """Computes the margins (L, R) of left × right given `condition`."""
         return self.margin(partial_correlation(self.correlation, condition, left, right), len(condition))
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """(T,) margins of x (T,) and y (T,) given conditions (T, n)."""
+        """Computes the margins (T,) of x (T,) and y (T,) given conditions (T, n)."""
         rho = partial_correlation_of_pairs(self.correlation, x, y, conditions)
         return self.margin(rho, conditions.shape[1])
 
     def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
-        """(Y,) the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and which of them gives it."""
+        """Finds the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and which of them gives it."""
         rho, place = weakest_of_singles(self.correlation, self._inverse, x, y, z)
         return np.where(np.isnan(rho), np.inf, self.margin(rho, 1)), place
 
@@ -47,7 +47,7 @@ class PartialCorrelationTest(IndependenceTest):
 
 
 def partial_correlation(correlation: Floats, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-    """(L, R) correlation of what a linear fit on `condition` leaves of left and right.
+    """Computes the correlation (L, R) of what a linear fit on `condition` leaves of left and right.
 
     A variable that the condition set explains wholly has nothing left to correlate: 0.
     """
@@ -68,7 +68,7 @@ def partial_correlation(correlation: Floats, condition: tuple[int, ...], left: I
 
 
 def inverse_rest(correlation: Floats) -> Floats:
-    """(d, d) 1/(1-ρ²): one over the share of either variable that the other does not explain; 0 where that is nothing.
+    """Computes 1/(1-ρ²), one over the share of a variable that the other does not explain, (d, d); 0 for nothing.
 
     What is explained wholly has nothing left to correlate, so a partial correlation times 0 is what it should be.
     """
@@ -81,7 +81,7 @@ def inverse_rest(correlation: Floats) -> Floats:
 
 
 def weakest_of_singles(correlation: Floats, inverse: Floats, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
-    """(Y,) the partial correlation of `x` with each of `y` nearest to 0 given one of `z`, and its place in z.
+    """Finds the partial correlation of `x` with each of `y` (Y,) nearest to 0 given one of `z`, and its place in z.
 
     `inverse` is that of `inverse_rest`; y and z are sorted. NaN where z holds nothing but y itself. Ties, up to
     rounding, go to the first.
@@ -108,7 +108,7 @@ def weakest_of_singles(correlation: Floats, inverse: Floats, x: int, y: Ints, z:
 
 
 def partial_correlation_of_pairs(correlation: Floats, x: Ints, y: Ints, conditions: Ints) -> Floats:
-    """(T,) partial correlations of pairs, each given its own condition set (T, n)."""
+    """Computes partial correlations (T,) of pairs, each given its own condition set (T, n)."""
     ends = np.stack([x, y], axis=1)
     covariance = correlation[ends[:, :, None], ends[:, None, :]]  # (T, 2, 2)
     if conditions.shape[1]:
