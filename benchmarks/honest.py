@@ -54,7 +54,7 @@ from brainet_pl.evaluation.curves import N_BINS, separation
 from brainet_pl.network import Ensemble, Head, MCDropout, Tree
 from brainet_pl.parts import primitive
 from brainet_pl.passes import Passes
-from brainet_pl.scores import KNN, Generative, Score, Stages, Surroundings
+from brainet_pl.scores import KNN, Combined, Generative, Score, Stages, Surroundings
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.structure.ggt import Leaf
 from brainet_pl.tasks import Classification
@@ -78,11 +78,13 @@ class Seen(NamedTuple):
         views: name → (N, d) features.
         predicted: model → (N, C) probabilities.
         y: (N,) labels.
+        logits: (N, C) of the network, where it has some.
     """
 
     views: dict[str, Tensor]
     predicted: dict[str, Tensor]
     y: Tensor
+    logits: Tensor = torch.empty(0)
 
 
 class World(NamedTuple):
@@ -442,6 +444,26 @@ def spread(cell: Cell, key: str, digits: int) -> str:
     return f"{cell[key]:.{digits}f} ± {cell[f'{key} se']:.{digits}f}"
 
 
+def combined(bench: Bench) -> Cell:
+    """AUROC in % of single scores of the network, and of all of them in one by `Combined`, on each unknown set."""
+    parts = {"stages": OURS, "generative": "last layer, learned", "knn": "last layer, k-NN"}
+
+    def columns(name: str) -> dict[str, Tensor]:
+        found = {key: next(iter(bench.columns(score, name).values())) for key, score in parts.items()}
+        return found | {"energy": -torch.logsumexp(bench.world.read(name).logits, dim=1)}
+
+    joint = Combined(of=[*parts, "energy"])
+    joint.refer(columns("val"))
+    known = columns("test")
+    known |= joint.join(known)
+    cell = {}
+    for name in bench.world.unknown:
+        outside = columns(name)
+        outside |= joint.join(outside)
+        cell |= {f"{name} {key}": 100 * separation(known[key], outside[key])["AUROC"] for key in known}
+    return cell
+
+
 # -- worlds -----------------------------------------------------------------------------------------------------------
 
 
@@ -494,7 +516,7 @@ def cifar(data: Path | None, cache: Path | None, epochs: int) -> World:
                     if title not in heads:
                         heads[title] = trained(settings, sample, epochs)
                     guesses[title] = predicted(heads[title], found.features, task)
-            kept[name] = Seen(views, guesses, found.y)
+            kept[name] = Seen(views, guesses, found.y, found.logits)
             if readings is not None:
                 readings.forget(name)
         return kept[name]
@@ -699,6 +721,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     cells = compare(bench, store, "cifar", models, "test", world.shifted, world.unknown)
     report(cells, world.unknown)
     frontier(cells, images / "frontier.png")
+    found = store.cell("scores", lambda: combined(bench))
+    print("\nAUROC in %, single scores and all in one")
+    table(list(found), [[f"{value:.1f}" for value in found.values()]])
     if args.data is not None:
         picture(bench, Readings(args.data, args.cache), images / "honest.png")
     worlds = {
