@@ -168,6 +168,10 @@ def test_names_of_the_reference_exist():
         module, _, attribute = name.rpartition(".")
         found = importlib.import_module(module)
         assert hasattr(found, attribute), name
+    listed = {name.rpartition(".")[2] for name in names}
+    for package in ("", ".callbacks", ".datamodules", ".scores", ".calibration", ".network", ".tasks", ".structure"):
+        public = set(importlib.import_module(f"brainet_pl{package}").__all__) - {"__version__"}
+        assert public <= listed, package
 
 
 @pytest.mark.slow
