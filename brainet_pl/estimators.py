@@ -347,9 +347,10 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
         verbose: show a progress bar.
 
     Attributes:
-        classes_: (C,) the classes, sorted.
-        tree_: the learned tree of structures; `tree_.summary()` describes it, with the names of columns.
-        n_features_in_, feature_names_in_: as in scikit-learn.
+        classes_ (NDArray[Any]): (C,) the classes, sorted.
+        tree_ (GGT): the learned tree of structures; `tree_.summary()` describes it, with the names of columns.
+        n_features_in_ (int): the number of columns.
+        feature_names_in_ (NDArray[Any]): the names of the columns, where `fit` was given a data frame.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)

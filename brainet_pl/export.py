@@ -65,6 +65,8 @@ class Answers(nn.Module):
     def _answer(self, x: Any) -> dict[str, Tensor]:
         if isinstance(self.model, BRAINet):
             return self.model.predict_step(x, 0)
+        if self.model.scores is not None:  # it was calibrated
+            return self.model.answer(x, self.passes)
         if self.model.calibration is not None:
             return self.model.answer(x, self.passes)
         features, own = self.model.read(x)

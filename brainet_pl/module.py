@@ -801,7 +801,8 @@ class BRAINet(pl.LightningModule):
                 answers |= self.conformal.answers(found, target)
         trace = self.task.trace(passes.outputs, passes.weights, target)
         shifts = self._shift_sums(seen, {"clean": sys.maxsize}) if target is not None and self._shifts else {}
-        return SampleBatch(scores, answers, trace, len(passes.outputs), seen.numbers, shifts)
+        known_p, count = self.judge(scores).get("known_p"), len(passes.outputs)
+        return SampleBatch(scores, answers, trace, count, seen.numbers, shifts, known_p, self.verdict.level)
 
     def _shifted_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> SampleBatch:
         """A batch of a shifted set: sums alone, and scores only where a calibrator may want them."""

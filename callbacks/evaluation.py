@@ -225,6 +225,11 @@ class Evaluation(Callback):
                 for measure, value in measures.items():
                     key = f"ood/{name}/{score}/{measure}"
                     pl_module.log(key, float(value), rank_zero_only=True, add_dataloader_idx=False)
+        for part in record.sets.values():
+            unknown = record.look_unknown(part)
+            if unknown is not None:
+                key = f"verdict/{part.name}/Unknown"
+                pl_module.log(key, unknown / len(part), rank_zero_only=True, add_dataloader_idx=False)
         for which, found_means in means(record.shifts()).items():
             for measure, value in found_means.items():
                 key = f"shift/{'scaled/' if which == 'final' else ''}mean/{measure}"

@@ -1,6 +1,7 @@
 """Every block of code on every page of docs/ runs as it stands; what can't is named here, with the reason."""
 
 import importlib
+import importlib.util
 import os
 import re
 import shlex
@@ -167,3 +168,25 @@ def test_names_of_the_reference_exist():
         module, _, attribute = name.rpartition(".")
         found = importlib.import_module(module)
         assert hasattr(found, attribute), name
+    listed = {name.rpartition(".")[2] for name in names}
+    for package in ("", ".callbacks", ".datamodules", ".scores", ".calibration", ".network", ".tasks", ".structure"):
+        public = set(importlib.import_module(f"brainet_pl{package}").__all__) - {"__version__"}
+        assert public <= listed, package
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("mkdocstrings"), reason="needs the extra docs")
+def test_the_site_is_built_and_asks_nothing_of_a_network(tmp_path):
+    """Strictly: a link, an anchor or a name that leads nowhere ends the build."""
+    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 25
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r'(?:src="|<link[^>]* href=")https?://[^"]*', text), page
+        for script in re.findall(r'<script src="([^"]+)"', text):
+            assert page.name == "404.html" or (page.parent / script).is_file(), (page, script)
+        assert "<p>from sklearn" not in text  # examples of docstrings are code, not quotations

@@ -160,6 +160,44 @@ def test_a_swapped_head(tmp_path):
         assert found["class"].tolist() == mean.argmax(dim=1).tolist()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("calibration", ["DensityScaling", "TemperatureScaling"])
+def test_a_swapped_head_that_was_calibrated(tmp_path, calibration):
+    """Its graph gives what `answer` gives: calibrated probabilities, every score, and whether an input is known."""
+    torch.manual_seed(0)
+    centres, y = 3 * torch.randn(3, 6), torch.randint(3, (600,))
+    x = centres[y] + torch.randn(600, 6)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    swapped = swap_head(model, x[:300], 3, head=Tree(2000), test="gaussian", progress=False)
+    rate = torch.optim.Adam(swapped.head.parameters(), 0.01)
+    for _ in range(60):
+        rate.zero_grad()
+        swapped.loss(x[:300], y[:300]).backward()
+        rate.step()
+    swapped.eval()
+    train, held = (x[:300], y[:300]), (x[300:], y[300:])
+    swapped.calibrate(train, held, calibration=calibration, scores=["KNN"], progress=False)
+    names = export_onnx(swapped, tmp_path / "swapped.onnx", passes=6)
+    program, _, others = export_program(swapped, passes=6)
+    assert names == others
+    assert {"class", "probabilities", "known", "known_p", "knn", "energy"} <= set(names)
+    swapped.head.hold(swapped.head.ggt.sample(6, swapped.head.temperature, 0))
+    graph = program.module()
+    for size in BATCHES:
+        some = torch.randint(3, (size - size // 2,))
+        given = torch.cat([centres[some] + torch.randn(len(some), 6), 50 + 9 * torch.randn(size // 2, 6)])
+        expected = swapped.answer(given, 6)
+        written, exported = run(tmp_path / "swapped.onnx", given), dict(zip(others, graph(given), strict=True))
+        for name in names:
+            for found in (written, exported):
+                if found[name].is_floating_point():
+                    torch.testing.assert_close(found[name], expected[name].to(found[name]), rtol=1e-3, atol=1e-3)
+                else:
+                    assert torch.equal(found[name], expected[name]), name
+    assert expected["known"].any()
+    assert not expected["known"][-3:].any()
+
+
 class Two(nn.Module):
     """A model of two inputs by name."""
 

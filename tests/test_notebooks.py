@@ -54,7 +54,7 @@ def test_what_is_stored_came_from_one_run(path):
 
 @every
 def test_the_site_shows_all_of_it(path):
-    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "_notebooks.py")
+    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "_hooks.py")
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
     text, pictures = hook.pages(path)

@@ -80,6 +80,12 @@ def test_the_package_is_imported_piece_by_piece():
         "assert set(brainet_pl.__all__) == set(dir(brainet_pl)); [getattr(brainet_pl, n) for n in dir(brainet_pl)]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+    code = (  # torchvision and matplotlib come with Lightning's torchmetrics
+        "import sys, pytorch_lightning; known = set(sys.modules); import brainet_pl.module, brainet_pl.swap; "
+        "found = {'sklearn', 'wandb', 'pandas', 'timm', 'transformers', 'onnx'} & (set(sys.modules) - known); "
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="has no attribute 'BRAINnet'"):
         _ = brainet_pl.BRAINnet
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
 from brainet_pl.calibration.affine import WatchedPredictions
@@ -17,6 +16,8 @@ from brainet_pl.search import places
 
 def fit_isotonic(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities (N, C) and labels (N,) → knots (C, K) and their values (C, K); short curves repeat their last."""
+    from sklearn.isotonic import IsotonicRegression  # half a second, which every other model can do without
+
     p, y = probs.double().cpu().numpy(), target.cpu().numpy()
     curves = []
     for c in range(p.shape[1]):

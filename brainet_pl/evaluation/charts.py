@@ -49,9 +49,44 @@ def charts_of(
         made += _classification(record, label, score)
     elif "target" in known.answers and "std" in known.scores:
         made += _regression(known)
+    made += _verdict(record)
     for part in record.unknown:
         made += _unknown(record, part, found.get(part.name, {}), score)
     return made
+
+
+def _verdict(record: TestRecord) -> list[Chart]:
+    """How many samples of each set look unknown, at every level; nothing where the model has no verdict."""
+    sets = [part for part in record.sets.values() if part.known_p is not None and len(part)]
+    if record.level is None or not sets:
+        return []
+    series, told = [Series("as promised", [0.0, 1.0], [0.0, 1.0], "guide")], []
+    for part in sets:
+        assert part.known_p is not None
+        values, label = part.known_p.double().sort().values, "test set" if part.role == "known" else readable(part.name)
+        share = float((values <= record.level).double().mean())
+        x, y = np.r_[0.0, values.numpy(), 1.0], np.r_[0.0, np.arange(1, len(values) + 1) / len(values), 1.0]
+        series.append(_curve(label, x, y, note=_percent(share)))
+        told.append(f"{_percent(share)} of {label}")
+    level = f"{100 * record.level:g}\u00a0%"
+    return [
+        Chart(
+            "test/known",
+            "test",
+            "Which inputs look unknown: the share of each set whose p-value, known_p, is at most the level. Known "
+            f"inputs follow the dotted line, unknown ones lie above it; the verdict is at {level}.",
+            f"At the level of {level}, {', '.join(told)} look unknown",
+            [
+                Panel(
+                    "known",
+                    f"looks unknown at {level}",
+                    SHARE._replace(label="level"),
+                    SHARE._replace(label="share that looks unknown"),
+                    series,
+                )
+            ],
+        )
+    ]
 
 
 # -- curves -----------------------------------------------------------------------------------------------------------

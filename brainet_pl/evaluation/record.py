@@ -42,6 +42,8 @@ class SampleBatch:
         numbers: (B,) the place of each sample in its set, where the model leaves out the copies that several processes
             were dealt; None lets the callback number and leave out.
         shifts: name of a shift → sums over the samples after it; "clean" for the test set, where there are shifts.
+        known_p: (B,) p-value of each sample being like validation data, or None where the model has no verdict.
+        level: the p-value up to which a sample looks unknown.
     """
 
     scores: Columns
@@ -50,6 +52,8 @@ class SampleBatch:
     passes: int | None = None
     numbers: Tensor | None = None
     shifts: Mapping[str, ShiftSums] = field(default_factory=dict)
+    known_p: Tensor | None = None
+    level: float | None = None
 
     def first(self, n: int) -> SampleBatch:
         """The same of the first n samples; sums over samples stay as they are."""
@@ -57,7 +61,8 @@ class SampleBatch:
         if trace is not None:
             trace = trace._replace(scores={name: values[:, :n] for name, values in trace.scores.items()})
         scores, answers = ({name: v[:n] for name, v in part.items()} for part in (self.scores, self.answers))
-        return SampleBatch(scores, answers, trace, self.passes, shifts=self.shifts)
+        known_p = None if self.known_p is None else self.known_p[:n]
+        return SampleBatch(scores, answers, trace, self.passes, None, self.shifts, known_p, self.level)
 
 
 @dataclass
@@ -72,6 +77,7 @@ class SetRecord:
         answers: name → (N,), empty where there are no labels.
         running: name → (S, K) scores of the mean of the first t passes; K is N, or `MOST_TRACED` if there are more.
         sums: over all samples, for the same numbers of passes, or None.
+        known_p: (N,) p-values of the verdict, or None.
     """
 
     name: str
@@ -81,6 +87,7 @@ class SetRecord:
     answers: Columns = field(default_factory=dict)
     running: Columns = field(default_factory=dict)
     sums: PassSums | None = None
+    known_p: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -134,6 +141,7 @@ class TestRecord:
         self.units = dict(units or {})
         self.steps: list[int] = []
         self.passes: int | None = None
+        self.level: float | None = None
         self._rows = {name: Rows() for name in self.sets}
         self._traced = {name: Rows(MOST_TRACED) for name in self.sets}
         self._sums: dict[str, PassSums] = {}
@@ -159,7 +167,10 @@ class TestRecord:
             return
         numbers, trace = numbers.cpu(), batch.trace
         self.passes = batch.passes if batch.passes is not None else self.passes
-        self._rows[name].add(numbers, _kept("scores", batch.scores) | _kept("answers", batch.answers))
+        self.level = batch.level if batch.level is not None else self.level
+        verdict = {} if batch.known_p is None else {"known_p": batch.known_p}
+        columns = _kept("scores", batch.scores) | _kept("answers", batch.answers) | _kept("verdict", verdict)
+        self._rows[name].add(numbers, columns)
         self._traced[name].add(numbers, _kept("running", trace.scores if trace is not None else {}))
         if trace is not None:
             self.steps = trace.steps
@@ -180,9 +191,14 @@ class TestRecord:
                 part.numbers, columns = _ordered(_joined(rows))
                 _, running = _ordered(_chosen(_joined(traced), MOST_TRACED))
                 part.scores, part.answers = _kind("scores", columns), _kind("answers", columns)
+                part.known_p = _kind("verdict", columns).get("known_p")
                 part.running = _kind("running", running)
                 part.sums = reduce(add, sums) if sums else None
         return self
+
+    def look_unknown(self, part: SetRecord) -> int | None:
+        """How many samples of a set look unknown; None where the model has no verdict."""
+        return None if part.known_p is None or self.level is None else int((part.known_p <= self.level).sum())
 
     def shifts(self) -> list[Shifted]:
         """What was measured on the test set, as "clean" of severity 0, and after each shift; empty without shifts."""

@@ -137,7 +137,11 @@ def to_json(
         "seed": seed,
         "settings": dict(settings or {}),
         "headline_score": score,
-        "sets": [{"name": part.name, "samples": len(part), "role": part.role} for part in record.sets.values()],
+        "level": record.level,
+        "sets": [
+            {"name": part.name, "samples": len(part), "role": part.role, "unknown": record.look_unknown(part)}
+            for part in record.sets.values()
+        ],
         "metrics": metrics,
         "separation": rows,
         "shifts": [_finite(part._asdict()) for part in record.shifts()],

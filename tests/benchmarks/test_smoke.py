@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from brainet_pl.backbones import CifarResNet
+from brainet_pl.evaluation.curves import calibration_error, calibration_sums
 from brainet_pl.structure import rai
 
 pytestmark = pytest.mark.slow
@@ -111,6 +112,37 @@ def test_taps(load, tmp_path, capsys):
     assert all(np.isfinite(cell["nll"]) for cell in cells.values())
     assert all(0 <= v <= 100 for cell in cells_of(tmp_path / "taps_ood.json").values() for v in cell.values())
     assert "| stage 3 | 4,000 | 1 |" in capsys.readouterr().out
+
+
+def test_honest(load, tmp_path, capsys):
+    honest = load("honest")
+    honest.main(["--smoke", "--out", str(tmp_path)])
+    assert set(cells_of(tmp_path / "honest.json")) == {"choose"}  # no test image before --final
+    assert "svhn" not in capsys.readouterr().out
+    honest.main(["--smoke", "--final", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "honest.json")
+    assert set(cells) == {"choose", "cifar", "scores", "digits", "mnist"}
+    ours = cells["cifar"]["stages, learned, 0.04"]
+    assert ours["shifted ece ratio"] < 0.7  # noise that grows is seen
+    assert ours["behind"] == ours["behind se"] == 0
+    assert all(np.isfinite(value) for cell in cells["cifar"].values() for value in cell.values())
+    assert (tmp_path / "frontier.png").is_file()
+
+
+def test_calibration_errors_of_samples_of_images(load):
+    """Against the product's own measure, of the images as they are and of the first sample of them."""
+    honest = load("honest")
+    draw = torch.Generator().manual_seed(0)
+    probs, y = torch.randn(2, 300, 4, generator=draw).mul(2).softmax(-1), torch.randint(4, (300,), generator=draw)
+    found = honest.shift(list(probs), y)
+    rows = np.random.default_rng(0).integers(300, size=300)
+    for column, chosen in ((0, torch.arange(300)), (1, torch.from_numpy(rows))):
+        for i, p in enumerate(probs):
+            confidence, answer = p[chosen].double().max(dim=1)
+            sums = calibration_sums(confidence, answer == y[chosen])
+            assert float(found.ece[i, column]) == pytest.approx(float(calibration_error(sums)), abs=1e-9)
+            nll = torch.nn.functional.nll_loss(p[chosen].double().log(), y[chosen])
+            assert float(found.nll[i, column]) == pytest.approx(float(nll), rel=1e-6)
 
 
 def test_differences_are_paired(load):

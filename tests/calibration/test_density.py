@@ -1,6 +1,7 @@
 """Predictions that fade by the density of their inputs."""
 
 import csv
+import json
 import math
 import warnings
 
@@ -354,6 +355,26 @@ def test_what_a_test_leaves_has_the_faded_confidence(fitted, tmp_path, quiet_tra
     assert results[0]["test/scaled/cls/NLL"] != results[0]["test/cls/NLL"]
 
 
+def test_the_verdict_is_in_the_record_and_on_the_page_of_a_test(fitted, tmp_path, quiet_trainer):
+    again = BRAINet.load_from_checkpoint(fitted[1])
+    again.head.inference = "simultaneous"
+    trainer = quiet_trainer(tmp_path, Evaluation(figures=False))
+    results = trainer.test(again, datamodule=Digits(), verbose=False)
+    predicted = torch.cat([part["known"] for part in trainer.predict(again, datamodule=Digits())])
+    (path,) = tmp_path.rglob("record.json")
+    record = json.loads(path.read_text())
+    sets = {part["name"]: part for part in record["sets"]}
+    assert record["level"] == 0.05
+    assert sets["test"]["unknown"] == int((~predicted).sum())
+    assert 0 < sets["held_out"]["unknown"] < sets["held_out"]["samples"]
+    assert results[0]["verdict/test/Unknown"] == pytest.approx(sets["test"]["unknown"] / sets["test"]["samples"])
+    (chart,) = (chart for chart in record["charts"] if chart["name"] == "test/known")
+    assert [series["name"] for series in chart["panels"][0]["series"]] == ["as promised", "test set", "held out"]
+    page = path.with_name("report.html").read_text()
+    assert "held out look unknown; at most 5" in page
+    assert "share that looks unknown" in page
+
+
 def test_it_exports_with_the_model_and_its_verdict(fitted):
     again = BRAINet.load_from_checkpoint(fitted[1]).eval()
     again.head.inference = "simultaneous"
@@ -367,6 +388,7 @@ def test_it_exports_with_the_model_and_its_verdict(fitted):
         torch.testing.assert_close(exported[name], expected[name], equal_nan=True)
 
 
+@pytest.mark.slow
 def test_onnx_runtime_gives_the_same_verdict(fitted, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -99,6 +99,10 @@ def test_numbers_of_the_record_are_those_of_the_metrics(run):
     assert f"to {metrics['test/cls/NLL']:.3f}" in alts["test/passes"]
     assert f"to {100 * (1 - metrics['test/cls/Acc']):.2f}\u00a0%" in alts["test/passes"]
     assert f"{100 * (1 - metrics['test/cls/Acc']):.2f}\u00a0% when all" in alts["test/risk_coverage"]
+    looked = [part.pop("unknown") for part in record["sets"]]
+    assert [count / n for count, n in zip(looked, (433, 354), strict=True)] == [
+        pytest.approx(logged[f"verdict/{name}/Unknown"], rel=1e-6) for name in ("test", "held_out")
+    ]
     assert record["sets"] == [
         {"name": "test", "samples": 433, "role": "known"},
         {"name": "held_out", "samples": 354, "role": "near"},
@@ -425,7 +429,7 @@ def test_other_kinds_of_inference(run, tmp_path, quiet_trainer, inference, passe
     assert ("test/passes" in names) == passes
     assert names[0] == "test/reliability"
     assert [table["name"] for table in stored(tmp_path)["tables"]] == ["test/classes"]
-    assert stored(tmp_path)["sets"] == [{"name": "test", "samples": 128, "role": "known"}]
+    assert stored(tmp_path)["sets"] == [{"name": "test", "samples": 128, "role": "known", "unknown": None}]
 
 
 def test_a_regression_shows_what_it_predicted_and_the_passes_it_made(run, tmp_path, quiet_trainer):

@@ -46,11 +46,12 @@ class Model(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    """A set of samples that was tested, and what it is to the model: known, near or far."""
+    """A set of samples that was tested, what it is to the model (known, near or far), and how many look unknown."""
 
     name: str
     samples: int
     role: str
+    unknown: int | None = None
 
 
 class Metric(NamedTuple):
@@ -121,6 +122,7 @@ class Record(NamedTuple):
     confusion: Matrix | None
     seed: int | None
     settings: dict[str, Any]
+    level: float | None = None
 
 
 class Run(NamedTuple):
@@ -323,10 +325,7 @@ def parse_record(content: dict[str, Any]) -> Record:
         created=root.child("created").text(),
         model=_model(root.child("model")),
         headline_score=root.child("headline_score").text_or_none(),
-        sets=[
-            DataSet(part.child("name").text(), part.child("samples").whole(), part.child("role").one_of(ROLES))
-            for part in root.child("sets").children()
-        ],
+        sets=[_set(part) for part in root.child("sets").children()],
         metrics=[_metric(part) for part in root.child("metrics").children()],
         separation=[_separation(part, measures) for part in root.child("separation").children()],
         measures=measures,
@@ -336,7 +335,13 @@ def parse_record(content: dict[str, Any]) -> Record:
         confusion=_matrix(root.child("confusion")),
         seed=root.child("seed").whole_or_none(),
         settings=root.child("settings").mapping(),
+        level=root.child("level").number_or_none() if "level" in content else None,
     )
+
+
+def _set(node: Node) -> DataSet:
+    unknown = node.child("unknown").whole_or_none() if "unknown" in node.mapping() else None
+    return DataSet(node.child("name").text(), node.child("samples").whole(), node.child("role").one_of(ROLES), unknown)
 
 
 def _model(node: Node) -> Model:

@@ -1,7 +1,9 @@
-"""A hook of mkdocs: the notebooks of examples/notebooks as pages of the site, with the outputs that are stored in them.
+"""Hooks of mkdocs: the notebooks of examples/notebooks as pages of the site, and a site that asks nothing of a network.
 
 Markdown cells stand as they are, code cells become blocks, what they printed follows as a plain block, and what they
 drew as pictures. Nothing is executed here (`tests/test_notebooks.py` does that), and nothing but mkdocs is needed.
+
+The theme would fetch a script that makes search work in a folder of pages; `_worker.js` stands in its place.
 """
 
 import base64
@@ -9,6 +11,8 @@ import json
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
+FETCHED = "https://unpkg.com/iframe-worker/shim"
+WORKER = "assets/javascripts/worker.js"
 
 
 def pages(path):
@@ -43,3 +47,13 @@ def on_files(files, config):
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def on_post_build(config):
+    """Let every page take the script beside it instead of one from a network."""
+    site = Path(config["site_dir"])
+    (site / WORKER).write_text(Path(__file__).with_name("_worker.js").read_text(encoding="utf-8"), encoding="utf-8")
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        up = "../" * (len(page.relative_to(site).parts) - 1)
+        page.write_text(text.replace(FETCHED, up + WORKER), encoding="utf-8")
