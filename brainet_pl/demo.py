@@ -33,7 +33,7 @@ HEADS: dict[str, HeadSettings] = {
     "ensemble of 5": Ensemble(),
     "BRAINet": Tree(),
 }
-SEEDS, EPOCHS, PATIENCE, BATCH, RATE, PASSES = 3, 150, 20, 64, 0.003, 15
+SEEDS, EPOCHS, PATIENCE, BATCH, RATE, PASSES = 3, 150, 30, 64, 0.001, 15  # the model's own rate
 
 
 class Quality(NamedTuple):

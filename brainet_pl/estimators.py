@@ -21,7 +21,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 
 from brainet_pl import checks
-from brainet_pl.structure.learn import SAMPLES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,7 +101,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         self,
         *,
         num_params: int | None = None,
-        s: int | tuple[int, ...] = SAMPLES,
+        s: int | tuple[int, ...] = (4, 1),
         max_order: int = 1,
         threshold: float | str | None = None,
         passes: int = 15,
@@ -482,6 +481,8 @@ def _plain(name: str, value: Any) -> Any:
     """A setting as a file can hold it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, list | tuple):
+        return [_plain(name, one) for one in value]
     if isinstance(value, np.generic):
         return value.item()
     if name == "random_state":

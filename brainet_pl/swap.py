@@ -62,9 +62,19 @@ class SwappedModel(nn.Module):
 
     @torch.no_grad()
     def predict(self, x: Any, passes: int = 15) -> Tensor:
-        """Inputs (B, …) → probabilities (T, B, C) of T passes; the backbone runs once."""
+        """Inputs (B, …) → probabilities (T, B, C) of T passes; the backbone runs once.
+
+        Where a head gives all of its few sub-networks with their weights instead of draws, each is among the T as often
+        as its weight says: their mean is the head's prediction.
+        """
         features, own = self.read(x)
-        return run_head(self.head, features, passes, own).values.softmax(dim=-1)
+        values, weights = run_head(self.head, features, passes, own)
+        probabilities = values.softmax(dim=-1)
+        if weights is None:
+            return probabilities
+        share = (torch.arange(passes, device=weights.device) + 0.5) / passes
+        upto = weights.cumsum(0)
+        return probabilities[torch.searchsorted(upto / upto[-1], share.to(upto.dtype)).clamp_max(len(values) - 1)]
 
     def settle(self, x: Any, held: tuple[Any, Tensor] | None = None) -> dict[str, float]:
         """Choose what needs no training, once the head is trained: nothing else of the model changes.

@@ -76,6 +76,7 @@ def test_draws_follow_the_posterior(ggt, temperature):
 
 def test_held_draws_stay(ggt):
     head, x = make(ggt), torch.randn(4, 10)
+    head.inference = "stochastic"
     assert not torch.equal(head.passes(x, 30).values, head.passes(x, 30).values)
     held = ggt.sample(30, head.temperature, 7)
     head.hold(held)

@@ -59,9 +59,16 @@ def cache_key(features: Any, settings: Mapping[str, Any]) -> str:
         "categories": categories,
         "test": [test.__module__, test.__qualname__, test.version],
         "score": [scoring.__module__, scoring.__qualname__, scoring.version],
-        "settings": {k: v.item() if isinstance(v, np.generic) else v for k, v in complete.items()},
+        "settings": {k: _plain(v) for k, v in complete.items()},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON has it."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def load(path: str | os.PathLike[str]) -> GGT | None:

@@ -104,7 +104,7 @@ def learn_structure(
         >>> coins = np.random.default_rng(0).integers(0, 2, size=(100, 2))
         >>> ggt = learn_structure(coins[:, [0, 0, 1]], progress=False)
         >>> ggt.num_subnetworks
-        2
+        4
         >>> ggt.dag(ggt.map()).astype(int).tolist()
         [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     """

@@ -167,7 +167,7 @@ class Classification(Task):
         return found
 
     def linear(self, x: Tensor, target: Tensor) -> Predictor | None:
-        """Multinomial logistic regression."""
+        """Fit a multinomial logistic regression to features (N, d) and labels (N,)."""
         return fit_softmax(x, self.check(target), self.num_classes)
 
     def own_predicted(self, own: Tensor) -> Tensor | None:

@@ -131,7 +131,7 @@ class Regression(Task):
         }
 
     def linear(self, x: Tensor, target: Tensor) -> Predictor | None:
-        """Ridge regression."""
+        """Fit a ridge regression to features (N, d) and numbers (N,)."""
         return fit_ridge(x, self.check(target))
 
     def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ import pytest
 
 from brainet_pl.structure import Branch, DSeparation, Leaf, Node, PreparedData, find_test, learn, learn_structure
 from brainet_pl.structure.autonomy import Budget, checked_votes, increase_separation, is_leaf
-from brainet_pl.structure.brai import BRAI
+from brainet_pl.structure.brai import BRAI, samples_at
 from brainet_pl.structure.pdag import collider_votes, complete_graph, cpdag, find_autonomous, join_separations
 from brainet_pl.structure.score import FamilyScore, bdeu
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
@@ -27,7 +27,7 @@ def recursive(learner, B, X, X_ex, n, path):
     if n > learner.max_order or is_leaf(B, X, X_ex, n):
         return learner._leaf(B, X, X_ex)
     branches = []
-    for t in range(learner.s):
+    for t in range(samples_at(learner.s, n)):
         here = (*path, t)
         test = learner.test_on(here)
         B_star, _ = increase_separation(B, X, X_ex, n, test, learner.budget, learner.check_colliders)
@@ -47,7 +47,7 @@ def learner_on(table, weights=half_weights, budget=None, seen=None, **settings):
         return find_test("g2").on(data, weights(data.n, 0, path), 0.05)
 
     score = FamilyScore(bdeu(data.table, 1.0))
-    return BRAI(test_on=test_on, score=score, budget=budget or Budget(), **({"s": 2, "max_order": 3} | settings))
+    return BRAI(test_on=test_on, score=score, budget=budget or Budget(), **({"s": (2,), "max_order": 3} | settings))
 
 
 @pytest.mark.parametrize("check", [False, True])
@@ -62,7 +62,7 @@ def test_level_by_level_is_the_recursion(table, check, searched):
 
 def test_each_sample_is_drawn_once_and_orders_follow_each_other(table):
     seen = []
-    learner_on(table, seen=seen, s=3).learn(8)
+    learner_on(table, seen=seen, s=(3,)).learn(8)
     assert len(seen) == len(set(seen)) > 3
     assert [len(path) for path in seen] == sorted(len(path) for path in seen)
 
@@ -161,14 +161,14 @@ def test_half_of_the_rows_does_not_look_like_dependence():
 
 
 def test_the_paper_s_samples_and_leaves_are_still_to_be_had(table):
-    paper = learn_structure(table, test="g2", threshold=0.05, max_order=3, bootstrap="paper", progress=False)
+    paper = learn_structure(table, s=2, test="g2", threshold=0.05, max_order=3, bootstrap="paper", progress=False)
     learner = learner_on(PreparedData.prepare(table, 3).values, weights=bootstrap_weights)
     expected = recursive(learner, complete_graph(8), np.arange(8), np.empty(0, dtype=np.intp), 0, ())
     columns = PreparedData.prepare(table, 3).columns
     names = {tuple(sorted(columns[list(leaf.variables)].tolist())) for leaf in leaves(expected)}
     assert names == {leaf.variables for leaf in leaves(paper.root)}
     assert sorted(leaf.score for leaf in leaves(expected)) == sorted(leaf.score for leaf in leaves(paper.root))
-    half = learn_structure(table, test="g2", threshold=0.05, max_order=3, progress=False)
+    half = learn_structure(table, s=2, test="g2", threshold=0.05, max_order=3, progress=False)
     assert half.score(half.map()) > paper.score(paper.map())
 
 

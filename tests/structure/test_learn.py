@@ -105,7 +105,7 @@ def test_leaf_scores_add_up_to_the_score_of_the_dag(features, test, score):
 def test_limits_of_the_threshold(features):
     ensemble = learn(features, threshold=0.0, max_order=1)
     assert ensemble.settings["tests"] == 0  # nothing can be separated, so nothing is tested
-    assert [len(b.ancestors) for b in ensemble.root.branches] == [0, 0]
+    assert [len(b.ancestors) for b in ensemble.root.branches] == [0, 0, 0, 0]
     assert ensemble.num_subnetworks == 4
     assert ensemble.num_unique_structures == 1
     empty = learn(features, threshold=1e9)
