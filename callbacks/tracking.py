@@ -70,11 +70,16 @@ class Tracking(Callback):
         self._use(trainer, pl_module)
 
     def _use(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        origin, path = self._origin, trainer.ckpt_path
-        if origin is None or path is None or trainer.fast_dev_run or not Path(path).is_file():  # type: ignore[attr-defined]
+        origin, given = self._origin, trainer.ckpt_path
+        if origin is None or given is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if Path(path).stat().st_size / 1e6 <= self.most_megabytes:
-            on_rank_zero(trainer, lambda: log_use(trainer, origin, Path(path), {"structure": _tree(module)}))
+
+        def note() -> None:  # only the first process needs to have the file
+            path = Path(given)
+            if path.is_file() and path.stat().st_size / 1e6 <= self.most_megabytes:
+                log_use(trainer, origin, path, {"structure": _tree(module)})
+
+        on_rank_zero(trainer, note)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """All checkpoints are written by now."""

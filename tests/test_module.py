@@ -464,6 +464,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["sample", "batch"])
 def test_two_processes_agree(tmp_path, sampling):
     script = tmp_path / "script.py"

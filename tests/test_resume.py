@@ -145,6 +145,7 @@ def kills():
     return module
 
 
+@pytest.mark.slow
 def test_two_kills_change_nothing(tmp_path, kills):
     with kills.Server(tmp_path) as server:
         experiment = kills.Kills(server, epochs=3, tests=False)

@@ -388,6 +388,7 @@ def test_it_exports_with_the_model_and_its_verdict(fitted):
         torch.testing.assert_close(exported[name], expected[name], equal_nan=True)
 
 
+@pytest.mark.slow
 def test_onnx_runtime_gives_the_same_verdict(fitted, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
