@@ -139,7 +139,7 @@ class DensityScaling(Calibrator):
     >>> labels[::7] = 1 - labels[::7]  # every seventh answer is wrong
     >>> scaling.watch(probs, labels, {"generative": torch.linspace(0, 1, 300)})
     >>> _ = scaling.settle()
-    >>> scaling(probs[:2], {"generative": torch.tensor([0.0, 50.0])}).amax(1).round(decimals=2)  # usual, and far outside
+    >>> scaling(probs[:2], {"generative": torch.tensor([0.0, 50.0])}).amax(1).round(decimals=2)  # usual, and far out
     tensor([0.9400, 0.5000])
 
     Args:
