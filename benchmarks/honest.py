@@ -291,7 +291,8 @@ def outcome(final: Callable[[str], Tensor], world: World, known: str, shifts: li
 def numbers(found: Outcome, base: Outcome, ours: Outcome | None = None) -> Cell:
     """Means and standard errors; `base` is temperature scaling, `ours` what differences are taken to."""
     cell = {"ece": float(found.clean.ece[0, 0]), "nll": float(found.clean.nll[0, 0])}
-    cell["cost"] = cell["nll"] / float(base.clean.nll[0, 0]) - 1
+    costs = found.clean.nll[0] / base.clean.nll[0] - 1
+    cell |= {"cost": float(costs[0]), "cost se": float(costs[1:].std())}
     worst = slice(len(SEVERITIES) - 1, None, len(SEVERITIES))
     for key, one, other, rows in (
         ("shifted ece", found.shifted.ece, base.shifted.ece, slice(None)),
@@ -430,7 +431,12 @@ def report(cells: dict[str, Cell], unknown: list[str]) -> None:
     for name, cell in cells.items():
         if name.rsplit(", ", 1)[-1] in {f"{cost:g}" for cost in COSTS if cost not in SHOWN}:
             continue
-        row = [name, f"{100 * cell['cost']:.1f}", f"{cell['ece']:.4f}", f"{cell['nll']:.4f}"]
+        row = [
+            name,
+            f"{100 * cell['cost']:.1f} ± {100 * cell['cost se']:.1f}",
+            f"{cell['ece']:.4f}",
+            f"{cell['nll']:.4f}",
+        ]
         for key in ("shifted ece", "worst ece"):
             row += [spread(cell, key, 4), spread(cell, f"{key} ratio", 3)]
         row.append(f"{cell['shifted nll']:.3f}")
@@ -628,7 +634,7 @@ def frontier(cells: dict[str, Cell], path: Path) -> None:
         f"ensemble of 5 heads, {TEMPERATURE}": ("ensemble of 5 heads", "^"),
         f"MC-dropout, {TEMPERATURE}": ("MC-dropout", "v"),
     }
-    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9.2, 4.2), layout="constrained")
     for score, (label, colour, style) in lines.items():
         found = [cells[f"{score}, {cost:g}"] for cost in COSTS]
         x, y = [100 * cell["cost"] for cell in found], [cell["shifted ece"] for cell in found]
@@ -644,7 +650,7 @@ def frontier(cells: dict[str, Cell], path: Path) -> None:
     axes.set_ylabel("ECE, mean of 15 corruptions × 5 severities")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -666,9 +672,9 @@ def picture(bench: Bench, readings: Readings, path: Path, cost: float = SHOWN[-1
         "temperature": bench.calibrated(TemperatureScaling()),
         "brainet_pl": bench.calibrated(DensityScaling(cost, "score"), OURS),
     }
-    colours = {"network": "0.6", "temperature": "0.6", "brainet_pl": "C0"}
+    colours = {"network": "0.8", "temperature": "0.8", "brainet_pl": "#86b8e6"}
     figure, axes = plt.subplots(
-        2, len(SHOWN_SETS), figsize=(12, 3.6), layout="constrained", gridspec_kw={"height_ratios": [1.25, 1]}
+        2, len(SHOWN_SETS), figsize=(12, 2.9), layout="constrained", gridspec_kw={"height_ratios": [1.6, 1]}
     )
     order = np.random.default_rng(0).permutation(2000)
     for i, name in enumerate(SHOWN_SETS):
