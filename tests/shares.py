@@ -24,7 +24,8 @@ from brainet_pl.features import extract_features
 from brainet_pl.framework import pl
 from brainet_pl.module import BRAINet
 from brainet_pl.network import Tree
-from brainet_pl.scores import Generative, Mahalanobis
+from brainet_pl.passes import Passes
+from brainet_pl.scores import Generative, Mahalanobis, Stages, Surroundings
 from brainet_pl.structure import GGT, FeatureStream, learn_structure, rai
 from brainet_pl.structure.independence.gaussian import PartialCorrelation
 
@@ -77,6 +78,22 @@ def trees(folder):
             found[f"{name}, {test}"] = ggt.to_json()
     found["few rows"] = learn_structure(sources["streamed"], test="gaussian", max_rows=500, progress=False).to_json()
     found["rai"] = rai(sources["held"], test="fisher_z", threshold=0.01).directed.tolist()
+    return found
+
+
+def stages(folder):
+    """A density of each of two layers, from equal shares and where one process has nothing."""
+    x, y = (torch.from_numpy(part) for part in table())
+    found = {}
+    for name, rows in (
+        ("held", slice(together.rank(), None, together.processes())),
+        ("empty", slice(None) if together.rank() == 0 else slice(0, 0)),
+    ):
+        score = Stages(progress=False)
+        score.surround(Surroundings(3, widths=(3, 5)))
+        score.learn_share(x[rows], y[rows])
+        passes = Passes(torch.zeros(1, 50, 3), None, x[:50], torch.full((50, 3), 1 / 3))
+        found[name] = score(passes)["stages"].tolist()
     return found
 
 
@@ -246,6 +263,7 @@ def sharded(folder):
 
 PARTS = {
     "trees": lambda folder: [processes(count, trees, folder / f"trees{count}") for count in (2, 3)],
+    "stages": lambda folder: processes(2, stages, folder / "stages"),
     "broken": lambda folder: processes(2, broken, folder / "broken"),
     "slow": lambda folder: processes(2, slow, folder / "slow", timeout=3),
     "sharded": lambda folder: processes(2, sharded, folder / "sharded"),

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import brainet_pl
+from brainet_pl.passes import Passes
+from brainet_pl.scores import Stages, Surroundings
 from brainet_pl.structure import GGT, FeatureStream, Leaf, learn_structure, rai
 
 SCRIPT = Path(__file__).with_name("shares.py")
@@ -54,7 +56,7 @@ def table():
 def folder(tmp_path_factory):
     """What 2 and 3 processes found."""
     folder = tmp_path_factory.mktemp("shares")
-    run(folder, "trees", "broken", "sharded")
+    run(folder, "trees", "stages", "broken", "sharded")
     return folder
 
 
@@ -82,6 +84,17 @@ class TestTrees:
     def test_one_graph(self, folder, table):
         expected = rai(table, test="fisher_z", threshold=0.01).directed.tolist()
         assert all(one["rai"] == expected for count in (2, 3) for one in found(folder / f"trees{count}"))
+
+
+def test_densities_of_stages_are_those_of_one_process(folder):
+    x, y = (torch.from_numpy(part) for part in runpy.run_path(str(SCRIPT))["table"]())
+    score = Stages(progress=False)
+    score.surround(Surroundings(3, widths=(3, 5)))
+    score.learn(x, y)
+    expected = score(Passes(torch.zeros(1, 50, 3), None, x[:50], torch.full((50, 3), 1 / 3)))["stages"]
+    for one in found(folder / "stages"):
+        for values in one.values():
+            torch.testing.assert_close(torch.tensor(values), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_error_in_one_share_ends_all_with_its_cause(folder):
