@@ -25,6 +25,9 @@ INPUTS = ("pixel_values", "inputs", "input", "image", "images", "x", "features")
 class Columns:
     """The names of the parts of a batch, where they can't be guessed.
 
+    >>> Columns(inputs=["pixels", "age"], target="diagnosis")
+    Columns(inputs=['pixels', 'age'], target='diagnosis')
+
     Attributes:
         inputs: what the model is given: one name or several; null is everything that its `forward` takes, or what is
             usually called an input.

@@ -110,6 +110,10 @@ class BRAINet(pl.LightningModule):
 
     Wherever a part is asked for (head, task, score, calibrator), Python also takes its name or its dictionary form.
 
+    >>> model = BRAINet(num_classes=8, head="MLP", scores=["KNN"], calibration="TemperatureScaling")
+    >>> [type(part).__name__ for part in (model.task, model.calibration)]
+    ['Classification', 'TemperatureScaling']
+
     Args:
         num_classes: number of classes; short for the task `Classification(num_classes)`.
         backbone: a feature extractor: settings of one (`Backbone`), a module, a name, or null for raw features.

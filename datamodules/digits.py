@@ -14,6 +14,11 @@ from brainet_pl.datamodules.shifts import Shifts
 class Digits(SplitData):
     """1,797 digits as 64 pixels between 0 and 1; some classes held out as the unknown.
 
+    >>> data = Digits(held_out=(8, 9))
+    >>> data.setup("fit")
+    >>> data.num_classes, len(data.train_set), len(data.val_set), len(data.test_set), len(data.ood_sets["held_out"])
+    (8, 858, 152, 433, 354)
+
     Args:
         held_out: The digits that are never trained on; they are the out-of-distribution set `held_out`. The others are
             renumbered from 0. Empty holds none out.

@@ -217,6 +217,12 @@ class Conformal(Part, nn.Module):
     then have `set` (B, C), which always holds the most probable class, or `lower` and `upper` (B,). With too few
     validation samples for the level, sets hold all classes and intervals have no end. Without Lightning, `fit` it.
 
+    >>> probs, labels = torch.tensor([[0.9, 0.1], [0.4, 0.6]]).repeat(10, 1), torch.tensor([0, 1]).repeat(10)
+    >>> sets = Conformal("lac", level=0.9).fit(probs, labels)
+    >>> sets(torch.tensor([[0.95, 0.05], [0.65, 0.35]]))["set"]  # every class of at least the probability 0.6
+    tensor([[ True, False],
+            [ True, False]])
+
     Args:
         method: "lac", "aps" or "raps" for classes, "scaled" or "quantile" for numbers; "auto" is "lac" or "scaled".
         level: the share of samples whose set or interval is to hold the truth, above 0 and below 1.

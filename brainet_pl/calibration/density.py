@@ -133,6 +133,15 @@ class DensityScaling(Calibrator):
     fitted anew for every κ. The answer never changes. Works for every head, without unknown data, from the checkpoint
     alone; until it has settled, predictions stay as they are.
 
+    >>> scaling = DensityScaling(cost=0.04)
+    >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).repeat(150, 1)
+    >>> labels = torch.tensor([0, 1]).repeat(150)
+    >>> labels[::7] = 1 - labels[::7]  # every seventh answer is wrong
+    >>> scaling.watch(probs, labels, {"generative": torch.linspace(0, 1, 300)})
+    >>> _ = scaling.settle()
+    >>> scaling(probs[:2], {"generative": torch.tensor([0.0, 50.0])}).amax(1).round(decimals=2)  # usual, and far out
+    tensor([0.9400, 0.5000])
+
     Args:
         cost: how much worse known inputs may be predicted than by temperature scaling: a share of its negative
             log-likelihood on validation data, or of one nat for a regression, where that number has no zero.

@@ -22,6 +22,11 @@ class Mahalanobis(Score):
     vary, up to rounding, are left out of both. With one class alone, as in a regression, both Gaussians are the same,
     and there is no `mahalanobis_relative`.
 
+    >>> x = torch.tensor([[0.0], [2.0], [10.0], [12.0]])  # two classes, variance 1 within each
+    >>> score = Mahalanobis(normalize=False).fit(x, torch.tensor([0, 0, 1, 1]))
+    >>> score.distances(torch.tensor([[1.0], [4.0]]))[0].round()
+    tensor([0., 9.])
+
     Args:
         normalize: bring the features of every sample to length 1 first.
         layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.

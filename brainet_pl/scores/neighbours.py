@@ -20,6 +20,10 @@ _ROOM = 2**25  # similarities held at a time, so that memory does not grow with 
 class KNN(Score):
     """The squared distance to the k-th nearest training sample, all features brought to length 1: `knn`, from 0 to 4.
 
+    >>> score = KNN(k=1).fit(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
+    >>> score.distances(torch.tensor([[2.0, 0.0], [-1.0, 0.0]]))  # the direction of a training sample, and a far one
+    tensor([0., 2.])
+
     Args:
         k: which neighbour; fewer training samples than that count as so many.
         max_rows: training samples that are kept at the most, a random choice of them; they travel in the checkpoint.

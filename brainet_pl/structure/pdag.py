@@ -26,7 +26,12 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class PDAG:
-    """A partially directed graph over d variables; `adjacency` (d, d) is read-only."""
+    """A partially directed graph over d variables; `adjacency` (d, d) is read-only.
+
+    >>> graph = PDAG(np.array([[0, 1, 1], [0, 0, 0], [1, 0, 0]], dtype=bool))  # 0 → 1, 0 — 2
+    >>> graph.directed.astype(int).tolist(), graph.undirected.astype(int).tolist()
+    ([[0, 1, 0], [0, 0, 0], [0, 0, 0]], [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
+    """
 
     adjacency: Bools
 
