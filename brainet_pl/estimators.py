@@ -292,7 +292,8 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
                 f"expected a {cls.__name__} of format {FORMAT} in {path}, got {what}: load it with its own class and "
                 "version"
             )
-        made = cls(**stored["settings"])
+        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored["settings"].items()}
+        made = cls(**settings)
         made.columns_ = None if stored["columns"] is None else [Column(**column) for column in stored["columns"]]
         made.feature_names_, made.n_features_in_ = stored["names"], stored["inputs"]
         if stored["named"] is not None:
@@ -482,7 +483,7 @@ def _plain(name: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(name, one) for one in value]
+        return [_plain(name, one) for one in value]  # a tuple again when it is read
     if isinstance(value, np.generic):
         return value.item()
     if name == "random_state":

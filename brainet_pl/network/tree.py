@@ -70,8 +70,8 @@ class BRAINetHead(ResidualHead):
     >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(200, 6).cumsum(1)
     >>> head = BRAINetHead(learn_structure(x, progress=False), out_features=3, num_params=2000).eval()
-    >>> head(x[:4]).shape, head.passes(x[:4], 15).values.shape  # all sub-networks at once; 15 that are drawn
-    (torch.Size([4, 3]), torch.Size([15, 4, 3]))
+    >>> head(x[:4]).shape, head.passes(x[:4], 15).values.shape  # their mean in one pass; each of four structures
+    (torch.Size([4, 3]), torch.Size([4, 4, 3]))
 
     Args:
         ggt: the learned tree.

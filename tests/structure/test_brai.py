@@ -75,12 +75,12 @@ def orders(node, depth=0):
 
 
 def test_a_budget_is_spent_on_all_branches_alike(table):
-    whole = learner_on(table, s=3)
+    whole = learner_on(table, s=(3,))
     whole.learn(8)
-    one_order = learner_on(table, s=3, max_order=0)
+    one_order = learner_on(table, s=(3,), max_order=0)
     one_order.learn(8)
     budget = Budget(max_tests=one_order.budget.tests)
-    cut = learner_on(table, s=3, budget=budget)
+    cut = learner_on(table, s=(3,), budget=budget)
     tree = cut.learn(8)
     assert cut.cut_short
     assert not one_order.cut_short
