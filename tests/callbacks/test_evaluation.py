@@ -240,13 +240,14 @@ def test_every_set_is_compared_once_by_every_score(run, tmp_path, quiet_trainer,
 def test_the_calibration_error_is_one_number_everywhere(run, tmp_path, quiet_trainer, monkeypatch):
     drawn = {}
     monkeypatch.setattr(evaluation_module, "log_chart", lambda trainer, chart: drawn.update({chart.name: chart}))
-    model = on_the_tree(run, 8, head=Tree(num_params=4000, inference="enumerated")).eval()
+    model = on_the_tree(run, 8, head=Tree(num_params=4000, inference="enumerated", temperature=0.0)).eval()
     x = torch.stack([x for x, _ in digits_set()])
     with torch.no_grad():
-        model.head.output.weight *= 20_000  # confidences of all sizes
+        model.head.layers.weight *= 5  # confidences of all sizes
+        model.head.output.weight *= 30
         guess = model(x).argmax(dim=1)
     chance = torch.rand(len(x), generator=torch.Generator().manual_seed(0))
-    data = DataLoader(TensorDataset(x, torch.where(chance < 0.43, guess, (guess + 1) % 8)), batch_size=64)
+    data = DataLoader(TensorDataset(x, torch.where(chance < 0.6, guess, (guess + 1) % 8)), batch_size=64)
     logged = together(quiet_trainer(tmp_path, Evaluation()).test(model, dataloaders=data, verbose=False))
     expected = logged["test/cal/ECE"]
     confidence = 1 - np.mean([float(row["max_softmax"]) for row in read(tmp_path / "scores.csv")])
