@@ -108,8 +108,16 @@ class Stop(Callback):
             os.kill(os.getpid(), self.kind)
 
 
+@pytest.fixture
+def heard():
+    """Ctrl-C is heard: a job that a shell put into the background ignores it, and so would the fit."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("kind", "step"), [(signal.SIGTERM, "inside"), (signal.SIGINT, "before")])
-def test_a_stopped_fit_leaves_a_state_to_go_on_from_exactly(tmp_path, quiet_trainer, kind, step):
+def test_a_stopped_fit_leaves_a_state_to_go_on_from_exactly(tmp_path, quiet_trainer, heard, kind, step):
     head = Tree(num_params=4000)
     whole = fit(tmp_path, quiet_trainer, head)
     with contextlib.suppress(SystemExit):  # Lightning 2.6.0 ends a fit after Ctrl-C without it
