@@ -309,3 +309,19 @@ def test_calibrating_by_other_parts(judged):
             model.calibrate(wrong, held, progress=False)
     with pytest.raises(ValueError, match="expected score of the verdict to be one of"):
         model.calibrate(train, held, verdict=Verdict("knn"), progress=False)
+
+
+def test_passes_of_a_swapped_model_stand_for_the_weights_of_its_structures():
+    """A head with few structures gives each once, with a weight; the mean of many passes is the weighted mean."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 6).cumsum(1)
+    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(6, 3))
+    swapped = swap_head(model, x, 3, head=Tree(num_params=800, temperature=30.0), progress=False).eval()
+    with torch.no_grad():
+        swapped.head.output.weight.normal_(std=30.0)  # structures that disagree
+        logits, weights = swapped.head.enumerate(swapped.read(x[:5])[0])
+        probabilities = swapped.predict(x[:5], passes=1000)
+    assert probabilities.shape == (1000, 5, 3)
+    assert weights.max() > 1.2 / len(weights)  # a plain mean of the structures would be another
+    expected = torch.tensordot(weights, logits.softmax(-1), dims=1)
+    torch.testing.assert_close(probabilities.mean(0), expected, atol=2e-3, rtol=0)
