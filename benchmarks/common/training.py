@@ -30,7 +30,13 @@ def shuffled(ggt: GGT, seed: int = 0) -> GGT:
         if isinstance(node, Leaf):
             parents = [tuple(int(new[p]) for p in pa) for pa in node.parents]
             order = np.argsort(names)
-            return Leaf(tuple(names[i] for i in order), tuple(tuple(sorted(parents[i])) for i in order), node.score)
+            near = [tuple(int(new[v]) for v in found) for found in node.neighbours]
+            return Leaf(
+                tuple(names[i] for i in order),
+                tuple(tuple(sorted(parents[i])) for i in order),
+                node.score,
+                tuple(near[i] for i in order if near),
+            )
         branches = (Branch(tuple(rename(a) for a in b.ancestors), rename(b.descendant)) for b in node.branches)
         return Node(tuple(sorted(names)), tuple(branches))
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.ggt import GGT, Leaf
-
 Ints = NDArray[np.int64]
 
 # Cost of a block product in units of one multiply-add of a large matrix product, measured on CPU at batch 256.
@@ -24,7 +22,7 @@ class Layer:
 
     Attributes:
         node, branch: where it stands; `node` is a number in `GGT.nodes`.
-        sources: numbers of the nodes it reads.
+        sources: numbers of the nodes it reads; behind those of all nodes, of single inputs.
         fan_in, width: rows in, neurons out.
         first_neuron: of the level. first_weight: of the head's flat weight vector; weights lie neuron by neuron.
     """
@@ -65,7 +63,7 @@ class BranchBucket:
     Attributes:
         nodes, branches: (G,) which branch each block is.
         sources: (G, I) node that each input comes from, -1 for padding. offsets: (G, I) row within that node's output,
-            or the input row where the node is a leaf.
+            or the input row where the node is a leaf that gives its features as they are.
         neurons, weights: as in `Bucket`.
     """
 
@@ -146,8 +144,8 @@ def _partition(blocks: list[_Block]) -> tuple[list[list[_Block]], float]:
     return groups[::-1], float(best[n])
 
 
-def choose_branch_buckets(ggt: GGT, layers: Sequence[Layer], rows: Sequence[Ints]) -> tuple[BranchBucket, ...]:
-    """Every branch as one block, in batches of similar shape."""
+def choose_branch_buckets(layers: Sequence[Layer], rows: Sequence[Ints], inputs: int) -> tuple[BranchBucket, ...]:
+    """Every branch as one block, in batches of similar shape; the first `inputs` rows of the state are the inputs."""
     by_branch: dict[tuple[int, int], list[Layer]] = {}
     for layer in layers:
         by_branch.setdefault((layer.node, layer.branch), []).append(layer)
@@ -156,18 +154,17 @@ def choose_branch_buckets(ggt: GGT, layers: Sequence[Layer], rows: Sequence[Ints
         sources = dict.fromkeys(j for layer in members for j in layer.sources)
         blocks.append(_Block(tuple(members), np.concatenate([rows[j] for j in sources])))
     groups, _ = _partition(blocks)
-    return tuple(_branch_bucket(ggt, group, rows) for group in groups)
+    return tuple(_branch_bucket(group, rows, inputs) for group in groups)
 
 
-def _branch_bucket(ggt: GGT, blocks: Sequence[_Block], rows: Sequence[Ints]) -> BranchBucket:
+def _branch_bucket(blocks: Sequence[_Block], rows: Sequence[Ints], inputs: int) -> BranchBucket:
     plain = _bucket(blocks, rows, zero_row=-1)
     sources, offsets = np.full_like(plain.rows, -1), np.zeros_like(plain.rows)
     for g, block in enumerate(blocks):
         read = dict.fromkeys(j for layer in block.layers for j in layer.sources)
         n = len(block.rows)
         sources[g, :n] = np.concatenate([np.full(len(rows[j]), j) for j in read])
-        leaf = {j: isinstance(ggt.nodes[j], Leaf) for j in read}
-        offsets[g, :n] = np.concatenate([rows[j] if leaf[j] else np.arange(len(rows[j])) for j in read])
+        offsets[g, :n] = np.concatenate([rows[j] if rows[j][0] < inputs else np.arange(len(rows[j])) for j in read])
     nodes = np.array([block.layers[0].node for block in blocks])
     branches = np.array([block.layers[0].branch for block in blocks])
     return BranchBucket(nodes, branches, sources, offsets, plain.neurons, plain.weights)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,6 @@ from brainet_pl.network.base import Head
 from brainet_pl.network.buckets import Layer
 from brainet_pl.network.executor import Executor
 from brainet_pl.network.plan import Plan
-from brainet_pl.structure.ggt import Node
 
 _READ_ROOT = ("output.weight", "out_weight")  # of a head: their last axis is the rows of the root
 _NEURONS = ("scale", "bias", "running_mean", "running_var")  # of the executor: vectors over neurons
@@ -191,11 +191,10 @@ def _same_layers(
 
 
 def _same_node(node: int, other: int, old: Plan, new: Plan, partner: dict[int, int]) -> bool:
-    """Whether a node of the new plan gives what one of the old gives: the same inputs, or all layers the same."""
-    here, there = new.ggt.nodes[node], old.ggt.nodes[other]
-    if isinstance(here, Node) or isinstance(there, Node):
+    """Whether a source of the new plan gives what one of the old gives: the same inputs, or all layers the same."""
+    if node in new.level_of or other in old.level_of:
         return partner.get(node) == other
-    return here.variables == there.variables
+    return bool(np.array_equal(new.source_rows(node), old.source_rows(other)))
 
 
 def _whole_rows(pairs: list[Pair], layers: list[tuple[int, Layer]], new: Plan) -> list[int]:

@@ -136,7 +136,7 @@ class LevelTensors(nn.Module):
         self.buckets = nn.ModuleList(self.ordered)
         self.in_order = np.array_equal(arrange, np.arange(outputs))
         self.uneven = bool((level.branch_neurons < 0).any())
-        sizes = [len(node.branches) for i in level.nodes if isinstance(node := plan.ggt.nodes[i], Node)]
+        sizes = [len(n.branches) if isinstance(n, Node) else 1 for n in (plan.ggt.nodes[i] for i in level.nodes)]
         _index(self, "arrange", np.empty(0) if self.in_order else arrange)
         _index(self, "branches", level.branch_neurons.ravel() if self.uneven else np.empty(0))
         _index(self, "owner", np.repeat(np.arange(len(level.nodes)), level.node_widths))
@@ -303,7 +303,8 @@ class Executor(nn.Module):
     def set_mixture(self, probabilities: Sequence[NDArray[np.float64]]) -> None:
         """Take the branch probabilities (s,) of every node of the tree, by node number, for `evaluate`."""
         for level in self.ordered:
-            level.set_mixture([probabilities[node] for node in level.level.nodes], self.weight.device)
+            found = (probabilities[node] for node in level.level.nodes)
+            level.set_mixture([p if len(p) else np.ones(1) for p in found], self.weight.device)  # a leaf has one way
         self._cache_key = ()
 
     def train(self, mode: bool = True) -> Executor:

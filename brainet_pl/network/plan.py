@@ -22,7 +22,7 @@ from brainet_pl.network.buckets import (
     choose_branch_buckets,
     choose_buckets,
 )
-from brainet_pl.network.widths import emitted, split_width, width_rule
+from brainet_pl.network.widths import Fields, split_width, width_rule
 from brainet_pl.structure.ggt import GGT, Leaf, Node, Tree
 
 LAYOUT = 2  # of weights within a layer: neuron by neuron, each reading the rows of its sources in order
@@ -30,7 +30,7 @@ LAYOUT = 2  # of weights within a layer: neuron by neuron, each reading the rows
 
 @dataclass(frozen=True)
 class Level:
-    """All layers of the nodes of one height.
+    """All layers of the nodes of one height, or of the leaves where these have fields.
 
     Attributes:
         nodes: their numbers. node_widths: neurons that each emits.
@@ -95,25 +95,46 @@ class Plan:
         """Node number → (level, position among its nodes)."""
         return {node: (h, i) for h, level in enumerate(self.levels) for i, node in enumerate(level.nodes)}
 
+    def source_rows(self, source: int) -> Ints:
+        """The rows of the state that a layer reads from one of its sources: a node, or a single input."""
+        inputs = len(self.ggt.nodes)
+        return self.node_rows[source] if source < inputs else np.array([source - inputs])
+
     def multiply_adds(self, choices: dict[int, int] | None = None) -> int:
         """Multiply-adds a sample of all layers, or only of the branches in `choices` (node number → branch)."""
-        layers = (layer for level in self.levels for layer in level.layers)
-        return sum(x.fan_in * x.width for x in layers if choices is None or choices.get(x.node) == x.branch)
+        layers = [layer for level in self.levels for layer in level.layers]
+        if choices is not None:
+            taken = [layer for layer in layers if choices.get(layer.node) == layer.branch]
+            read = {source for layer in taken for source in layer.sources} | {0}
+            layers = taken + [x for x in layers if isinstance(self.ggt.nodes[x.node], Leaf) and x.node in read]
+        return sum(layer.fan_in * layer.width for layer in layers)
 
 
-def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1) -> Plan:
-    """The plan for node widths `width_rule(factor, min_width)`.
+def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1, fields: Fields | None = None) -> Plan:
+    """The plan for node widths `width_rule(factor, min_width, fields)`.
 
     Networks of several members are batched over the members, so that each of their levels is one masked product.
     """
-    width = width_rule(factor, min_width)
+    width = width_rule(factor, min_width, fields)
     number = {id(node): i for i, node in enumerate(ggt.nodes)}
-    rows: list[Ints] = [np.empty(0, dtype=np.int64)] * len(ggt.nodes)
+    # Behind those of the nodes, the row of each input alone: what fields read.
+    rows: list[Ints] = [np.empty(0, dtype=np.int64)] * len(ggt.nodes) + [
+        np.array([v]) for v in range(ggt.num_variables)
+    ]
     for i, node in enumerate(ggt.nodes):
         if isinstance(node, Leaf):
             rows[i] = np.asarray(node.variables, dtype=np.int64)
     levels: list[Level] = []
     first_row, first_neuron, first_weight = ggt.num_variables, 0, 0
+    if fields is not None:
+        level = _field_level(ggt, fields, rows, masked=members > 1)
+        levels.append(level)
+        starts = first_row + np.concatenate([[0], np.cumsum(level.node_widths)])
+        for i, start, count in zip(level.nodes, starts, level.node_widths, strict=False):
+            rows[i] = start + np.arange(count)
+        first_row += level.width
+        first_neuron = level.num_neurons
+        first_weight = sum(layer.fan_in * layer.width for layer in level.layers)
     for height in range(1, max(ggt.heights) + 1):
         nodes = nodes_at(ggt, height)
         widths = [width(_inner(ggt.nodes[i])) for i in nodes]
@@ -129,14 +150,14 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1)
                     continue
                 branch_neurons[t, offset : offset + node_width] = neuron + np.arange(node_width)
                 for sources, out in _branch_layers(node, t, node_width, min_width, number):
-                    fan_in = sum(emitted(ggt.nodes[j], width) for j in sources)
+                    fan_in = sum(width(ggt.nodes[j]) for j in sources)
                     layers.append(Layer(i, t, sources, fan_in, out, neuron, first_weight))
                     neuron += out
                     first_weight += fan_in * out
         for i, node_width, offset in zip(nodes, widths, offsets, strict=False):
             rows[i] = first_row + offset + np.arange(node_width)
         buckets = choose_buckets(layers, rows, first_row, masked=members > 1)
-        branch_buckets = choose_branch_buckets(ggt, layers, rows)
+        branch_buckets = choose_branch_buckets(layers, rows, ggt.num_variables)
         levels.append(
             Level(
                 tuple(nodes),
@@ -151,7 +172,27 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1)
         )
         first_row += int(offsets[-1])
         first_neuron += neuron
-    return Plan(ggt, tuple(levels), first_weight, first_neuron, rows[0], tuple(rows), factor)
+    return Plan(ggt, tuple(levels), first_weight, first_neuron, rows[0], tuple(rows[: len(ggt.nodes)]), factor)
+
+
+def _field_level(ggt: GGT, fields: Fields, rows: list[Ints], *, masked: bool) -> Level:
+    """The lowest level: for each variable of a leaf a layer that reads it and its neighbours."""
+    inputs = len(ggt.nodes)  # where `rows` has those of single inputs
+    nodes = [i for i, node in enumerate(ggt.nodes) if isinstance(node, Leaf)]
+    layers: list[Layer] = []
+    neuron = weight = 0
+    for i in nodes:
+        leaf = ggt.nodes[i]
+        assert isinstance(leaf, Leaf)
+        for x, near in zip(leaf.variables, leaf.neighbours, strict=True):
+            sources = tuple(inputs + v for v in (x, *near[: fields.reads]))
+            layers.append(Layer(i, 0, sources, len(sources), fields.width, neuron, weight))
+            neuron += fields.width
+            weight += len(sources) * fields.width
+    widths = tuple(len(ggt.nodes[i].variables) * fields.width for i in nodes)
+    buckets = choose_buckets(layers, rows, ggt.num_variables, masked=masked)
+    # No branch buckets: nothing below this level is drawn, so that all passes share it.
+    return Level(tuple(nodes), widths, tuple(layers), np.arange(neuron)[None], ggt.num_variables, 0, buckets, ())
 
 
 def nodes_at(ggt: GGT, height: int) -> list[int]:

@@ -37,7 +37,8 @@ from brainet_pl.network.output import BranchOutput
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.settle import NETWORKS, best_value, choose_temperature
 from brainet_pl.network.skip import Skip
-from brainet_pl.network.widths import Size, choose_size, count_parameters, root_branches
+from brainet_pl.network.widths import READS, Size, choose_size, count_parameters, fields_of, root_branches
+from brainet_pl.structure.brai import NEIGHBOURS
 from brainet_pl.structure.ggt import GGT, SubNetwork
 
 Sampling = Literal["batch", "sample"]
@@ -93,6 +94,9 @@ class BRAINetHead(ResidualHead):
             takes for each branch of the root to be in one. Each branch of a node is in equally many of its draws.
         inference: what `passes` does: "stochastic", "simultaneous" or "enumerated"; "auto" is the exact mean of all
             sub-networks where there are no more than passes, else "stochastic". It can be changed at any time.
+        fields: how many neighbours the neurons of the lowest layer read: each belongs to one feature, and reads it and
+            those that it depends on most in the sample of its structure. "auto" is 16, where the tree knows neighbours
+            and they take no more than half of the budget; None is no such layer: leaves give features as they are.
         skip: what is added to the outputs of every sub-network: "linear" is a dense layer from the features, whose
             weights are part of the budget; "own" what the network's own layer gave, which `forward` and `passes` then
             need; "auto" is "linear" where that takes no more than half of the budget; None is nothing.
@@ -118,6 +122,7 @@ class BRAINetHead(ResidualHead):
         sampling: Sampling = "sample",
         draws: int | None = None,
         inference: Inference = "auto",
+        fields: int | Literal["auto"] | None = "auto",
         skip: SkipKind | None = "auto",
         momentum: float = 0.1,
         eps: float = 1e-5,
@@ -136,11 +141,21 @@ class BRAINetHead(ResidualHead):
         if num_params is not None:
             num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
         direct = None if skip in ("auto", "own_or_linear") else skip == "linear"
+        reads = fields_of(ggt, READS if fields == "auto" else check_fields(fields))
         if width is None:
-            size = choose_size(ggt, num_params, out_features, min_width=least, per_neuron=2 if norm else 1, skip=direct)
+            size = choose_size(
+                ggt,
+                num_params,
+                out_features,
+                min_width=least,
+                per_neuron=2 if norm else 1,
+                skip=direct,
+                fields=reads,
+                wanted=fields == "auto",
+            )
         else:
-            size = Size(width, least or 1, direct is not False)
-        self.plan = build_plan(ggt, size.factor, size.min_width)
+            size = Size(width, least or 1, direct is not False, reads)
+        self.plan = build_plan(ggt, size.factor, size.min_width, fields=size.fields)
         gain = GAIN if norm else 1.0
         self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps, gain=gain)
         self.output = BranchOutput(root_branches(ggt), len(self.plan.root_rows), out_features)
@@ -155,15 +170,20 @@ class BRAINetHead(ResidualHead):
         self.held: list[SubNetwork] | None = None
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, each layer as `nn.Linear` would; a head that adds to own outputs starts from those."""
+        """Draw all weights anew, each layer as `nn.Linear` would.
+
+        The output layer starts at zero where something goes past the tree: the head then begins as a linear layer, or
+        as the network's own, and its structures add what that leaves. Without, features that a linear layer can hardly
+        be beaten on were fitted too closely before that layer had learned.
+        """
         self._statistics_at = None
         self.layers.reset_parameters()
         self.output.reset_parameters()
-        if self.adds_own:
-            nn.init.zeros_(self.output.weight)
-            nn.init.zeros_(self.output.bias)
         if self.skip is not None:
             self.skip.reset_parameters()
+        if self.skip is not None or self.adds_own:
+            nn.init.zeros_(self.output.weight)
+            nn.init.zeros_(self.output.bias)
 
     def _count_draws(self, draws: int | None) -> int:
         """A number of draws that the tree can give."""
@@ -440,6 +460,14 @@ class BRAINetHead(ResidualHead):
         return outputs + own.to(outputs.dtype)
 
 
+def check_fields(fields: int | Literal["auto"] | None) -> int | None:
+    """A number of neighbours, or none; "auto" is for the tree to say."""
+    if fields is None or fields == "auto":
+        return None
+    hint = '"auto" is what works, None is no layer of fields; a tree knows no more neighbours of a feature'
+    return checks.whole("fields", fields, 1, NEIGHBOURS, hint=hint)
+
+
 def _first(rows: Rows, count: int) -> Rows:
     """The first `count` of the samples, and one at the least."""
     count = max(1, count)
@@ -464,6 +492,9 @@ class Tree(HeadSettings):
             without such data a tempered default that does not collapse.
         inference: "stochastic" draws sub-networks, "simultaneous" averages in one pass, "enumerated" is the exact mean,
             and "auto" that too where there are no more sub-networks than passes, else "stochastic".
+        fields: how many neighbours the neurons of the lowest layer read: each belongs to one feature, and reads it and
+            those that it depends on most. "auto" is 16, where the tree knows neighbours and they take no more than half
+            of the budget; null is no such layer, as in the paper.
         skip: what is added to the outputs of every sub-network: "linear" a dense layer from the features, "own" what
             the network's own layer gave, in the place of which the head stands, null nothing. "auto" is "linear" where
             that takes no more than half of the budget; "own_or_linear" is "own" where there are such outputs for the
@@ -484,8 +515,10 @@ class Tree(HeadSettings):
         draws: int | None = None,
         temperature: float | None = None,
         inference: Inference = "auto",
+        fields: int | Literal["auto"] | None = "auto",
         skip: SkipKind | None = "auto",
     ) -> None:
+        check_fields(fields)
         checks.one_of("skip", skip, (*get_args(SkipKind), None))
         checks.one_of("activation", activation, ACTIVATIONS)
         checks.one_of("norm", norm, ("batch", None))
@@ -494,7 +527,7 @@ class Tree(HeadSettings):
         self.num_params = check_budget(num_params)
         self.min_width = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)
         self.activation, self.norm, self.sampling, self.inference = activation, norm, sampling, inference
-        self.skip = skip
+        self.skip, self.fields = skip, fields
         self.dropout = checks.share("dropout", dropout)
         self.draws = None if draws is None else checks.whole("draws", draws, 1, MOST_PASSES)
         hint = "0 is the best structure alone, null the tempered default"

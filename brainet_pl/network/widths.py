@@ -13,16 +13,44 @@ from typing import NamedTuple
 import numpy as np
 
 from brainet_pl.network.base import resolve_budget
-from brainet_pl.structure.ggt import GGT, Node, Tree
+from brainet_pl.structure.ggt import GGT, Leaf, Tree
 
-Widths = Callable[[Node], int]
+Widths = Callable[[Tree], int]
 WIDE = 2  # neurons of a layer at the least, where the budget allows it
+READS = 16  # neighbours that a field reads beside its own variable, where the settings leave it open
+NEURONS = 64  # of the fields of one structure at the least: a table of few columns has several a column
 
 
-def width_rule(factor: float, min_width: int) -> Widths:
-    """w(X) = round(factor·|X|), and at least `min_width` neurons for each of the most layers that a branch has."""
+class Fields(NamedTuple):
+    """The lowest layer: small ones, each of which reads a variable and its neighbours.
 
-    def width(node: Node) -> int:
+    Attributes:
+        reads: neighbours at the most.
+        width: neurons for each variable.
+    """
+
+    reads: int
+    width: int
+
+
+def fields_of(ggt: GGT, reads: int | None) -> Fields | None:
+    """Fields of so many neighbours, where the tree knows neighbours at all."""
+    leaves = (node for node in ggt.nodes if isinstance(node, Leaf))
+    if not reads or not all(leaf.neighbours for leaf in leaves):
+        return None
+    return Fields(reads, max(1, -(-NEURONS // ggt.num_variables)))
+
+
+def width_rule(factor: float, min_width: int, fields: Fields | None = None) -> Widths:
+    """How many rows a node gives to the layers above it.
+
+    w(X) = round(factor·|X|), and at least `min_width` neurons for each of the most layers that a branch has. A leaf
+    gives the neurons of its fields, or its features as they are.
+    """
+
+    def width(node: Tree) -> int:
+        if isinstance(node, Leaf):
+            return len(node.variables) * (fields.width if fields else 1)
         layers = max(max(1, len(branch.ancestors)) for branch in node.branches)
         return max(min_width * layers, round(factor * len(node.variables)))
 
@@ -43,37 +71,44 @@ def split_width(total: int, sizes: Sequence[int], least: int) -> list[int]:
     return [int(least + v) for v in whole]
 
 
-def emitted(node: Tree, width: Widths) -> int:
-    """Rows that a node gives to the layers above it: a leaf gives its features as they are."""
-    return width(node) if isinstance(node, Node) else len(node.variables)
-
-
 def root_branches(ggt: GGT) -> int:
     """Branches of the root, each of which has an output layer of its own; 1 where the whole tree is a leaf."""
-    return len(ggt.root.branches) if isinstance(ggt.root, Node) else 1
+    return 1 if isinstance(ggt.root, Leaf) else len(ggt.root.branches)
 
 
-def count_parameters(ggt: GGT, factor: float, out_features: int, min_width: int, per_neuron: int) -> int:
+def count_parameters(
+    ggt: GGT, factor: float, out_features: int, min_width: int, per_neuron: int, fields: Fields | None = None
+) -> int:
     """Weights, `per_neuron` parameters a neuron, and the output layer, without building the plan."""
-    width = width_rule(factor, min_width)
+    width = width_rule(factor, min_width, fields)
     total = 0
     for node in ggt.nodes:
-        if isinstance(node, Node):
-            own = width(node)
-            for branch in node.branches:
-                below = emitted(branch.descendant, width)
-                total += own * (below + per_neuron)
-                if branch.ancestors:
-                    shares = split_width(own, [len(a.variables) for a in branch.ancestors], min_width)
-                    total += sum(emitted(a, width) * out for a, out in zip(branch.ancestors, shares, strict=True))
-    return total + (root_branches(ggt) * emitted(ggt.root, width) + 1) * out_features
+        if isinstance(node, Leaf):
+            total += count_fields(node, fields, per_neuron)
+            continue
+        own = width(node)
+        for branch in node.branches:
+            total += own * (width(branch.descendant) + per_neuron)
+            if branch.ancestors:
+                shares = split_width(own, [len(a.variables) for a in branch.ancestors], min_width)
+                total += sum(width(a) * out for a, out in zip(branch.ancestors, shares, strict=True))
+    return total + (root_branches(ggt) * width(ggt.root) + 1) * out_features
 
 
-def solve_width(ggt: GGT, num_params: int, out_features: int, min_width: int, per_neuron: int) -> float:
+def count_fields(leaf: Leaf, fields: Fields | None, per_neuron: int) -> int:
+    """Parameters of the fields of a leaf."""
+    if fields is None:
+        return 0
+    return sum(fields.width * (1 + min(fields.reads, len(near)) + per_neuron) for near in leaf.neighbours)
+
+
+def solve_width(
+    ggt: GGT, num_params: int, out_features: int, min_width: int, per_neuron: int, fields: Fields | None = None
+) -> float:
     """The width factor whose number of parameters comes closest to the budget; warns if not within 2 %."""
 
     def count(factor: float) -> int:
-        return count_parameters(ggt, factor, out_features, min_width, per_neuron)
+        return count_parameters(ggt, factor, out_features, min_width, per_neuron, fields)
 
     smallest = count(0.0)
     if smallest > 1.02 * num_params:
@@ -100,11 +135,12 @@ def solve_width(ggt: GGT, num_params: int, out_features: int, min_width: int, pe
 
 
 class Size(NamedTuple):
-    """The width factor, the least neurons of a layer, and whether there is a dense layer from inputs to outputs."""
+    """The width factor, the least neurons of a layer, a dense layer from inputs to outputs or not, and the fields."""
 
     factor: float
     min_width: int
     skip: bool
+    fields: Fields | None
 
 
 def choose_size(
@@ -115,6 +151,8 @@ def choose_size(
     min_width: int | None = None,
     per_neuron: int = 2,
     skip: bool | None = False,
+    fields: Fields | None = None,
+    wanted: bool = True,
 ) -> Size:
     """The widths for a budget of parameters, and what of the rest the budget allows.
 
@@ -127,17 +165,24 @@ def choose_size(
         per_neuron: parameters that a neuron has beside its weights.
         skip: whether to have a dense layer from inputs to outputs; None has it if it takes no more than half of the
             budget and leaves enough for the tree.
+        fields: of the leaves, or None.
+        wanted: whether the fields are only wanted: then they are left out where they would take more than half of the
+            budget, or leave too little for the tree.
     """
 
     def least(width: int) -> int:
-        return count_parameters(ggt, 0.0, out_features, width, per_neuron)
+        return count_parameters(ggt, 0.0, out_features, width, per_neuron, fields)
 
     direct = ggt.num_variables * out_features
     if num_params is None:
         num_params = resolve_budget("auto", ggt.num_variables, least(min_width or 1) + (direct if skip else 0))
+    if fields is not None and wanted:
+        taken = sum(count_fields(leaf, fields, per_neuron) for leaf in ggt.nodes if isinstance(leaf, Leaf))
+        if 2 * taken > num_params or least(min_width or 1) + (direct if skip else 0) > num_params:
+            fields = None
     if skip is None:
         skip = 2 * direct <= num_params and least(min_width or 1) + direct <= num_params
     rest = num_params - (direct if skip else 0)
     if min_width is None:
         min_width = next((width for width in range(WIDE, 1, -1) if least(width) <= rest), 1)
-    return Size(solve_width(ggt, rest, out_features, min_width, per_neuron), min_width, skip)
+    return Size(solve_width(ggt, rest, out_features, min_width, per_neuron, fields), min_width, skip, fields)

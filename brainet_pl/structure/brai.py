@@ -21,6 +21,8 @@ from brainet_pl.structure.independence.base import Floats
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
 from brainet_pl.structure.score import FamilyScore, LocalScore
 
+NEIGHBOURS = 32  # of a variable that a leaf remembers: how many of them a network reads is its own choice
+
 
 @dataclass
 class Call:
@@ -56,6 +58,8 @@ class BRAI:
         dependent: (d, d) pairs that depend on each other in the full data; the parents of a leaf are then searched for
             among them by the score. None: a leaf's parents are those of its graph, as in the paper.
         score_on: the score on the sample of a path, for that search. None: on the full data too.
+        num_neighbours: of a variable in a leaf, those that it depends on most in the sample of the root's branch. 0:
+            none are looked for, as in the paper.
     """
 
     s: tuple[int, ...]
@@ -68,7 +72,9 @@ class BRAI:
     strength: Floats | None = None
     dependent: Bools | None = None
     score_on: Callable[[Path], LocalScore] | None = None
+    num_neighbours: int = 0
     on_leaf: Callable[[], None] = lambda: None
+    _neighbours: list[Ints] = field(default_factory=list, init=False)  # (d, k) by branch of the root
     cut_short: bool = field(default=False, init=False)
 
     def learn(self, d: int, X: Ints | None = None) -> Tree:
@@ -92,6 +98,8 @@ class BRAI:
                 if self.budget.spent:
                     break
                 test = self.test_on((*path, t))  # line 7: the sample is drawn inside
+                if not path and self.num_neighbours:
+                    self._neighbours.append(strongest_neighbours(test, together[0].X, self.num_neighbours))
                 for call in together:
                     call.branches.append(self._branch(call, n, (*path, t), test))
             self.cut_short |= self.budget.spent
@@ -130,7 +138,9 @@ class BRAI:
         parents = [tuple(np.sort(scope[dag[:, j]]).tolist()) for j in own]
         score = sum(self.score(int(x), p) for x, p in zip(X, parents, strict=True))
         self.on_leaf()
-        return Leaf(tuple(X.tolist()), tuple(parents), score)
+        near = self._neighbours[path[0]] if self._neighbours and path else None
+        neighbours = () if near is None else tuple(tuple(near[x].tolist()) for x in X.tolist())
+        return Leaf(tuple(X.tolist()), tuple(parents), score, neighbours)
 
     def _without_crowds(self, dag: Bools, own: Ints, scope: Ints, most: int) -> Bools:
         """Only the `most` best of a variable's parents: the strongest, or those that alone raise its score most."""
@@ -165,6 +175,20 @@ def samples_at(s: tuple[int, ...], level: int) -> int:
     (4, 1)
     """
     return s[min(level, len(s) - 1)]
+
+
+def strongest_neighbours(test: Margins, X: Ints, most: int) -> Ints:
+    """For each variable of X the `most` others of X that the test finds most dependent on it, the strongest first.
+
+    Returns (d, k) for numbers of variables up to the largest of X; rows of others hold nothing of use. Margins are
+    compared to six digits, below which they depend on the order of sums; of equal ones the first variable counts.
+    """
+    margins = np.array(test.block((), X, X), dtype=np.float64)
+    np.fill_diagonal(margins, -np.inf)
+    found = np.zeros((int(X.max()) + 1, min(most, len(X) - 1)), dtype=np.intp)
+    with np.errstate(invalid="ignore"):
+        found[X] = X[np.argsort(-np.round(margins, 6), axis=1, kind="stable")[:, : found.shape[1]]]
+    return found
 
 
 def autonomous_sets(

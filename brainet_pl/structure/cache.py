@@ -21,7 +21,7 @@ from brainet_pl.structure.ggt import GGT
 from brainet_pl.structure.learn import choose_test, learn_structure
 from brainet_pl.structure.score import find_score
 
-ALGORITHM = 4  # raise it whenever the same features and settings give another tree: old files are then not found
+ALGORITHM = 5  # raise it whenever the same features and settings give another tree: old files are then not found
 
 _PARAMETERS = inspect.signature(learn_structure).parameters.values()
 _DEFAULTS = {p.name: p.default for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY and p.name != "progress"}

@@ -72,8 +72,11 @@ def tree_with_copies(tree: Tree, original: Ints, score: LocalScore) -> Tree:
             parents = dict(zip(node.variables, node.parents, strict=True))
             parents |= {copy: (x,) for x in node.variables for copy in copies.get(x, ())}
             variables = complete(node.variables)
+            near = dict(zip(node.variables, node.neighbours, strict=False))
+            near |= {copy: near[x] for x in near for copy in copies.get(x, ())}
             more = sum(score(v, parents[v]) for v in variables if v not in node.variables)
-            return Leaf(variables, tuple(parents[v] for v in variables), node.score + more)
+            neighbours = tuple(near[v] for v in variables if near)
+            return Leaf(variables, tuple(parents[v] for v in variables), node.score + more, neighbours)
         branches = (Branch(tuple(map(rebuild, b.ancestors)), rebuild(b.descendant)) for b in node.branches)
         return Node(complete(node.variables), tuple(branches))
 

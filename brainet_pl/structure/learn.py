@@ -21,7 +21,7 @@ from brainet_pl.structure.autonomy import (
     recursive_autonomy,
     retest_widely,
 )
-from brainet_pl.structure.brai import BRAI, autonomous_sets, samples_at
+from brainet_pl.structure.brai import BRAI, NEIGHBOURS, autonomous_sets, samples_at
 from brainet_pl.structure.climb import MOST_ARROWS, climb_from
 from brainet_pl.structure.copies import find_copies, tree_with_copies, with_copies
 from brainet_pl.structure.data import Path, PreparedData, are_categories
@@ -181,6 +181,7 @@ def learn_structure(
             strength=None if as_in_paper else getattr(on_all, "strength", None),
             dependent=None if as_in_paper else _dependent(on_all, data.d, budget),
             score_on=_score_on_samples(scoring, data, ess, seed),
+            num_neighbours=0 if as_in_paper or threshold == 0 else NEIGHBOURS,
             on_leaf=on_leaf,
         )
         tree = learner.learn(data.d, alone)
@@ -432,7 +433,10 @@ def _rename(node: Tree, columns: NDArray[np.intp]) -> Tree:
     if isinstance(node, Leaf):
         names = [int(columns[v]) for v in node.variables]
         parents = {x: tuple(sorted(int(columns[p]) for p in pa)) for x, pa in zip(names, node.parents, strict=True)}
-        return Leaf(tuple(sorted(names)), tuple(parents[x] for x in sorted(names)), node.score)
+        near = {x: tuple(int(columns[v]) for v in found) for x, found in zip(names, node.neighbours, strict=False)}
+        names.sort()
+        neighbours = tuple(near[x] for x in names if near)
+        return Leaf(tuple(names), tuple(parents[x] for x in names), node.score, neighbours)
     branches = []
     for branch in node.branches:
         ancestors = sorted((_rename(a, columns) for a in branch.ancestors), key=lambda tree: tree.variables)

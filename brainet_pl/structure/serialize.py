@@ -35,7 +35,8 @@ def write_nodes(tree: NumberedTree) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     for node, branches in zip(tree.nodes, tree.branches, strict=True):
         if isinstance(node, Leaf):
-            entries.append({"variables": node.variables, "parents": node.parents, "score": node.score})
+            entry = {"variables": node.variables, "parents": node.parents, "score": node.score}
+            entries.append(entry | ({"neighbours": node.neighbours} if node.neighbours else {}))
         else:
             entries.append({"variables": node.variables, "branches": [list(branch) for branch in branches]})
     return entries
@@ -135,7 +136,17 @@ def _read_leaf(entry: Mapping[str, Any], variables: tuple[int, ...], d: int, whe
     score = _get(entry, "score", where)
     if not isinstance(score, numbers.Real) or isinstance(score, bool) or not math.isfinite(score):
         _refuse("a finite score", shown(score), where)
-    return Leaf(variables, families, float(score))
+    return Leaf(variables, families, float(score), _read_neighbours(entry.get("neighbours", ()), variables, d, where))
+
+
+def _read_neighbours(found: Any, variables: tuple[int, ...], d: int, where: str) -> tuple[tuple[int, ...], ...]:
+    if not _is_list(found) or len(found) not in (0, len(variables)):
+        _refuse(f"neighbours for each of its {len(variables)} variables, or none", shown(found), where)
+    neighbours = tuple(_read_variables(near, d, where) for near in found)
+    for x, near in zip(variables, neighbours, strict=False):
+        if x in near:
+            _refuse("no variable to be its own neighbour", f"variable {x} among the neighbours of {x}", where)
+    return neighbours
 
 
 def _read_variables(found: Any, d: int, where: str) -> tuple[int, ...]:

@@ -14,11 +14,16 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Leaf:
-    """Lines 2–5: `variables`, the `parents` of each in the leaf's graph, and the score of those given these."""
+    """Lines 2–5: `variables`, the `parents` of each in the leaf's graph, and the score of those given these.
+
+    `neighbours` are no part of Algorithm 1: for each of the variables, those of the whole table that it depends on most
+    in the sample behind the leaf, the strongest first. They wire the lowest layer of a network; there may be none.
+    """
 
     variables: tuple[int, ...]
     parents: tuple[tuple[int, ...], ...]
     score: float
+    neighbours: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -84,9 +84,20 @@ class NaiveHead(nn.Module):
             parts.append(self.layers[f"{i}_{t}_{self.number[id(ancestor)]}"](read))
         return torch.cat(parts, dim=1)
 
+    def leaf(self, leaf, x):
+        """The features of a leaf as they are, or a small layer for each of them, which reads its neighbours too."""
+        i, inputs = self.number[id(leaf)], len(self.ggt.nodes)
+        if i not in self.plan.level_of:
+            return x[:, list(leaf.variables)]
+        parts = []
+        for v, near in zip(leaf.variables, leaf.neighbours, strict=True):
+            layer = self.layers[f"{i}_0_{inputs + v}"]
+            parts.append(layer(x[:, [v, *near[: layer[0].in_features - 1]]]))
+        return torch.cat(parts, dim=1)
+
     def node(self, node, x, combine):
         if isinstance(node, Leaf):
-            return x[:, list(node.variables)]
+            return self.leaf(node, x)
         return combine(self.number[id(node)], node, lambda t: self.branch(node, t, x, combine))
 
     def run(self, x, combine):
@@ -108,14 +119,28 @@ class NaiveHead(nn.Module):
 
 @st.composite
 def trees(draw, variables, depth):
+    """Trees over the variables, whose leaves know neighbours among them."""
+    everything = tuple(variables)
+    return draw(_trees(everything, depth, everything))
+
+
+def _leaf(draw, variables, everything):
+    others = [[v for v in everything if v != x] for x in variables]
+    near = tuple(tuple(draw(st.permutations(found))[:3]) for found in others)
+    return Leaf(variables, tuple(() for _ in variables), draw(st.floats(-3, 0)), near)
+
+
+@st.composite
+def _trees(draw, variables, depth, everything):
     if depth == 0 or (len(variables) < 6 and draw(st.integers(0, 2)) == 0):
-        return Leaf(tuple(variables), tuple(() for _ in variables), draw(st.floats(-3, 0)))
+        return _leaf(draw, tuple(variables), everything)
     branches = []
     for _ in range(draw(st.integers(1, 3))):
         k = draw(st.integers(0, len(variables) - 1))
         cut = draw(st.integers(0, k)) if k else 0
         parts = [part for part in (variables[:cut], variables[cut:k]) if part]
-        branches.append(Branch(tuple(draw(trees(p, depth - 1)) for p in parts), draw(trees(variables[k:], depth - 1))))
+        ancestors = tuple(draw(_trees(p, depth - 1, everything)) for p in parts)
+        branches.append(Branch(ancestors, draw(_trees(variables[k:], depth - 1, everything))))
     return Node(tuple(variables), tuple(branches))
 
 
@@ -128,6 +153,7 @@ def randomise(head):
             head.layers.running_mean.copy_(torch.randn(head.layers.running_mean.shape, generator=g))
             head.layers.running_var.copy_(torch.rand(head.layers.running_var.shape, generator=g) + 0.5)
         head.layers.bias.copy_(torch.randn(head.layers.bias.shape, generator=g))
+        head.output.weight.copy_(torch.randn(head.output.weight.shape, generator=g) / head.output.weight.shape[2] ** 0.5)
         if head.skip is not None:
             head.skip.weight.copy_(torch.randn(head.skip.weight.shape, generator=g))
             if head.skip.norm:

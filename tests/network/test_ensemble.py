@@ -37,7 +37,12 @@ def as_single_heads(head):
     singles = []
     for m in range(head.members):
         single = BRAINetHead(
-            head.plan.ggt, head.out_features, width=head.plan.width_factor, norm=head.layers.norm, skip=None
+            head.plan.ggt,
+            head.out_features,
+            width=head.plan.width_factor,
+            norm=head.layers.norm,
+            skip=None,
+            fields=None,
         )
         with torch.no_grad():
             single.layers.weight[0] = head.layers.weight[m]

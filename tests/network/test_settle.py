@@ -54,7 +54,7 @@ def test_statistics_equal_those_of_the_naive_tree(tree, activation):
         drawn = head.enumerate(x[:5], limit=10**6).logits if ggt.num_subnetworks < 100 else None
         head.settle(Rows(x, torch.zeros(40)), None, nll)
         if any(isinstance(node, Node) and len(node.branches) > 1 for node in ggt.nodes[1:]):  # some layer reads a mean
-            settle_naively(naive, x, 1.0, ggt.depth)
+            settle_naively(naive, x, 1.0, len(head.plan.levels))
         torch.testing.assert_close(head(x), naive.simultaneous(x, 1.0), rtol=1e-3, atol=1e-4)
         if drawn is not None:  # sub-networks keep the statistics of training
             torch.testing.assert_close(head.enumerate(x[:5], limit=10**6).logits, drawn)
@@ -201,6 +201,7 @@ def test_dropout_is_left_out_where_it_harms():
     held = rows(400)
     head = BRAINetHead(fixed_ggt(), 3, num_params=2000, dropout=0.5).eval()
     with torch.no_grad():  # labels by the head itself without masks, and it is sure of them
+        head.output.reset_parameters()  # it starts at zero
         head.output.weight *= 2000
         logits, weights = head.enumerate(held.x, limit=10**5)
         target = torch.tensordot(weights, logits.softmax(-1), dims=1).argmax(1)

@@ -14,7 +14,7 @@ from naive import NaiveHead, alone, fixed_ggt, flat_gradient, flat_of, randomise
 
 from brainet_pl.network import BRAINetHead, Tree, smallest_budget
 from brainet_pl.network import plan as planning
-from brainet_pl.structure import GGT, Branch, Leaf, Node
+from brainet_pl.structure import GGT, Branch, Leaf, Node, learn_structure
 
 
 @settings(max_examples=40, deadline=None)
@@ -22,10 +22,11 @@ from brainet_pl.structure import GGT, Branch, Leaf, Node
     tree=trees(tuple(range(7)), 3),
     factor=st.sampled_from([0.4, 1.0, 2.3]),
     skip=st.sampled_from(["auto", "linear", None]),
+    fields=st.sampled_from(["auto", None, 2]),
 )
-def test_every_mode_equals_the_naive_tree(tree, factor, skip):
+def test_every_mode_equals_the_naive_tree(tree, factor, skip, fields):
     ggt = GGT(tree, 7, num_rows=5)
-    head = randomise(BRAINetHead(ggt, 3, width=factor, temperature=1.0, skip=skip)).eval()
+    head = randomise(BRAINetHead(ggt, 3, width=factor, temperature=1.0, skip=skip, fields=fields)).eval()
     naive = NaiveHead(head).eval()
     x = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
 
@@ -109,7 +110,7 @@ def run_naively(naive, x, drawn):
 
     def versions(node):
         if isinstance(node, Leaf):
-            rows = x[:, list(node.variables)]
+            rows = naive.leaf(node, x)
             return [naive.emit(0, rows) if node is naive.ggt.root else rows]
         i, (columns, emitted) = naive.number[id(node)], drawn.counts(node)
         branches = []  # of (C, B, w)
@@ -140,11 +141,13 @@ def run_naively(naive, x, drawn):
     sampling=st.sampled_from(["batch", "sample"]),
     seed=st.integers(0, 99),
     skip=st.sampled_from(["linear", None]),
+    fields=st.sampled_from([None, 2]),
 )
-def test_training_pass_equals_the_naive_tree(tree, draws, sampling, seed, skip):
+def test_training_pass_equals_the_naive_tree(tree, draws, sampling, seed, skip, fields):
     """The same draws, replayed: values, gradients and statistics agree."""
     ggt = GGT(tree, 7, num_rows=5)
-    head = randomise(BRAINetHead(ggt, 3, width=0.8, sampling=sampling, draws=draws, skip=skip)).train()
+    head = BRAINetHead(ggt, 3, width=0.8, sampling=sampling, draws=draws, skip=skip, fields=fields)
+    head = randomise(head).train()
     naive, batch = NaiveHead(head).train(), 6
     x = torch.randn(batch, 7, generator=torch.Generator().manual_seed(1))
     out = head(x, torch.Generator().manual_seed(seed))
@@ -510,3 +513,63 @@ def test_dtypes_are_kept(dtype):
     else:
         assert head.layers.weight.dtype is dtype
         assert head.layers.layout.dtype is torch.uint8
+
+
+def known(d=20, s=(4, 1)):
+    """A tree whose leaves know neighbours."""
+    x = np.random.default_rng(0).normal(size=(400, d)).cumsum(axis=1)
+    return learn_structure(x, s=s, progress=False)
+
+
+def test_fields_read_a_feature_and_its_strongest_neighbours():
+    ggt = known()
+    head = BRAINetHead(ggt, 3, fields=4)
+    lowest, inputs = head.plan.levels[0], len(ggt.nodes)
+    leaves = {i: node for i, node in enumerate(ggt.nodes) if isinstance(node, Leaf)}
+    assert set(lowest.nodes) == set(leaves)
+    read = iter(lowest.layers)
+    for leaf in leaves.values():
+        for v, near in zip(leaf.variables, leaf.neighbours, strict=True):
+            layer = next(read)
+            assert [source - inputs for source in layer.sources] == [v, *near[:4]]
+            assert layer.width == 4  # of 20 features, so that a structure has 64 neurons or more
+    assert next(read, None) is None
+    x, moved = torch.randn(1, 20), torch.zeros(20)
+    head.eval()
+    parts = head.layers._evaluate(x)[0]
+    for j in range(20):  # a neuron moves with what it reads, and with nothing else
+        moved.zero_()[j] = 3.0
+        change = (head.layers._evaluate(x + moved)[0][1] != parts[1])[0, :, 0]
+        reads = torch.tensor([inputs + j in layer.sources for layer in lowest.layers for _ in range(layer.width)])
+        assert not change[~reads].any()
+        assert change[reads].any()
+
+
+@pytest.mark.parametrize("norm", ["batch", None])
+@pytest.mark.parametrize("fields", [None, 3, "auto"])
+def test_fields_are_part_of_the_budget(norm, fields):
+    head = BRAINetHead(known(), 5, num_params=20_000, norm=norm, fields=fields)
+    assert head.num_params == pytest.approx(20_000, rel=0.02)
+    assert (len(head.plan.levels) > head.ggt.depth) == (fields is not None)
+
+
+def test_fields_that_would_take_most_of_the_budget_are_left_out_unless_asked_for():
+    ggt = known()
+    taken = 4 * 20 * 4 * (17 + 2)  # structures, features, neurons of each, parameters of a neuron
+    assert len(BRAINetHead(ggt, 5, num_params=2 * taken - 100).plan.levels) == ggt.depth
+    assert len(BRAINetHead(ggt, 5, num_params=2 * taken + 100).plan.levels) == ggt.depth + 1
+    assert len(BRAINetHead(ggt, 5, num_params=2 * taken - 100, fields=16).plan.levels) == ggt.depth + 1
+    with pytest.raises(ValueError, match="expected a budget of at least"):
+        BRAINetHead(ggt, 5, num_params=taken // 2, fields=16)
+
+
+@pytest.mark.parametrize("fields", [0, -1, 33, 1.5, "many", True])
+def test_fields_that_are_no_number_are_refused(fields):
+    for make in (lambda: Tree(fields=fields), lambda: BRAINetHead(known(), 3, fields=fields)):
+        with pytest.raises(ValueError, match="expected fields"):
+            make()
+
+
+def test_a_tree_without_neighbours_has_no_fields():
+    ggt = fixed_ggt()
+    assert len(BRAINetHead(ggt, 3).plan.levels) == len(BRAINetHead(ggt, 3, fields=4).plan.levels) == ggt.depth

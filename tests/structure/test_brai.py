@@ -259,3 +259,34 @@ def test_a_leaf_keeps_the_strongest_of_very_many_parents(features, monkeypatch):
     assert fewer
     paper = learn_structure(features, threshold=0.005, bootstrap="paper", progress=False)
     assert max(len(parents) for leaf in leaves(paper.root) for parents in leaf.parents) > 2
+
+
+def test_neighbours_are_those_with_the_largest_margins_in_the_sample_of_the_branch(features):
+    """Against a loop over all pairs of the half of the rows that a branch of the root was learned from."""
+    x = features[:, :9]
+    ggt = learn_structure(x, s=(3, 1), threshold=0.02, test="gaussian", progress=False, seed=5)
+    data = PreparedData.prepare(x, 3)
+    number = {int(name): place for place, name in enumerate(data.columns)}
+    for t, way in enumerate(ggt.enumerate()):
+        test = find_test("gaussian").on(data, half_weights(data.n, 5, (t,)), 0.02)
+        for leaf in ggt.leaves(way):
+            for v, near in zip(leaf.variables, leaf.neighbours, strict=True):
+                margin = {u: float(test.block((), [number[v]], [number[u]])[0, 0]) for u in range(9) if u != v}
+                assert sorted(near) == sorted(margin)
+                assert [margin[u] for u in near] == pytest.approx(sorted(margin.values(), reverse=True), abs=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"bootstrap": "paper"}, {"threshold": 0.0}])
+def test_the_paper_s_tree_and_the_ensemble_know_no_neighbours(features, settings):
+    ggt = learn_structure(features[:, :6], test="gaussian", progress=False, **settings)
+    assert not any(node.neighbours for node in ggt.nodes if isinstance(node, Leaf))
+
+
+def test_copies_have_the_neighbours_of_their_original(features):
+    ggt = learn_structure(np.c_[features[:, :5], features[:, 2]], test="gaussian", progress=False)
+    for leaf in (node for node in ggt.nodes if isinstance(node, Leaf)):
+        near = dict(zip(leaf.variables, leaf.neighbours, strict=True))
+        assert (2 in near) == (5 in near)
+        if 2 in near:
+            assert near[2] == near[5]
+            assert len(near[2]) == 4

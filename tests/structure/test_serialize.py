@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brainet_pl.structure import GGT
+from brainet_pl.structure import GGT, Leaf
 
 
 def change(path, value):
@@ -53,6 +53,16 @@ WRONG = {
     "own parent": (change(("nodes", 5, "parents", 0), [2]), "no variable to be its own parent in node 5"),
     "unknown parent": (change(("nodes", 5, "parents", 0), [7]), r"numbers from 0 to 3 in node 5 .* got \[7\]"),
     "parents missing": (change(("nodes", 5, "parents"), [[]]), "parents for each of its 2 variables in node 5"),
+    "own neighbour": (change(("nodes", 5, "neighbours"), [[2], [0]]), "no variable to be its own neighbour in node 5"),
+    "unknown neighbour": (
+        change(("nodes", 5, "neighbours"), [[7], [0]]),
+        r"numbers from 0 to 3 in node 5 .* got \[7\]",
+    ),
+    "neighbours missing": (
+        change(("nodes", 5, "neighbours"), [[0]]),
+        "neighbours for each of its 2 variables, or none",
+    ),
+    "neighbours as text": (change(("nodes", 5, "neighbours"), "01"), "neighbours for each of its 2 variables, or none"),
     "score -inf": (change(("nodes", 5, "score"), float("-inf")), "a finite score in node 5 .* got -inf"),
     "score nan": (change(("nodes", 5, "score"), float("nan")), "a finite score in node 5 .* got nan"),
     "score as text": (change(("nodes", 5, "score"), "1"), "a finite score in node 5 .* got '1'"),
@@ -104,3 +114,11 @@ def test_any_tree_comes_back(any_tree, data):
     again = GGT.from_json(ggt.to_json())
     assert again == ggt
     assert again.to_json() == ggt.to_json()
+
+
+def test_neighbours_come_back_and_make_another_tree():
+    plain, near = (Leaf((0, 1), ((), (0,)), -1.0, found) for found in ((), ((1,), (0,))))
+    ggt = GGT(near, 2)
+    assert GGT.from_json(ggt.to_json()) == ggt != GGT(plain, 2)
+    assert GGT(near, 2).fingerprint != GGT(plain, 2).fingerprint
+    assert "neighbours" not in GGT(plain, 2).to_json()
