@@ -109,6 +109,20 @@ def choose_buckets(
     return tuple(_bucket(group, rows, zero_row) for group in groups)
 
 
+def single_neurons(layers: Sequence[Layer], rows: Sequence[Ints]) -> Bucket | None:
+    """Every neuron as a block of its own, for layers that all read equally many rows; else None.
+
+    Their weights then lie in the flat vector as they lie in the blocks, and a sparse product can read them there.
+    """
+    reads = [np.concatenate([rows[j] for j in layer.sources]) for layer in layers]
+    if len({len(read) for read in reads}) != 1:
+        return None
+    widths = [layer.width for layer in layers]
+    found = np.repeat(np.stack(reads), widths, axis=0)
+    weights = np.arange(found.size)
+    return Bucket(found, np.arange(len(found))[:, None], np.stack([weights, weights], axis=1))
+
+
 def _branch_blocks(layers: Sequence[Layer], reads: Sequence[Ints]) -> list[_Block]:
     """For each branch of each node: one masked block, or a block a layer, whichever costs less."""
     by_branch: dict[tuple[int, int], list[int]] = {}

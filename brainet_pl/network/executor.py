@@ -555,6 +555,10 @@ class Executor(nn.Module):
                 part, first, count = bucket.slice
                 rows = parts[part] if parts[part].shape[1] == count else parts[part].narrow(1, first, count)
                 rows = _repeat(rows, batch)
+            elif _reads_few(weight, gathered[0]):
+                y = _sparse_product(weight, gathered[0][0], bucket.rows, bias)
+                outputs.append(y.view(self.members, -1, batch))
+                continue
             else:
                 rows = gathered[0].index_select(1, bucket.rows).view(-1, weight.shape[2], batch)
             y = _product(weight, rows, bias)
@@ -672,6 +676,28 @@ def _product(weight: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
         flat, shared = weight.flatten(0, 1), rows.squeeze(0)  # a view whose gradient is a view, unlike rows[0]
         return torch.mm(flat, shared) if bias is None else torch.addmm(bias.flatten(0, 1).to(rows.dtype), flat, shared)
     return torch.bmm(weight, rows) if bias is None else torch.baddbmm(bias.to(rows.dtype), weight, rows)
+
+
+def _reads_few(weight: Tensor, rows: Tensor) -> bool:
+    """Whether blocks (G, 1, I) of one neuron each can be computed without a copy of the rows that each reads.
+
+    On a CPU: copies are what takes the time there, and compilers and exports know the plain product better.
+    """
+    plain = rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64) and rows.dtype == weight.dtype
+    return plain and weight.shape[0] > 1 == weight.shape[1] and not _is_traced()
+
+
+def _is_traced() -> bool:
+    """Whether a compiler, an exporter or a tracer looks on."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def _sparse_product(weight: Tensor, rows: Tensor, reads: Tensor, bias: Tensor | None) -> Tensor:
+    """(G, 1, I) weights and rows (R, B), of which block g reads `reads`[g·I : (g + 1)·I] → (G, B), plus (G, 1, 1)."""
+    weight = weight.squeeze(1)
+    # The sum of a bag of rows, each with its weight, is the product of a sparse matrix.
+    y = F.embedding_bag(reads.view(weight.shape), rows.contiguous(), per_sample_weights=weight, mode="sum")
+    return y if bias is None else y + bias.squeeze(2).to(y.dtype)
 
 
 def _repeat(part: Tensor, columns: int) -> Tensor:

@@ -21,6 +21,7 @@ from brainet_pl.network.buckets import (
     Layer,
     choose_branch_buckets,
     choose_buckets,
+    single_neurons,
 )
 from brainet_pl.network.widths import Fields, split_width, width_rule
 from brainet_pl.structure.ggt import GGT, Leaf, Node, Tree
@@ -190,7 +191,8 @@ def _field_level(ggt: GGT, fields: Fields, rows: list[Ints], *, masked: bool) ->
             neuron += fields.width
             weight += len(sources) * fields.width
     widths = tuple(len(ggt.nodes[i].variables) * fields.width for i in nodes)
-    buckets = choose_buckets(layers, rows, ggt.num_variables, masked=masked)
+    single = None if masked else single_neurons(layers, rows)
+    buckets = choose_buckets(layers, rows, ggt.num_variables, masked=masked) if single is None else (single,)
     # No branch buckets: nothing below this level is drawn, so that all passes share it.
     return Level(tuple(nodes), widths, tuple(layers), np.arange(neuron)[None], ggt.num_variables, 0, buckets, ())
 

@@ -153,7 +153,9 @@ def randomise(head):
             head.layers.running_mean.copy_(torch.randn(head.layers.running_mean.shape, generator=g))
             head.layers.running_var.copy_(torch.rand(head.layers.running_var.shape, generator=g) + 0.5)
         head.layers.bias.copy_(torch.randn(head.layers.bias.shape, generator=g))
-        head.output.weight.copy_(torch.randn(head.output.weight.shape, generator=g) / head.output.weight.shape[2] ** 0.5)
+        head.output.weight.copy_(
+            torch.randn(head.output.weight.shape, generator=g) / head.output.weight.shape[2] ** 0.5
+        )
         if head.skip is not None:
             head.skip.weight.copy_(torch.randn(head.skip.weight.shape, generator=g))
             if head.skip.norm:
