@@ -37,7 +37,7 @@ from brainet_pl.tasks import Regression
 
 PASSES, BATCH, RATE = 15, 128, 1e-3
 ROWS = 20_000  # that a structure is learned from, at the most
-TUNING = 100  # the first of the seeds that look at validation data alone
+TUNING = 10  # the first of the seeds that look at validation data alone
 OURS, CONTROL = "BRAINet", "BRAINet, shuffled"
 PEERS: dict[str, Callable[[int], HeadSettings]] = {  # budget → settings
     "linear": lambda budget: Linear(),

@@ -49,12 +49,13 @@ def main(argv: Sequence[str] | None = None) -> None:
                         head = BRAINetHead(ggt, 10, num_params=BUDGET)
                     except ValueError:
                         return {"least": float(smallest_budget(ggt, 10))}
-                    out = head.output.weight.numel()
+                    out = head.output.weight.numel()  # of every branch of the root; a drawn network needs one
                     drawn = [dict(ggt.path(network)) for network in ggt.sample_uniform(200)]
                     return {
                         "parameters": head.num_params,
                         "all": head.plan.multiply_adds() + out,
-                        "drawn": statistics.fmean(head.plan.multiply_adds(choices) for choices in drawn) + out,
+                        "drawn": statistics.fmean(head.plan.multiply_adds(choices) for choices in drawn)
+                        + out / len(head.output.weight),
                         "sub-networks": float(min(ggt.num_subnetworks, 10**300)),
                     }
 

@@ -101,6 +101,18 @@ def test_defaults(load, tmp_path, capsys):
     assert all(np.isfinite(cell["test"]["nll"]) for cell in cells_of(tmp_path / "defaults.json").values())
 
 
+def test_thresholds(load, tmp_path, capsys):
+    thresholds = load("thresholds")
+    thresholds.main(["--smoke", "--out", str(tmp_path)])
+    assert set(cells_of(tmp_path / "thresholds.json")) == {
+        f"{task}/{rule}/0" for task in ("digits", "yacht") for rule in thresholds.RULES
+    }
+    assert "chosen by all tasks: " in capsys.readouterr().out
+    losses = {"a": {"x": 1.0, "y": 2.0}, "b": {"x": 5.0, "y": 5.1}, "c": {"x": 9.0, "y": 0.0}}
+    assert thresholds.choose(losses, ["a", "b"]) == "x"
+    assert thresholds.choose(losses, ["c"]) == "y"
+
+
 def test_taps(load, tmp_path, capsys):
     taps = load("paper/taps")
     taps.main(["--smoke", "--out", str(tmp_path)])
