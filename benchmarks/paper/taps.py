@@ -52,7 +52,7 @@ CELLS = {
     ("stage 1", 2000): 5,
     ("stage 3", 2000): 5,
     ("stage 1", 12_000): 3,
-    ("stage 2", 50_000): 2,
+    ("stage 2", 50_000): 1,
 }
 GRID: dict[str, dict[str, Callable[[int], HeadSettings]]] = {  # head → choices
     "MC-dropout": {f"rate {p}": lambda n, p=p: MCDropout(rate=p, num_params=n) for p in (0.1, 0.3, 0.5)},
