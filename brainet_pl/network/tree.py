@@ -465,6 +465,8 @@ def check_fields(fields: int | Literal["auto"] | None) -> int | None:
     if fields is None or fields == "auto":
         return None
     hint = '"auto" is what works, None is no layer of fields; a tree knows no more neighbours of a feature'
+    if isinstance(fields, str):
+        checks.one_of("fields", fields, ("auto", None), f"or a number of neighbours up to {NEIGHBOURS}")
     return checks.whole("fields", fields, 1, NEIGHBOURS, hint=hint)
 
 

@@ -224,6 +224,7 @@ def test_every_set_is_compared_once_by_every_score(run, tmp_path, quiet_trainer,
     monkeypatch.setattr(record_module, "separation", counted(pairs))
     monkeypatch.setattr(charts, "separation", counted(traced))
     model = on_the_tree(run, 8, head=Tree(num_params=4000), passes=3)
+    model.head.output.reset_parameters()  # it starts at zero, and all scores alike
     quiet_trainer(tmp_path, Evaluation(most_uncertain=2)).test(model, datamodule=ThreeSets(), verbose=False)
     assert len(pairs) == 2 * 6
     assert not any(
@@ -244,6 +245,7 @@ def test_the_calibration_error_is_one_number_everywhere(run, tmp_path, quiet_tra
     x = torch.stack([x for x, _ in digits_set()])
     with torch.no_grad():
         model.head.layers.weight *= 5  # confidences of all sizes
+        model.head.output.reset_parameters()  # it starts at zero
         model.head.output.weight *= 30
         guess = model(x).argmax(dim=1)
     chance = torch.rand(len(x), generator=torch.Generator().manual_seed(0))
