@@ -412,6 +412,10 @@ class FeatureExtractor(nn.Module):
         """The number of features of each layer of a view, once inputs have come; nothing for the last layer."""
         return tuple(width_of(tap) for view in self.seen if view.taps == taps for tap in view.found)
 
+    def scales(self, taps: Taps | None) -> bool:
+        """Whether a view, or what the head reads for None, is of taps, which are brought to one scale."""
+        return (self.taps if taps is None else taps) is not None
+
     @property
     def waits(self) -> bool:
         """Whether there is a layer to remove, which waits for inputs."""

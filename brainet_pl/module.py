@@ -462,7 +462,8 @@ class BRAINet(pl.LightningModule):
         if any(score.taps is not None and not self.backbone.widths(score.taps) for score in scores):
             self._few()  # features came from a store, and the backbone has not met an input yet
         for score in scores:
-            score.surround(Surroundings(classes, self.backbone.raw, self.ggt, self.backbone.widths(score.taps)))
+            widths, scaled = self.backbone.widths(score.taps), self.backbone.scales(score.taps)
+            score.surround(Surroundings(classes, self.backbone.raw, self.ggt, widths, scaled))
             if found is not None:
                 score.learn(found.readings.view(score.taps), labels)
                 continue

@@ -141,8 +141,8 @@ class SwappedModel(nn.Module):
         seen = extract(self.backbone, _pairs(train, "train"), progress=progress)
         readings = self.backbone.settle([seen.readings])[0] if self.backbone.unscaled else seen.readings
         for score in found:
-            widths = self.backbone.widths(score.taps)
-            score.surround(Surroundings(task.num_classes, self.backbone.raw, self.head.ggt, widths))
+            widths, scaled = self.backbone.widths(score.taps), self.backbone.scales(score.taps)
+            score.surround(Surroundings(task.num_classes, self.backbone.raw, self.head.ggt, widths, scaled))
             if score.needs_fit:
                 score.learn(readings.view(score.taps), task.check(seen.targets))
         inside = extract(self.backbone, _pairs(held, "held"), progress=progress)

@@ -184,7 +184,7 @@ def ood(taps: CifarTaps, store: Store) -> None:
         plain = view == "last layer"
         centre, scale = (torch.zeros(()), torch.ones(())) if plain else (x.mean(dim=0), x.std(dim=0).clamp_min(1e-6))
         density, nearest = Generative(progress=False), KNN()
-        density.surround(Surroundings(num_classes=10))
+        density.surround(Surroundings(num_classes=10, scaled=not plain))
         for score in (density, nearest):
             score.fit((x - centre) / scale, train["y"])
         parts = {k: v[: len(v) // 5] for k, v in test.items()}  # the first 2,000, which choose everywhere

@@ -34,12 +34,15 @@ class Surroundings:
         raw: whether features are the inputs themselves, with no backbone between.
         ggt: the tree of the head, or None.
         widths: how many of the features that the score reads come from each layer; nothing where one layer gives all.
+        scaled: whether features come from taps, each brought to mean 0 and deviation 1: their length then says as much
+            as their direction.
     """
 
     num_classes: int
     raw: bool = False
     ggt: GGT | None = None
     widths: tuple[int, ...] = ()
+    scaled: bool = False
 
 
 class Score(Part, nn.Module, ABC):

@@ -36,7 +36,8 @@ class Generative(Score):
         s: samples at every node of that tree.
         max_order: largest condition set while that tree is learned.
         seed: of its samples of rows.
-        normalize: bring the features of every sample to length 1 first; null does so behind a backbone only.
+        normalize: bring the features of every sample to length 1 first; null does so for the last layer of a backbone
+            only: inputs, and taps on a scale of their own, are read as they are.
         prior: weight, in rows, of what all classes have in common when a class's own parameters are estimated. null is
             16 for each variable (gaussian) or 5 (discrete).
         bins: levels of a feature, for "discrete".
@@ -97,7 +98,8 @@ class Generative(Score):
     def fit(self, features: Tensor, labels: Tensor) -> Generative:
         """Learn the tree from training features (N, d), then its parameters for each class of labels (N,)."""
         features = features[:, self._choose(features.shape[1])]
-        normalize = not self._around.raw if self.normalize is None else self.normalize
+        as_they_are = self._around.raw or self._around.scaled
+        normalize = not as_they_are if self.normalize is None else self.normalize
         settings = {"kind": self.kind, "prior": self.prior, "bins": self.bins, "max_parents": self.max_parents}
         classes = self._around.num_classes
         if not self.shared:  # a share need not hold the last class
