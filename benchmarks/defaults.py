@@ -2,6 +2,7 @@
 
     python benchmarks/defaults.py --data DIR            # validation columns alone, on seeds that are not used again
     python benchmarks/defaults.py --data DIR --final    # test columns: docs/results/defaults.json, about 90 minutes
+    python benchmarks/defaults.py --data DIR --final --splits    # five small tables, all 20 published splits of each
     python benchmarks/defaults.py --smoke               # shows in a minute that everything works
 
 One rule for all heads: Adam at the module's own rate 0.001, batches of 128, the epoch with the lowest validation NLL
@@ -87,6 +88,14 @@ def entries(data: Path | None, cache: Path | None, out: Path) -> dict[str, Entry
     rows = {name: Entry(uci(tables, name), 100 if name == "kin8nm" else 250, 20) for name in names}
     found = images | rows
     return {name: found[name] for name in ("digits", "yacht")} if data is None else found
+
+
+def small_tables(data: Path) -> dict[str, Entry]:
+    """Regression sets of at most 1,600 rows with all their published splits."""
+    return {
+        name: Entry(uci(data / "uci", name), 250, 20, seeds=20)
+        for name in ("yacht", "boston", "energy", "concrete", "wine")
+    }
 
 
 # -- one cell ---------------------------------------------------------------------------------------------------------
@@ -241,17 +250,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train, measure, compare."""
     parser = arguments(__doc__)
     parser.add_argument("--final", action="store_true", help="measure test data, on the seeds that count")
+    parser.add_argument("--splits", action="store_true", help="five small tables, all published splits")
     parser.add_argument("--only", nargs="+", help="these tasks alone")
     parser.add_argument("--heads", nargs="+", help="train these heads alone, and print no table")
     args = parse(parser, argv)
     warnings.filterwarnings("ignore", message=r"expected .* parameters within 2 %")
-    tasks = entries(args.data, args.cache, args.out)
+    splits = bool(args.splits and args.data)
+    tasks = small_tables(args.data) if splits else entries(args.data, args.cache, args.out)
+    if splits:
+        args.seeds = 20
     unknown = set(args.only or ()) - set(tasks)
     if unknown:
         parser.error(f"expected tasks among {', '.join(tasks)}, got {', '.join(unknown)}")
     tasks = {name: entry for name, entry in tasks.items() if not args.only or name in args.only}
     settings = {"rate": RATE, "batch": BATCH, "passes": PASSES, "rows": ROWS, "heads": {"BRAINet": Tree().settings()}}
-    store = Store(args.out / ("defaults.json" if args.final else "defaults_validation.json"), settings)
+    kind = "_splits" if splits else ""
+    store = Store(args.out / (f"defaults{kind}.json" if args.final else f"defaults{kind}_validation.json"), settings)
     lab = Lab(tasks, store, args.smoke)
     part, first = ("test", 0) if args.final else ("val", 0 if args.smoke else TUNING)
     cells: Scores = {}

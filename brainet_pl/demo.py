@@ -152,8 +152,12 @@ def draw_comparison(found: Mapping[str, Sequence[Quality]]) -> Figure:
     axes.set_yticks(range(len(found)), list(found)[::-1])
     axes.set_ylim(-0.6, len(found) - 0.2)
     axes.set_xscale("log")
+    lowest, highest = axes.get_xlim()
+    ticks = [tick for tick in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0) if lowest <= tick <= highest]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.set_xlabel("negative log-likelihood of digits not trained on (less is better)")
-    axes.grid(axis="x", alpha=0.3, which="both")
+    axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right", "left"]].set_visible(False)
     return figure
 
