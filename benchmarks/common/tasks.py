@@ -110,6 +110,12 @@ class CifarTaps:
         found = self.read(name)
         return found["layer3:mean_std"][:, :64] if stage == "last" else found[stage].float()
 
+    def unknown(self, name: str, stage: str, images: int, seed: int) -> Tensor:
+        """(N, d) of a set of unknown images, on the scale of a draw of `task`."""
+        x = self.features("cifar10_train", stage)
+        x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:images]]
+        return (self.features(name, stage) - x.mean(dim=0)) / x.std(dim=0).clamp_min(1e-6)
+
     def task(self, stage: str, images: int) -> Loader:
         """`images` random training images; the first 2,000 test images choose, the other 8,000 test.
 

@@ -3,6 +3,7 @@
     python benchmarks/paper/taps.py --data DIR            # choose settings on validation images, print their columns
     python benchmarks/paper/taps.py --data DIR --final    # test columns: docs/results/taps.json, about 35 minutes
     python benchmarks/paper/taps.py --data DIR ood        # unknown images, by the taps that a density reads
+    python benchmarks/paper/taps.py --data DIR table1     # unknown images, by heads on stage 2: the paper's Table 1
     python benchmarks/paper/taps.py --smoke
 
 The features are means over a 4×4 grid of the maps at the end of a stage: 256 of stage 1, 512 of stage 2, 1,024 of stage
@@ -26,8 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # where `common` and `defaul
 
 import torch
 from common.command import arguments, parse
+from common.measures import COLUMNS, quality
+from common.measures import separation as by_outputs
 from common.store import Cell, Store
-from common.tables import table
+from common.tables import spread, table
 from common.tasks import CifarTaps, Sample
 from common.training import fit_best, shuffled
 from defaults import BATCH, CONTROL, HEADS, OURS, PASSES, PEERS, RATE, measure, paired, structure
@@ -144,6 +147,59 @@ def report(cells: dict[tuple[str, int], dict[str, list[Cell]]]) -> None:
         table(["tap", "images", *others], rows)
 
 
+# -- Table 1 ----------------------------------------------------------------------------------------------------------
+
+TABLE = ("stage 2", 12_000)
+
+
+def table1(lab: Lab, args: Any) -> None:
+    """What heads on features of an earlier layer, as the paper has them, say of unknown images."""
+    chosen = {head: lab.tuned(head, "stage 2", 4000, TUNING[: 1 if args.smoke else 2]) for head in GRID}
+    makers: dict[str, Callable[[int], HeadSettings] | str] = dict(PEERS) | {OURS: OURS, CONTROL: CONTROL}
+    makers |= {head: GRID[head][name] for head, name in chosen.items()}
+    tap, images = TABLE
+    cells: dict[str, list[Cell]] = {}
+    for seed in range(args.seeds):
+        for head in HEADS:
+
+            def run(head: str = head, seed: int = seed) -> Cell:
+                fitted = lab.fit(tap, images, seed, makers[head])
+                x, y = lab.sample.test
+                known = drawn(fitted, x)
+                others = {
+                    title: drawn(fitted, lab.taps.unknown(name, STAGES[tap], images, seed) if args.data else x.flip(1))
+                    for name, title in UNKNOWN.items()
+                }
+                return quality(known, y) | by_outputs(known, others)
+
+            cells.setdefault(head, []).append(lab.store.cell(f"table1/{head}/{seed}", run))
+    for title in UNKNOWN.values():
+        rows = []
+        for head, found in cells.items():
+            numbers = [spread([c[key] for c in found], digits=d) for key, d in (("err", 2), ("ece", 4), ("nll", 4))]
+            alone = head in ("linear", "MLP")
+            aurocs = [
+                "–"
+                if alone and score in ("mutual_information", "expected_entropy")
+                else spread([c[f"{title}/{score}/AUROC"] for c in found], digits=1)
+                for score in COLUMNS
+            ]
+            rows.append([head, *numbers, *aurocs])
+        print(f"\n{title}, {tap}, {images:,} images, {args.seeds} seeds")
+        table(["head", "error %", "ECE", "NLL", *(f"AUROC {c}" for c in COLUMNS.values())], rows)
+
+
+def drawn(head: Head, x: Tensor) -> Tensor:
+    """(N, d) → (T, N, C): passes, each as often as its weight says where they have weights."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = [head.passes(rows, PASSES) for rows in x.split(2000)]
+    outputs, weights = torch.cat([f.values for f in found], dim=1), found[0].weights
+    if weights is None:
+        return outputs
+    return outputs[torch.multinomial(weights, 200, replacement=True, generator=torch.Generator().manual_seed(0))]
+
+
 # -- unknown images ---------------------------------------------------------------------------------------------------
 
 VIEWS = ("last layer", "all stages")
@@ -216,15 +272,17 @@ def ood(taps: CifarTaps, store: Store) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what was asked for."""
     parser = arguments(__doc__)
-    parser.add_argument("what", nargs="?", choices=["heads", "ood"], default="heads")
+    parser.add_argument("what", nargs="?", choices=["heads", "ood", "table1"], default="heads")
     parser.add_argument("--final", action="store_true", help="measure test images, on the seeds that count")
     args = parse(parser, argv)
     warnings.filterwarnings("ignore", message=r"expected .* parameters within 2 %")
     settings = {"rate": RATE, "batch": BATCH, "passes": PASSES, "epochs": EPOCHS, "BRAINet": Tree().settings()}
-    store = Store(args.out / f"taps{'_ood' if args.what == 'ood' else ''}.json", settings)
+    store = Store(args.out / f"taps{'' if args.what == 'heads' else '_' + args.what}.json", settings)
     taps = CifarTaps(args.data, args.cache)
     if args.what == "ood":
         ood(taps, store)
+    elif args.what == "table1":
+        table1(Lab(taps, store, args.smoke), args)
     else:
         heads(Lab(taps, store, args.smoke), args)
 

@@ -119,6 +119,9 @@ def test_taps(load, tmp_path, capsys):
     assert not any(key.startswith("stage") for key in cells_of(tmp_path / "taps.json"))  # no test image before --final
     taps.main(["--smoke", "--final", "--out", str(tmp_path)])
     taps.main(["ood", "--smoke", "--out", str(tmp_path)])
+    taps.main(["table1", "--smoke", "--out", str(tmp_path)])
+    columns = cells_of(tmp_path / "taps_table1.json")["table1/BRAINet/0"]
+    assert all(0 <= value <= 100 for key, value in columns.items() if key.endswith("AUROC"))
     cells = cells_of(tmp_path / "taps.json")
     assert {f"stage 2/2000/{head}/0" for head in taps.HEADS} <= set(cells)
     assert all(np.isfinite(cell["nll"]) for cell in cells.values())
