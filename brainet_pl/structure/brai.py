@@ -21,6 +21,7 @@ from brainet_pl.structure.independence.base import Floats
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
 from brainet_pl.structure.score import FamilyScore, LocalScore
 
+LARGEST = 1e3  # margin that is told apart from larger ones
 NEIGHBOURS = 32  # of a variable that a leaf remembers: how many of them a network reads is its own choice
 
 
@@ -183,11 +184,17 @@ def strongest_neighbours(test: Margins, X: Ints, most: int) -> Ints:
     Returns (d, k) for numbers of variables up to the largest of X; rows of others hold nothing of use. Margins are
     compared to six digits, below which they depend on the order of sums; of equal ones the first variable counts.
     """
+    k = min(most, len(X) - 1)
+    found = np.zeros((int(X.max()) + 1, k), dtype=np.intp)
+    if not k:
+        return found
     margins = np.array(test.block((), X, X), dtype=np.float64)
     np.fill_diagonal(margins, -np.inf)
-    found = np.zeros((int(X.max()) + 1, min(most, len(X) - 1)), dtype=np.intp)
-    with np.errstate(invalid="ignore"):
-        found[X] = X[np.argsort(-np.round(margins, 6), axis=1, kind="stable")[:, : found.shape[1]]]
+    # Places make equal margins differ by less than the digits that count: then the largest can be looked for alone.
+    keys = -np.clip(np.round(margins, 6), -LARGEST, LARGEST) + 1e-12 * np.arange(len(X))
+    near = np.argpartition(keys, k - 1, axis=1)[:, :k]
+    order = np.argsort(np.take_along_axis(keys, near, axis=1), axis=1)
+    found[X] = X[np.take_along_axis(near, order, axis=1)]
     return found
 
 

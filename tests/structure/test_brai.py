@@ -5,7 +5,7 @@ import pytest
 
 from brainet_pl.structure import Branch, DSeparation, Leaf, Node, PreparedData, find_test, learn, learn_structure
 from brainet_pl.structure.autonomy import Budget, checked_votes, increase_separation, is_leaf
-from brainet_pl.structure.brai import BRAI, samples_at
+from brainet_pl.structure.brai import BRAI, samples_at, strongest_neighbours
 from brainet_pl.structure.pdag import collider_votes, complete_graph, cpdag, find_autonomous, join_separations
 from brainet_pl.structure.score import FamilyScore, bdeu
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
@@ -290,3 +290,21 @@ def test_copies_have_the_neighbours_of_their_original(features):
         if 2 in near:
             assert near[2] == near[5]
             assert len(near[2]) == 4
+
+
+def test_of_equal_neighbours_the_first_counts():
+    class Table:
+        """Margins from a table of few different numbers, copies included."""
+
+        def block(self, condition, left, right):
+            return margins[np.ix_(left, right)]
+
+    rng = np.random.default_rng(0)
+    margins = rng.choice([-1.0, 0.25, 0.25 + 4e-7, 2.0, np.inf], size=(40, 40))
+    margins = np.maximum(margins, margins.T)
+    X = np.sort(rng.permutation(40)[:25])
+    found = strongest_neighbours(Table(), X, 7)
+    for x in X:
+        others = [y for y in X if y != x]
+        assert found[x].tolist() == sorted(others, key=lambda y: (-round(margins[x, y], 6), y))[:7]
+    assert strongest_neighbours(Table(), X[:1], 7).shape[1] == 0
