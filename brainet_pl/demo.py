@@ -86,9 +86,10 @@ def demo() -> None:
 
 
 def compare(epochs: int = EPOCHS) -> dict[str, list[Quality]]:
-    """Head → its quality on each third of the digits, trained on the others: 432 test digits alone are a matter of luck.
+    """Head → its quality on each third of the digits, trained on the others.
 
-    The number of the third also chooses initial weights and batches.
+    So every digit is tested once: 432 of them alone are a matter of luck. The number of the third also chooses initial
+    weights and batches.
     """
     data = Digits()
     data.setup("fit")
