@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     train(vae, x, x, epochs=args.epochs, loss=bound, name="VAE")
     ggt = learn_structure(x, bootstrap="paper", test="gaussian", threshold=0.1, s=2, max_rows=20_000)
     head = BRAINetHead(ggt, 10, num_params=480_000)
-    train(head, x, y, epochs=args.epochs, loss=F.cross_entropy, decay=True, name="BRAINet")
+    train(head, x, y, epochs=args.epochs, decay=True, name="BRAINet")
     side = torch.linspace(-SIDE, SIDE, GRID)
     z = torch.cartesian_prod(side, side)
     with torch.no_grad():

@@ -183,7 +183,7 @@ def test_head(load, tmp_path):
     load("head").main(["--smoke", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "head.json").read_text())
     assert len(rows) == 4
-    assert all(row["step / MLP, per sample"] > 0 for row in rows)
+    assert all(row["step / MLP"] > 0 for row in rows)
 
 
 def test_uci(load, tmp_path, capsys):

@@ -585,6 +585,7 @@ if __name__ == "__main__":
     pl.seed_everything(0, verbose=False)
     model = BRAINet(8, head=Tree(4000, inference="enumerated"))  # no draws: the same on one and on two processes
     model.set_structure(GGT.from_json(open(sys.argv[2]).read()))
+    model.head.output.reset_parameters()  # it starts at zero, and all samples alike
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     devices = int(sys.argv[3])
     trainer = pl.Trainer(
