@@ -81,6 +81,8 @@ def enter(trainer: pl.Trainer, checkpoint: str | None) -> None:
     content = read_checkpoint(checkpoint)
     if same or run.name == wandb_id(content):
         _tell_wandb(trainer, content)
+    if same and trainer.is_global_zero:
+        files.clean(run)  # of metrics.csv, which a killed fit was writing
     for logger in trainer.loggers:
         writer: Any = getattr(logger, "_experiment", None)
         if same and isinstance(writer, Rows):
