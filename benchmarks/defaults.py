@@ -117,6 +117,13 @@ def build(name: str, sample: Sample, ggt: GGT, seed: int) -> Head:
     return Tree().build(d, out, shuffled(ggt, seed) if name == CONTROL else ggt)
 
 
+def fit(head: Head, sample: Sample, entry: Entry, seed: int, name: str, smoke: bool = False) -> Fitted:
+    """Train by the one rule for all heads; two epochs for a smoke run."""
+    epochs = 2 if smoke else entry.epochs
+    pace = {"epochs": epochs, "patience": entry.patience, "lr": RATE, "batch": BATCH, "passes": PASSES}
+    return fit_best(head, sample, seed=seed, name=name, **pace)  # type: ignore[arg-type]
+
+
 def measure(head: Head, sample: Sample, part: str) -> Cell:
     """Validation or test measures of a trained head."""
     x, y = sample.val if part == "val" else sample.test
@@ -153,17 +160,8 @@ class Lab:
             self._draw(task, seed)
             entry = self.tasks[task]
             start = time.perf_counter()
-            fitted: Fitted = fit_best(
-                build(head, self.sample, self.ggt, seed),
-                self.sample,
-                epochs=2 if self.smoke else entry.epochs,
-                patience=entry.patience,
-                lr=RATE,
-                batch=BATCH,
-                seed=seed,
-                passes=PASSES,
-                name=f"{task}, {head}, seed {seed}",
-            )
+            made = build(head, self.sample, self.ggt, seed)
+            fitted = fit(made, self.sample, entry, seed, f"{task}, {head}, seed {seed}", self.smoke)
             found: dict[str, Any] = {
                 part: measure(fitted.head, self.sample, part) for part in ("val", "test")[: 1 + final]
             }

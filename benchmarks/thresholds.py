@@ -23,8 +23,7 @@ from common.command import arguments, parse
 from common.store import Store
 from common.tables import table
 from common.tasks import Sample
-from common.training import fit_best
-from defaults import BATCH, PASSES, RATE, ROWS, TUNING, entries
+from defaults import BATCH, RATE, ROWS, TUNING, entries, fit
 
 from brainet_pl.network import Tree
 from brainet_pl.structure import GGT, PreparedData, find_test, learn_structure
@@ -121,17 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     ggt = tree(sample, rule)
                     torch.manual_seed(seed)
                     head = Tree().build(sample.in_features, sample.task.out_features, ggt)
-                    fitted = fit_best(
-                        head,
-                        sample,
-                        epochs=2 if args.smoke else entry.epochs,
-                        patience=entry.patience,
-                        lr=RATE,
-                        batch=BATCH,
-                        seed=seed,
-                        passes=PASSES,
-                        name=f"{task}, {rule}, seed {seed}",
-                    )
+                    fitted = fit(head, sample, entry, seed, f"{task}, {rule}, seed {seed}", args.smoke)
                     return {"nll": fitted.nll, "threshold": ggt.settings["threshold"], "depth": float(ggt.depth)}
 
                 cells.append(store.cell(f"{task}/{rule}/{seed}", run)["nll"])

@@ -90,8 +90,10 @@ def test_a_resumed_run_goes_on_in_its_folder_with_its_rows_and_its_wandb_id(tmp_
     begin(CSVLogger("runs", name="digits"))
     log(begin(CSVLogger("runs", name="digits")), *range(6))
     file = checkpoint(folder / "checkpoints", step=4, wandb="abc123")
+    (folder / ".metrics.csv.0.tmp").write_text("cut")  # a fit that was killed while it wrote
     log_, board = CSVLogger("runs", name="digits"), WandbLogger(offline=True)
     runs.enter(stub(log_, board), file)
+    assert not list(folder.glob(".*.tmp"))
     assert log_.version == 1
     assert board.version == board._wandb_init["id"] == "abc123"
     assert board._wandb_init["resume"] == "allow"

@@ -494,6 +494,7 @@ def test_fit_test_and_a_lone_checkpoint(tmp_path, quiet_trainer, net, cached, he
     assert widths == [40, 20, 6]
     assert model.scores.members["Generative"].density.ggt.num_variables == 20
     assert not model.scores.members["Generative"].density.normalize  # taps have a scale: their length says something
+    assert model.backbone.scales(None)  # the head's own features are of taps too
     assert model.scores.members["KNN"].bank.shape[1] == 6
     assert model.scores.members["Mahalanobis"].center.shape == (40,)
     body = Backbone(Net(), layers=["one", "two"], pool="2x2")

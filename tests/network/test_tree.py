@@ -573,3 +573,33 @@ def test_fields_that_are_no_number_are_refused(fields):
 def test_a_tree_without_neighbours_has_no_fields():
     ggt = fixed_ggt()
     assert len(BRAINetHead(ggt, 3).plan.levels) == len(BRAINetHead(ggt, 3, fields=4).plan.levels) == ggt.depth
+
+
+def test_a_head_begins_as_the_layer_that_goes_past_it():
+    ggt, x = known(), torch.randn(6, 20)
+    head = BRAINetHead(ggt, 3)
+    with torch.no_grad():
+        head.skip.weight.normal_()
+        for mode in (head.train(), head.eval()):
+            outputs, past = mode(x), head.skip(x)
+            torch.testing.assert_close(outputs, past.expand_as(outputs))
+    assert BRAINetHead(ggt, 3, skip=None).output.weight.any()  # with nothing beside it, nothing would begin
+
+
+def test_fields_of_unequal_sizes_equal_the_naive_tree():
+    """Neighbours of a learned tree are equally many; a tree may have others, and takes another way to the same."""
+
+    def cut(node):
+        if isinstance(node, Leaf):
+            near = tuple(found[: 1 + v % 3] for v, found in zip(node.variables, node.neighbours, strict=True))
+            return Leaf(node.variables, node.parents, node.score, near)
+        return Node(
+            node.variables, tuple(Branch(tuple(map(cut, b.ancestors)), cut(b.descendant)) for b in node.branches)
+        )
+
+    ggt = GGT(cut(known().root), 20, 400)
+    head = randomise(BRAINetHead(ggt, 3, width=0.5)).eval()
+    naive, x = NaiveHead(head).eval(), torch.randn(5, 20)
+    assert {layer.fan_in for layer in head.plan.levels[0].layers} == {2, 3, 4}
+    for subnetwork in ggt.enumerate():
+        torch.testing.assert_close(alone(head, x, subnetwork), naive.subnetwork(x, subnetwork), rtol=1e-4, atol=1e-5)
