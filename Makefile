@@ -30,7 +30,7 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest
-	BRAINET_LIGHTNING=lightning $(BIN)/python -m pytest tests/callbacks tests/datamodules tests/tasks \
+	BRAINET_LIGHTNING=lightning $(BIN)/python -m pytest $(filter-out tests/structure tests/network tests/benchmarks tests/fuzz,$(wildcard tests/[!_]*/)) \
 		$(filter-out tests/test_readme.py tests/test_docs.py tests/test_notebooks.py,$(wildcard tests/test_*.py))  # these import pytorch_lightning
 
 .venv-min/.ready: pyproject.toml
@@ -49,7 +49,7 @@ docs: $(READY)
 	@echo "open site/index.html"
 
 demo: $(READY)
-	$(BIN)/python -m brainet_pl.demo
+	$(BIN)/python examples/demo.py
 
 clean:
 	rm -rf .venv .venv-min build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -47,17 +47,17 @@ from common.training import fit_best, shuffled
 from torch import Tensor
 from torch.nn import functional as F
 
+from brainet_pl._utils.parts import primitive
 from brainet_pl.calibration import Calibrator, DensityScaling, TemperatureScaling
 from brainet_pl.datamodules.corruptions import SEVERITIES, corrupt_image
 from brainet_pl.datamodules.digits import Digits
-from brainet_pl.evaluation.curves import N_BINS, separation
+from brainet_pl.metrics.curves import N_BINS, separation
 from brainet_pl.network import Ensemble, Head, MCDropout, Tree
-from brainet_pl.parts import primitive
-from brainet_pl.passes import Passes
-from brainet_pl.scores import KNN, Combined, Generative, Score, Stages, Surroundings
+from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreContext, Stages
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.structure.ggt import Leaf
 from brainet_pl.tasks import Classification
+from brainet_pl.tasks.passes import Passes
 
 COSTS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
 SHOWN = (0.01, 0.04)  # of these, the rows of tables
@@ -154,9 +154,9 @@ class KNNStages(Score):
         super().__init__()
         self._widths: tuple[int, ...] = ()
 
-    def surround(self, surroundings: Surroundings) -> None:
+    def set_context(self, context: ScoreContext) -> None:
         """Hear of the widths of layers."""
-        self._widths = surroundings.widths
+        self._widths = context.widths
 
     def fit(self, features: Tensor, labels: Tensor) -> None:
         """Keep training features of each layer."""
@@ -186,11 +186,11 @@ class DAC(Calibrator):
     Weights have the least squared error on validation data. It is given the columns `layer0`, `layer1`, …
     """
 
-    def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
         """Keep all validation data."""
         self._seen = predicted, target, scores
 
-    def settle(self) -> dict[str, Tensor]:
+    def finalize(self) -> dict[str, Tensor]:
         """Find the weights."""
         predicted, target, scores = self._seen
         s = self._columns(scores).double()
@@ -351,7 +351,7 @@ class Bench:
         if score not in self._fitted:
             part, seen = make(), self.world.read("train")
             widths = self.world.widths if view == "stages" else ()
-            part.surround(Surroundings(int(seen.y.max()) + 1, self.world.raw, None, widths))
+            part.set_context(ScoreContext(int(seen.y.max()) + 1, self.world.raw, None, widths))
             part.learn(seen.views[view], seen.y)
             self._fitted[score] = part
         seen = self.world.read(name)
@@ -369,8 +369,8 @@ class Bench:
             return {"score": next(iter(found.values()))} | found
 
         val = self.world.read("val")
-        part.watch(val.predicted[model], val.y, columns("val"))
-        part.settle()
+        part.observe(val.predicted[model], val.y, columns("val"))
+        part.finalize()
 
         def final(name: str) -> Tensor:
             return part(self.world.read(name).predicted[model], columns(name))

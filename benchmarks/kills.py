@@ -39,23 +39,23 @@ class Moment(NamedTuple):
 
 
 WRITING = Moment("torch:save", 4, "half")  # two checkpoints an epoch: the last one of the second epoch
-VALIDATING = Moment("brainet_pl.module:BRAINet.validation_step", 4)
+VALIDATING = Moment("brainet_pl.model.lightning:BRAINet.validation_step", 4)
 FITTING = [
-    Moment("brainet_pl.features:extract_features", 1, "after"),
+    Moment("brainet_pl.features.extraction:extract_features", 1, "after"),
     Moment("brainet_pl.callbacks.structure:learn_structure"),
     Moment("brainet_pl.callbacks.structure:learn_structure", 1, "after"),
     Moment("os:replace"),  # the learned tree is written, but has not its name yet
-    Moment("brainet_pl.module:BRAINet.training_step", 3),
+    Moment("brainet_pl.model.lightning:BRAINet.training_step", 3),
     Moment("torch:save", 1, "half"),
     Moment("brainet_pl.callbacks:LastCheckpoint.on_train_epoch_end", 2),  # the best one is there, the last one not
     WRITING,
     VALIDATING,
-    Moment("brainet_pl.module:BRAINet.optimizer_step", 20, "after"),
-    Moment("brainet_pl.runs:Rows.save", 2, "after"),
-    Moment("brainet_pl.runs:Rows.rewind"),
+    Moment("brainet_pl.model.lightning:BRAINet.optimizer_step", 20, "after"),
+    Moment("brainet_pl.checkpoints.runs:Rows.save", 2, "after"),
+    Moment("brainet_pl.checkpoints.runs:Rows.rewind"),
 ]
 TESTING = [
-    Moment("brainet_pl.module:BRAINet.test_step", 2),
+    Moment("brainet_pl.model.lightning:BRAINet.test_step", 2),
     Moment("brainet_pl.callbacks.evaluation:write_scores", 1, "after"),
 ]
 
@@ -109,7 +109,7 @@ class Server:
 
 def serve() -> None:
     """The server's side: forks a child for every line, and waits for it."""
-    import brainet_pl.lightning_cli  # noqa: F401  once for all children
+    import brainet_pl.cli.lightning_cli  # noqa: F401  once for all children
 
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

@@ -19,10 +19,10 @@ from common.tables import table
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from brainet_pl._utils.framework import pl
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
-from brainet_pl.framework import pl
-from brainet_pl.module import BRAINet
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.scores import Mahalanobis
 

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brainet_pl.datamodules.uci import FOLDERS, read_split, standardise
-from brainet_pl.evaluation.metrics import collect
+from brainet_pl.metrics.measures import collect
 from brainet_pl.network import EnsembleHead, stacked_tree
 from brainet_pl.structure import GGT, Leaf, learn_structure
 from brainet_pl.structure.ggt import Tree

@@ -12,13 +12,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brainet_pl.backbones import Backbone
-    from brainet_pl.estimators import BRAINetClassifier, BRAINetRegressor
-    from brainet_pl.module import BRAINet
+    from brainet_pl.backbones.extractor import Backbone
+    from brainet_pl.checkpoints.runs import continue_run
+    from brainet_pl.model.export import export_onnx, export_program
+    from brainet_pl.model.lightning import BRAINet
+    from brainet_pl.model.swap import SwappedModel, swap_head
     from brainet_pl.network import BRAINetHead
     from brainet_pl.scores import GenerativeScore
+    from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
     from brainet_pl.structure import GGT, learn_structure, rai
-    from brainet_pl.swap import SwappedModel, swap_head
 
 __version__ = "0.2.0"
 
@@ -32,6 +34,9 @@ __all__ = [
     "GenerativeScore",
     "SwappedModel",
     "__version__",
+    "continue_run",
+    "export_onnx",
+    "export_program",
     "learn_structure",
     "rai",
     "swap_head",
@@ -39,16 +44,19 @@ __all__ = [
 
 _HOMES = {
     "GGT": "structure",
-    "BRAINet": "module",
-    "BRAINetClassifier": "estimators",
+    "BRAINet": "model.lightning",
+    "BRAINetClassifier": "sklearn",
     "BRAINetHead": "network",
-    "BRAINetRegressor": "estimators",
+    "BRAINetRegressor": "sklearn",
     "Backbone": "backbones",
     "GenerativeScore": "scores",
-    "SwappedModel": "swap",
+    "SwappedModel": "model.swap",
+    "continue_run": "checkpoints.runs",
+    "export_onnx": "model.export",
+    "export_program": "model.export",
     "learn_structure": "structure",
     "rai": "structure",
-    "swap_head": "swap",
+    "swap_head": "model.swap",
 }
 
 

@@ -1,5 +1,6 @@
 """Lightning callbacks: what is learned before fitting, what is evaluated while testing, files and figures."""
 
+from brainet_pl.callbacks.baseline import BaselineComparison
 from brainet_pl.callbacks.checkpoints import LastCheckpoint, WholeCheckpointIO
 from brainet_pl.callbacks.evaluation import Evaluation
 from brainet_pl.callbacks.features import FeatureCache
@@ -10,9 +11,9 @@ from brainet_pl.callbacks.scores import ScoreFit
 from brainet_pl.callbacks.settle import HeadSettling
 from brainet_pl.callbacks.structure import StructureLearning
 from brainet_pl.callbacks.tracking import Tracking
-from brainet_pl.callbacks.versus import Versus
 
 __all__ = [
+    "BaselineComparison",
     "Evaluation",
     "ExactResume",
     "FeatureCache",
@@ -22,7 +23,6 @@ __all__ = [
     "ScoreFit",
     "StructureLearning",
     "Tracking",
-    "Versus",
     "WholeCheckpointIO",
     "log_figure",
     "log_table",

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from brainet_pl import files
-from brainet_pl.framework import ModelCheckpoint, SIGTERMException, TorchCheckpointIO, pl
+from brainet_pl._utils import atomic
+from brainet_pl._utils.framework import ModelCheckpoint, SIGTERMException, TorchCheckpointIO, pl
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -23,7 +23,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        with files.whole(path) as temporary, temporary.open("wb") as file:
+        with atomic.atomic_write(path) as temporary, temporary.open("wb") as file:
             torch.save(checkpoint, file)
 
 
@@ -49,7 +49,7 @@ class LastCheckpoint(ModelCheckpoint):
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         trainer.callbacks = [c for c in callbacks if c is not self] + [self]  # type: ignore[attr-defined]
         if stage == "fit" and trainer.is_global_zero and self.dirpath is not None:
-            files.clean(Path(self.dirpath))
+            atomic.remove_leftovers(Path(self.dirpath))
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Save on SIGTERM, which Lightning raises between two batches; alone, because others may be gone already."""

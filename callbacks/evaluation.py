@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brainet_pl import checks, costs
-from brainet_pl.batches import Precomputed
+from brainet_pl._utils import checks
+from brainet_pl._utils.csv import write_rows
+from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
+from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.callbacks.logging import (
     define_summaries,
     file_name,
@@ -29,16 +31,15 @@ from brainet_pl.callbacks.logging import (
     run_folder,
 )
 from brainet_pl.callbacks.sets import test_sets
+from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
 from brainet_pl.evaluation import charts, shift_charts, summary
 from brainet_pl.evaluation.chart import Chart, Matrix, readable
-from brainet_pl.evaluation.curves import SEPARATION
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
-from brainet_pl.evaluation.shift import LOADER, is_shift, means
-from brainet_pl.features import inputs_of, is_sharded
-from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
-from brainet_pl.module import BRAINet
-from brainet_pl.ranks import Places, everyones, on_rank_zero
-from brainet_pl.rows import write_rows
+from brainet_pl.features.extraction import inputs_of, is_sharded
+from brainet_pl.metrics.curves import SEPARATION
+from brainet_pl.metrics.shift import LOADER, is_shift, means
+from brainet_pl.model import costs
+from brainet_pl.model.lightning import BRAINet
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
 MOST_UNCERTAIN, CLASSES, CONFUSION = "test/most_uncertain", "test/classes", "test/confusion"
@@ -159,7 +160,7 @@ class Evaluation(Callback):
                 rank_zero_warn(
                     f"the curves over passes count {n - len(numbers)} samples of {self._names[dataloader_idx]} twice: "
                     "sums of a batch can't be taken apart; give SampleBatch the numbers of samples that count, as "
-                    "brainet_pl.ranks.Places has them, and only these samples"
+                    "brainet_pl.distributed.samples.Places has them, and only these samples"
                 )
             outputs = outputs.first(len(numbers))
         self.record.add(self._names[dataloader_idx], numbers, outputs)
@@ -190,7 +191,7 @@ class Evaluation(Callback):
         if self.record is None:
             return
         record = self.record.gather()
-        doubtful = [sample for part in everyones(self._doubtful) for sample in part]
+        doubtful = [sample for part in all_gather(self._doubtful) for sample in part]
         self._doubtful = _most_doubtful(doubtful, self.most_uncertain)
         empty = [part.name for part in record.sets.values() if not len(part)]
         if len(empty) == len(record.sets):
@@ -291,7 +292,7 @@ class Evaluation(Callback):
         log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
         if self.figures and self.most_scores:
             log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
-        parts = ("test_metrics", "pass_metrics", "scaled_metrics", "own_metrics", "conformal_metrics")
+        parts = ("test_metrics", "pass_metrics", "scaled_metrics", "base_metrics", "conformal_metrics")
         metrics = [getattr(pl_module, name, None) for name in parts]
         entries = summary.metric_entries(metrics, trainer.callback_metrics)
         content = summary.to_json(
@@ -400,7 +401,7 @@ def thumbnail(x: Tensor, shape: tuple[int, ...] | None = None) -> Any:
 
 def _shown(inputs: Any) -> Any:
     """What of the inputs is shown for a sample: features, or the first tensor of several."""
-    if isinstance(inputs, Precomputed):
+    if isinstance(inputs, BackboneOutput):
         return inputs.features
     return next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
 

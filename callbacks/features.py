@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from brainet_pl import checks
-from brainet_pl.features import is_sized
-from brainet_pl.framework import Callback, pl
-from brainet_pl.module import BRAINet
+from brainet_pl._utils import checks
+from brainet_pl._utils.framework import Callback, pl
+from brainet_pl.features.extraction import is_sized
+from brainet_pl.model.lightning import BRAINet
 
 
 class FeatureCache(Callback):

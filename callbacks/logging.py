@@ -11,12 +11,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
+from brainet_pl._utils.csv import write_rows
+from brainet_pl._utils.framework import is_csv, is_tensorboard, is_wandb, pl, rank_zero_info, rank_zero_only
 from brainet_pl.callbacks.sinks import Drawn, Sink, Tabled, rgb, sink_of
 from brainet_pl.evaluation import figures
 from brainet_pl.evaluation.chart import Chart, Matrix
 from brainet_pl.evaluation.summary import TableData
-from brainet_pl.framework import is_csv, is_tensorboard, is_wandb, pl, rank_zero_info, rank_zero_only
-from brainet_pl.rows import write_rows
 
 _TOLD: WeakSet[Any] = WeakSet()  # loggers of which it was said that they don't take everything
 

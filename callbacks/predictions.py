@@ -12,11 +12,11 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
+from brainet_pl._utils.csv import neutral, write_rows
+from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.callbacks.logging import log_files, run_folder
-from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
-from brainet_pl.ranks import Places, everyones, on_rank_zero
-from brainet_pl.rows import neutral, write_rows
+from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
 
 MOST_MEGABYTES = 200.0  # of a file that is handed to loggers
 
@@ -44,7 +44,7 @@ class PredictionFile(Callback):
         self._path = Path()
         self._part: IO[str] | None = None
         self._columns: list[str] = []
-        self._told = False
+        self._warned = False
         self._judged = self._unknown = 0
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -53,7 +53,7 @@ class PredictionFile(Callback):
         count = len(loaders) if isinstance(loaders, list | tuple) else 1
         self._names = list(loaders) if isinstance(loaders, Mapping) else list(range(count))
         self._path = Path(trainer.strategy.broadcast(str(run_folder(trainer)))) / self.file
-        self._columns, self._told = [], False
+        self._columns, self._warned = [], False
         self._judged = self._unknown = 0
 
     def on_predict_batch_end(
@@ -69,8 +69,8 @@ class PredictionFile(Callback):
         if not self.file:
             return
         if not isinstance(outputs, Mapping) or not outputs:
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 rank_zero_warn(
                     f"not written to {self.file}: expected predict_step to return a dictionary of columns, got "
                     f"{type(outputs).__name__}"
@@ -120,12 +120,12 @@ class PredictionFile(Callback):
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Make one file of the parts."""
         self._close()
-        columns = everyones(self._columns)  # and so all wait until all parts are written
+        columns = all_gather(self._columns)  # and so all wait until all parts are written
         written = [self._part_path(rank) for rank, names in enumerate(columns) if names]
         if written:
             on_rank_zero(trainer, lambda: self._merge(written))
             rank_zero_info(f"predictions: {self._path}")
-        judged, unknown = (sum(counts) for counts in zip(*everyones((self._judged, self._unknown)), strict=True))
+        judged, unknown = (sum(counts) for counts in zip(*all_gather((self._judged, self._unknown)), strict=True))
         if written and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             facts = {"inputs": judged, "unknown": unknown} if judged else {}
             on_rank_zero(trainer, lambda: self._hand_over(trainer, facts))

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from brainet_pl._utils.framework import Callback, TorchCheckpointIO, TrainerFn, is_csv, pl, rank_zero_warn
+from brainet_pl._utils.rng import States, collect, put_back
 from brainet_pl.callbacks.checkpoints import WholeCheckpointIO
-from brainet_pl.draws import States, collect, put_back
-from brainet_pl.framework import Callback, TorchCheckpointIO, TrainerFn, is_csv, pl, rank_zero_warn
-from brainet_pl.ranks import everyones
+from brainet_pl.distributed.samples import all_gather
 
 RANDOM = "brainet_random"  # the checkpoint's entry
 SEED = "PL_GLOBAL_SEED"  # of seed_everything; Lightning seeds the samplers of several processes with it
@@ -46,10 +46,10 @@ class ExactResume(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep the states of all processes and which run this is; what was logged is written, lest a kill lose it."""
-        from brainet_pl import runs  # which reads checkpoints as the module does
+        from brainet_pl.checkpoints import runs
 
         checkpoint[runs.RUN] = runs.describe(trainer)
-        states = {"now": everyones(collect()), "epoch_start": everyones(self._epoch_start)}
+        states = {"now": all_gather(collect()), "epoch_start": all_gather(self._epoch_start)}
         checkpoint[RANDOM] = states | {"seed": os.environ.get(SEED)}
         for logger in trainer.loggers:
             if is_csv(logger):

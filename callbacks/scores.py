@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from brainet_pl.framework import Callback, TrainerFn, pl, rank_zero_info
-from brainet_pl.module import BRAINet
+from brainet_pl._utils.framework import Callback, TrainerFn, pl, rank_zero_info
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.scores import Score
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from brainet_pl._utils.framework import pl, rank_zero_info
 from brainet_pl.datamodules.base import check_set_names
 from brainet_pl.evaluation.record import MEANS, Role
-from brainet_pl.evaluation.shift import is_shift
-from brainet_pl.framework import pl, rank_zero_info
+from brainet_pl.metrics.shift import is_shift
 
 KNOWN = "test"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from brainet_pl.framework import Callback, TrainerFn, pl, rank_zero_warn
-from brainet_pl.module import BRAINet
+from brainet_pl._utils.framework import Callback, TrainerFn, pl, rank_zero_warn
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network.base import LEAST, NLL
 from brainet_pl.tasks import Task
 
@@ -21,11 +21,11 @@ class HeadSettling(Callback):
 
     def __init__(self) -> None:
         self._found: dict[str, float] = {}
-        self._told = False
+        self._warned = False
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Nothing is known of this fit yet."""
-        self._found, self._told = {}, False
+        self._found, self._warned = {}, False
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Settle on the weights of now. The sanity check sees a network that has not trained."""
@@ -46,8 +46,8 @@ class HeadSettling(Callback):
         if not isinstance(module, BRAINet) or module.head is None or not module.head.settles:
             return
         held = module.validation_sample() if trainer.enable_validation else None
-        if (held is None or len(held.targets) < LEAST) and not self._told:
-            self._told = True
+        if (held is None or len(held.targets) < LEAST) and not self._warned:
+            self._warned = True
             if module.head.waits and not trainer.fast_dev_run:  # type: ignore[attr-defined]
                 rank_zero_warn(
                     f"expected at least {LEAST} validation samples to choose the temperature of the posterior by, got "
@@ -56,7 +56,7 @@ class HeadSettling(Callback):
                 )
         rows = None if held is None or len(held.targets) < LEAST else module.rows_of(held)
         seen = module.rows_of(module.training_sample())
-        self._found = module.head.settle(seen, rows, nll_of(module.task), module.passes)
+        self._found = module.head.finalize(seen, rows, nll_of(module.task), module.passes)
 
 
 def nll_of(task: Task) -> NLL:

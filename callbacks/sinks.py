@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from brainet_pl._utils.framework import is_csv, is_wandb
 from brainet_pl.evaluation.chart import Chart, Matrix, Panel, Series
-from brainet_pl.framework import is_csv, is_wandb
 
 
 class Drawn(NamedTuple):

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 import torch
 
-from brainet_pl import checks, files
+from brainet_pl._utils import atomic, checks
+from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.callbacks.logging import log_figure, log_files, run_folder
-from brainet_pl.features import data_source
-from brainet_pl.framework import Callback, pl, rank_zero_info, rank_zero_warn
-from brainet_pl.module import BRAINet, refuse_sharding
+from brainet_pl.distributed.samples import first_asks, on_rank_zero
+from brainet_pl.features.extraction import data_source
+from brainet_pl.model.lightning import BRAINet, refuse_sharding
 from brainet_pl.network import Head
 from brainet_pl.network.carry import carry
-from brainet_pl.ranks import first_asks, on_rank_zero
 from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.independence import IndependenceTest
@@ -204,7 +204,7 @@ class StructureLearning(Callback):
             return learn_structure(features, progress=self.progress, **self.settings)
         folder = Path(trainer.default_root_dir) / "structures" if self.cache is None else Path(self.cache)
         path = folder / f"{cache.cache_key(features, self.settings)}.json"
-        files.clean(folder, ORPHANED)
+        atomic.remove_leftovers(folder, ORPHANED)
         ggt = cache.load(path)
         if ggt is not None:
             rank_zero_info(f"structure from {path}")
@@ -221,9 +221,9 @@ class StructureLearning(Callback):
 
     def _tell(self, trainer: pl.Trainer, ggt: GGT) -> None:
         # Not trainer.log_dir: that is a collective, and only rank zero comes here.
-        beside = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
+        resolve_skip = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            cache.store(beside / "structure.json", ggt)
+            cache.store(resolve_skip / "structure.json", ggt)
         if trainer.ckpt_path is not None and "structure/kept" not in self._facts:
             return
         facts = self._facts | {
@@ -236,7 +236,7 @@ class StructureLearning(Callback):
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
             about = {"fingerprint": ggt.fingerprint} | facts
-            log_files(trainer, "structure", [beside / "structure.json"], about, "structure", used=True)
+            log_files(trainer, "structure", [resolve_skip / "structure.json"], about, "structure", used=True)
 
 
 def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Collection[str]) -> None:
@@ -263,7 +263,7 @@ def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Coll
             optimizer.state[after[name]] = state
 
 
-class HeadFirst(Callback):
+class BuildHeadBeforeAveraging(Callback):
     """Builds a head before others copy the model. A `BRAINet` brings this where weights are averaged."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -7,15 +7,15 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brainet_pl import runs
+from brainet_pl._utils.framework import Callback, ModelCheckpoint, is_wandb, pl, rank_zero_info
 from brainet_pl.callbacks.logging import log_files, log_use
-from brainet_pl.framework import Callback, ModelCheckpoint, is_wandb, pl, rank_zero_info
-from brainet_pl.ranks import on_rank_zero
+from brainet_pl.checkpoints import runs
+from brainet_pl.distributed.samples import on_rank_zero
 
 SEED = "PL_GLOBAL_SEED"  # of seed_everything
 
 
-def introduce(trainer: pl.Trainer, head: str, task: str) -> None:
+def set_wandb_run_metadata(trainer: pl.Trainer, head: str, task: str) -> None:
     """Tell W&B what a run is, before it begins: what the user did not say, and only of a run that is new.
 
     The group is the data, so that runs on the same data stand together; the name is data, head and seed; the tags are

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
-from brainet_pl import checks, identity
+from brainet_pl._utils import checks
+from brainet_pl._utils.framework import pl, watch_mixes
 from brainet_pl.datamodules.shifts import ShiftedSets, Shifts, make_shifts
-from brainet_pl.evaluation.shift import LOADER
-from brainet_pl.framework import pl, watch_mixes
+from brainet_pl.features import identity
+from brainet_pl.metrics.shift import LOADER
 
 TEST = "test"  # the key of the known test set among the test loaders
 SampleSet = Dataset[tuple[Tensor, Any]]

@@ -15,10 +15,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode, v2
 from tqdm.auto import tqdm
 
-from brainet_pl import checks, identity
+from brainet_pl._utils import checks
+from brainet_pl.backbones.presets import Preset
 from brainet_pl.datamodules.base import SampleSet, SplitData, check_near, check_set_names, check_share
 from brainet_pl.datamodules.shifts import Shifts
-from brainet_pl.presets import Preset
+from brainet_pl.features import identity
 
 HELD_OUT = "held_out"  # the set of classes that are not trained
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
 from brainet_pl.datamodules.corruptions import FIFTEEN, IMAGES, ROWS, SEVERITIES, corrupt_image, corrupt_row
-from brainet_pl.evaluation.shift import shift_name
+from brainet_pl.metrics.shift import shift_name
 
 
 @dataclass

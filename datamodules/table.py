@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from brainet_pl import checks, identity
+from brainet_pl._utils import checks
+from brainet_pl._utils.framework import rank_zero_info, rank_zero_warn
 from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_share
 from brainet_pl.datamodules.columns import (
     Columns,
@@ -23,7 +24,7 @@ from brainet_pl.datamodules.columns import (
     recognise,
 )
 from brainet_pl.datamodules.shifts import Shifts
-from brainet_pl.framework import rank_zero_info, rank_zero_warn
+from brainet_pl.features import identity
 
 AUTO = "auto"
 FEW_CLASSES = 10  # whole numbers with at most as many values are taken as classes

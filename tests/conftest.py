@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from brainet_pl._utils.framework import CSVLogger, ModelCheckpoint, pl
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.framework import CSVLogger, ModelCheckpoint, pl
-from brainet_pl.module import BRAINet
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Tree
 
 sys.path.insert(0, str(Path(__file__).parent))

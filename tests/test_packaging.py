@@ -21,7 +21,7 @@ DISTRIBUTION = {
 }  # where it is not called like what is imported
 OPTIONAL = {"timm", "trackio", "pandas", "onnxscript", "onnxruntime"}  # for a backbone, logger or file of that kind
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
-INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl.framework
+INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl._utils.framework
 
 
 def imported(folders, everywhere=True):
@@ -81,7 +81,8 @@ def test_the_package_is_imported_piece_by_piece():
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     code = (  # torchvision and matplotlib come with Lightning's torchmetrics
-        "import sys, pytorch_lightning; known = set(sys.modules); import brainet_pl.module, brainet_pl.swap; "
+        "import sys, pytorch_lightning; known = set(sys.modules); "
+        "import brainet_pl.model.lightning, brainet_pl.model.swap; "
         "found = {'sklearn', 'wandb', 'pandas', 'timm', 'transformers', 'onnx'} & (set(sys.modules) - known); "
         "assert not found, found"
     )

@@ -7,12 +7,12 @@ import pytest
 import torch
 import wandb
 
+from brainet_pl._utils.parts import arguments, make_part, part_classes
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cli import BrainetCLI, main
-from brainet_pl.evaluation.metrics import Measure
-from brainet_pl.module import BRAINet
+from brainet_pl.metrics.measures import Measure
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Head, HeadSettings
-from brainet_pl.parts import arguments, make_part, part_classes
 from brainet_pl.scores import Score
 from brainet_pl.structure import IndependenceTest
 from brainet_pl.tasks import Classification, Task
@@ -25,8 +25,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl.calibration import Calibrator, Conformal
-from brainet_pl.evaluation.metrics import Measure
-from brainet_pl.framework import pl
+from brainet_pl.metrics.measures import Measure
+from brainet_pl._utils.framework import pl
 from brainet_pl.network import Head, HeadSettings, Outputs
 from brainet_pl.scores import Score
 from brainet_pl.structure.independence import PartialCorrelation
@@ -77,10 +77,10 @@ class Length(Score):
 class Shrink(Calibrator):
     """Half way to the uniform distribution."""
 
-    def watch(self, predicted, target, scores):
+    def observe(self, predicted, target, scores):
         self.seen = set(scores)
 
-    def settle(self):
+    def finalize(self):
         assert "length" in self.seen
         return {"halved": torch.tensor(0.5)}
 

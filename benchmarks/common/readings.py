@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from brainet_pl.backbones import Backbone, FeatureExtractor
+from brainet_pl.backbones.extractor import Backbone, FeatureExtractor
+from brainet_pl.backbones.taps import Taps
 from brainet_pl.datamodules.corruptions import FIFTEEN, SEVERITIES, corrupt_image
-from brainet_pl.taps import Taps
 from common.data import BACKBONE, MEAN, STD, VALIDATION
 from common.perturbations import PERTURBATIONS, STRANGE, perturbed
 
@@ -102,7 +102,7 @@ class Readings:
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         for part in torch.from_numpy(x).permute(0, 3, 1, 2).split(250):
             read = self._body((part - mean) / std, more=True)
-            found.append((read.features, read.more[taps], read.own))
+            found.append((read.features, read.more[taps], read.base_logits))
         return Reading(*(torch.cat(column) for column in zip(*found, strict=True)), torch.from_numpy(y))
 
 

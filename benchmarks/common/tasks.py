@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from brainet_pl.backbones import make_backbone
+from brainet_pl.backbones.extractor import make_backbone
+from brainet_pl.backbones.taps import pooled
 from brainet_pl.datamodules.digits import Digits
 from brainet_pl.datamodules.uci import read_split, standardise
-from brainet_pl.taps import pooled
 from brainet_pl.tasks import Classification, Regression, Task
 from common.data import BACKBONE, MEAN, STD, VALIDATION, Labelled, mnist_pixels, synthetic_features, synthetic_pixels
 

@@ -24,12 +24,12 @@ from common.tables import table
 from common.training import shuffled
 from torch import Tensor, nn
 
-from brainet_pl.evaluation.curves import separation
-from brainet_pl.passes import Passes
-from brainet_pl.scores import KNN, Generative, Mahalanobis, Surroundings
+from brainet_pl.metrics.curves import separation
+from brainet_pl.scores import KNN, Generative, Mahalanobis, ScoreContext
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.structure.ggt import Leaf
 from brainet_pl.tasks import Classification
+from brainet_pl.tasks.passes import Passes
 
 THRESHOLD = 0.02  # the default of the score
 WEIGHTS = (10.0, 200.0, 1024.0, 5000.0, 20000.0)  # of the prior; 1024 is the default, 16 for each of 64 variables
@@ -70,11 +70,11 @@ def anchors(data: Data, layer: nn.Linear) -> dict[str, Cell]:
 def generative(ggt: GGT, data: Data, layer: nn.Linear, **settings: Any) -> dict[str, Cell]:
     """The three generative scores on a tree, and the mean log-likelihood of validation features given their class."""
     score = Generative(threshold=None, **settings)
-    score.surround(Surroundings(num_classes=10, ggt=ggt))
+    score.set_context(ScoreContext(num_classes=10, ggt=ggt))
     score.learn(*data.plain)
     val = look(data.val[0], layer)
-    score.watch(val, val.scores | score(val))
-    score.settle()
+    score.observe(val, val.scores | score(val))
+    score.finalize()
     known, unknown = score(look(data.test[0], layer)), {k: score(look(v, layer)) for k, v in data.ood.items()}
     density = score.density(data.val[0]).gather(1, data.val[1][:, None])
     likelihood = {"val log-likelihood": density.mean().item()}

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl import uncertainty
-from brainet_pl.evaluation.curves import separation
+from brainet_pl.metrics.curves import separation
 from brainet_pl.network import BRAINetHead
 from brainet_pl.structure import learn_structure
 

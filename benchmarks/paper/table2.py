@@ -24,7 +24,7 @@ from common.tables import spread, table
 from common.training import outputs_of, shuffled, train
 from torch import nn
 
-from brainet_pl.evaluation.curves import separation
+from brainet_pl.metrics.curves import separation
 from brainet_pl.network import BRAINetHead, MLPHead
 from brainet_pl.structure import learn_structure
 from brainet_pl.tasks import Classification

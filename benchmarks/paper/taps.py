@@ -36,12 +36,12 @@ from common.training import fit_best, shuffled
 from defaults import BATCH, CONTROL, HEADS, OURS, PASSES, PEERS, RATE, measure, paired, structure
 from torch import Tensor
 
-from brainet_pl.evaluation.curves import separation
+from brainet_pl.metrics.curves import separation
 from brainet_pl.network import Ensemble, Head, HeadSettings, MCDropout, Tree
-from brainet_pl.passes import Passes
-from brainet_pl.scores import KNN, Generative, Surroundings
+from brainet_pl.scores import KNN, Generative, ScoreContext
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
+from brainet_pl.tasks.passes import Passes
 
 EPOCHS, PATIENCE = 60, 8
 STAGES = {"stage 2": "layer2", "stage 3": "layer3", "stage 1": "layer1"}
@@ -240,13 +240,13 @@ def ood(taps: CifarTaps, store: Store) -> None:
         plain = view == "last layer"
         centre, scale = (torch.zeros(()), torch.ones(())) if plain else (x.mean(dim=0), x.std(dim=0).clamp_min(1e-6))
         density, nearest = Generative(progress=False), KNN()
-        density.surround(Surroundings(num_classes=10, scaled=not plain))
+        density.set_context(ScoreContext(num_classes=10, scaled=not plain))
         for score in (density, nearest):
             score.fit((x - centre) / scale, train["y"])
         parts = {k: v[: len(v) // 5] for k, v in test.items()}  # the first 2,000, which choose everywhere
         val = look(parts, view, centre, scale)
-        density.watch(val, val.scores | density(val))
-        density.settle()
+        density.observe(val, val.scores | density(val))
+        density.finalize()
 
         def scores(found: dict[str, Tensor]) -> dict[str, Tensor]:
             passes = look(found, view, centre, scale)

@@ -14,9 +14,9 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
 from brainet_pl.calibration.base import Calibrator
-from brainet_pl.evaluation.metrics import check_classes
+from brainet_pl.metrics.measures import check_classes
 from brainet_pl.tasks import Classification, Task
 
 Floats = NDArray[np.float64]
@@ -107,11 +107,11 @@ class VectorScaling(Calibrator):
         assert isinstance(task, Classification)
         self.weight, self.bias = torch.eye(task.num_classes), torch.zeros(task.num_classes)
 
-    def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
         """Keeps probabilities (B, C) and labels (B,) of a validation batch."""
         self.collected.update(predicted, target)
 
-    def settle(self) -> dict[str, Tensor]:
+    def finalize(self) -> dict[str, Tensor]:
         """Weights and biases of the largest posterior; without validation data they stay."""
         if not self.collected.update_called:
             return {}

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from brainet_pl.parts import Part
+from brainet_pl._utils.parts import Part
 from brainet_pl.scores import ScoreSet
 from brainet_pl.tasks import Classification, Task
 
@@ -41,11 +41,11 @@ class Calibrator(Part, nn.Module, ABC):
             )
 
     @abstractmethod
-    def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
         """See a batch of the validation data of a fit: averaged predictions, targets (B,), and all scores (B,)."""
 
     @abstractmethod
-    def settle(self) -> dict[str, Tensor]:
+    def finalize(self) -> dict[str, Tensor]:
         """Learn from what was watched, and forget it; gives scalars to log as `val/cal/<name>`."""
 
     @abstractmethod

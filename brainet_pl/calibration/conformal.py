@@ -20,9 +20,12 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
+from brainet_pl._utils.framework import rank_zero_warn
+from brainet_pl._utils.parts import Part
 from brainet_pl.calibration.base import Calibrator
-from brainet_pl.evaluation.metrics import (
+from brainet_pl.distributed.collectives import total
+from brainet_pl.metrics.measures import (
     BoundCoverage,
     BoundWidth,
     Measure,
@@ -32,11 +35,8 @@ from brainet_pl.evaluation.metrics import (
     check_classes,
     check_numbers,
 )
-from brainet_pl.framework import rank_zero_warn
-from brainet_pl.parts import Part
 from brainet_pl.scores.density import keep_wide
 from brainet_pl.tasks import Classification, Regression, Task
-from brainet_pl.together import total
 
 Method = Literal["auto", "lac", "aps", "raps", "scaled", "quantile"]
 FOLDS = 5  # of the validation data, where a calibrator learns from them too
@@ -203,8 +203,8 @@ def cross_fitted(calibration: Calibrator, kept: Sequence[Kept]) -> Iterator[tupl
             twin = copy.deepcopy(calibration)
             for batch, own in zip(kept, folds, strict=True):
                 others = batch.take(own != fold)
-                twin.watch(others.predicted, others.target, others.scores)
-            twin.settle()
+                twin.observe(others.predicted, others.target, others.scores)
+            twin.finalize()
         for batch, own in zip(kept, folds, strict=True):
             part = batch.take(own == fold)
             yield twin(part.predicted, part.scores), part.target
@@ -292,7 +292,7 @@ class Conformal(Part, nn.Module):
             return least_ambiguous(final)
         return adaptive(final, self.penalty if self._chosen == "raps" else 0.0, self.free_places)
 
-    def watch(
+    def observe(
         self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor], numbers: Tensor | None = None
     ) -> None:
         """See a batch of the validation data of a fit.
@@ -301,7 +301,7 @@ class Conformal(Part, nn.Module):
             predicted: (B, C) averaged probabilities, or (B, 2) means and variances.
             target: (B,).
             scores: all scores (B,), which a calibrator may want to know.
-            numbers: (B,) the place of each sample in its set, where `settle` will be given a calibrator; None where
+            numbers: (B,) the place of each sample in its set, where `finalize` will be given a calibrator; None where
                 predictions are what a user gets.
         """
         if numbers is None:
@@ -313,7 +313,7 @@ class Conformal(Part, nn.Module):
         labels = target.long() if self.per_class else torch.zeros_like(target, dtype=torch.long)
         self.collected.update(self.nonconformity(final, target), labels)
 
-    def settle(self, calibration: Calibrator | None = None) -> dict[str, Tensor]:
+    def finalize(self, calibration: Calibrator | None = None) -> dict[str, Tensor]:
         """Take the thresholds of what was watched, and forget it; gives scalars to log as `val/conformal/<name>`."""
         kept, self._kept = self._kept, []
         for final, target in cross_fitted(calibration, kept) if calibration is not None else ():
@@ -359,7 +359,7 @@ class Conformal(Part, nn.Module):
         self.collected.reset()
         self._kept = []
         self._add(final, target)
-        self.settle()
+        self.finalize()
         return self
 
     # -- predicting ---------------------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
+from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl.calibration.base import Calibrator
 from brainet_pl.calibration.temperature import HIGHEST, LOWEST
-from brainet_pl.framework import rank_zero_warn
 from brainet_pl.scores import Generative, ScoreSet, Stages
 from brainet_pl.scores.density import keep_wide
 from brainet_pl.scores.reference import FEW, Surprise, fit_surprise
@@ -137,8 +137,8 @@ class DensityScaling(Calibrator):
     >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).repeat(150, 1)
     >>> labels = torch.tensor([0, 1]).repeat(150)
     >>> labels[::7] = 1 - labels[::7]  # every seventh answer is wrong
-    >>> scaling.watch(probs, labels, {"generative": torch.linspace(0, 1, 300)})
-    >>> _ = scaling.settle()
+    >>> scaling.observe(probs, labels, {"generative": torch.linspace(0, 1, 300)})
+    >>> _ = scaling.finalize()
     >>> scaling(probs[:2], {"generative": torch.tensor([0.0, 50.0])}).amax(1).round(decimals=2)  # usual, and far out
     tensor([0.9400, 0.5000])
 
@@ -166,7 +166,7 @@ class DensityScaling(Calibrator):
         self.score = score
         self.collected = Watched()
         self._own: str | None = None
-        self._told = False
+        self._warned = False
         for name, value in (("tau", 1.0), ("kappa", 0.0), ("slope", 0.0)):
             self.register_buffer(name, torch.tensor(value))
         for name in ("prior", "knots", "heights"):
@@ -191,20 +191,20 @@ class DensityScaling(Calibrator):
             scores.add(own)
         self._own = own.called(next(iter(own.units)))
 
-    def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
         """Keep averaged predictions (B, C) or (B, 2), targets (B,) and the score (B,)."""
         if self.score_name in scores:
             self.collected.update(predicted, target, scores[self.score_name])
 
-    def settle(self) -> dict[str, Tensor]:
+    def finalize(self) -> dict[str, Tensor]:
         """Find κ and τ; without validation data they stay."""
         if not self.collected.update_called:
             return {}
         predicted, target, score = self.collected.compute()
         target, score = target.view(-1), score.view(-1)  # torchmetrics makes numbers of single samples
         self.collected.reset()
-        if len(target) < FEW and not self._told:
-            self._told = True
+        if len(target) < FEW and not self._warned:
+            self._warned = True
             rank_zero_warn(
                 f"predictions fade by the strangest of {len(target)} validation samples: expected at least {FEW}; how "
                 "strange an input is can be told from so few roughly at best, give more of them"

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brainet_pl._utils.search import places
 from brainet_pl.calibration.affine import WatchedPredictions
 from brainet_pl.calibration.base import Calibrator
-from brainet_pl.search import places
 
 
 def fit_isotonic(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,11 +57,11 @@ class IsotonicScaling(Calibrator):
         self.register_buffer("values", torch.empty(0, 0))
         self.register_buffer("kept", torch.ones(()))
 
-    def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
         """Keeps probabilities (B, C) and labels (B,) of a validation batch."""
         self.collected.update(predicted, target)
 
-    def settle(self) -> dict[str, Tensor]:
+    def finalize(self) -> dict[str, Tensor]:
         """A curve for each class; without validation data they stay."""
         if not self.collected.update_called:
             return {}

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl.calibration.base import Calibrator
-from brainet_pl.evaluation.metrics import check_classes
+from brainet_pl.metrics.measures import check_classes
 
 LOWEST, HIGHEST = 0.05, 20.0  # a validation set without an error would ask for τ = 0
 
@@ -88,11 +88,11 @@ class TemperatureScaling(Calibrator):
         self.collected = TemperatureFit()
         self.register_buffer("tau", torch.ones(()))
 
-    def watch(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
         """Keeps probabilities (B, C) and labels (B,) of a validation batch."""
         self.collected.update(predicted, target)
 
-    def settle(self) -> dict[str, Tensor]:
+    def finalize(self) -> dict[str, Tensor]:
         """The temperature of the least negative log-likelihood; without validation data it stays."""
         if not self.collected.update_called:
             return {}

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brainet_pl.evaluation.chart import Axis, Chart, Matrix, Panel, Series, points, readable, short
-from brainet_pl.evaluation.curves import (
+from brainet_pl.evaluation.record import MOST_TRACED, Measured, SetRecord, TestRecord
+from brainet_pl.metrics.curves import (
     N_BINS,
     calibration_error,
     calibration_sums,
@@ -20,8 +21,7 @@ from brainet_pl.evaluation.curves import (
     roc_curve,
     separation,
 )
-from brainet_pl.evaluation.passes import pass_metrics
-from brainet_pl.evaluation.record import MOST_TRACED, Measured, SetRecord, TestRecord
+from brainet_pl.metrics.passes import pass_metrics
 
 Floats = NDArray[np.float64]
 MOST_POINTS = 160  # of a curve: finer than a screen shows

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from brainet_pl._utils.csv import write_rows
 from brainet_pl.evaluation.chart import Axis, Chart, Panel, Series, readable
 from brainet_pl.evaluation.report import render_page
 from brainet_pl.evaluation.report.plot import chart_of_history, drawing_of
@@ -36,7 +37,6 @@ from brainet_pl.evaluation.report.view import (
     number,
     share,
 )
-from brainet_pl.rows import write_rows
 
 # Settings that say where and how a run was made, not what was tried.
 IGNORED = ("seed_everything", "trainer.logger", "trainer.callbacks", "trainer.default_root_dir", "config", "ckpt_path",

@@ -15,10 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from brainet_pl.evaluation.curves import separation
-from brainet_pl.evaluation.passes import PassSums, PassTrace
-from brainet_pl.evaluation.shift import Shifted, ShiftSums, add_sums, measures_of, parse_shift
-from brainet_pl.ranks import everyones
+from brainet_pl.distributed.samples import all_gather
+from brainet_pl.metrics.curves import separation
+from brainet_pl.metrics.passes import PassSums, PassTrace
+from brainet_pl.metrics.shift import Shifted, ShiftSums, add_sums, measures_of, parse_shift
 
 Role = Literal["known", "near", "far", "shift"]
 MEANS: Mapping[str, str] = {"near": "near_mean", "far": "far_mean"}  # role → name of the mean over sets of this role
@@ -179,13 +179,13 @@ class TestRecord:
 
     def gather(self) -> TestRecord:
         """Bring all batches of all processes together; a collective, so all processes must call it. Returns itself."""
-        everyone = everyones(self.shift_sums)
+        everyone = all_gather(self.shift_sums)
         for name in dict.fromkeys(name for own in everyone for name in own):
             self.shift_sums[name] = reduce(add_sums, [own.get(name) for own in everyone])
         for name, part in self.sets.items():
-            rows = [batch for own in everyones(self._rows[name]) for batch in own.batches]
-            traced = [batch for own in everyones(self._traced[name]) for batch in own.batches]
-            sums = [own for own in everyones(self._sums.pop(name, None)) if own is not None]
+            rows = [batch for own in all_gather(self._rows[name]) for batch in own.batches]
+            traced = [batch for own in all_gather(self._traced[name]) for batch in own.batches]
+            sums = [own for own in all_gather(self._sums.pop(name, None)) if own is not None]
             self._rows[name], self._traced[name] = Rows(), Rows(MOST_TRACED)
             if rows:
                 part.numbers, columns = _ordered(_joined(rows))

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from brainet_pl.evaluation.chart import Axis, Chart, Panel, Series, points, short
 from brainet_pl.evaluation.charts import SHARE, reliability_panels
-from brainet_pl.evaluation.curves import calibration_error
 from brainet_pl.evaluation.record import TestRecord
-from brainet_pl.evaluation.shift import Shifted, means, parse_shift
 from brainet_pl.evaluation.summary import TableData
+from brainet_pl.metrics.curves import calibration_error
+from brainet_pl.metrics.shift import Shifted, means, parse_shift
 
 WORDS = {"predicted": "as predicted", "final": "after calibration"}
 TITLES = {"Acc": "Accuracy", "NLL": "NLL, nats", "Brier": "Brier score", "ECE": "Calibration error (ECE)"}

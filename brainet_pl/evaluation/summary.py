@@ -13,9 +13,9 @@ from torchmetrics import MetricCollection
 
 from brainet_pl.evaluation.chart import Chart, Matrix, to_primitive
 from brainet_pl.evaluation.charts import ClassNumbers
-from brainet_pl.evaluation.curves import SEPARATION
-from brainet_pl.evaluation.metrics import Measure
 from brainet_pl.evaluation.record import Measured, TestRecord
+from brainet_pl.metrics.curves import SEPARATION
+from brainet_pl.metrics.measures import Measure
 from brainet_pl.structure import GGT
 from brainet_pl.structure.draw import draw_ggt
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from brainet_pl import checks
-from brainet_pl.parts import Part
+from brainet_pl._utils import checks
+from brainet_pl._utils.parts import Part
 from brainet_pl.structure.ggt import GGT
 
 Norm = Literal["batch"] | None
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
 
     x: Tensor
     target: Tensor
-    own: Tensor | None = None
+    base_logits: Tensor | None = None
 
 
 NLL = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # outputs (T, N, O), weights, targets → (N,) of the average
@@ -51,7 +51,7 @@ class Head(nn.Module, ABC):
 
     Attributes:
         ggt: the tree it is wired by, or None.
-        settles: whether `settle` does anything, and so needs data.
+        settles: whether `finalize` does anything, and so needs data.
     """
 
     ggt: GGT | None = None
@@ -59,7 +59,7 @@ class Head(nn.Module, ABC):
 
     @property
     def waits(self) -> bool:
-        """Whether `settle` has something to choose by validation data."""
+        """Whether `finalize` has something to choose by validation data."""
         return False
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Head(nn.Module, ABC):
         """A scalar to be added to the loss after division by the number of training samples, or None."""
         return None
 
-    def settle(self, seen: Rows, held: Rows | None, nll: NLL, passes: int = 15) -> dict[str, float]:
+    def finalize(self, seen: Rows, held: Rows | None, nll: NLL, passes: int = 15) -> dict[str, float]:
         """Choose what needs no training, before a validation of a fit; gives numbers to log as `val/head/<name>`.
 
         Args:
@@ -102,26 +102,28 @@ class ResidualHead(Head):
         adds_own: whether it does; then `forward` and `passes` must be given `own`, and must not otherwise.
     """
 
-    adds_own: bool = False
+    adds_base_logits: bool = False
 
     @abstractmethod
-    def forward(self, x: Tensor, *, own: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, base_logits: Tensor | None = None) -> Tensor:
         """As of any head, with the own outputs (B, O) of the network."""
 
     @abstractmethod
-    def passes(self, x: Tensor, count: int, *, own: Tensor | None = None) -> Outputs:
+    def passes(self, x: Tensor, count: int, *, base_logits: Tensor | None = None) -> Outputs:
         """As of any head, with the own outputs (B, O) of the network."""
 
 
-def train_head(head: Head, x: Tensor, own: Tensor | None) -> Tensor:
+def train_head(head: Head, x: Tensor, base_logits: Tensor | None) -> Tensor:
     """`forward` of any head on features (B, d), with the own outputs (B, O) of the network where it adds to them."""
-    return torch.as_tensor(head(x, own=own) if isinstance(head, ResidualHead) and head.adds_own else head(x))
+    return torch.as_tensor(
+        head(x, base_logits=base_logits) if isinstance(head, ResidualHead) and head.adds_base_logits else head(x)
+    )
 
 
-def run_head(head: Head, x: Tensor, count: int, own: Tensor | None) -> Outputs:
+def run_head(head: Head, x: Tensor, count: int, base_logits: Tensor | None) -> Outputs:
     """`passes` of any head on features (B, d), with the own outputs (B, O) of the network where it adds to them."""
-    if isinstance(head, ResidualHead) and head.adds_own:
-        return head.passes(x, count, own=own)
+    if isinstance(head, ResidualHead) and head.adds_base_logits:
+        return head.passes(x, count, base_logits=base_logits)
     return head.passes(x, count)
 
 
@@ -135,7 +137,7 @@ class HeadSettings(Part, ABC):
     needs_tree: ClassVar[bool] = False
 
     @property
-    def asks_own(self) -> bool:
+    def asks_base_logits(self) -> bool:
         """Whether `beside` has something to decide."""
         return False
 
@@ -143,7 +145,7 @@ class HeadSettings(Part, ABC):
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> Head:
         """The head for `in_features` features and `out_features` outputs, wired by `ggt` where it needs a tree."""
 
-    def beside(self, own: bool) -> HeadSettings:
+    def resolve_skip(self, base_logits: bool) -> HeadSettings:
         """These settings, where the network's own layer gives outputs that a head could add to, or does not."""
         return self
 

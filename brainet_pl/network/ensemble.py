@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
 from brainet_pl.network.base import (
     MOST_PARAMS,
     MOST_PASSES,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
 from brainet_pl.network.base import Norm
 from brainet_pl.network.plan import Level, Plan
 from brainet_pl.structure.ggt import Node, SubNetwork
@@ -297,7 +297,7 @@ class Executor(nn.Module):
         self.use_mixed(False)
 
     def use_mixed(self, mixed: bool) -> None:
-        """Let `evaluate` go by the statistics that `settle` found, or by those of training."""
+        """Let `evaluate` go by the statistics that `finalize` found, or by those of training."""
         self.mixed, self._cache_key = mixed and len(self.mixed_mean) > 0, ()
 
     def set_mixture(self, probabilities: Sequence[NDArray[np.float64]]) -> None:
@@ -425,7 +425,7 @@ class Executor(nn.Module):
         return parts, y
 
     @torch.no_grad()
-    def settle(self, x: Tensor) -> None:
+    def set_mixed_statistics(self, x: Tensor) -> None:
         """Statistics for `evaluate` from features (N, d), in one pass, level by level.
 
         What a node passes on there is the mean of its branches, which varies less than any one of them: the statistics

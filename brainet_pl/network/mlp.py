@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
 from brainet_pl.network.base import (
     MOST_PASSES,
     Budget,

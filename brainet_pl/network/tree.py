@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
 from brainet_pl.network.base import (
     MOST_PARAMS,
     MOST_PASSES,
@@ -33,9 +33,9 @@ from brainet_pl.network.base import (
     need_tree,
 )
 from brainet_pl.network.executor import ACTIVATIONS, Executor
+from brainet_pl.network.finalization import NETWORKS, best_value, choose_temperature
 from brainet_pl.network.output import BranchOutput
 from brainet_pl.network.plan import build_plan
-from brainet_pl.network.settle import NETWORKS, best_value, choose_temperature
 from brainet_pl.network.skip import Skip
 from brainet_pl.network.widths import READS, Size, choose_size, count_parameters, fields_of, root_branches
 from brainet_pl.structure.brai import NEIGHBOURS
@@ -85,9 +85,9 @@ class BRAINetHead(ResidualHead):
         activation: one of relu, gelu, silu, tanh, elu.
         norm: "batch", or None for a bias instead.
         dropout: of the outputs of nodes; with it, `stochastic` also draws dropout masks (BRAINet + MC-dropout), unless
-            `settle` finds that predictions are better without.
+            `finalize` finds that predictions are better without.
         temperature: of the posterior over sub-networks in the simultaneous, stochastic and enumerated modes; "auto" is
-            what `settle` finds best, and until then `GGT.auto_temperature`. It can be changed at any time; training
+            what `finalize` finds best, and until then `GGT.auto_temperature`. It can be changed at any time; training
             does not depend on it.
         sampling: while training, draw sub-networks for each batch (the paper) or for each sample.
         draws: sub-networks that a training step draws for each batch or sample; 1 is the paper, None as many as it
@@ -160,7 +160,7 @@ class BRAINetHead(ResidualHead):
         self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps, gain=gain)
         self.output = BranchOutput(root_branches(ggt), len(self.plan.root_rows), out_features)
         self.skip = Skip(self.in_features, out_features, norm, momentum, eps) if size.skip else None
-        self.adds_own = skip == "own"
+        self.adds_base_logits = skip == "own"
         self.draws = self._count_draws(draws)
         self.prediction_dropout = self.dropout
         self._statistics_at: float | None = None  # the temperature that the statistics of the simultaneous mode are for
@@ -181,7 +181,7 @@ class BRAINetHead(ResidualHead):
         self.output.reset_parameters()
         if self.skip is not None:
             self.skip.reset_parameters()
-        if self.skip is not None or self.adds_own:
+        if self.skip is not None or self.adds_base_logits:
             nn.init.zeros_(self.output.weight)
             nn.init.zeros_(self.output.bias)
 
@@ -259,7 +259,7 @@ class BRAINetHead(ResidualHead):
         return not self._fixed and self.ggt.num_subnetworks > 1
 
     @torch.no_grad()
-    def settle(self, seen: Rows, held: Rows | None, nll: NLL, passes: int = 15) -> dict[str, float]:
+    def finalize(self, seen: Rows, held: Rows | None, nll: NLL, passes: int = 15) -> dict[str, float]:
         """The temperature and the dropout that predict `held` best; statistics of the simultaneous mode from `seen`.
 
         A temperature that was given stays. What is usual stays too where nothing else is better by a standard error:
@@ -272,7 +272,7 @@ class BRAINetHead(ResidualHead):
                 self._take(self._best_temperature(held, nll))
             if held is not None and self.dropout:
                 self.prediction_dropout = self._best_dropout(held, nll, passes)
-            self.layers.settle(seen.x)
+            self.layers.set_mixed_statistics(seen.x)
             self._statistics_at = self._temperature
         finally:
             self.train(training)
@@ -284,7 +284,7 @@ class BRAINetHead(ResidualHead):
 
         def outputs(subnetworks: list[SubNetwork]) -> Tensor:
             parts = [subnetworks[i : i + 16] for i in range(0, len(subnetworks), 16)]
-            return torch.cat([self._draw(few.x, part, few.own) for part in parts])
+            return torch.cat([self._draw(few.x, part, few.base_logits) for part in parts])
 
         return choose_temperature(self.ggt, outputs, lambda found, weights: nll(found, weights, few.target)).value
 
@@ -294,7 +294,9 @@ class BRAINetHead(ResidualHead):
         for rate in (self.dropout, 0.0):
             self.prediction_dropout = rate
             draw = torch.Generator(few.x.device).manual_seed(0)
-            losses[rate] = nll(self.stochastic(few.x, passes, own=few.own, generator=draw).logits, None, few.target)
+            losses[rate] = nll(
+                self.stochastic(few.x, passes, base_logits=few.base_logits, generator=draw).logits, None, few.target
+            )
         self.prediction_dropout = before
         return best_value(losses, self.dropout).value
 
@@ -312,7 +314,7 @@ class BRAINetHead(ResidualHead):
         x: Tensor,
         generator: torch.Generator | None = None,
         *,
-        own: Tensor | None = None,
+        base_logits: Tensor | None = None,
         draws: int | None = None,
     ) -> Tensor:
         """Maps features (B, d) to (B, C) by the simultaneous pass; while training to (M, B, C) of M drawn sub-networks.
@@ -320,12 +322,12 @@ class BRAINetHead(ResidualHead):
         M is `draws`, or the head's own number.
         """
         if not self.training:
-            return self.simultaneous(x, own=own)
+            return self.simultaneous(x, base_logits=base_logits)
         count = self.draws if draws is None else self._count_draws(draws)
         choices = self.layers.draw(count, len(x) if self.sampling == "sample" else 1, generator)
-        return self.train_on(x, choices, own=own)
+        return self.train_on(x, choices, base_logits=base_logits)
 
-    def train_on(self, x: Tensor, choices: Sequence[Tensor], *, own: Tensor | None = None) -> Tensor:
+    def train_on(self, x: Tensor, choices: Sequence[Tensor], *, base_logits: Tensor | None = None) -> Tensor:
         """`forward` while training with random `choices` made before, as `layers.draw` makes them."""
         root = self.layers.run_train(x, choices, self.dropout).squeeze(0)  # (R, V·B)
         versions = root.shape[1] // max(1, len(x))
@@ -335,33 +337,33 @@ class BRAINetHead(ResidualHead):
         else:
             outputs = self.output.each(root, branch.expand(versions, len(x)).flatten())
         outputs = outputs.view(versions, len(x), -1)
-        return self._beside(outputs if versions > 1 else outputs[0], x, own)
+        return self._add_skip(outputs if versions > 1 else outputs[0], x, base_logits)
 
-    def passes(self, x: Tensor, count: int, *, own: Tensor | None = None) -> Outputs:
+    def passes(self, x: Tensor, count: int, *, base_logits: Tensor | None = None) -> Outputs:
         """Maps features (B, d) to (T, B, C) as `inference` says, with the exact weights of enumerated sub-networks."""
         if self.inference == "simultaneous":
-            return Outputs(self.simultaneous(x, own=own).unsqueeze(0))
+            return Outputs(self.simultaneous(x, base_logits=base_logits).unsqueeze(0))
         if self.inference == "enumerated":
-            return Outputs(*self.enumerate(x, own=own))
+            return Outputs(*self.enumerate(x, base_logits=base_logits))
         if self.held is not None:
-            return Outputs(self.at(x, self.held, own=own))
+            return Outputs(self.at(x, self.held, base_logits=base_logits))
         if torch.compiler.is_compiling():
             choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
-            return Outputs(self.on_choices(x, choices, own=own))
+            return Outputs(self.on_choices(x, choices, base_logits=base_logits))
         if self.inference == "auto" and not self.prediction_dropout and self.ggt.num_subnetworks <= count:
-            return Outputs(*self.enumerate(x, own=own))
-        return Outputs(self.stochastic(x, count, own=own).logits)
+            return Outputs(*self.enumerate(x, base_logits=base_logits))
+        return Outputs(self.stochastic(x, count, base_logits=base_logits).logits)
 
-    def simultaneous(self, x: Tensor, *, own: Tensor | None = None) -> Tensor:
+    def simultaneous(self, x: Tensor, *, base_logits: Tensor | None = None) -> Tensor:
         """Maps features (B, d) to (B, C): a node passes on the mean of its branches, weighted by their probability."""
-        return self._beside(self.output.mixed(self.layers.run_evaluate_branches(x)), x, own)
+        return self._add_skip(self.output.mixed(self.layers.run_evaluate_branches(x)), x, base_logits)
 
     def stochastic(
         self,
         x: Tensor,
         passes: int = 15,
         *,
-        own: Tensor | None = None,
+        base_logits: Tensor | None = None,
         temperature: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Draws:
@@ -372,7 +374,7 @@ class BRAINetHead(ResidualHead):
         passes = checks.whole("passes", passes, 1, MOST_PASSES)
         seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else None))
         drawn = self.ggt.sample(passes, self.temperature if temperature is None else temperature, seed)
-        return Draws(self.at(x, drawn, generator, own=own), drawn)
+        return Draws(self.at(x, drawn, generator, base_logits=base_logits), drawn)
 
     def at(
         self,
@@ -380,21 +382,21 @@ class BRAINetHead(ResidualHead):
         subnetworks: Sequence[SubNetwork],
         generator: torch.Generator | None = None,
         *,
-        own: Tensor | None = None,
+        base_logits: Tensor | None = None,
     ) -> Tensor:
         """Maps features (B, d) to the outputs (T, B, C) of given sub-networks.
 
         Equal ones are computed once, except for dropout.
         """
         if torch.compiler.is_dynamo_compiling():
-            return self.on_choices(x, self.layers.choices(subnetworks), own=own)
+            return self.on_choices(x, self.layers.choices(subnetworks), base_logits=base_logits)
         if self.prediction_dropout:
-            return self._draw(x, list(subnetworks), own, self.prediction_dropout, generator)
+            return self._draw(x, list(subnetworks), base_logits, self.prediction_dropout, generator)
         order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(subnetworks))}
-        logits = self._draw(x, list(order), own)
+        logits = self._draw(x, list(order), base_logits)
         return logits if len(order) == len(subnetworks) else logits[[order[drawn] for drawn in subnetworks]]
 
-    def on_choices(self, x: Tensor, choices: Sequence[Tensor], *, own: Tensor | None = None) -> Tensor:
+    def on_choices(self, x: Tensor, choices: Sequence[Tensor], *, base_logits: Tensor | None = None) -> Tensor:
         """Maps features (B, d) to (T, B, C) of sub-networks as tensors of choices.
 
         They come from `layers.draw_posterior`, or `layers.choices`. One graph serves all of them, so this is what a
@@ -402,7 +404,7 @@ class BRAINetHead(ResidualHead):
         """
         root = self.layers.run_chosen(x, choices, self.prediction_dropout)
         branch = choices[-1][0, :, 0] if len(choices) else torch.zeros(len(root), dtype=torch.int64, device=x.device)
-        return self._beside(self.output.of(root, branch), x, own)
+        return self._add_skip(self.output.of(root, branch), x, base_logits)
 
     def hold(self, subnetworks: Sequence[SubNetwork] | None) -> None:
         """Have `passes` take these sub-networks each time instead of drawing; None draws again.
@@ -412,7 +414,7 @@ class BRAINetHead(ResidualHead):
         self.held = None if subnetworks is None else list(subnetworks)
 
     def enumerate(
-        self, x: Tensor, limit: int = 1024, *, own: Tensor | None = None, temperature: float | None = None
+        self, x: Tensor, limit: int = 1024, *, base_logits: Tensor | None = None, temperature: float | None = None
     ) -> Enumerated:
         """Maps features (B, d) to every sub-network's logits with its posterior; more than `limit` are refused."""
         if self.ggt.num_subnetworks > limit:
@@ -424,40 +426,41 @@ class BRAINetHead(ResidualHead):
         everything = list(self.ggt.enumerate(limit))
         weights = [math.exp(self.ggt.log_prob(subnetwork, temperature)) for subnetwork in everything]
         parts = [everything[i : i + 64] for i in range(0, len(everything), 64)]
-        logits = torch.cat([self._draw(x, part, own) for part in parts])
+        logits = torch.cat([self._draw(x, part, base_logits) for part in parts])
         return Enumerated(logits, torch.tensor(weights, device=x.device))
 
     def _draw(
         self,
         x: Tensor,
         subnetworks: list[SubNetwork],
-        own: Tensor | None,
+        base_logits: Tensor | None,
         dropout: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """(B, d) → (U, B, C) of U sub-networks."""
         root = self.layers.run_draws(x, subnetworks, dropout, generator)
         branch = [dict(self.ggt.path(subnetwork)).get(0, 0) for subnetwork in subnetworks]
-        return self._beside(self.output.of(root, torch.tensor(branch, device=x.device)), x, own)
+        return self._add_skip(self.output.of(root, torch.tensor(branch, device=x.device)), x, base_logits)
 
-    def _beside(self, outputs: Tensor, x: Tensor, own: Tensor | None) -> Tensor:
+    def _add_skip(self, outputs: Tensor, x: Tensor, base_logits: Tensor | None) -> Tensor:
         """Outputs (B, C) or (U, B, C) of the tree, and what goes past it."""
         if self.skip is not None:
             outputs = outputs + self.skip(x)
-        if self.adds_own != (own is not None):
+        if self.adds_base_logits != (base_logits is not None):
             raise ValueError(
-                f"expected {'the outputs of the network' if self.adds_own else 'features alone'}, got "
-                f"{'none' if own is None else 'own outputs too'}: this head {'was' if self.adds_own else 'was not'} "
+                f"expected {'the outputs of the network' if self.adds_base_logits else 'features alone'}, got "
+                f"{'none' if base_logits is None else 'its outputs too'}: this head "
+                f"{'was' if self.adds_base_logits else 'was not'} "
                 "built to add to them (skip='own')"
             )
-        if own is None:
+        if base_logits is None:
             return outputs
-        if own.shape != (x.shape[0], self.out_features):
+        if base_logits.shape != (x.shape[0], self.out_features):
             raise ValueError(
-                f"expected own outputs of shape {(x.shape[0], self.out_features)}, got {tuple(own.shape)}: give those "
-                "of the same samples and for the same classes, or use skip='linear'"
+                f"expected base logits of shape {(x.shape[0], self.out_features)}, got {tuple(base_logits.shape)}: "
+                "give those of the same samples and for the same classes, or use skip='linear'"
             )
-        return outputs + own.to(outputs.dtype)
+        return outputs + base_logits.to(outputs.dtype)
 
 
 def check_fields(fields: int | Literal["auto"] | None) -> int | None:
@@ -473,7 +476,7 @@ def check_fields(fields: int | Literal["auto"] | None) -> int | None:
 def _first(rows: Rows, count: int) -> Rows:
     """The first `count` of the samples, and one at the least."""
     count = max(1, count)
-    return Rows(rows.x[:count], rows.target[:count], None if rows.own is None else rows.own[:count])
+    return Rows(rows.x[:count], rows.target[:count], None if rows.base_logits is None else rows.base_logits[:count])
 
 
 class Tree(HeadSettings):
@@ -536,13 +539,13 @@ class Tree(HeadSettings):
         self.temperature = None if temperature is None else checks.at_least("temperature", temperature, 0, hint)
 
     @property
-    def asks_own(self) -> bool:
+    def asks_base_logits(self) -> bool:
         """Whether it wants the network's own logits: with "own_or_linear"."""
         return self.skip == "own_or_linear"
 
-    def beside(self, own: bool) -> Tree:
+    def resolve_skip(self, base_logits: bool) -> Tree:
         """With "own_or_linear" decided: the network's own outputs, where there are such."""
-        if not self.asks_own or not own:
+        if not self.asks_base_logits or not base_logits:
             return self
         return Tree(**self.settings() | {"skip": "own"})
 

@@ -5,7 +5,7 @@ features, `Own` the logits of the network whose classification layer was replace
 of the prediction itself (`max_softmax`, `entropy`, `mutual_information` …) come with every task and need no setting.
 """
 
-from brainet_pl.scores.base import JoinedScore, Score, ScoreSet, Surroundings
+from brainet_pl.scores.base import JoinedScore, Score, ScoreContext, ScoreSet
 from brainet_pl.scores.combined import Combined
 from brainet_pl.scores.density import GenerativeScore
 from brainet_pl.scores.generative import Generative
@@ -24,8 +24,8 @@ __all__ = [
     "Mahalanobis",
     "Own",
     "Score",
+    "ScoreContext",
     "ScoreSet",
     "Stages",
-    "Surroundings",
     "Verdict",
 ]

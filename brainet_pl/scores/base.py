@@ -1,7 +1,7 @@
 """What every score is: a number for each sample that is higher for an input more unlike the training data.
 
-A score may learn from the features of the training data (`fit`), and from the validation data of a fit (`watch` each
-batch, `settle` at the end of the epoch). What it learned are buffers: they travel in every checkpoint by themselves.
+A score may learn from the features of the training data (`fit`), and from the validation data of a fit (`observe` each
+batch, `finalize` at the end of the epoch). What it learned are buffers: they travel in every checkpoint by themselves.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from brainet_pl import checks
-from brainet_pl.features import ExtractedShare
-from brainet_pl.parts import Part
-from brainet_pl.passes import Passes
+from brainet_pl._utils import checks
+from brainet_pl._utils.parts import Part
+from brainet_pl.backbones.taps import Taps
+from brainet_pl.distributed.collectives import exchange, rank, serve_rank_zero, total
+from brainet_pl.features.extraction import ExtractedShare
 from brainet_pl.scores.density import check_training, keep_wide
 from brainet_pl.scores.reference import Reference, Verdict, p_values
 from brainet_pl.structure.ggt import GGT
-from brainet_pl.taps import Taps
-from brainet_pl.together import exchange, lead, rank, total
+from brainet_pl.tasks.passes import Passes
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ScoreContext:
     """What a score may want to know of the model around it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Score(Part, nn.Module, ABC):
         self._ready = ready
         self.fitted.fill_(ready)
 
-    def surround(self, surroundings: Surroundings) -> None:
+    def set_context(self, context: ScoreContext) -> None:
         """Hear of the model around, before `fit`."""
 
     def learn(self, features: Tensor, labels: Tensor) -> None:
@@ -142,21 +142,21 @@ class Score(Part, nn.Module, ABC):
             self.learn(found.readings.view(self.taps), found.targets)
             return {name: value.cpu() for name, value in self.state_dict().items()}
 
-        learned = lead(work, lambda request: None)
+        learned = serve_rank_zero(work, lambda request: None)
         if rank() > 0:
             self.load_state_dict(learned)
 
     def fit(self, features: Tensor, labels: Tensor) -> Any:
         """Learn from training features (N, d) and labels (N,)."""
 
-    def watch(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
+    def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
         """See a batch of the validation data of a fit, with all scores (B,) of it."""
 
-    def settle(self) -> None:
-        """Take what `watch` saw of the epoch as the reference from now on."""
+    def finalize(self) -> None:
+        """Take what `observe` saw of the epoch as the reference from now on."""
 
     def complete(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """After `settle`, all scores (N,) of the epoch → those of its own that follow from the new reference."""
+        """After `finalize`, all scores (N,) of the epoch → those of its own that follow from the new reference."""
         return {}
 
     @abstractmethod
@@ -299,12 +299,12 @@ class ScoreSet(nn.Module):
                 more |= {score.called(name): values for name, values in score.join(found).items()}
         return more
 
-    def watch(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
+    def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
         """Show a batch of validation data and its scores to all, each with its own scores by the names it knows."""
         self.reference.collected.update({name: v for name, v in scores.items() if name not in self._joined})
         for score in self:
             if score.ready:
-                score.watch(passes.seen_by(score.taps), self._as_known_to(score, scores))
+                score.observe(passes.seen_by(score.taps), self._as_known_to(score, scores))
 
     @staticmethod
     def _as_known_to(score: Score, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -334,11 +334,11 @@ class ScoreSet(nn.Module):
     def _joined(self) -> set[str]:
         return {score.called(name) for score in self if isinstance(score, JoinedScore) for name in score.units}
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """End a validation epoch: its scores are the reference from now on."""
         for score in self:
             if score.ready:
-                score.settle()
+                score.finalize()
         if not self.reference.collected.update_called:
             return
         columns = self.reference.collected.columns()

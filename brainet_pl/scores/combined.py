@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
 from brainet_pl.scores.base import JoinedScore, check_name
 from brainet_pl.scores.reference import Surprise, fit_surprise
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from brainet_pl import checks
-from brainet_pl.search import places
+from brainet_pl._utils import checks
+from brainet_pl._utils.search import places
+from brainet_pl.distributed.collectives import processes, rank, run_or_fail_together, total
 from brainet_pl.structure.ggt import GGT, Leaf
-from brainet_pl.together import agree, processes, rank, total
 
 Kind = Literal["gaussian", "discrete"]
 Family = tuple[int, tuple[int, ...]]
@@ -125,7 +125,7 @@ class GenerativeScore(nn.Module):
             if len(features):
                 check_training(features, labels, self.num_classes)
 
-        agree(check)
+        run_or_fail_together(check)
         families.fit(self._prepare(features), labels.long(), shared=True)
         return self
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from brainet_pl import checks
-from brainet_pl.parts import primitive
-from brainet_pl.passes import Passes
-from brainet_pl.scores.base import Score, Surroundings, check_name, check_taps
+from brainet_pl._utils import checks
+from brainet_pl._utils.parts import primitive
+from brainet_pl.scores.base import Score, ScoreContext, check_name, check_taps
 from brainet_pl.scores.density import GenerativeScore, Kind, check_density
 from brainet_pl.structure import GGT, FeatureStream, learn_structure
 from brainet_pl.structure.learn import MOST_SAMPLES
+from brainet_pl.tasks.passes import Passes
 
 
 class Generative(Score):
@@ -85,15 +85,15 @@ class Generative(Score):
         self.progress = checks.flag("progress", progress)
         self.density: GenerativeScore | None = None
         self.moments = ScoreMoments()
-        self._around = Surroundings(num_classes=1)
+        self._around = ScoreContext(num_classes=1)
         self.register_buffer("chosen", torch.empty(0, dtype=torch.long))  # columns that are read; none is all
         self.register_buffer("reference", torch.full((2, 2), math.nan))
         self._refers = False  # whether the reference is known, outside the tensor for the sake of exported graphs
         self.register_buffer("blueprint", torch.empty(0, dtype=torch.uint8))  # what rebuilds the density, as JSON
 
-    def surround(self, surroundings: Surroundings) -> None:
+    def set_context(self, context: ScoreContext) -> None:
         """Hear of classes, of the head's tree and of whether features are raw."""
-        self._around = surroundings
+        self._around = context
 
     def fit(self, features: Tensor, labels: Tensor) -> Generative:
         """Learn the tree from training features (N, d), then its parameters for each class of labels (N,)."""
@@ -151,12 +151,12 @@ class Generative(Score):
             )
         return self._around.ggt
 
-    def watch(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
+    def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
         """Add a validation batch to the reference of `combined`."""
         if "energy" in scores:
             self.moments.update(torch.stack([scores["generative"], scores["energy"]], dim=1))
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Take mean and deviation of the validation epoch as the reference."""
         if self.moments.update_called:
             self.reference.copy_(self.moments.compute())

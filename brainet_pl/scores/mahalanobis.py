@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brainet_pl import checks
-from brainet_pl.passes import Passes
-from brainet_pl.scores.base import Score, Surroundings, check_name, check_taps
+from brainet_pl._utils import checks
+from brainet_pl.scores.base import Score, ScoreContext, check_name, check_taps
+from brainet_pl.tasks.passes import Passes
 
 
 class Mahalanobis(Score):
@@ -54,9 +54,9 @@ class Mahalanobis(Score):
         for name in ("means", "within", "center", "overall"):
             self.register_buffer(name, torch.empty(0))
 
-    def surround(self, surroundings: Surroundings) -> None:
+    def set_context(self, context: ScoreContext) -> None:
         """Hear how many classes there are."""
-        self._classes = surroundings.num_classes  # type: ignore[assignment]
+        self._classes = context.num_classes  # type: ignore[assignment]
 
     @torch.no_grad()
     def fit(self, features: Tensor, labels: Tensor) -> Mahalanobis:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brainet_pl import checks
-from brainet_pl.passes import Passes
+from brainet_pl._utils import checks
 from brainet_pl.scores.base import Score, check_name, check_taps
 from brainet_pl.scores.density import in_parts
+from brainet_pl.tasks.passes import Passes
 
 _ROOM = 2**25  # similarities held at a time, so that memory does not grow with the batch
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from brainet_pl import uncertainty
-from brainet_pl.passes import Passes
 from brainet_pl.scores.base import Score
+from brainet_pl.tasks.passes import Passes
 
 
 class Own(Score):
@@ -24,13 +24,13 @@ class Own(Score):
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """`own_energy` and `own_max_softmax`, each (B,)."""
-        own = None if passes.readings is None else passes.readings.own
-        if own is None:
+        base_logits = None if passes.readings is None else passes.readings.base_logits
+        if base_logits is None:
             raise ValueError(
                 "expected the logits of the network's own classification layer for the score Own, got a backbone "
                 "without one: give a model with its classification layer (head_layer=None finds it), or leave Own out"
             )
-        logits = own.float().unsqueeze(0)  # one pass
+        logits = base_logits.float().unsqueeze(0)  # one pass
         return {
             "own_energy": uncertainty.energy(logits),
             "own_max_softmax": uncertainty.max_softmax(logits.softmax(dim=-1)),

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from brainet_pl import checks
-from brainet_pl.framework import rank_zero_warn
+from brainet_pl._utils import checks
+from brainet_pl._utils.framework import rank_zero_warn
+from brainet_pl._utils.search import places
 from brainet_pl.scores.density import keep_wide
-from brainet_pl.search import places
 
 MOST_KEPT = 10_000  # validation samples whose scores travel in a checkpoint; more say hardly more about a p-value
 FEW = 200  # validation samples below which p-values are so coarse that a user should hear of it
@@ -145,7 +145,7 @@ class Reference(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.collected = ScoreColumns()
-        self._told = False
+        self._warned = False
 
     def __contains__(self, score: object) -> bool:
         return f"{_PREFIX}{score}" in self._buffers
@@ -179,8 +179,8 @@ class Reference(nn.Module):
     def warn_of_few(self, score: str) -> None:
         """Say once that p-values of a score are coarse."""
         n = len(self[score])
-        if n < FEW and not self._told:
-            self._told = True
+        if n < FEW and not self._warned:
+            self._warned = True
             rank_zero_warn(
                 f"p-values of inputs, `known_p`, are no finer than {1 / (n + 1):.2g}: expected at least {FEW} "
                 f"validation samples in the fit, got {n}; give more of them"

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from brainet_pl import checks
-from brainet_pl.parts import primitive
-from brainet_pl.passes import Passes
-from brainet_pl.scores.base import Score, Surroundings, check_name, check_taps
+from brainet_pl._utils import checks
+from brainet_pl._utils.parts import primitive
+from brainet_pl.scores.base import Score, ScoreContext, check_name, check_taps
 from brainet_pl.scores.generative import Generative
 from brainet_pl.structure.learn import MOST_SAMPLES
+from brainet_pl.tasks.passes import Passes
 
 MOST_ROWS = 5000  # training samples that tell mean and deviation of a density
 
@@ -68,13 +68,13 @@ class Stages(Score):
         self.progress = checks.flag("progress", progress)
         self.parts = nn.ModuleList()
         self._split: list[int] = []  # the widths outside the tensor: an exported graph can't split by one
-        self._around = Surroundings(num_classes=1)
+        self._around = ScoreContext(num_classes=1)
         self.register_buffer("widths", torch.empty(0, dtype=torch.long))
         self.register_buffer("moments", torch.empty(0, 2))
 
-    def surround(self, surroundings: Surroundings) -> None:
+    def set_context(self, context: ScoreContext) -> None:
         """Hear of classes and of the widths of layers."""
-        self._around = surroundings
+        self._around = context
 
     def fit(self, features: Tensor, labels: Tensor) -> Stages:
         """Learn a tree and a density for each layer from training features (N, d) and labels (N,)."""
@@ -83,7 +83,7 @@ class Stages(Score):
         few = slice(None, None, max(1, len(features) // MOST_ROWS))
         moments = []
         for part, x in zip(self._densities(), torch.split(features, self._split, dim=1), strict=True):
-            part.surround(self._around)
+            part.set_context(self._around)
             part.shared = self.shared
             part.fit(x, labels)
             part.shared = False

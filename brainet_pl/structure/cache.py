@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from brainet_pl import files
+from brainet_pl._utils import atomic
 from brainet_pl.structure.canonical import canonical_order
 from brainet_pl.structure.data import PreparedData, as_table
 from brainet_pl.structure.ggt import GGT
@@ -92,5 +92,5 @@ def load(path: str | os.PathLike[str]) -> GGT | None:
 
 def store(path: str | os.PathLike[str], ggt: GGT) -> None:
     """Write a tree whole or not at all: another run may be reading the file. Missing folders are made."""
-    with files.whole(path) as temporary:
+    with atomic.atomic_write(path) as temporary:
         temporary.write_text(ggt.to_json(), encoding="utf-8")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
 
 MAX_BINS = 256  # codes are bytes: more levels would wrap around, and no test could fill their tables
 MAX_LEVELS = 16  # integer columns with more distinct values (pixels, counts) are binned like continuous ones

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
 from brainet_pl.structure.autonomy import (
     Budget,
     Unexplained,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from brainet_pl.checks import shown, whole
+from brainet_pl._utils.checks import shown, whole
 from brainet_pl.structure.tree import Branch, Leaf, Node, NumberedTree, Tree
 
 FORMAT = 1  # of the JSON form

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl import checks
+from brainet_pl._utils import checks
+from brainet_pl.distributed.collectives import exchange, processes, rank, serve_rank_zero, summed
 from brainet_pl.structure.canonical import Words, column_sums, in_order, refine, row_hashes
 from brainet_pl.structure.data import Floats, PreparedData, Weights, as_array, as_table
 from brainet_pl.structure.discretize import MAX_LEVELS, Codes, check_bins, level_edges, level_scores
 from brainet_pl.structure.statistics import CodeTable, self_product, standardised
-from brainet_pl.together import exchange, lead, processes, rank, summed
 
 Learn = TypeVar("Learn", bound=Callable[..., Any])
 
@@ -502,7 +502,7 @@ def shared_by_processes(learn: Learn) -> Learn:
             data.ask = ask
             return learn(data, **settings)
 
-        return lead(work, data.serve)
+        return serve_rank_zero(work, data.serve)
 
     return cast(Learn, together)
 

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from brainet_pl.evaluation.linear import Predictor
-from brainet_pl.evaluation.metrics import Measure
-from brainet_pl.evaluation.passes import PassTrace
-from brainet_pl.evaluation.shift import Sums
-from brainet_pl.parts import Part
-from brainet_pl.passes import Passes
+from brainet_pl._utils.parts import Part
+from brainet_pl.metrics.measures import Measure
+from brainet_pl.metrics.passes import PassTrace
+from brainet_pl.metrics.shift import Sums
+from brainet_pl.tasks.linear import Predictor
+from brainet_pl.tasks.passes import Passes
 
 
 class Task(Part, nn.Module, ABC):
@@ -46,15 +46,15 @@ class Task(Part, nn.Module, ABC):
     def check(self, target: Tensor) -> Tensor:
         """Targets of a batch as the loss takes them, or an error that says what is wrong with them."""
 
-    def own_fits(self, count: int) -> bool:
+    def base_fits(self, count: int) -> bool:
         """Whether a network's own layer with `count` outputs can be one for this task."""
         return False
 
-    def own_helps(self, own: Tensor, target: Tensor) -> bool:
+    def base_helps(self, base_logits: Tensor, target: Tensor) -> bool:
         """Whether what a network's own layer gave (N, C') says more of the targets (N,) than their frequencies do."""
         return False
 
-    def own_outputs(self, own: Tensor) -> Tensor:
+    def base_outputs(self, base_logits: Tensor) -> Tensor:
         """What a network's own layer gave (B, C') as outputs (B, O) that a head can add to."""
         raise ValueError(f"expected a task whose outputs a network can have itself, got {self.describe()}: see skip")
 
@@ -102,7 +102,7 @@ class Task(Part, nn.Module, ABC):
         """A linear layer on features (N, d), fitted in seconds, that gives what `predictive` gives, or None."""
         return None
 
-    def own_predicted(self, own: Tensor) -> Tensor | None:
+    def base_predicted(self, base_logits: Tensor) -> Tensor | None:
         """What the network's own layer gives, (B, C'), as `predictive` would give it; None where it is another task."""
         return None
 

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brainet_pl import checks, uncertainty
-from brainet_pl.evaluation.linear import Predictor, fit_softmax
-from brainet_pl.evaluation.metrics import Measure, classification_measures
-from brainet_pl.evaluation.passes import PassTrace, trace_passes
-from brainet_pl.evaluation.shift import Sums, class_sums
-from brainet_pl.losses import confidence_loss
-from brainet_pl.passes import Passes
-from brainet_pl.scores.predictive import PREDICTIVE_UNITS, predictive_scores
+from brainet_pl import uncertainty
+from brainet_pl._utils import checks
+from brainet_pl.metrics.losses import confidence_loss
+from brainet_pl.metrics.measures import Measure, classification_measures
+from brainet_pl.metrics.passes import PassTrace, trace_passes
+from brainet_pl.metrics.shift import Sums, class_sums
 from brainet_pl.tasks.base import Task
+from brainet_pl.tasks.linear import Predictor, fit_softmax
+from brainet_pl.tasks.passes import Passes
+from brainet_pl.tasks.predictive import PREDICTIVE_UNITS, predictive_scores
 
 
 def check_class_names(names: Any, task: Task) -> tuple[str, ...] | None:
@@ -109,23 +110,23 @@ class Classification(Task):
             )
         return y
 
-    def own_fits(self, count: int) -> bool:
+    def base_fits(self, count: int) -> bool:
         """As many logits as classes."""
         return count == self.num_classes
 
-    def own_helps(self, own: Tensor, target: Tensor) -> bool:
+    def base_helps(self, base_logits: Tensor, target: Tensor) -> bool:
         """Whether logits (N, C) are of these classes: their cross-entropy is less than that of the classes' shares."""
         shares = torch.bincount(target, minlength=self.num_classes).double() / len(target)
-        return bool(F.cross_entropy(own.double(), target) < -torch.special.xlogy(shares, shares).sum())
+        return bool(F.cross_entropy(base_logits.double(), target) < -torch.special.xlogy(shares, shares).sum())
 
-    def own_outputs(self, own: Tensor) -> Tensor:
+    def base_outputs(self, base_logits: Tensor) -> Tensor:
         """Logits (B, C) → (B, O): a learned confidence starts from nothing."""
-        if not self.own_fits(own.shape[1]):
+        if not self.base_fits(base_logits.shape[1]):
             raise ValueError(
-                f"expected {self.num_classes} own outputs of the network, got {own.shape[1]}: use skip='linear' for a "
-                "network of other classes"
+                f"expected {self.num_classes} base logits of the network, got {base_logits.shape[1]}: use "
+                "skip='linear' for a network of other classes"
             )
-        return F.pad(own, (0, self.out_features - self.num_classes))
+        return F.pad(base_logits, (0, self.out_features - self.num_classes))
 
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, or the learned-confidence loss with its price steered towards the budget."""
@@ -170,9 +171,9 @@ class Classification(Task):
         """Fit a multinomial logistic regression to features (N, d) and labels (N,)."""
         return fit_softmax(x, self.check(target), self.num_classes)
 
-    def own_predicted(self, own: Tensor) -> Tensor | None:
+    def base_predicted(self, base_logits: Tensor) -> Tensor | None:
         """Probabilities (B, C) of the network's own layer, where it has as many classes."""
-        return own.float().softmax(dim=-1) if own.shape[1] == self.num_classes else None
+        return base_logits.float().softmax(dim=-1) if base_logits.shape[1] == self.num_classes else None
 
     def predict(self, passes: Passes, final: Tensor) -> dict[str, Tensor]:
         """Gives `class` (B,) and `probabilities` (B, C) of a final prediction."""

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brainet_pl import checks, uncertainty
-from brainet_pl.evaluation.linear import Predictor, fit_ridge
-from brainet_pl.evaluation.metrics import Measure, regression_measures
-from brainet_pl.evaluation.shift import Sums, number_sums
-from brainet_pl.losses import gaussian_nll
-from brainet_pl.passes import Passes
+from brainet_pl import uncertainty
+from brainet_pl._utils import checks
+from brainet_pl.metrics.losses import gaussian_nll
+from brainet_pl.metrics.measures import Measure, regression_measures
+from brainet_pl.metrics.shift import Sums, number_sums
 from brainet_pl.tasks.base import Task
+from brainet_pl.tasks.linear import Predictor, fit_ridge
+from brainet_pl.tasks.passes import Passes
 
 
 class Regression(Task):
@@ -70,22 +71,22 @@ class Regression(Task):
             )
         return y
 
-    def own_fits(self, count: int) -> bool:
+    def base_fits(self, count: int) -> bool:
         """Whether the network's own output, of `count` numbers, is one number."""
         return count == 1
 
-    def own_helps(self, own: Tensor, target: Tensor) -> bool:
+    def base_helps(self, base_logits: Tensor, target: Tensor) -> bool:
         """Whether (N, 1) are predictions in the units of the target: closer to it than its mean is."""
-        return bool((own.squeeze(1) - target).square().mean() < target.var(correction=0))
+        return bool((base_logits.squeeze(1) - target).square().mean() < target.var(correction=0))
 
-    def own_outputs(self, own: Tensor) -> Tensor:
+    def base_outputs(self, base_logits: Tensor) -> Tensor:
         """Predictions (B, 1) in the units of the target → (B, 2), standardised, and a raw variance of 0."""
-        if not self.own_fits(own.shape[1]):
+        if not self.base_fits(base_logits.shape[1]):
             raise ValueError(
-                f"expected one own output of the network, the mean, got {own.shape[1]}: use skip='linear' for a "
+                f"expected one output of the network, the mean, got {base_logits.shape[1]}: use skip='linear' for a "
                 "network of other outputs"
             )
-        return F.pad((own - self.center) / self.scale, (0, 1))
+        return F.pad((base_logits - self.center) / self.scale, (0, 1))
 
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Gaussian negative log-likelihood of the standardised target; (M, B, 2) is the mean over members."""

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from brainet_pl.backbones import CifarResNet
-from brainet_pl.evaluation.curves import calibration_error, calibration_sums
+from brainet_pl.backbones.extractor import CifarResNet
+from brainet_pl.metrics.curves import calibration_error, calibration_sums
 from brainet_pl.structure import rai
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from brainet_pl.calibration import DirichletScaling, IsotonicScaling, VectorScal
 from brainet_pl.calibration.affine import fit_affine
 from brainet_pl.calibration.isotonic import interpolate
 from brainet_pl.datamodules import Digits
-from brainet_pl.evaluation.curves import residual_sums, smooth_calibration_error
-from brainet_pl.evaluation.metrics import MaximumCalibrationError, SmoothCalibrationError
-from brainet_pl.module import BRAINet
+from brainet_pl.metrics.curves import residual_sums, smooth_calibration_error
+from brainet_pl.metrics.measures import MaximumCalibrationError, SmoothCalibrationError
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear, MCDropout
 from brainet_pl.tasks import Classification
 from brainet_pl.uncertainty import disagreement
@@ -41,8 +41,8 @@ def nll(probs, labels):
 def settled(part, probs, labels):
     part.check(Classification(probs.shape[1]))
     for p, y in zip(probs.split(70), labels.split(70), strict=True):
-        part.watch(p, y, {})
-    part.settle()
+        part.observe(p, y, {})
+    part.finalize()
     return part
 
 
@@ -136,7 +136,7 @@ class TestAll:
         probs, _ = skewed(20)
         part = kind()
         part.check(Classification(4))
-        assert part.settle() == {}
+        assert part.finalize() == {}
         torch.testing.assert_close(part(probs, {}), probs)
 
     def test_few_samples_a_missing_class_zeros_and_nan(self, kind):

@@ -13,12 +13,12 @@ from mapie.classification import SplitConformalClassifier
 from mapie.regression import SplitConformalRegressor
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
+from brainet_pl._utils.framework import ModelCheckpoint
 from brainet_pl.calibration import Calibrator, Conformal, TemperatureScaling, conformal
 from brainet_pl.callbacks import Evaluation, PredictionFile
 from brainet_pl.datamodules import Digits
-from brainet_pl.evaluation.metrics import BoundCoverage, BoundWidth, SetCoverage, SetSize, WorstClassCoverage
-from brainet_pl.framework import ModelCheckpoint
-from brainet_pl.module import BRAINet
+from brainet_pl.metrics.measures import BoundCoverage, BoundWidth, SetCoverage, SetSize, WorstClassCoverage
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear
 from brainet_pl.tasks import Classification, Regression
 
@@ -361,10 +361,10 @@ class Memory(Calibrator):
         super().__init__()
         self.seen, self.known = [], None
 
-    def watch(self, predicted, target, scores):
+    def observe(self, predicted, target, scores):
         self.seen.append((predicted, target))
 
-    def settle(self):
+    def finalize(self):
         self.known = tuple(torch.cat(part) for part in zip(*self.seen, strict=True))
         self.seen = []
         return {}
@@ -378,10 +378,10 @@ class Memory(Calibrator):
 def settled(calibration, p, y, level=0.9, method="lac"):
     part = Conformal(method, level)
     for places in torch.arange(len(y)).split(64):
-        calibration.watch(p[places], y[places], {})
-        part.watch(p[places], y[places], {}, places)
-    calibration.settle()
-    part.settle(calibration)
+        calibration.observe(p[places], y[places], {})
+        part.observe(p[places], y[places], {}, places)
+    calibration.finalize()
+    part.finalize(calibration)
     return part
 
 

@@ -14,15 +14,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from brainet_pl.backbones import Backbone
+from brainet_pl._utils.framework import ModelCheckpoint, pl
+from brainet_pl.backbones.extractor import Backbone
 from brainet_pl.calibration import DensityScaling, TemperatureScaling
 from brainet_pl.calibration.density import LEAST_NLL, fade, fit_faded, fit_widened
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.export import export_onnx, export_program
-from brainet_pl.framework import ModelCheckpoint, pl
-from brainet_pl.module import BRAINet
+from brainet_pl.model.export import export_onnx, export_program
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
 from brainet_pl.scores import KNN, Combined, Verdict
 from brainet_pl.tasks import Regression
@@ -38,8 +38,8 @@ def classes(n=2000, seed=0):
 
 def settled(calibrator, predicted, target, score):
     for rows in torch.arange(len(target)).split(300):
-        calibrator.watch(predicted[rows], target[rows], {"generative": score[rows], "other": score[rows]})
-    return calibrator.settle()
+        calibrator.observe(predicted[rows], target[rows], {"generative": score[rows], "other": score[rows]})
+    return calibrator.finalize()
 
 
 # -- pure functions ---------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_errors_among_the_strangest_alone_do_not_make_all_others_certain():
 def test_before_validation_nothing_changes():
     calibrator = DensityScaling()
     probs, _, score = classes(10)
-    assert calibrator.settle() == {}
+    assert calibrator.finalize() == {}
     assert torch.equal(calibrator(probs, {"generative": score}), probs)
 
 

@@ -17,18 +17,18 @@ from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader, TensorDataset
 
 import brainet_pl
+from brainet_pl._utils.framework import pl
 from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.callbacks import evaluation as evaluation_module
 from brainet_pl.callbacks.evaluation import thumbnail
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation import charts
 from brainet_pl.evaluation import record as record_module
-from brainet_pl.evaluation.curves import SEPARATION, separation
-from brainet_pl.evaluation.metrics import NegativeLogLikelihood
-from brainet_pl.evaluation.passes import trace_passes
 from brainet_pl.evaluation.record import SampleBatch
-from brainet_pl.framework import pl
-from brainet_pl.module import BRAINet
+from brainet_pl.metrics.curves import SEPARATION, separation
+from brainet_pl.metrics.measures import NegativeLogLikelihood
+from brainet_pl.metrics.passes import trace_passes
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
@@ -515,9 +515,9 @@ def test_a_metric_of_ones_own_is_in_the_record(tmp_path, quiet_trainer):
     trainer = quiet_trainer(tmp_path, Evaluation(figures=False))
     trainer.test(linear(metrics=[Twice()]), dataloaders=loader(), verbose=False)
     record = stored(tmp_path)
-    (own,) = (metric for metric in record["metrics"] if metric["key"] == "test/cls/twice")
-    assert own["value"] == pytest.approx(2 * values(record)["test/cls/NLL"], rel=1e-6)
-    assert (own["title"], own["unit"], own["better"]) == ("Twice the NLL", "nats", "lower")
+    (base_logits,) = (metric for metric in record["metrics"] if metric["key"] == "test/cls/twice")
+    assert base_logits["value"] == pytest.approx(2 * values(record)["test/cls/NLL"], rel=1e-6)
+    assert (base_logits["title"], base_logits["unit"], base_logits["better"]) == ("Twice the NLL", "nats", "lower")
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------
@@ -574,10 +574,10 @@ def test_thumbnails():
 
 DDP = """
 import sys
-from brainet_pl.framework import pl
+from brainet_pl._utils.framework import pl
 from brainet_pl.callbacks import Evaluation
 from brainet_pl.datamodules import Digits
-from brainet_pl.module import BRAINet
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.structure import GGT
 

@@ -13,15 +13,15 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import brainet_pl
-from brainet_pl.backbones import Backbone
-from brainet_pl.batches import Precomputed
+from brainet_pl._utils.framework import ModelCheckpoint, pl
+from brainet_pl._utils.rng import isolated_rng
+from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.datamodules.base import Samples
-from brainet_pl.draws import fixed
-from brainet_pl.features import Extracted, extract, unshuffled
-from brainet_pl.framework import ModelCheckpoint, pl
-from brainet_pl.module import BRAINet
+from brainet_pl.features.extraction import Extracted, extract, unshuffled
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
 from brainet_pl.scores import KNN
 
@@ -120,7 +120,7 @@ def test_a_frozen_backbone_does_not_move_and_the_head_learns_from_memory(tmp_pat
     before = {k: v.clone() for k, v in model.backbone.state_dict().items()}
     quiet_trainer(tmp_path, FeatureCache(progress=False), structure(), epochs=6).fit(model, datamodule=data)
     for k, v in model.backbone.state_dict().items():
-        assert torch.equal(v, before[k.replace("own.", "model.fc.")])
+        assert torch.equal(v, before[k.replace("base_layer.", "model.fc.")])
     seen = watched(model)
     results = together(quiet_trainer(tmp_path).test(model, datamodule=data, verbose=False))
     assert results["test/cls/Acc"] > 0.5
@@ -149,7 +149,7 @@ def check_restored(data, keys):
     for name in LOADERS:
         loaders = getattr(data, name)()
         inputs = next(iter(loaders["test"] if isinstance(loaders, dict) else loaders))[0]
-        assert not isinstance(inputs, Precomputed), name
+        assert not isinstance(inputs, BackboneOutput), name
         assert inputs.shape[1:] == (1, 8, 8), name
 
 
@@ -167,7 +167,7 @@ def test_the_datamodule_is_as_before_after_a_fit(tmp_path, quiet_trainer, keys):
     step = model.training_step
     model.training_step = lambda batch, batch_idx: (while_fitting.append(type(batch[0])), step(batch, batch_idx))[1]
     quiet_trainer(tmp_path, cache).fit(model, datamodule=data)
-    assert set(while_fitting) == {Precomputed}
+    assert set(while_fitting) == {BackboneOutput}
     check_restored(data, keys)
     while_fitting.clear()
     quiet_trainer(tmp_path, fast_dev_run=True).fit(model, datamodule=data)
@@ -302,7 +302,7 @@ def test_copies_of_the_training_data_are_augmented_and_stored(tmp_path, quiet_tr
     data.setup("fit")
     copies = []
     for seed in (1, 2):
-        with fixed(seed):
+        with isolated_rng(seed):
             copies.append(extract(again[0].backbone, unshuffled(data.train_dataloader(), seed=seed), progress=False))
     plain = extract(again[0].backbone, data.structure_dataloader(), progress=False)
     assert not torch.equal(copies[0].features, copies[1].features)
@@ -319,7 +319,7 @@ def test_copies_of_the_training_data_are_augmented_and_stored(tmp_path, quiet_tr
 
 
 def test_samples_of_copies_come_in_the_order_that_was_asked_for():
-    copies = [Extracted(Precomputed(torch.arange(20.0)[:, None] + 100 * i), torch.arange(20)) for i in range(3)]
+    copies = [Extracted(BackboneOutput(torch.arange(20.0)[:, None] + 100 * i), torch.arange(20)) for i in range(3)]
     torch.manual_seed(0)
     features, targets = next(iter(copies[0].loader(20, shuffle=False, copies=copies)()))
     assert torch.equal(targets, torch.arange(20))
@@ -362,7 +362,7 @@ import runpy, sys
 from datetime import timedelta
 from pathlib import Path
 import torch
-from brainet_pl.framework import pl
+from brainet_pl._utils.framework import pl
 
 space, folder = runpy.run_path(sys.argv[1]), Path(sys.argv[2])
 
@@ -420,11 +420,11 @@ def test_what_cannot_be_cached_is_named(tmp_path, quiet_trainer, monkeypatch):
     loader = DataLoader(TensorDataset(torch.rand(20, 1, 8, 8), torch.arange(20) % 8), batch_size=10)
     with pytest.raises(RuntimeError, match="expected a datamodule to cache features of, got plain loaders"):
         fit(small(head=Linear()), train_dataloaders=loader)
-    own = Digits(images=True)
-    own.val_dataloader = lambda: loader
+    base_logits = Digits(images=True)
+    base_logits.val_dataloader = lambda: loader
     with pytest.raises(RuntimeError, match="got val_dataloader set on the object itself: define them in its class"):
-        fit(small(head=Linear()), own)
-    assert own.val_dataloader() is loader
+        fit(small(head=Linear()), base_logits)
+    assert base_logits.val_dataloader() is loader
     monkeypatch.setattr(Digits, "val_dataloader", lambda self: [])
     with pytest.raises(RuntimeError, match="expected one validation DataLoader to cache features of, got list"):
         fit(small(head=Linear()))

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from brainet_pl._utils.framework import CSVLogger, TensorBoardLogger, pl
 from brainet_pl.callbacks import log_figure, log_table
 from brainet_pl.callbacks import logging as logging_module
 from brainet_pl.callbacks.logging import log_chart, log_files, log_matrix
 from brainet_pl.callbacks.sinks import outline, sink_of
 from brainet_pl.evaluation.chart import Axis, Chart, Matrix, Panel, Series
-from brainet_pl.framework import CSVLogger, TensorBoardLogger, pl
 
 
 def read(path):

@@ -7,9 +7,9 @@ import zipfile
 import pytest
 
 from brainet_pl import BRAINet
+from brainet_pl._utils.framework import pl
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.framework import pl
 from brainet_pl.network import Tree
 
 pytestmark = pytest.mark.slow

@@ -7,15 +7,15 @@ import torch
 import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
-from brainet_pl.backbones import Backbone
+from brainet_pl._utils.framework import ModelCheckpoint, pl
+from brainet_pl.backbones.extractor import Backbone
 from brainet_pl.callbacks import Evaluation, ScoreFit, StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.evaluation.curves import separation
-from brainet_pl.framework import ModelCheckpoint, pl
-from brainet_pl.module import BRAINet
+from brainet_pl.metrics.curves import separation
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
-from brainet_pl.passes import Passes
 from brainet_pl.scores import KNN, Generative, Mahalanobis, Score, ScoreSet
+from brainet_pl.tasks.passes import Passes
 
 HEADS = [
     Tree(num_params=4000),

@@ -8,11 +8,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import Backbone, BRAINet
+from brainet_pl._utils.framework import Callback, ModelCheckpoint, pl
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.framework import Callback, ModelCheckpoint, pl
 from brainet_pl.network import BRAINetHead, Linear, Tree
-from brainet_pl.network.settle import FACTORS
+from brainet_pl.network.finalization import FACTORS
 
 
 def structure():
@@ -20,16 +20,16 @@ def structure():
 
 
 class Calls(Callback):
-    """What `settle` was given, and what metrics were logged."""
+    """What `finalize` was given, and what metrics were logged."""
 
     def __init__(self, monkeypatch):
-        self.given, settle = [], BRAINetHead.settle
+        self.given, finalize = [], BRAINetHead.finalize
 
         def watched(head, seen, held, nll, passes=15):
             self.given.append((seen, held))
-            return settle(head, seen, held, nll, passes)
+            return finalize(head, seen, held, nll, passes)
 
-        monkeypatch.setattr(BRAINetHead, "settle", watched)
+        monkeypatch.setattr(BRAINetHead, "finalize", watched)
 
 
 def test_a_fit_settles_the_head_and_its_checkpoint_carries_it(tmp_path, quiet_trainer, monkeypatch):
@@ -67,7 +67,7 @@ def test_settled_on_the_weights_of_now(tmp_path, quiet_trainer):
     data = Digits()
     data.setup("fit")
     x = torch.stack([torch.as_tensor(sample[0]) for sample in data.train_set]).float()
-    head.layers.settle(x)
+    head.layers.set_mixed_statistics(x)
     torch.testing.assert_close(head.layers.mixed_mean, before, rtol=0.05, atol=0.05)
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from brainet_pl import Backbone, BRAINet
+from brainet_pl._utils.framework import pl
 from brainet_pl.callbacks import LastCheckpoint, StructureLearning
 from brainet_pl.datamodules import Digits, Table
 from brainet_pl.evaluation.report import write_report
-from brainet_pl.framework import pl
 from brainet_pl.network import Linear, Tree, TreeEnsemble
 from brainet_pl.scores import Generative
 from brainet_pl.structure import GGT
@@ -42,20 +42,20 @@ def fit(folder, quiet_trainer, every=2, epochs=4, resume=None, seed=0, head=None
         scores=scores,
         lr=0.02,
     )
-    watch = Watch()
+    observe = Watch()
     learn = StructureLearning(threshold=0.1, progress=False, cache="", every=every)
-    trainer = quiet_trainer(folder, learn, watch, LastCheckpoint(str(folder)), epochs=epochs, **settings)
+    trainer = quiet_trainer(folder, learn, observe, LastCheckpoint(str(folder)), epochs=epochs, **settings)
     trainer.fit(model, datamodule=Digits(batch_size=256), ckpt_path=resume)
-    return trainer, model, watch
+    return trainer, model, observe
 
 
 def test_the_tree_is_learned_again_and_resuming_repeats_it(tmp_path, quiet_trainer):
-    trainer, model, watch = fit(tmp_path / "whole", quiet_trainer)
-    assert watch.trees[0] == watch.trees[1] != watch.trees[2] == watch.trees[3]
+    trainer, model, observe = fit(tmp_path / "whole", quiet_trainer)
+    assert observe.trees[0] == observe.trees[1] != observe.trees[2] == observe.trees[3]
     held = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
     assert held == [*model.head.parameters(), *model.backbone.trained()]
     trained = len(list(model.backbone.trained()))
-    assert trained <= watch.states[2] <= watch.states[1]  # what is remembered of the backbone stays
+    assert trained <= observe.states[2] <= observe.states[1]  # what is remembered of the backbone stays
     stored = torch.load(tmp_path / "whole" / "last.ckpt", weights_only=True)
     assert GGT.from_dict(stored["brainet"]["ggt"]).fingerprint == model.ggt.fingerprint
     again = BRAINet.load_from_checkpoint(tmp_path / "whole" / "last.ckpt", backbone=Backbone(body(), freeze=False))
@@ -71,8 +71,8 @@ def test_the_tree_is_learned_again_and_resuming_repeats_it(tmp_path, quiet_train
 
 
 def test_without_every_the_first_tree_stays(tmp_path, quiet_trainer):
-    _, _, watch = fit(tmp_path, quiet_trainer, every=None, epochs=3)
-    assert len(set(watch.trees)) == 1
+    _, _, observe = fit(tmp_path, quiet_trainer, every=None, epochs=3)
+    assert len(set(observe.trees)) == 1
 
 
 def test_a_frozen_backbone_has_nothing_to_learn_again(tmp_path, quiet_trainer):

@@ -2,10 +2,10 @@
 
 from types import SimpleNamespace
 
+from brainet_pl._utils.framework import ModelCheckpoint, WandbLogger
 from brainet_pl.callbacks import LastCheckpoint, Tracking
 from brainet_pl.callbacks import tracking as tracking_module
-from brainet_pl.callbacks.tracking import chosen, introduce
-from brainet_pl.framework import ModelCheckpoint, WandbLogger
+from brainet_pl.callbacks.tracking import chosen, set_wandb_run_metadata
 
 
 def trainer(*loggers, stage="fit", data="digits"):
@@ -18,7 +18,7 @@ def trainer(*loggers, stage="fit", data="digits"):
 def test_a_new_run_gets_name_group_tags_and_job(monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "3")
     logger = WandbLogger(offline=True)
-    introduce(trainer(logger, stage="test"), "Tree", "Classification")
+    set_wandb_run_metadata(trainer(logger, stage="test"), "Tree", "Classification")
     said = {"name": "digits-Tree-3", "group": "digits", "tags": ["Tree", "Classification"], "job_type": "test"}
     assert {key: logger._wandb_init[key] for key in said} == said
     assert "anonymous" not in logger._wandb_init  # W&B warns of it
@@ -26,10 +26,10 @@ def test_a_new_run_gets_name_group_tags_and_job(monkeypatch):
 
 def test_what_the_user_says_stays_and_a_run_that_goes_on_is_left_alone():
     named = WandbLogger(offline=True, name="mine", tags=["a"], group="b")
-    introduce(trainer(named), "Tree", "Classification")
+    set_wandb_run_metadata(trainer(named), "Tree", "Classification")
     assert [named._wandb_init[key] for key in ("name", "tags", "group", "job_type")] == ["mine", ["a"], "b", "fit"]
     again = WandbLogger(offline=True, id="abc")
-    introduce(trainer(again), "Tree", "Classification")
+    set_wandb_run_metadata(trainer(again), "Tree", "Classification")
     assert again._wandb_init["name"] is None
     assert "group" not in again._wandb_init
 

@@ -9,10 +9,10 @@ import torch
 import torchvision
 
 import brainet_pl.datamodules
+from brainet_pl._utils.framework import pl
 from brainet_pl.datamodules import UCI, Arrays, Digits, ImageFolder, SplitData, Table, TorchvisionData
 from brainet_pl.datamodules.arrays import as_targets
 from brainet_pl.datamodules.base import Samples
-from brainet_pl.framework import pl
 
 OFFERED = [getattr(brainet_pl.datamodules, name) for name in brainet_pl.datamodules.__all__]
 MODULES = [part for part in OFFERED if issubclass(part, SplitData)]  # beside them there are settings such as `Shifts`

@@ -10,16 +10,16 @@ import torchvision
 from PIL import Image
 from torch import nn
 
-from brainet_pl import identity
+from brainet_pl._utils.framework import ModelCheckpoint
+from brainet_pl.backbones.presets import Preset, find_preset
 from brainet_pl.callbacks import FeatureCache, PredictionFile
 from brainet_pl.cli import main
 from brainet_pl.datamodules import ImageFolder
 from brainet_pl.datamodules.corruptions import corrupt_image
 from brainet_pl.datamodules.images import list_images, read_image
-from brainet_pl.framework import ModelCheckpoint
-from brainet_pl.module import BRAINet
+from brainet_pl.features import identity
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear
-from brainet_pl.presets import Preset, find_preset
 
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}
 

@@ -11,9 +11,9 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from brainet_pl.evaluation import charts, figures
 from brainet_pl.evaluation.chart import Axis, Panel, Series, as_text, limits, ticks
-from brainet_pl.evaluation.curves import separation
-from brainet_pl.evaluation.passes import pass_sums
 from brainet_pl.evaluation.record import SetRecord, TestRecord
+from brainet_pl.metrics.curves import separation
+from brainet_pl.metrics.passes import pass_sums
 
 
 def test_calibration_bins_against_a_loop():

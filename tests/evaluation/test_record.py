@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brainet_pl.evaluation import record as record_module
-from brainet_pl.evaluation.curves import separation
-from brainet_pl.evaluation.passes import PassTrace, pass_metrics, trace_passes
 from brainet_pl.evaluation.record import SampleBatch, SetRecord, TestRecord, group_means
+from brainet_pl.metrics.curves import separation
+from brainet_pl.metrics.passes import PassTrace, pass_metrics, trace_passes
 
 SETS = {"test": "known", "b": "near", "a": "far"}
 
@@ -108,7 +108,7 @@ def test_all_that_two_processes_saw_counts_once(monkeypatch):
     for part in (slice(0, 7), slice(7, 20)):
         other.add("test", order[part], SampleBatch({"doubt": x[order[part]]}))
     theirs = {id(getattr(shared, part)["test"]): getattr(other, part)["test"] for part in ("_rows", "_traced")}
-    monkeypatch.setattr(record_module, "everyones", lambda own: [own, theirs.get(id(own), own)])
+    monkeypatch.setattr(record_module, "all_gather", lambda own: [own, theirs.get(id(own), own)])
     same(shared.gather().known.scores["doubt"], x)
     assert shared.known.numbers.tolist() == list(range(20))
     monkeypatch.undo()

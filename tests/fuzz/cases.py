@@ -21,18 +21,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from brainet_pl import BRAINet, learn_structure, rai, swap_head
+from brainet_pl._utils.framework import pl
+from brainet_pl._utils.parts import arguments, make_part, part_classes
 from brainet_pl.calibration import Calibrator
 from brainet_pl.calibration.temperature import fit_temperature
 from brainet_pl.datamodules import Table
-from brainet_pl.evaluation import curves
-from brainet_pl.evaluation.metrics import classification_measures, regression_measures
-from brainet_pl.framework import pl
+from brainet_pl.metrics import curves
+from brainet_pl.metrics.measures import classification_measures, regression_measures
 from brainet_pl.network import HeadSettings, Linear, Tree
-from brainet_pl.parts import arguments, make_part, part_classes
-from brainet_pl.passes import Passes
-from brainet_pl.scores import Score, Surroundings
+from brainet_pl.scores import Score, ScoreContext
 from brainet_pl.structure import GGT, Branch, DSeparation, Leaf, Node
 from brainet_pl.tasks import Classification, Regression, Task
+from brainet_pl.tasks.passes import Passes
 
 SECONDS = 10  # of processor time
 OURS = ("brainet_pl", "datamodules", "callbacks")
@@ -412,7 +412,7 @@ def scores(draw):
     part = make_part(Score, written(draw, Score, share=40), "score")
     d, n = draw(st.integers(1, 5)), draw(st.integers(1, 30))
     classes = draw(st.integers(1, 3))
-    part.surround(Surroundings(classes, draw(st.booleans()), rarely(draw, st.none(), st.just(None))))
+    part.set_context(ScoreContext(classes, draw(st.booleans()), rarely(draw, st.none(), st.just(None))))
     part.learn(tensor(draw, n, d), labels(draw, n, classes))
     features = tensor(draw, 4, d)
     probs = torch.full((len(features) if features.dim() else 1, classes), 1 / classes)

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from brainet_pl import BRAINet, learn_structure, rai
-from brainet_pl.backbones import Backbone
+from brainet_pl._utils.parts import make_part
+from brainet_pl.backbones.extractor import Backbone
 from brainet_pl.calibration.temperature import fit_temperature
 from brainet_pl.datamodules import Table
-from brainet_pl.evaluation.curves import adaptive_calibration_error, calibration_sums, risk_coverage
-from brainet_pl.evaluation.metrics import NegativeLogLikelihood, RiskAtCoverage, SquaredError
+from brainet_pl.metrics.curves import adaptive_calibration_error, calibration_sums, risk_coverage
+from brainet_pl.metrics.measures import NegativeLogLikelihood, RiskAtCoverage, SquaredError
 from brainet_pl.network import MLP, Ensemble, HeadSettings, LinearHead, MLPHead, Tree
-from brainet_pl.parts import make_part
 from brainet_pl.scores import KNN, Generative, GenerativeScore, Mahalanobis
 from brainet_pl.structure import GGT, DSeparation, Leaf
 

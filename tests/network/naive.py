@@ -44,7 +44,10 @@ class NaiveHead(nn.Module):
                     weights = head.layers.weight[0, layer.first_weight :][: layer.fan_in * layer.width]
                     linear.weight.copy_(weights.view(layer.width, layer.fan_in))
                     first = level.first_neuron + layer.first_neuron
-                    own, name = slice(first, first + layer.width), f"{layer.node}_{layer.branch}_{layer.sources[0]}"
+                    own, name = (
+                        slice(first, first + layer.width),
+                        f"{layer.node}_{layer.branch}_{layer.sources[0]}",
+                    )
                     if head.layers.norm is None:
                         linear.bias = nn.Parameter(head.layers.bias[own].clone())
                         self.layers[name] = nn.Sequential(linear, ACTIVATIONS[head.layers.activation]())

@@ -165,10 +165,10 @@ def test_training_pass_equals_the_naive_tree(tree, draws, sampling, seed, skip, 
     for level in head.plan.levels:  # batch-norm statistics of every layer moved
         for layer in level.layers:
             first = level.first_neuron + layer.first_neuron
-            own = slice(first, first + layer.width)
+            base_logits = slice(first, first + layer.width)
             norm = naive.layers[f"{layer.node}_{layer.branch}_{layer.sources[0]}"][1]
-            torch.testing.assert_close(head.layers.running_mean[own], norm.running_mean, rtol=1e-3, atol=1e-5)
-            torch.testing.assert_close(head.layers.running_var[own], norm.running_var, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(head.layers.running_mean[base_logits], norm.running_mean, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(head.layers.running_var[base_logits], norm.running_var, rtol=1e-3, atol=1e-5)
     if skip:
         torch.testing.assert_close(head.skip.running_mean, naive.skip[0].mean)
         torch.testing.assert_close(head.skip.running_var, naive.skip[0].var)
@@ -276,8 +276,8 @@ def test_draws_repeat_with_a_generator_and_name_their_subnetwork():
         c = head.stochastic(x, 8, generator=torch.Generator().manual_seed(2))
         assert a.subnetworks == b.subnetworks != c.subnetworks
         torch.testing.assert_close(a.logits, b.logits)
-        own = alone(head, x, a.subnetworks[3])
-    torch.testing.assert_close(a.logits[3], own, rtol=1e-5, atol=1e-6)
+        base_logits = alone(head, x, a.subnetworks[3])
+    torch.testing.assert_close(a.logits[3], base_logits, rtol=1e-5, atol=1e-6)
 
 
 def test_temperature_changes_a_trained_head():
@@ -339,23 +339,29 @@ def test_a_budget_that_cannot_be_met_closely_is_said():
 def test_a_head_starts_at_the_networks_own_answer_and_learns_beside_it():
     torch.manual_seed(0)
     head = BRAINetHead(fixed_ggt(), 3, width=1.0, skip="own")
-    x, own = torch.randn(8, 12), torch.randn(8, 3)
+    x, base_logits = torch.randn(8, 12), torch.randn(8, 3)
     assert head.skip is None
-    for outputs in (head.train()(x, own=own), head.eval()(x, own=own)[None], head.passes(x, 4, own=own).values):
-        torch.testing.assert_close(outputs, own.expand_as(outputs))
+    for outputs in (
+        head.train()(x, base_logits=base_logits),
+        head.eval()(x, base_logits=base_logits)[None],
+        head.passes(x, 4, base_logits=base_logits).values,
+    ):
+        torch.testing.assert_close(outputs, base_logits.expand_as(outputs))
     with torch.no_grad():
         head.output.weight.normal_()
         plain = copy.deepcopy(head)
-        plain.adds_own = False
+        plain.adds_base_logits = False
         drawn = [torch.Generator().manual_seed(0) for _ in range(2)]
-        found = head.stochastic(x, 4, own=own, generator=drawn[0]).logits
-        torch.testing.assert_close(found, plain.stochastic(x, 4, generator=drawn[1]).logits + own)
-        torch.testing.assert_close(head.enumerate(x, own=own).logits, plain.enumerate(x).logits + own)
-        torch.testing.assert_close(head(x, own=own), plain(x) + own)
+        found = head.stochastic(x, 4, base_logits=base_logits, generator=drawn[0]).logits
+        torch.testing.assert_close(found, plain.stochastic(x, 4, generator=drawn[1]).logits + base_logits)
+        torch.testing.assert_close(
+            head.enumerate(x, base_logits=base_logits).logits, plain.enumerate(x).logits + base_logits
+        )
+        torch.testing.assert_close(head(x, base_logits=base_logits), plain(x) + base_logits)
     for wrong, message in (
         (lambda: head(x), "expected the outputs of the network, got none"),
-        (lambda: plain(x, own=own), "expected features alone, got own outputs too"),
-        (lambda: head(x, own=own[:, :2]), r"own outputs of shape \(8, 3\), got \(8, 2\)"),
+        (lambda: plain(x, base_logits=base_logits), "expected features alone, got its outputs too"),
+        (lambda: head(x, base_logits=base_logits[:, :2]), r"base logits of shape \(8, 3\), got \(8, 2\)"),
         (lambda: BRAINetHead(fixed_ggt(), 3, skip="identity"), "'auto', 'linear', 'own', 'own_or_linear', None"),
     ):
         with pytest.raises(ValueError, match=message):

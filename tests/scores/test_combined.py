@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from brainet_pl.passes import Passes
 from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreSet
 from brainet_pl.scores.reference import fit_surprise
+from brainet_pl.tasks.passes import Passes
 
 
 class Column(Score):
@@ -36,8 +36,8 @@ def data():
 def settled(scores, x):
     for part in x.split(100):
         passes = passes_of(part)
-        scores.watch(passes, scores(passes))
-    scores.settle()
+        scores.observe(passes, scores(passes))
+    scores.finalize()
     return scores
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from brainet_pl.passes import Passes
-from brainet_pl.scores import Generative, GenerativeScore, Surroundings
+from brainet_pl.scores import Generative, GenerativeScore, ScoreContext
 from brainet_pl.scores.generative import ScoreMoments
 from brainet_pl.structure import learn_structure
 from brainet_pl.structure.ggt import GGT, Leaf
+from brainet_pl.tasks.passes import Passes
 
 CLASSES = 3
 
@@ -147,7 +147,7 @@ def passes_of(x, probs, energy):
 def test_scores_by_hand_and_the_reference_of_the_combination(data):
     x, y = data
     score = Generative(normalize=False, progress=False)
-    score.surround(Surroundings(CLASSES))
+    score.set_context(ScoreContext(CLASSES))
     score.learn(x, y)
     probs, energy = torch.rand(len(x), CLASSES).softmax(1), torch.randn(len(x))
     found = score(passes_of(x, probs, energy))
@@ -157,8 +157,8 @@ def test_scores_by_hand_and_the_reference_of_the_combination(data):
     torch.testing.assert_close(found["generative_weighted"], -(probs * density).sum(1))
     for part in range(0, 600, 200):
         rows = slice(part, part + 200)
-        score.watch(None, {"generative": found["generative"][rows], "energy": energy[rows]})
-    score.settle()
+        score.observe(None, {"generative": found["generative"][rows], "energy": energy[rows]})
+    score.finalize()
     combined = score(passes_of(x, probs, energy))["combined"]
     expected = sum((v - v.mean()) / v.std(correction=0) for v in (found["generative"], energy))
     torch.testing.assert_close(combined, expected, atol=1e-3, rtol=1e-3)
@@ -192,11 +192,11 @@ def test_edge_cases(data, ggt):
 def test_densities_keep_their_precision(data, kind):
     x, y = data
     score = Generative(kind=kind, progress=False)
-    score.surround(Surroundings(CLASSES))
+    score.set_context(ScoreContext(CLASSES))
     score.learn(x, y)
     passes = passes_of(x[:20], torch.full((20, CLASSES), 1 / CLASSES), torch.rand(20))
-    score.watch(None, {"generative": torch.rand(20), "energy": passes.scores["energy"]})
-    score.settle()
+    score.observe(None, {"generative": torch.rand(20), "energy": passes.scores["energy"]})
+    score.finalize()
     expected = score(passes)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = score(passes)

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.covariance import EmpiricalCovariance
 
-from brainet_pl.passes import Passes
-from brainet_pl.scores import Mahalanobis, Surroundings
+from brainet_pl.scores import Mahalanobis, ScoreContext
+from brainet_pl.tasks.passes import Passes
 
 
 def fitted(x, y, classes=None, **settings):
     score = Mahalanobis(**settings)
     if classes is not None:
-        score.surround(Surroundings(classes))
+        score.set_context(ScoreContext(classes))
     score.learn(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y))
     return score
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.neighbors import NearestNeighbors
 
-from brainet_pl.passes import Passes
 from brainet_pl.scores import KNN, neighbours
+from brainet_pl.tasks.passes import Passes
 
 
 def fitted(x, **settings):

@@ -7,10 +7,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import Backbone, BRAINet
 from brainet_pl.calibration import DensityScaling
-from brainet_pl.export import export_program
+from brainet_pl.model.export import export_program
 from brainet_pl.network import Linear
-from brainet_pl.passes import Passes
-from brainet_pl.scores import Generative, Stages, Surroundings
+from brainet_pl.scores import Generative, ScoreContext, Stages
+from brainet_pl.tasks.passes import Passes
 
 WIDTHS = (6, 10)
 
@@ -28,7 +28,7 @@ def layers(n=600, seed=0):
 def fitted(**settings):
     x, y = layers()
     score = Stages(progress=False, **settings)
-    score.surround(Surroundings(3, widths=WIDTHS))
+    score.set_context(ScoreContext(3, widths=WIDTHS))
     score.learn(x, y)
     return score
 
@@ -43,7 +43,7 @@ def test_the_sum_of_densities_that_were_fitted_one_by_one(most):
     expected = torch.zeros(50)
     for columns in (slice(0, 6), slice(6, 16)):
         one = Generative(threshold=0.001, normalize=False, max_parents=16, max_features=most, progress=False)
-        one.surround(Surroundings(3))
+        one.set_context(ScoreContext(3))
         one.learn(x[:, columns], y)
         inside, outside = (one(seen(part[:, columns]))["generative"] for part in (x, new))
         expected += (outside - inside.mean()) / inside.std(correction=0)

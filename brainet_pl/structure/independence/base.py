@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.checks import shown
+from brainet_pl._utils.checks import shown
 from brainet_pl.structure.data import Kind, PreparedData, Weights
 from brainet_pl.structure.registry import register
 

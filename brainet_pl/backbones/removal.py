@@ -1,0 +1,265 @@
+"""A classifier without its classification layer.
+
+The order in which layers are registered says nothing about the order in which they are used, so the layer is found by
+running the model once on real inputs. From the output, the graph that autograd records is walked backwards until it
+meets the outputs of dense layers: those are the layers that reach the output last, whatever comes after them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from brainet_pl.backbones import batches
+from brainet_pl.backbones.taps import parts
+
+# What may happen to the output of the layer without harm to features that take its place: new shapes of a vector, and
+# means of maps or tokens, or the choice of one token. After anything else (softmax, a scale, another head) the model is
+# left at the layer.
+_SHAPES = {"Alias", "Clone", "ReshapeAlias", "Squeeze", "ToCopy", "Unsqueeze", "UnsafeView", "View"}
+_MEANS = {"AdaptiveAvgPool2D", "AvgPool2D", "Index", "Mean", "Permute", "Select", "Transpose"}
+_RECTIFIED = {"Relu", "Threshold"}
+
+
+class HeadLayer(NamedTuple):
+    """The layer to remove, and whether the model must not go on after it."""
+
+    name: str
+    leave: bool
+
+
+class Reached(Exception):
+    """Leaves a model at the place of its classification layer, with what went in there."""
+
+    def __init__(self, features: Any) -> None:
+        super().__init__("the features of a model were reached; call it through a FeatureExtractor")
+        self.features = features
+
+
+class Leave(nn.Module):
+    """Stands in the place of a layer after which the model would change the features.
+
+    Args:
+        layer: what stood there. Exported programs hold no exceptions, so there the model goes on with it.
+
+    Attributes:
+        features: what an exported pass reached it with.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._layer = [layer]  # a list: it is no part of the model any more
+        self.features: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Hand the features, the first argument, to the `FeatureExtractor`."""
+        if not torch.compiler.is_exporting():
+            raise Reached([*args, *kwargs.values()][0])
+        self.features = [*args, *kwargs.values()][0]
+        return self._layer[0](*args, **kwargs)
+
+
+def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLayer:
+    """The dense layer that a model's whole output comes from, by a pass over `sample` (B, …) in evaluation mode.
+
+    Args:
+        model: any module; its parameters, buffers and modes are as before afterwards.
+        sample: inputs as the model takes them, a tensor or a dictionary of tensors; two are enough.
+        layer: the path of the layer, where it is known; None finds the dense layer that is used last.
+    """
+    dense: dict[str, nn.Module] = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    if layer is not None:
+        check_layer(model, layer)
+        dense = {layer: model.get_submodule(layer)}
+    look = _look(model, sample, dense)
+    if layer is None and (not look.front.layers or look.front.around):
+        # A convolution of single pixels is a dense layer too, where it alone decides: nothing but means comes after it.
+        points = {
+            name: m for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and set(m.kernel_size) == {1}
+        }
+        other = _look(model, sample, dense | points)
+        if not other.front.around and other.front.after <= _SHAPES | _MEANS | _RECTIFIED:
+            look = other
+    front, calls = look.front, look.calls
+    found = sorted(front.layers) if layer is None else [layer]
+    kind = type(model).__name__
+    if len(found) > 1:
+        raise ValueError(
+            f"expected one classification layer in {kind}, got {len(found)} whose outputs reach the output: "
+            f"{' and '.join(map(repr, found))}: name the one whose inputs are the features (head_layer={found[0]!r}), "
+            "or pass a model that ends in features (head_layer='')"
+        )
+    if layer is None and (not found or front.around):
+        got = f"an output that comes from {', '.join(front.around[:3])} as well" if front.around else "none"
+        raise ValueError(
+            f"expected a dense classification layer that the whole output of {kind} comes from, got {got}: name the "
+            "layer to remove (head_layer=...), or pass a model that already ends in features (head_layer='')"
+        )
+    name = found[0]
+    if len(calls[name]) != 1:
+        raise ValueError(
+            f"expected the classification layer {name!r} of {kind} to be used once in a pass, got {len(calls[name])} "
+            "uses: name another layer (head_layer=...), or wrap the model in one that returns features (head_layer='')"
+        )
+    call = calls[name][0]
+    harmless = _SHAPES | _MEANS if call.axes > 2 else _SHAPES
+    whole = isinstance(look.output, Tensor) and front.layers == [name] and not front.around
+    return HeadLayer(name, leave=not (whole and call.plain and front.after <= harmless))
+
+
+class _Look(NamedTuple):
+    """What a pass showed: the output that counts, the uses of each candidate, and what lies between."""
+
+    output: Any
+    calls: dict[str, list[_Call]]
+    front: _Front
+
+
+def _look(model: nn.Module, sample: Any, candidates: Mapping[str, nn.Module]) -> _Look:
+    with _graph_of(model), _marked(candidates) as calls:
+        inputs = {k: _leaf(v) for k, v in sample.items()} if isinstance(sample, Mapping) else _leaf(sample)
+        output = chosen(batches.call(model, inputs))
+        front = _walk(output, {call.mark: name for name in calls for call in calls[name]}, model, inputs)
+    return _Look(output, calls, front)
+
+
+def chosen(output: Any) -> Any:
+    """The logits of an output with a part of that name; any other output as it is."""
+    logits = None if isinstance(output, Tensor) else parts(output).get("logits")
+    return logits if isinstance(logits, Tensor) else output
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """A copy at which a graph begins, where its numbers can have a gradient."""
+    return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
+
+
+def remove_head(model: nn.Module, head: HeadLayer) -> None:
+    """Let a model pass on what goes into `head`; it is changed in place."""
+    check_layer(model, head.name)
+    parent, _, name = head.name.rpartition(".")
+    layer = model.get_submodule(head.name)
+    setattr(model.get_submodule(parent), name, Leave(layer) if head.leave else nn.Identity())
+
+
+def check_layer(model: nn.Module, layer: str) -> None:
+    """Refuse a path that is none of the model's layers."""
+    known = dict(model.named_modules())
+    if not layer or layer not in known:
+        names = ", ".join(name for name, _ in model.named_children())
+        raise ValueError(f"expected head_layer to name a layer of the model ({names}), got {layer!r}: give its path")
+
+
+class _Call(NamedTuple):
+    """One use of a layer.
+
+    Attributes:
+        mark: the node of the graph that its output leaves from; None without a graph.
+        plain: whether it took one tensor and gave one.
+        axes: of its output.
+    """
+
+    mark: Any
+    plain: bool
+    axes: int
+
+
+@contextlib.contextmanager
+def _marked(candidates: Mapping[str, nn.Module]) -> Iterator[dict[str, list[_Call]]]:
+    """Put a mark into the graph behind every use of the candidates."""
+    calls: dict[str, list[_Call]] = {name: [] for name in candidates}
+
+    def mark(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            if not isinstance(output, Tensor):
+                calls[name].append(_Call(None, False, 0))
+                return output
+            marked = output.clone()  # a node of its own, which no operation in place can take out of the graph
+            calls[name].append(_Call(marked.grad_fn, len(args) == 1, output.dim()))
+            return marked
+
+        return hook
+
+    handles = [module.register_forward_hook(mark(name)) for name, module in candidates.items()]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def quiet(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without a graph; random numbers and modes are put back."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _graph_of(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode with a graph, whatever the modes around; random numbers, modes and flags are put back."""
+    flags = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        with torch.inference_mode(False), quiet(model), torch.enable_grad():
+            for p, _ in flags:
+                p.requires_grad_(p.is_floating_point())
+            yield
+    finally:
+        for p, flag in flags:
+            p.requires_grad_(flag)
+
+
+class _Front(NamedTuple):
+    """What lies between the output and the marks nearest to it.
+
+    Attributes:
+        layers: the layers whose marks were met.
+        after: the operations between them and the output.
+        around: weights, or the inputs, that were met without a mark before them, in words.
+    """
+
+    layers: list[str]
+    after: set[str]
+    around: list[str]
+
+
+def _walk(output: Any, marks: Mapping[Any, str], model: nn.Module, inputs: Any) -> _Front:
+    names = {id(p): name for name, p in model.named_parameters() if p.dim() > 1}  # vectors only shift or scale
+    names |= {id(tensor): "its inputs" for tensor in _tensors(inputs)}
+    layers: dict[str, None] = {}
+    after: set[str] = set()
+    around: dict[str, None] = {}
+    stack = [tensor.grad_fn for tensor in _tensors(output)]
+    seen = set()
+    while stack:
+        node: Any = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in marks:
+            layers[marks[node]] = None
+        elif hasattr(node, "variable"):  # a parameter or the inputs
+            if id(node.variable) in names:
+                around[names[id(node.variable)]] = None
+        else:
+            after.add(type(node).__name__.partition("Backward")[0])
+            stack += [below for below, _ in node.next_functions]
+    return _Front(list(layers), after, list(around))
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """All tensors of an output, in tuples and dictionaries too."""
+    if isinstance(output, Tensor):
+        yield output
+    for part in parts(output).values():
+        yield from _tensors(part)

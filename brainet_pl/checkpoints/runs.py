@@ -1,0 +1,267 @@
+"""The folder of a run: one process's alone, gone on with by a resumed fit and by tests of its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import itertools
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from brainet_pl._utils import atomic
+from brainet_pl._utils.framework import (
+    ExperimentWriter,
+    is_csv,
+    is_tensorboard,
+    is_wandb,
+    pl,
+    rank_zero_info,
+    rank_zero_warn,
+)
+from brainet_pl.model.lightning import read_checkpoint
+
+LAST = "last"  # as a path of a checkpoint: the newest run's
+RUN = "brainet_run"  # the checkpoint's entry: what tells its run from others
+VERSION = "BRAINET_VERSION"  # in the environment of further processes of a run: the folder that the first has claimed
+WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of file names and addresses
+TESTED = ("test/", "ood/", "shift/", "cost/")  # metrics that a fit does not log
+CHECKPOINTS = "checkpoints"  # Lightning's folder for them, in that of the run
+WRITTEN = ("metrics.csv", "hparams.yaml", "config.yaml", "events.out.tfevents.*")  # what loggers leave beside it
+
+
+def describe(trainer: pl.Trainer) -> dict[str, Any]:
+    """What a checkpoint keeps of its run, as primitives: the id of W&B's run, if there is one."""
+    ids = [logger.version for logger in trainer.loggers if is_wandb(logger)]
+    return {"wandb": str(ids[0]) if ids and ids[0] else None}
+
+
+def find(trainer: pl.Trainer, checkpoint: str | None) -> str | None:
+    """The file that `--ckpt_path` names; "last" is that of the newest fit in the logger's folder, None if it has none.
+
+    A fit that was killed before its first checkpoint is the newest all the same: an older run's would be another's.
+    """
+    if checkpoint != LAST or Path(LAST).is_file():
+        return checkpoint
+    folders = [folder for logger in _local(trainer) for folder in Path(logger.root_dir).glob("version_*/checkpoints")]
+    newest = max((folder / "last.ckpt" if (folder / "last.ckpt").is_file() else folder for folder in folders),
+                 key=lambda path: path.stat().st_mtime, default=None)  # fmt: skip
+    if newest is None or not newest.is_file():
+        rank_zero_info(f"no checkpoint yet in {newest or 'the folder of the logger'}: beginning from the start")
+        return None
+    return str(newest)
+
+
+def folder_of(checkpoint: str | os.PathLike[str]) -> Path | None:
+    """The folder of the run that a checkpoint lies in; None for one that was copied to another place.
+
+    A run's folder holds `checkpoints` and the files of a logger beside it, or has the id of its W&B run as its name.
+    """
+    place = Path(checkpoint).resolve().parent
+    run = place.parent
+    if place.name != CHECKPOINTS:
+        return None
+    if any(True for pattern in WRITTEN for _ in run.glob(pattern)):
+        return run
+    return run if run.name == wandb_id(read_checkpoint(checkpoint)) else None
+
+
+def enter(trainer: pl.Trainer, checkpoint: str | None) -> None:
+    """Give the loggers of a fit a folder: that of its checkpoint if this lies in a run, or one that nobody else has.
+
+    The run of a checkpoint is gone on with: rows of `metrics.csv` before it stay, later ones are trained again and so
+    dropped, and W&B is told the same id. A checkpoint that was copied to another place begins a new run.
+    """
+    run = None if checkpoint is None else Path(checkpoint).resolve().parents[1]
+    same = _assign_folders(trainer, run, fit=True)
+    if checkpoint is None or run is None:
+        return
+    content = read_checkpoint(checkpoint)
+    if same or run.name == wandb_id(content):
+        _tell_wandb(trainer, content)
+    if same and trainer.is_global_zero:
+        atomic.remove_leftovers(run)  # of metrics.csv, which a killed fit was writing
+    for logger in trainer.loggers:
+        writer: Any = getattr(logger, "_experiment", None)
+        if same and isinstance(writer, Rows):
+            writer.rewind(int(content["global_step"]))
+
+
+def continue_run(trainer: pl.Trainer, checkpoint: str | os.PathLike[str]) -> Path | None:
+    """Let what a Trainer does next be a part of the run that wrote a checkpoint: call it before `trainer.test`.
+
+        trainer = pl.Trainer(callbacks=[Evaluation()])
+        continue_run(trainer, file)
+        trainer.test(model, datamodule=data, ckpt_path=file)
+
+    Loggers write into the folder of that run, rows of `metrics.csv` stay, W&B goes on with its run, files of a test lie
+    beside the checkpoints, and numbers are logged at the step of the checkpoint. Loggers that were given a version keep
+    it. `brainet test --ckpt_path FILE` does this by itself.
+
+    Returns:
+        The folder of the run; None, and nothing is changed, if the checkpoint lies in none because it was copied.
+    """
+    run = folder_of(checkpoint)
+    if run is None:
+        rank_zero_info(f"{checkpoint} does not lie in the folder of a run: what follows is a run of its own")
+        return None
+    busy = [type(logger).__name__ for logger in trainer.loggers if getattr(logger, "_experiment", None) is not None]
+    if busy:
+        raise RuntimeError(
+            f"expected a Trainer that has not logged yet, got one whose {', '.join(busy)} has begun a run: call "
+            "continue_run before anything else, with a Trainer of its own"
+        )
+    for logger in trainer.loggers:
+        _move(logger, run)
+    return join(trainer, checkpoint)
+
+
+def join(trainer: pl.Trainer, checkpoint: str | os.PathLike[str]) -> Path | None:
+    """`continue_run` for loggers that stay where the user has put them: the run's folder, if one of them leads there.
+
+    A logger elsewhere gets a folder that nobody else has.
+    """
+    run = folder_of(checkpoint)
+    same = _assign_folders(trainer, run, fit=False)
+    if run is None or (_local(trainer) and not same):
+        return None
+    content = read_checkpoint(checkpoint)
+    _tell_wandb(trainer, content)
+    if not same:
+        place: Any = trainer
+        place._default_root_dir = str(run)  # where files go without a logger that has a folder
+    epochs: Any = trainer.fit_loop.epoch_loop
+    epochs._batches_that_stepped = int(content["global_step"])  # Lightning logs a test at this step
+    return run
+
+
+def begin(trainer: pl.Trainer) -> None:
+    """Give the loggers of a test a folder that nobody else has."""
+    _assign_folders(trainer, None, fit=False)
+
+
+def step_of(trainer: pl.Trainer) -> int:
+    """The step at which Lightning logs: that of the last training, or of the checkpoint in a run that was joined."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def _assign_folders(trainer: pl.Trainer, run: Path | None, fit: bool) -> bool:
+    """Give every local logger its folder; whether that of `run` is among them."""
+    same = False
+    for logger in _local(trainer):
+        if logger._version is None:
+            here = run is not None and _number(run) is not None and Path(logger.root_dir).resolve() == run.parent
+            logger._version = _number(run) if here and run is not None else _claim(trainer, logger, fit)
+        same |= run is not None and Path(logger.log_dir).resolve() == run
+        if is_csv(logger) and trainer.is_global_zero:
+            logger._experiment = Rows(logger.log_dir)
+    return same
+
+
+def _move(logger: Any, run: Path) -> None:
+    """Let a logger without a version write to the folder `run`, and W&B keep its files where that run has them."""
+    if (is_csv(logger) or is_tensorboard(logger)) and logger._version is None:
+        number = _number(run)
+        logger._version, logger._name = run.name if number is None else number, run.parent.name
+        for place in ("_root_dir", "_save_dir"):
+            if hasattr(logger, place):
+                setattr(logger, place, _near(run.parents[1]))
+    elif is_wandb(logger) and logger.version is None:
+        logger._save_dir = logger._wandb_init["dir"] = _near(run.parents[1])
+
+
+def _near(folder: Path) -> str:
+    """A folder as a fit names it: relative below the current one, else absolute."""
+    return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
+
+
+def _tell_wandb(trainer: pl.Trainer, content: dict[str, Any]) -> None:
+    """Let W&B go on with the run that a checkpoint names."""
+    wandb = wandb_id(content)
+    for logger in trainer.loggers:
+        if is_wandb(logger) and logger.version is None:
+            logger._id = logger._wandb_init["id"] = wandb
+
+
+def wandb_id(content: dict[str, Any]) -> str | None:
+    """The id of W&B's run that a checkpoint names; one that could be more than an id is left alone, with a warning."""
+    run = content.get(RUN)
+    found = run.get("wandb") if isinstance(run, dict) else None
+    if found is None or (isinstance(found, str) and WANDB_ID.fullmatch(found)):
+        return found
+    rank_zero_warn(
+        "expected the checkpoint to name W&B's run by letters, digits, - and _, got something else: W&B begins a run "
+        "of its own"
+    )
+    return None
+
+
+def _local(trainer: pl.Trainer) -> list[Any]:
+    return [logger for logger in trainer.loggers if is_csv(logger) or is_tensorboard(logger)]
+
+
+def _number(folder: Path | None) -> int | None:
+    """3 of `version_3`."""
+    digits = "" if folder is None else folder.name.removeprefix("version_")
+    return int(digits) if digits.isdigit() else None
+
+
+def _claim(trainer: pl.Trainer, logger: Any, fit: bool) -> int | None:
+    """The next free number, taken by making its folder: two runs can't both make one."""
+    if not trainer.is_global_zero:
+        known = os.environ.get(VERSION)
+        return None if known is None else int(known)
+    beside = [other._version for other in _local(trainer) if other.root_dir == logger.root_dir]
+    taken = next((number for number in beside if isinstance(number, int)), None)  # loggers of a run share its folder
+    if taken is not None:
+        return taken
+    first: int = logger._get_next_version()
+    for number in itertools.count(first):
+        folder = Path(logger.root_dir) / f"version_{number}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            if fit:
+                (folder / CHECKPOINTS).mkdir()  # its mark, for `find`
+            os.environ[VERSION] = str(number)
+            return number
+    return None
+
+
+class Rows(ExperimentWriter):
+    """Lightning's writer of `metrics.csv`, but rows that are there stay, and a kill can't cost them."""
+
+    def __init__(self, log_dir: str) -> None:
+        super().__init__(log_dir)
+        if Path(self.metrics_file_path).is_file():
+            with open(self.metrics_file_path, newline="") as file:
+                self.metrics_keys = next(csv.reader(file), [])
+
+    def _check_log_dir_exists(self) -> None:
+        """Lightning deletes what is there."""
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        self._write(self._read(), fieldnames)
+
+    def rewind(self, step: int) -> None:
+        """Drop what was logged of the steps from `step` on, and a row cut short by a kill; rows of tests stay."""
+        if self.metrics_keys:
+            self._write((row for row in self._read() if int(row["step"]) < step or _tested(row)), self.metrics_keys)
+
+    def _read(self) -> list[dict[str, str]]:
+        """Rows that are whole: the last one may have been cut anywhere."""
+        with open(self.metrics_file_path, newline="") as file:
+            lines = file.readlines()
+        cut = bool(lines) and not lines[-1].endswith("\n")
+        return [row for row in csv.DictReader(lines[:-1] if cut else lines) if row["step"]]
+
+    def _write(self, rows: Iterable[dict[str, str]], columns: list[str]) -> None:
+        with atomic.atomic_write(self.metrics_file_path) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def _tested(row: dict[str, str]) -> bool:
+    return any(value and name.startswith(TESTED) for name, value in row.items())

@@ -1,0 +1,5 @@
+"""`python -m brainet_pl.cli` is `brainet`."""
+
+from brainet_pl.cli.commands import console
+
+console()

@@ -1,0 +1,112 @@
+"""`brainet`: which command runs what, and how an error is told.
+
+A command is imported when it is called for: help, `report` and `compare` do not wait for torch and Lightning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from brainet_pl import __version__
+from brainet_pl._utils.checks import UsageError
+
+if TYPE_CHECKING:
+    from brainet_pl.cli.lightning_cli import BrainetCLI
+
+ABOUT = "Calibrated heads whose wiring is learned from the data."
+HINTS = (
+    "`brainet COMMAND --help` tells its settings. All take --debug, which shows the whole traceback of an error. With "
+    "--ckpt_path, settings come out of the checkpoint; its classes that are not of brainet_pl have to be named again, "
+    "or need --trust_checkpoint for a file whose maker you know."
+)
+LIGHTNING = {
+    "fit": "learn the structure and train; --test tests the best checkpoint afterwards",
+    "validate": "evaluate a checkpoint on validation data",
+    "test": "evaluate a checkpoint: metrics, figures and a page",
+    "predict": "write what a checkpoint predicts to a file",
+}
+OWN = {
+    "report": "write one self-contained HTML page of a run",
+    "compare": "write a page and tables of several runs",
+    "sweep": "try settings one after the other, and compare them",
+    "export": "write the model of a checkpoint as one graph: ONNX or torch.export",
+    "cache": "list or delete features that FeatureCache keeps on disk",
+}
+HOMES = {
+    "report": "evaluation.report",
+    "compare": "evaluation.compare",
+    "sweep": "cli.sweep",
+    "export": "cli.export",
+    "cache": "cli.cache",
+}
+DEBUG = "--debug"
+
+
+def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
+    """The console script: some commands read files of runs, `sweep` makes runs, everything else is Lightning's."""
+    words = list(sys.argv[1:] if args is None else args)
+    command = words[0] if words else ""
+    if command in OWN:
+        import_module(f"brainet_pl.{HOMES[command]}").main(words[1:])
+        return None
+    if command in LIGHTNING or (command.startswith("-") and not _asks(words)):
+        from brainet_pl.cli.lightning_cli import lightning
+
+        return lightning(words)
+    parser().parse_args(words[:1])  # help, or what is wrong
+    return None
+
+
+def _asks(words: Sequence[str]) -> bool:
+    """Whether nothing is wanted but help or the version."""
+    return words[0] in ("-h", "--help", "--version")
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with a line each; what a command takes, it tells itself."""
+    made = argparse.ArgumentParser("brainet", description=ABOUT, epilog=HINTS)
+    made.add_argument("--version", action="version", version=f"brainet {__version__}")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    for name, told in (LIGHTNING | OWN).items():
+        commands.add_parser(name, help=told)
+    return made
+
+
+def console() -> None:
+    """Entry point: an error becomes one line and the exit status 1, or 2 for a command that can't be meant.
+
+    Nothing is returned: a console script's result would become its exit status.
+    """
+    words = [word for word in sys.argv[1:] if word != DEBUG]
+    try:
+        main(words)
+    except KeyboardInterrupt:
+        sys.exit(_interrupted())
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning ends a fit so, with the status of an error
+            sys.exit(_interrupted())
+        raise
+    except Exception as error:
+        if DEBUG in sys.argv:
+            raise
+        print(f"brainet: {one_line(error)} ({DEBUG} shows where)", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error without line breaks and other signs that steer a terminal; its kind, if not ours."""
+    shown = " ".join("".join(sign if sign.isprintable() else " " for sign in str(error)).split())
+    return shown if shown.startswith("expected") else f"{type(error).__name__}: {shown}".rstrip(": ")
+
+
+def _interrupted() -> int:
+    print("brainet: interrupted", file=sys.stderr)
+    return 130  # as shells have it: 128 and the number of the signal
+
+
+if __name__ == "__main__":
+    console()

@@ -1,0 +1,316 @@
+"""`brainet fit|validate|test|predict`: LightningCLI with the structure callback and the settings of checkpoints.
+
+A test, validation or prediction of a checkpoint goes on with the run that wrote it (`runs.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
+from brainet_pl import configs
+from brainet_pl._utils.checks import UsageError
+from brainet_pl._utils.framework import (
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+    is_wandb,
+    keep_quiet,
+    pl,
+    rank_zero_info,
+    translated,
+)
+from brainet_pl.callbacks import PredictionFile, StructureLearning
+from brainet_pl.checkpoints import runs
+from brainet_pl.cli.commands import ABOUT
+from brainet_pl.cli.trust import Given, Untrusted, given_by, vet
+from brainet_pl.datamodules.table import read_task
+from brainet_pl.model.lightning import CONFIG, HPARAMS, BRAINet, read_checkpoint
+
+SUBCOMMANDS = ("fit", "validate", "test", "predict")
+TRUST = "--trust_checkpoint"
+KEYWORDS = ("best", "last", "hpc", "null", "None", "")  # of Lightning, in place of a checkpoint's file
+STORED_CONFIG = "checkpoint.yaml"  # the settings of a checkpoint, on their way to the parser
+SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes the configuration: to the run's folder, to W&B once, and into every checkpoint, for `brainet test`.
+
+    A test that goes on with a run leaves `config.yaml` and W&B's `cli` to the fit: its own are `config_test.yaml` and
+    `cli_test`.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Choose the name of the file; only the first process writes one."""
+        folder = trainer.log_dir
+        if stage != "fit" and folder is not None and (Path(folder) / "config.yaml").is_file():
+            self.config_filename = f"config_{getattr(stage, 'value', stage)}.yaml"
+        super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Rank zero only, called by the base class."""
+        key = Path(self.config_filename).stem.replace("config", "cli")
+        for logger in trainer.loggers:
+            if is_wandb(logger):
+                logger.experiment.config.update({key: self.config.as_dict()}, allow_val_change=True)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the settings of model, data, structure and Trainer."""
+        checkpoint[CONFIG] = copy.deepcopy(self._settings)
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The settings as primitives; once, because dumping them takes longer than a short epoch."""
+        dumped = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        config = {name: dumped.get(name) for name in ("model", "data", "structure", "trainer")}
+        backbone = config["model"].get("backbone")
+        if isinstance(backbone, dict):
+            backbone["weights"] = None  # the checkpoint holds them: their file must not be asked for again
+        return config
+
+
+class BrainetCLI(LightningCLI):
+    """Adds `--structure.*`, the settings of the structure callback, and `--predictions.*`.
+
+    Args:
+        loggers_given: whether the user chose loggers, which then stay where they write.
+        **kwargs: those of LightningCLI.
+    """
+
+    def __init__(self, *args: Any, loggers_given: bool = False, **kwargs: Any) -> None:
+        self.loggers_given = loggers_given
+        super().__init__(*args, **kwargs)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the settings of this package; LightningCLI calls it."""
+        parser.add_lightning_class_args(StructureLearning, "structure")
+        parser.add_lightning_class_args(PredictionFile, "predictions")
+        # So that `--model.head.num_params 8000` needs no class.
+        parser.set_defaults({"model.head": {"class_path": "brainet_pl.network.Tree"}})
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """Add what only some subcommands take."""
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "fit":
+            parser.add_argument(
+                "--test", action="store_true", help="Test the best checkpoint afterwards, in the same run."
+            )
+        else:
+            parser.add_argument(
+                "--new_run",
+                action="store_true",
+                help="Begin a new folder and W&B run instead of going on with those that wrote the checkpoint.",
+            )
+        if subcommand == "test":
+            parser.set_defaults(verbose=False)  # a line for each of a hundred numbers; files and loggers have them
+        return parser
+
+    def before_instantiate_classes(self) -> None:
+        """A checkpoint named in a configuration file is held to the same rules; and what is loaded holds no code."""
+        chosen = self.config[self.subcommand]
+        chosen["trainer"]["logger"] = without_wandb(chosen["trainer"].get("logger"))
+        check_ckpt_path(str(chosen.get("ckpt_path")))
+        if chosen.get("weights_only") is False:
+            raise UsageError("expected weights_only to be true, got false: a checkpoint holds no code, and runs none")
+        chosen["weights_only"] = True
+        infer_task(chosen)
+        if self.subcommand == "predict" and chosen.get("return_predictions") is None:
+            chosen["return_predictions"] = False  # PredictionFile writes them as they come; memory need not hold all
+
+    def before_fit(self) -> None:
+        """Find the checkpoint to go on from, and enter its run's folder or a new one."""
+        checkpoint = self._find_checkpoint()
+        runs.enter(self.trainer, checkpoint)
+
+    def after_fit(self) -> None:
+        """With `--test`, test what the fit chose on validation data, with the same loggers."""
+        if self.config[self.subcommand].get("test"):
+            best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
+            rank_zero_info(f"testing {best or 'the model as it is: there is no checkpoint'}")
+            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)
+
+    def _find_checkpoint(self) -> str | None:
+        settings = self.config_init[self.subcommand]
+        settings["ckpt_path"] = checkpoint = runs.find(self.trainer, settings["ckpt_path"])
+        return checkpoint
+
+    def _go_on(self) -> None:
+        """Find the checkpoint, and go on with the run that wrote it unless told otherwise."""
+        checkpoint = self._find_checkpoint()
+        if checkpoint is None or self.config[self.subcommand].get("new_run"):
+            runs.begin(self.trainer)
+        elif self.loggers_given:
+            runs.join(self.trainer, checkpoint)
+        elif runs.continue_run(self.trainer, checkpoint) is None:
+            runs.begin(self.trainer)
+
+    before_validate = before_test = before_predict = _go_on
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: a checkpoint's settings come before the command line's (`_complete`), never over them."""
+
+
+def infer_task(settings: Any) -> None:
+    """Where the data is a CSV file and the model has no task: the one that belongs to the column to be predicted."""
+    data, model = settings.get("data"), settings.get("model")
+    if not data or model.get("task") is not None or model.get("num_classes") is not None:
+        return
+    if str(data.get("class_path")).rpartition(".")[2] != "Table":
+        return
+    task, classes = read_task(data["init_args"])
+    kind, given = ("Classification", {"num_classes": classes}) if classes else ("Regression", {})
+    model["task"] = {"class_path": f"brainet_pl.tasks.{kind}", "init_args": given}
+    data["init_args"]["task"] = task
+    group = "cls" if classes else "reg"
+    for callback in settings.get("trainer", {}).get("callbacks") or ():
+        init = callback.get("init_args") or {}
+        if str(init.get("monitor")).startswith(("val/cls/", "val/reg/")):
+            init["monitor"] = f"val/{group}/{init['monitor'].split('/', 2)[2]}"
+
+
+def without_wandb(loggers: Any) -> Any:
+    """Loggers of a configuration as they are or, where W&B is not installed, those of others: a run needs no W&B."""
+    if importlib.util.find_spec("wandb") is not None or not isinstance(loggers, list):
+        return loggers
+    kept = [logger for logger in loggers if not str(logger.get("class_path")).endswith(".WandbLogger")]
+    if len(kept) < len(loggers):
+        rank_zero_info("W&B is not installed, so this run is not logged there: pip install wandb for its dashboard")
+    return kept
+
+
+def shipped() -> dict[str, Path]:
+    """The shipped configurations that run, by name."""
+    files = sorted(Path(str(configs.__path__[0])).glob("*.yaml"))
+    return {path.stem: path for path in files if path.stem != SWEEP}
+
+
+def config_path(name: str) -> Path:
+    """The file of a shipped configuration: "digits" or "digits.yaml"."""
+    known = shipped()
+    path = known.get(name.removesuffix(".yaml"))
+    if path is None:
+        listed = ", ".join(known)
+        raise UsageError(f"expected a file or one of the shipped configurations ({listed}), got {name!r}")
+    return path
+
+
+def stored_config(checkpoint: str | Path) -> dict[str, Any]:
+    """The settings that a checkpoint carries; of one saved in Python, the model's alone."""
+    content = read_checkpoint(checkpoint)
+    config: dict[str, Any] = content.get(CONFIG) or {"model": dict(content.get(HPARAMS, {}))}
+    return config
+
+
+def check_ckpt_path(path: str) -> None:
+    """Refuse an address, which Lightning would load together with the code in it, and a file that is not there."""
+    if "://" in path:
+        raise UsageError(f"expected ckpt_path to be a file, got the address {path}: download it, then give the file")
+    if path not in KEYWORDS and not Path(path).is_file():
+        raise UsageError(
+            f"expected ckpt_path to be a checkpoint file, best, last or hpc, got {path!r}, and there is no such file: "
+            "check the path"
+        )
+
+
+def _complete(words: list[str], folder: str) -> list[str]:
+    """Shipped configurations by name, and before everything else the configuration that a checkpoint carries."""
+    trusted = TRUST in words
+    words = [word for word in words if word != TRUST]
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("-") else [word])]
+    words = [word if before == "--ckpt_path" else translated(word) for before, word in pairwise(["", *words])]
+    for i, word in enumerate(words[:-1]):
+        if word in ("--config", "-c"):
+            words[i + 1] = _in_namespace(words[i + 1], Path(folder) / f"{i}.yaml")
+    command = next((i for i, word in enumerate(words) if word in SUBCOMMANDS), None)
+    checkpoints = [b for a, b in pairwise(words) if a == "--ckpt_path"]
+    if command is None or not checkpoints:
+        return words
+    check_ckpt_path(checkpoints[-1])
+    if Path(checkpoints[-1]).is_file():
+        given = given_by(words)
+        config = stored_config(checkpoints[-1])
+        if words[command] != "fit":  # resuming takes up all of the Trainer's settings, a test only what watches it
+            given = _and_place(given, checkpoints[-1])
+            config = _watching(config, words[command], given, trusted)
+        if not trusted:
+            config = vet(config, given)
+        path = Path(folder) / STORED_CONFIG
+        path.write_text(translated(yaml.safe_dump(config)))
+        words[command + 1 : command + 1] = ["--config", str(path)]
+    return words
+
+
+def _watching(config: dict[str, Any], command: str, given: Given, trusted: bool) -> dict[str, Any]:
+    """Of the settings of a fit, those that its test needs: model, data, callbacks, and loggers that may be used."""
+    trainer = config.get("trainer") or {}
+    kept = {"callbacks": trainer.get("callbacks")} if command == "test" else {}
+    if not loggers_given(given):
+        try:
+            logger = {"trainer": {"logger": trainer.get("logger")}}
+            kept |= logger["trainer"] if trusted else vet(logger, given)["trainer"]
+        except Untrusted as error:
+            rank_zero_info(f"not logged where the fit was: {error}")
+    config = {name: part for name, part in config.items() if name in ("model", "data")}
+    return config | {"trainer": {name: part for name, part in kept.items() if part}}
+
+
+def _and_place(given: Given, checkpoint: str) -> Given:
+    """What the user names, and where the run of their checkpoint lies: loggers may write there again."""
+    run = runs.folder_of(checkpoint)
+    places = () if run is None else (str(run.parents[1]), os.path.relpath(run.parents[1]))
+    return given._replace(texts=given.texts.union(places))
+
+
+def loggers_given(given: Given) -> bool:
+    """Whether the user's own words choose loggers."""
+    return "trainer.logger" in given.keys  # a setting of one, such as trainer.logger.init_args.name, is of a stored one
+
+
+def _in_namespace(name: str, copy: Path) -> str:
+    """The file of a configuration; where it names classes of the other namespace of Lightning, a copy in ours."""
+    path = Path(name) if Path(name).is_file() else config_path(name)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return str(path)  # jsonargparse will say what is wrong with it
+    if translated(content) == content:
+        return str(path)
+    copy.write_text(translated(content), encoding="utf-8")
+    return str(copy)
+
+
+def lightning(words: Sequence[str]) -> BrainetCLI:
+    """fit, validate, test and predict; `--config NAME` also takes the name of a shipped configuration."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    keep_quiet()
+    with tempfile.TemporaryDirectory() as folder:
+        complete = _complete(list(words), folder)
+        own = [word for word in complete if word != str(Path(folder) / STORED_CONFIG)]
+        return BrainetCLI(
+            BRAINet,
+            pl.LightningDataModule,
+            loggers_given=loggers_given(given_by(own)),
+            subclass_mode_data=True,
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"save_to_log_dir": True, "overwrite": True},
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            # A bar in a log file is hundreds of fragments of lines.
+            trainer_defaults={"default_root_dir": "runs", "enable_progress_bar": sys.stdout.isatty()},
+            parser_kwargs={"prog": "brainet", "description": ABOUT},
+            args=complete,
+        )

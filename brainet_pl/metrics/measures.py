@@ -1,0 +1,516 @@
+"""Metrics, on device and right under DDP, and the factories of their collections, one for each task.
+
+Classification takes `preds` (B, C) probabilities and `target` (B,) labels. Averages of softmax outputs may exceed 1 by
+rounding; they are clamped, never soft-maxed again. Regression takes `preds` (B, 2), mean and variance of a Gaussian in
+the units of the target, and `target` (B,).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
+from torchmetrics.utilities import dim_zero_cat
+
+from brainet_pl._utils import checks
+from brainet_pl.metrics.curves import (
+    Better,
+    adaptive_calibration_error,
+    calibration_error,
+    calibration_sums,
+    maximum_calibration_error,
+    residual_sums,
+    risk_coverage,
+    smooth_calibration_error,
+)
+from brainet_pl.metrics.losses import gaussian_nll
+
+_LEVELS = tuple(0.05 * i for i in range(1, 20))  # of the central intervals that QuantileCalibrationError looks at
+
+
+class Measure(Metric):
+    """A metric that knows how it is called and read. One of one's own derives from this, and from torchmetrics' rules.
+
+    Attributes:
+        key: under which it is logged, behind the stage: `cls/NLL`. A measure given to a model without a key is logged
+            as `<group of the task>/<class name>`.
+        title: what a report calls it; the end of the key if empty.
+        unit: "share", "nats", "target" for the units of the target, or "".
+        higher_is_better: as torchmetrics has it; None where neither is better.
+    """
+
+    full_state_update = False
+    higher_is_better = False
+    is_differentiable = False
+    key: str = ""
+    title: str = ""
+    unit: str = ""
+
+    @property
+    def better(self) -> Better:
+        """Whether "higher" or "lower" values are better; None where neither is."""
+        return None if self.higher_is_better is None else "higher" if self.higher_is_better else "lower"
+
+
+def check_classes(preds: Tensor, target: Tensor) -> None:
+    """Refuse what is not probabilities (B, C) and labels (B,) from 0 to C - 1; torch would stop at it obscurely."""
+    if preds.dim() != 2 or target.shape != preds.shape[:1] or not preds.is_floating_point():
+        raise ValueError(
+            f"expected probabilities (B, C) and labels (B,), got {tuple(preds.shape)} of {preds.dtype} and "
+            f"{tuple(target.shape)}: give one row of probabilities and one label for each sample"
+        )
+    if target.is_floating_point() or target.is_complex():
+        raise ValueError(f"expected integer labels, got {target.dtype}: give the number of each class, target.long()")
+    if len(target) and not 0 <= int(target.min()) <= int(target.max()) < preds.shape[1]:
+        raise ValueError(
+            f"expected labels from 0 to {preds.shape[1] - 1}, got {int(target.min())} to {int(target.max())}: renumber "
+            "the labels, or predict as many classes"
+        )
+
+
+def check_numbers(preds: Tensor, target: Tensor) -> None:
+    """Refuse what is not a mean and a variance (B, 2) and one target (B,) for each sample."""
+    fit = preds.dim() == 2 and preds.shape[1] == 2 and target.shape == preds.shape[:1]
+    if not fit or not preds.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise ValueError(
+            f"expected means and variances (B, 2) and targets (B,), got {tuple(preds.shape)} of {preds.dtype} and "
+            f"{tuple(target.shape)} of {target.dtype}: give one row and one target for each sample"
+        )
+
+
+class _SampleMean(Measure):
+    """The mean of a number for each sample; a subclass says which number."""
+
+    is_differentiable = True
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch."""
+        # Never in place: a validation in inference mode leaves tensors that a later fit may not write to.
+        self.total = self.total + self.values(preds, target).sum()
+        self.count = self.count + len(target)
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return self.total / self.count
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,) the number of each sample."""
+        raise NotImplementedError
+
+
+class Accuracy(MulticlassAccuracy, Measure):
+    """The share of samples whose largest probability is that of their label."""
+
+    key, title, unit = "cls/Acc", "Accuracy", "share"
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities (B, C) and labels (B,)."""
+        check_classes(preds, target)
+        super().update(preds, target)
+
+
+class NegativeLogLikelihood(_SampleMean):
+    """-1/N Σ_n log p_n,y(n); a probability of 0 counts as the smallest normal float."""
+
+    key, title, unit = "cls/NLL", "NLL", "nats"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes -log p of the true class of each sample, (B,)."""
+        check_classes(preds, target)
+        return -preds.gather(1, target.long()[:, None]).clamp(torch.finfo(preds.dtype).tiny, 1.0).log().squeeze(1)
+
+
+class BrierScore(_SampleMean):
+    """The Brier score: 1/N Σ_n Σ_c (p_nc - [y(n) = c])², between 0 and 2."""
+
+    key, title = "cls/Brier", "Brier score"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the squared distance of each prediction from its label, (B,)."""
+        check_classes(preds, target)
+        return ((preds - torch.nn.functional.one_hot(target.long(), preds.shape[1])) ** 2).sum(dim=1)
+
+
+class CalibrationError(Measure):
+    """Expected calibration error with equal bins; a confidence of exactly 1 belongs to the last bin."""
+
+    key, title, unit = "cal/ECE", "Calibration error", "share"
+    sums: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        empty = calibration_sums(torch.empty(0), torch.empty(0))
+        self.add_state("sums", torch.zeros_like(empty), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities (B, C) and labels (B,)."""
+        check_classes(preds, target)
+        confidence, label = preds.float().max(dim=1)
+        self.sums = self.sums + calibration_sums(confidence, label == target)
+
+    def compute(self) -> Tensor:
+        """Computes the error of all batches so far, a scalar."""
+        return calibration_error(self.sums).float()
+
+
+class PassDisagreement(_SampleMean):
+    """How often two passes answer differently; 0 where all passes are the same network."""
+
+    higher_is_better = None  # type: ignore[assignment]
+    is_differentiable = False
+    key, title, unit = "ens/Disagreement", "Passes that answer differently", "share"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Takes what `uncertainty.disagreement` gives for each sample, (B,)."""
+        return preds
+
+
+class MaximumCalibrationError(CalibrationError):
+    """MCE: the gap between confidence and accuracy in the worst of the equal bins; one sample can make it."""
+
+    key, title, unit = "cal/MCE", "Calibration error, worst bin", "share"
+
+    def compute(self) -> Tensor:
+        """The largest gap so far."""
+        return maximum_calibration_error(self.sums).float()
+
+
+class SmoothCalibrationError(Measure):
+    """Smooth ECE (Błasiok & Nakkiran 2024): without bins, by a kernel whose width the error itself chooses."""
+
+    key, title, unit = "cal/smECE", "Calibration error, smooth", "share"
+    sums: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("sums", residual_sums(torch.empty(0), torch.empty(0)), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities (B, C) and labels (B,)."""
+        check_classes(preds, target)
+        confidence, label = preds.float().max(dim=1)
+        self.sums = self.sums + residual_sums(confidence, label == target)
+        self.count = self.count + len(target)
+
+    def compute(self) -> Tensor:
+        """Computes the error of all batches so far, a scalar."""
+        return smooth_calibration_error(self.sums, self.count).float()
+
+
+class _Ranked(Measure):
+    """A number of all confidences (N,) and hits (N,) together; a subclass says which number."""
+
+    confidence: list[Tensor]
+    correct: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("confidence", [], dist_reduce_fx="cat")
+        self.add_state("correct", [], dist_reduce_fx="cat")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities (B, C) and labels (B,)."""
+        check_classes(preds, target)
+        confidence, label = preds.float().max(dim=1)
+        self.confidence.append(confidence.clamp(0.0, 1.0))
+        self.correct.append((label == target).float())
+
+    def compute(self) -> Tensor:
+        """The number over all samples so far; NaN without any, and where a confidence is NaN, which has no rank."""
+        if not len(self.confidence):
+            return torch.tensor(math.nan)
+        confidence = dim_zero_cat(self.confidence)
+        if not len(confidence) or confidence.isnan().any():
+            return confidence.new_tensor(math.nan)
+        return self.measure(confidence, dim_zero_cat(self.correct))
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """The number."""
+        raise NotImplementedError
+
+
+class AdaptiveCalibrationError(_Ranked):
+    """Expected calibration error with bins of equal counts: Σ_b |acc_b - conf_b|·n_b/N over sorted confidences."""
+
+    key, title, unit = "cal/aECE", "Calibration error, adaptive bins", "share"
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """Computes the error of all samples, in bins of equal size."""
+        return adaptive_calibration_error(confidence, correct)
+
+
+class AreaUnderRiskCoverage(_Ranked):
+    """AURC: the error rate of the most confident share of samples, averaged over all shares."""
+
+    key, title, unit = "sc/AURC", "Risk–coverage area", "share"
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """Computes the area under the curve of error rate against coverage."""
+        return torch.as_tensor(risk_coverage(1.0 - confidence, 1.0 - correct).mean())
+
+
+class RiskAtCoverage(_Ranked):
+    """The error rate of the most confident `coverage` of the samples."""
+
+    unit = "share"
+
+    def __init__(self, coverage: float = 0.8, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not 0 < coverage <= 1:
+            raise ValueError(f"expected a coverage above 0 and at most 1, got {coverage}")
+        self.coverage = coverage
+        percent = f"{100 * coverage:g}"
+        self.key, self.title = f"sc/Risk@{percent}Cov", f"Errors among the {percent} % most certain"
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """Computes the error rate among the most certain samples."""
+        risk = risk_coverage(1.0 - confidence, 1.0 - correct)
+        return risk[max(0, math.ceil(self.coverage * len(risk)) - 1)]
+
+
+def classification_measures(num_classes: int) -> list[Measure]:
+    """Accuracy, NLL, Brier, four calibration errors, AURC and risk at 80 % coverage, fresh."""
+    return [
+        Accuracy(num_classes, average="micro", validate_args=False),
+        NegativeLogLikelihood(),
+        BrierScore(),
+        CalibrationError(),
+        AdaptiveCalibrationError(),
+        MaximumCalibrationError(),
+        SmoothCalibrationError(),
+        AreaUnderRiskCoverage(),
+        RiskAtCoverage(0.8),
+    ]
+
+
+def collect(measures: list[Measure], prefix: str, group: str) -> MetricCollection:
+    """Measures under the keys `<prefix><key>`; one without a key is `<prefix><group>/<class name>`."""
+    named: dict[str, Metric] = {}
+    for measure in measures:
+        key = measure.key or f"{group}/{type(measure).__name__}"
+        if key in named:
+            raise ValueError(f"expected metrics of different names, got {key} twice: give one of them another key")
+        named[key] = measure
+    return MetricCollection(named, prefix=prefix, compute_groups=False)  # type: ignore[arg-type]
+
+
+# -- regression -------------------------------------------------------------------------------------------------------
+
+
+class SquaredError(MeanSquaredError, Measure):
+    """The root of the mean squared error (RMSE): √(1/N Σ_n (μ_n - y_n)²)."""
+
+    key, title, unit = "reg/RMSE", "RMSE", "target"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(squared=False, **kwargs)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
+        check_numbers(preds, target)
+        # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
+        self.sum_squared_error, self.total = self.sum_squared_error.clone(), self.total.clone()
+        super().update(preds[:, 0], target)
+
+
+class AbsoluteError(MeanAbsoluteError, Measure):
+    """The mean absolute error (MAE): 1/N Σ_n |μ_n - y_n|."""
+
+    key, title, unit = "reg/MAE", "MAE", "target"
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
+        check_numbers(preds, target)
+        # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
+        self.sum_abs_error, self.total = self.sum_abs_error.clone(), self.total.clone()
+        super().update(preds[:, 0], target)
+
+
+class GaussianNLL(_SampleMean):
+    """-1/N Σ_n log N(y_n; μ_n, σ_n²), with the total variance of the prediction."""
+
+    key, title, unit = "reg/NLL", "NLL", "nats"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the negative log-density of each target under the predicted Gaussian, (B,)."""
+        check_numbers(preds, target)
+        return gaussian_nll(preds[:, 0], preds[:, 1], target)
+
+
+class IntervalCoverage(_SampleMean):
+    """The share of targets inside the central interval of probability `level`; calibrated where it equals `level`."""
+
+    higher_is_better = None  # type: ignore[assignment]
+    is_differentiable = False
+    unit = "share"
+
+    def __init__(self, level: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        checks.share("level", level)
+        self.level = level
+        percent = f"{100 * level:g}"
+        self.key, self.title = f"cal/coverage{percent}", f"Targets inside the {percent} % interval"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes whether each target lies in its interval, (B,) of zeros and ones."""
+        return (_central(preds, target) <= self.level).float()
+
+
+class Sharpness(_SampleMean):
+    """The mean width of the central 95 % interval, 2·1.96·σ_n, in the units of the target."""
+
+    key, title, unit = "cal/sharpness", "Mean width of the 95 % interval", "target"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the predicted standard deviation of each sample, (B,)."""
+        check_numbers(preds, target)
+        return 2 * math.sqrt(2) * float(torch.special.erfinv(torch.tensor(0.95))) * preds[:, 1].sqrt()
+
+
+class QuantileCalibrationError(Measure):
+    """1/19 Σ_p |share of targets inside the central interval of probability p - p|, for p = 0.05, 0.10 … 0.95."""
+
+    key, title, unit = "cal/QCE", "Calibration error of intervals", "share"
+    inside: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("inside", torch.zeros(len(_LEVELS)), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Adds means and variances (B, 2) and targets (B,) of a batch."""
+        levels = torch.tensor(_LEVELS, device=preds.device)
+        self.inside = self.inside + (_central(preds, target)[:, None] <= levels).sum(dim=0)
+        self.count = self.count + len(target)
+
+    def compute(self) -> Tensor:
+        """The mean gap so far."""
+        levels = torch.tensor(_LEVELS, device=self.inside.device)
+        return torch.as_tensor((self.inside / self.count - levels).abs().mean())
+
+
+def _central(preds: Tensor, target: Tensor) -> Tensor:
+    """(B,) probability of the smallest central interval that holds the target: erf(|y - μ| / √(2σ²))."""
+    check_numbers(preds, target)
+    return torch.as_tensor(torch.special.erf((target - preds[:, 0]).abs() / (2 * preds[:, 1]).sqrt()))
+
+
+def regression_measures() -> list[Measure]:
+    """RMSE, MAE, NLL, coverage at 50, 80 and 95 %, sharpness and QCE, fresh."""
+    return [
+        SquaredError(),
+        AbsoluteError(),
+        GaussianNLL(),
+        IntervalCoverage(0.5),
+        IntervalCoverage(0.8),
+        IntervalCoverage(0.95),
+        Sharpness(),
+        QuantileCalibrationError(),
+    ]
+
+
+# -- sets and intervals -----------------------------------------------------------------------------------------------
+
+
+def check_sets(preds: Tensor, target: Tensor) -> None:
+    """Refuse what is not sets (B, C) as true and false, and labels (B,) from 0 to C - 1."""
+    if preds.dtype != torch.bool:
+        raise ValueError(f"expected sets of classes (B, C) as true and false, got {preds.dtype}: give predict's `set`")
+    check_classes(preds.float(), target)
+
+
+class SetCoverage(_SampleMean):
+    """The share of sets (B, C) that hold the label; meant to be the level they were made for."""
+
+    higher_is_better = None  # type: ignore[assignment]
+    is_differentiable = False
+    key, title, unit = "conformal/Coverage", "Sets that hold the label", "share"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes whether each set (B, C) holds the label (B,), as zeros and ones (B,)."""
+        check_sets(preds, target)
+        return preds.gather(1, target.long()[:, None]).squeeze(1).float()
+
+
+class SetSize(_SampleMean):
+    """The mean number of classes in a set."""
+
+    is_differentiable = False
+    key, title = "conformal/Size", "Mean size of the sets"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the number of classes of each set (B, C), (B,)."""
+        check_sets(preds, target)
+        return preds.sum(dim=1).float()
+
+
+class WorstClassCoverage(Measure):
+    """The least share of sets that hold the label among the classes that have samples.
+
+    The smallest of several noisy shares lies below the level even where every class has it: with few samples of a class
+    it says little.
+    """
+
+    higher_is_better = True
+    key, title, unit = "conformal/WorstClassCoverage", "Sets that hold the label, worst class", "share"
+    held: Tensor
+    count: Tensor
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_classes = checks.whole("num_classes", num_classes, 1)
+        self.add_state("held", torch.zeros(num_classes), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(num_classes), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: sets (B, C) and labels (B,)."""
+        check_sets(preds, target)
+        inside = preds.gather(1, target.long()[:, None]).squeeze(1)
+        self.held = self.held + torch.bincount(target[inside], minlength=self.num_classes)
+        self.count = self.count + torch.bincount(target, minlength=self.num_classes)
+
+    def compute(self) -> Tensor:
+        """The least share so far; NaN without a sample."""
+        some = self.count > 0
+        return (self.held[some] / self.count[some]).min() if some.any() else self.count.new_tensor(math.nan)
+
+
+class BoundCoverage(_SampleMean):
+    """The share of intervals (B, 2), from lower to upper, that hold the target; meant to be the level."""
+
+    higher_is_better = None  # type: ignore[assignment]
+    is_differentiable = False
+    key, title, unit = "conformal/Coverage", "Intervals that hold the target", "share"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes whether each target (B,) lies between its bounds (B, 2), as zeros and ones (B,)."""
+        check_numbers(preds, target)
+        return ((preds[:, 0] <= target) & (target <= preds[:, 1])).float()
+
+
+class BoundWidth(_SampleMean):
+    """The mean width of intervals (B, 2), in the units of the target."""
+
+    is_differentiable = False
+    key, title, unit = "conformal/Width", "Mean width of the intervals", "target"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the distance between the bounds (B, 2) of each sample, (B,)."""
+        check_numbers(preds, target)
+        return preds[:, 1] - preds[:, 0]

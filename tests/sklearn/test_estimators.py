@@ -1,0 +1,198 @@
+"""The estimators of scikit-learn: its own checks, promises of coverage, files without code."""
+
+import pickle
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_iris, make_friedman1
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
+
+
+def blobs(rows, seed):
+    """Two classes that overlap, five columns of which the last two hang together."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, rows)
+    x = rng.normal(size=(rows, 5)) + y[:, None] * np.array([1.5, 0, 0, 0.5, 0])
+    x[:, 4] = x[:, 3] + 0.1 * rng.normal(size=rows)
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return BRAINetClassifier(random_state=0, max_epochs=15).fit(*blobs(2000, 0))
+
+
+@pytest.fixture(scope="module")
+def regressor():
+    return BRAINetRegressor(random_state=0, max_epochs=15).fit(*make_friedman1(1000, 8, random_state=0))
+
+
+def test_probabilities_beat_the_prior_and_repeat(classifier):
+    x, y = blobs(1000, 1)
+    probs = classifier.predict_proba(x)
+    np.testing.assert_allclose(probs.sum(axis=1), 1.0)
+    assert classifier.score(x, y) > 0.75
+    assert -np.log(probs[np.arange(len(y)), y]).mean() < 0.55  # the prior has 0.69
+    np.testing.assert_array_equal(probs, classifier.predict_proba(x))
+    np.testing.assert_allclose(probs[::-1], classifier.predict_proba(x[::-1]), rtol=1e-9)  # a view that runs backwards
+    again = clone(classifier).fit(*blobs(2000, 0))
+    np.testing.assert_array_equal(probs, again.predict_proba(x))
+    np.testing.assert_array_equal(classifier.predict(x), classifier.classes_[probs.argmax(axis=1)])
+
+
+@pytest.mark.parametrize("method", ["lac", "aps", "raps"])
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_sets_hold_the_class_as_often_as_promised(classifier, method, level):
+    x, y = blobs(4000, 2)
+    covered = classifier.predict_set(x, level, method)[np.arange(len(y)), y].mean()
+    # 300 rows held back set the threshold: three deviations of a Beta(300·level, 300·(1 - level)), and of the test.
+    assert level - 3 * np.sqrt(level * (1 - level) * (1 / 300 + 1 / 4000)) < covered < 1.0
+
+
+@pytest.mark.parametrize("method", ["scaled", "quantile"])
+def test_intervals_hold_the_number_as_often_as_promised(regressor, method):
+    x, y = make_friedman1(3000, 8, random_state=1)
+    ends = regressor.predict_interval(x, 0.9, method)
+    assert (ends[:, 0] <= ends[:, 1]).all()
+    covered = ((ends[:, 0] <= y) & (y <= ends[:, 1])).mean()
+    assert abs(covered - 0.9) < 3 * np.sqrt(0.09 * (1 / 150 + 1 / 3000))
+    mean, std = regressor.predict(x, return_std=True)
+    assert regressor.score(x, y) > 0.7
+    assert (std > 0).all()
+    np.testing.assert_array_equal(mean, regressor.predict(x))
+
+
+def test_strange_rows_are_told_and_usual_ones_rarely_accused(classifier, regressor):
+    p = classifier.known_p(blobs(4000, 3)[0])
+    for level in (0.05, 0.2):
+        assert (p <= level).mean() < level + 3 * np.sqrt(level * (1 - level) * (1 / 300 + 1 / 4000))
+    torn = blobs(500, 4)[0]
+    torn[:, 4] = -torn[:, 4]  # each column as usual, but two that always agreed do not: only the structure can tell
+    assert np.median(classifier.known_p(torn)) <= 0.01
+    assert regressor.known_p(make_friedman1(200, 8, random_state=2)[0] + 5).max() < 0.05
+
+
+@pytest.mark.parametrize("fitted", ["classifier", "regressor"])
+def test_files_hold_everything_and_no_code(fitted, request, tmp_path):
+    model = request.getfixturevalue(fitted)
+    x = np.random.default_rng(5).normal(size=(50, model.n_features_in_))
+    path = tmp_path / "model.pt"
+    model.save(path)
+    torch.load(path, weights_only=True)
+    again = type(model).load(path)
+    final = "predict_proba" if fitted == "classifier" else "predict"
+    np.testing.assert_array_equal(getattr(again, final)(x), getattr(model, final)(x))
+    np.testing.assert_array_equal(again.known_p(x), model.known_p(x))
+    assert again.get_params() == model.get_params()
+    assert again.tree_.fingerprint == model.tree_.fingerprint
+    pickled = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(getattr(pickled, final)(x), getattr(model, final)(x))
+    other = BRAINetRegressor if fitted == "classifier" else BRAINetClassifier
+    with pytest.raises(ValueError, match=rf"expected a {other.__name__} of format 1 in .*, got {type(model).__name__}"):
+        other.load(path)
+    with path.open("wb") as file:
+        pickle.dump(model, file)  # a pickle may run anything
+    with pytest.raises(ValueError, match="when reading"):
+        type(model).load(path)
+    with pytest.raises(FileNotFoundError, match="expected an estimator at"):
+        type(model).load(tmp_path / "nothing.pt")
+
+
+def test_data_frames_with_text_and_names():
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    colour = rng.choice(["red", "green", "blue"], 300)
+    size = rng.normal(size=300) + (colour == "red")
+    y = np.where((colour == "red") ^ (size > 1), "yes", "no")
+    frame = pandas.DataFrame({"colour": colour, "size": size})
+    model = BRAINetClassifier(random_state=0, max_epochs=30).fit(frame, y)
+    assert model.classes_.tolist() == ["no", "yes"]
+    assert model.score(frame, y) > 0.85
+    assert list(model.feature_names_in_) == ["colour", "size"]
+    assert model.feature_names_ == ["colour=blue", "colour=green", "colour=red", "size"]
+    assert "colour=red" in model.tree_.names
+    np.testing.assert_array_equal(model.predict_proba(frame), model.predict_proba(frame[["size", "colour"]]))
+    unseen = frame.assign(colour="violet")
+    assert np.isfinite(model.predict_proba(unseen)).all()
+    with pytest.raises(ValueError, match="expected the columns of fit, got none called size"):
+        model.predict(frame[["colour"]])
+    with pytest.raises(ValueError, match="expected a data frame with the columns colour, size"):
+        model.predict(size[:, None])
+    with pytest.raises(ValueError, match="expected numbers or categories in column 'day', got dates"):
+        BRAINetClassifier().fit(frame.assign(day=pandas.Timestamp("2020-01-01")), y)
+    with pytest.raises(ValueError, match="expected at most 50 categories, got 300 in column 'name'"):
+        BRAINetClassifier().fit(frame.assign(name=[f"n{i}" for i in range(300)]), y)
+
+
+def test_pipelines_and_grid_search():
+    x, y = load_iris(return_X_y=True)
+    pipeline = make_pipeline(StandardScaler(), BRAINetClassifier(random_state=0, max_epochs=10))
+    search = GridSearchCV(pipeline, {"brainetclassifier__s": [1, 2]}, cv=2).fit(x, y)
+    assert search.best_score_ > 0.8
+    assert cross_val_score(pipeline, x, y, cv=2).min() > 0.8
+
+
+def test_few_rows_are_all_trained_on():
+    x, y = blobs(20, 0)
+    model = BRAINetClassifier(random_state=0, max_epochs=20).fit(x, y)
+    assert np.isfinite(model.predict_proba(x)).all()
+    with pytest.raises(ValueError, match="expected rows held back in fit for known_p, got none: fit with at least 40"):
+        model.known_p(x)
+    with pytest.raises(ValueError, match="expected rows held back in fit for predict_set"):
+        model.predict_set(x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"passes": 0}, "passes"),
+        ({"max_epochs": 0}, "max_epochs"),
+        ({"validation_fraction": 1.5}, "validation_fraction"),
+        ({"learning_rate": -1}, "learning_rate"),
+        ({"batch_size": 1}, "batch_size"),
+        ({"s": 0}, "expected s"),
+    ],
+)
+def test_wrong_settings_fail_at_once(settings, message):
+    with pytest.raises(ValueError, match=message):
+        BRAINetClassifier(**settings).fit(*blobs(60, 0))
+
+
+def test_one_class_and_missing_values_are_refused():
+    x, y = blobs(60, 0)
+    with pytest.raises(ValueError, match="expected at least two classes in y, got one class"):
+        BRAINetClassifier().fit(x, np.zeros(60, dtype=int))
+    x[3, 2] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        BRAINetClassifier().fit(x, y)
+
+
+def test_importing_the_estimators_loads_no_torch():
+    code = (
+        "import sys, brainet_pl.sklearn.estimators; "
+        "assert not {'torch', 'pytorch_lightning', 'lightning'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [BRAINetClassifier, BRAINetRegressor])
+def test_scikit_learns_own_checks(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(kind(max_epochs=30), on_fail=None)
+    failed = {result["check_name"]: str(result["exception"]) for result in results if result["status"] == "failed"}
+    assert len(results) > 40
+    assert not failed
+    skipped = {result["check_name"] for result in results if result["status"] not in ("passed", "failed")}
+    assert skipped <= {"check_array_api_input"}  # it needs SCIPY_ARRAY_API=1 before anything is imported
