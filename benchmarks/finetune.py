@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             def fit(name: str = name, rows: Tensor = rows, seed: int = seed) -> Cell:
                 model, facts = trained(body, name, (x[rows], y[rows]), args.epochs, seed)
-                return measured(test, unknown, lambda x: model.passes_of(x).outputs) | facts
+                return measured(test, unknown, lambda x: model.predictor.passes(x).outputs) | facts
 
             store.cell(f"{name}/{seed}", fit)
     keys = ("err", "nll", "ece", "svhn/entropy/AUROC", "svhn/energy/AUROC", "params", "seconds")

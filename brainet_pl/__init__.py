@@ -64,6 +64,8 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for, once."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "BRAINet":
+        import_module(f"{__name__}.callbacks")  # registers the callbacks that every run of it has
     found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = found
     return found

@@ -7,23 +7,23 @@ from brainet_pl.callbacks.features import FeatureCache
 from brainet_pl.callbacks.logging import log_figure, log_table
 from brainet_pl.callbacks.predictions import PredictionFile
 from brainet_pl.callbacks.resume import ExactResume
-from brainet_pl.callbacks.scores import ScoreFit
-from brainet_pl.callbacks.settle import HeadSettling
 from brainet_pl.callbacks.structure import StructureLearning
 from brainet_pl.callbacks.tracking import Tracking
+from brainet_pl.model.lightning import register_standard_callbacks
 
 __all__ = [
     "BaselineComparison",
     "Evaluation",
     "ExactResume",
     "FeatureCache",
-    "HeadSettling",
     "LastCheckpoint",
     "PredictionFile",
-    "ScoreFit",
     "StructureLearning",
     "Tracking",
     "WholeCheckpointIO",
     "log_figure",
     "log_table",
 ]
+
+# Every run of a BRAINet has these; the last knows the random states after the others' hooks.
+register_standard_callbacks([BaselineComparison, Tracking, ExactResume])

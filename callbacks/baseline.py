@@ -15,6 +15,7 @@ from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import BRAINetHead, Head, Tree
 from brainet_pl.network.base import LEAST, Rows, run_head
 
+HEAD = "predictor.head."  # of the keys of its weights in a checkpoint
 OWN, LINEAR = "the network's own layer", "linear"
 
 
@@ -44,7 +45,7 @@ class BaselineComparison(Callback):
         held = module.validation_sample()
         if module.head is None or held is None or len(held.targets) < LEAST:
             return
-        rows = module.rows_of(held)
+        rows = module.predictor.head_inputs(held)
         head, when = _best_head(trainer, module)
         with torch.no_grad(), isolated_rng(0):
             losses = {_name(module): _head_nll(module, head, rows)}
@@ -135,7 +136,7 @@ def _best_head(trainer: pl.Trainer, module: BRAINet) -> tuple[Head, str]:
         return head, "after the last epoch"
     try:
         stored = torch.load(chosen.best_model_path, map_location=module.device, weights_only=True)["state_dict"]
-        head.load_state_dict({k.removeprefix("head."): v for k, v in stored.items() if k.startswith("head.")})
+        head.load_state_dict({k.removeprefix(HEAD): v for k, v in stored.items() if k.startswith(HEAD)})
     except (OSError, KeyError, RuntimeError, ValueError):  # gone, or of another tree
         return copy.deepcopy(module.head).eval(), "after the last epoch"
     return head, "at the best checkpoint"

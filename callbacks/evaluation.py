@@ -30,11 +30,11 @@ from brainet_pl.callbacks.logging import (
     log_table,
     run_folder,
 )
-from brainet_pl.callbacks.sets import test_sets
 from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
 from brainet_pl.evaluation import charts, shift_charts, summary
 from brainet_pl.evaluation.chart import Chart, Matrix, readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
+from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import inputs_of, is_sharded
 from brainet_pl.metrics.curves import SEPARATION
 from brainet_pl.metrics.shift import LOADER, is_shift, means
@@ -54,7 +54,7 @@ class Sample(NamedTuple):
     picture: Any
 
 
-class Evaluation(Callback):
+class Evaluation(Callback, EvaluatesAllSets):
     """Fills the record of a test, batch by batch, and tells everybody about it when the test is over.
 
     - metrics `ood/<set>/<score>/<measure>` of every unknown set, and the means `near_mean` and `far_mean` of sets of a
@@ -416,7 +416,7 @@ def _measured(module: BRAINet, batch: Any) -> costs.Costs | None:
         return None
     devices = [module.device] if module.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        return costs.measure(module, inputs_of(batch, module.columns))
+        return costs.measure(module.predictor, inputs_of(batch, module.columns))
 
 
 def _class_names(module: pl.LightningModule, record: TestRecord) -> list[str] | None:

@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import Callback, pl
 from brainet_pl.features.extraction import is_sized
+from brainet_pl.features.training import FeatureFolder
 from brainet_pl.model.lightning import BRAINet
 
 
-class FeatureCache(Callback):
+class FeatureCache(Callback, FeatureFolder):
     """Extracts the features of training and validation data at fit set-up and feeds them instead of the inputs.
 
     Features are kept on disk and memory-mapped: a further run with the same weights, layers, data and transforms, with
@@ -67,9 +68,9 @@ class FeatureCache(Callback):
                 "without the cache, or give the dataset a length"
             )
         size = train_loader.batch_size
-        plain = pl_module.training_features(progress=self.progress)
-        copies = [pl_module.features_of(train_loader, i + 1, self.progress) for i in range(self.copies)]
-        held = pl_module.features_of(validation, progress=self.progress)
+        plain = pl_module.training_features.all(progress=self.progress)
+        copies = [pl_module.training_features.of(train_loader, i + 1, self.progress) for i in range(self.copies)]
+        held = pl_module.training_features.of(validation, progress=self.progress)
         loaders = {
             "train_dataloader": plain.loader(size, shuffle=True, copies=copies),
             "structure_dataloader": plain.loader(size, shuffle=False),

@@ -170,7 +170,7 @@ class StructureLearning(Callback):
     def _share(self, module: BRAINet) -> StreamedData:
         """The training features that all processes hold together."""
         # What is sampled is chosen before extraction, so all rows that are extracted are learned from.
-        features, _ = module.training_share(self.settings["max_rows"], self.progress).together()
+        features, _ = module.training_features.share(self.settings["max_rows"], self.progress).together()
         return StreamedData(FeatureStream.share(features), self.settings["bins"], self.settings["max_rows"])
 
     def _obtain(self, trainer: pl.Trainer, module: BRAINet) -> GGT:
@@ -199,7 +199,7 @@ class StructureLearning(Callback):
     def _learned(self, trainer: pl.Trainer, module: BRAINet) -> GGT:
         features: Any = self._data
         if features is None:
-            features = module.training_features(self.settings["max_rows"], self.progress).features.numpy()
+            features = module.training_features.all(self.settings["max_rows"], self.progress).features.numpy()
         if self.cache == "":
             return learn_structure(features, progress=self.progress, **self.settings)
         folder = Path(trainer.default_root_dir) / "structures" if self.cache is None else Path(self.cache)
@@ -221,9 +221,9 @@ class StructureLearning(Callback):
 
     def _tell(self, trainer: pl.Trainer, ggt: GGT) -> None:
         # Not trainer.log_dir: that is a collective, and only rank zero comes here.
-        resolve_skip = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
+        folder = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            cache.store(resolve_skip / "structure.json", ggt)
+            cache.store(folder / "structure.json", ggt)
         if trainer.ckpt_path is not None and "structure/kept" not in self._facts:
             return
         facts = self._facts | {
@@ -236,7 +236,7 @@ class StructureLearning(Callback):
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
             about = {"fingerprint": ggt.fingerprint} | facts
-            log_files(trainer, "structure", [resolve_skip / "structure.json"], about, "structure", used=True)
+            log_files(trainer, "structure", [folder / "structure.json"], about, "structure", used=True)
 
 
 def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Collection[str]) -> None:
@@ -261,12 +261,3 @@ def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Coll
         state = optimizer.state.pop(parameter, None)
         if state is not None and name in whole:
             optimizer.state[after[name]] = state
-
-
-class BuildHeadBeforeAveraging(Callback):
-    """Builds a head before others copy the model. A `BRAINet` brings this where weights are averaged."""
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Of heads that wait for the number of features alone; the callback above builds the others."""
-        if stage == "fit" and isinstance(pl_module, BRAINet):
-            pl_module.prepare_head()

@@ -5,9 +5,7 @@ python examples/demo.py    # or: make demo
 
 from __future__ import annotations
 
-import copy
 import logging
-import math
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,8 +24,10 @@ from brainet_pl.cli import lightning
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.report import write_report
 from brainet_pl.network import MLP, Ensemble, Head, HeadSettings, Linear, Tree
+from brainet_pl.network.training import fit_head
 from brainet_pl.structure import learn_structure
 from brainet_pl.structure.draw import draw_network
+from brainet_pl.tasks import Classification
 from brainet_pl.uncertainty import predictive
 
 HEADS: dict[str, HeadSettings] = {
@@ -114,24 +114,8 @@ def compare(epochs: int = EPOCHS) -> dict[str, list[Quality]]:
 def _fit(head: Head, parts: Sequence[tuple[Tensor, Tensor]], epochs: int) -> Quality:
     """Train with Adam, keep the epoch with the best likelihood of the validation digits, measure on the test digits."""
     (x, y), val, test = parts
-    optimizer = torch.optim.Adam(head.parameters(), lr=RATE)
-    best, best_nll, waited = head.state_dict(), math.inf, 0
-    for _ in range(epochs):
-        head.train()
-        for rows in torch.randperm(len(x)).split(BATCH):  # type: ignore[no-untyped-call]
-            if len(rows) > 1:  # one sample is no batch for batch norm
-                outputs = head(x[rows])
-                draws = outputs.numel() // (len(rows) * outputs.shape[-1])  # members, or sub-networks of a sample
-                optimizer.zero_grad()
-                F.cross_entropy(outputs.flatten(0, -2), y[rows].repeat(draws)).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-        nll = _measure(head, *val).nll
-        best, best_nll, waited = (
-            (copy.deepcopy(head.state_dict()), nll, 0) if nll < best_nll else (best, best_nll, waited + 1)
-        )
-        if waited == PATIENCE:
-            break
-    head.load_state_dict(best)
+    pace = {"max_epochs": epochs, "patience": PATIENCE, "batch_size": BATCH, "learning_rate": RATE}
+    fit_head(head, x, y, Classification(int(y.max()) + 1).loss, lambda: _measure(head, *val).nll, **pace)
     return _measure(head, *test)
 
 

@@ -56,4 +56,4 @@ def tell(name, predict):
 
 
 tell("network", lambda a: network(a).softmax(1))
-tell("BRAINet", lambda a: brainet.predict(a).mean(0))
+tell("BRAINet", lambda a: brainet.predict(a)["probabilities"])

@@ -21,7 +21,7 @@ from brainet_pl._utils.framework import (
     rank_zero_info,
     rank_zero_warn,
 )
-from brainet_pl.model.lightning import read_checkpoint
+from brainet_pl.model.restoring import read_checkpoint
 
 LAST = "last"  # as a path of a checkpoint: the newest run's
 RUN = "brainet_run"  # the checkpoint's entry: what tells its run from others

@@ -36,7 +36,8 @@ from brainet_pl.checkpoints import runs
 from brainet_pl.cli.commands import ABOUT
 from brainet_pl.cli.trust import Given, Untrusted, given_by, vet
 from brainet_pl.datamodules.table import read_task
-from brainet_pl.model.lightning import CONFIG, HPARAMS, BRAINet, read_checkpoint
+from brainet_pl.model.lightning import BRAINet
+from brainet_pl.model.restoring import CONFIG, HPARAMS, read_checkpoint
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST = "--trust_checkpoint"

@@ -117,22 +117,6 @@ def data_source(trainer: pl.Trainer, model: pl.LightningModule) -> Any:
     return getattr(trainer, "datamodule", None) or model if source is None else source
 
 
-def structure_loader(
-    trainer: pl.Trainer, model: pl.LightningModule, max_rows: int | None = None, every: int = 1, first: int = 0
-) -> Iterable[Any]:
-    """Batches of training data in a fixed order; with `max_rows`, of a random sample of that many rows.
-
-    With `every`, only batches `first`, `first + every`, `first + 2·every`, …: the share of one of so many processes. A
-    datamodule may offer `structure_dataloader` (un-augmented); else the training loader is rebuilt without shuffling.
-    """
-    source = data_source(trainer, model)
-    if hasattr(source, "structure_dataloader"):
-        source = source.structure_dataloader()
-    elif hasattr(source, "train_dataloader"):
-        source = source.train_dataloader()
-    return unshuffled(source, max_rows, every, first)
-
-
 def chosen_rows(total: int, max_rows: int | None) -> Tensor | None:
     """A random choice of `max_rows` of `total` rows, in ascending order and the same each time; None is all of them."""
     if max_rows is None or max_rows >= total:
@@ -203,13 +187,6 @@ def _first_rows(stream: Iterable[Any], max_rows: int | None) -> Iterator[Any]:
             return
         yield batch
         rows += batching.size(inputs_of(batch))
-
-
-def first_batch(trainer: pl.Trainer, columns: Columns | None = None) -> Any:
-    """The inputs of the first batch of training data."""
-    for batch in structure_loader(trainer, trainer.lightning_module):
-        return inputs_of(batch, columns)
-    raise ValueError("expected training data to measure the features of, got an empty loader: check the datamodule")
 
 
 def extract(

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from brainet_pl.backbones import batches
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import readings_of
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.model.predictor import Predictor
 from brainet_pl.network.base import run_head
 
 REPEATS = 5  # of which the median is taken; a first run, which sets things up, does not count
@@ -86,18 +86,16 @@ class Costs(NamedTuple):
 
 
 @torch.no_grad()
-def measure(model: BRAINet, inputs: Any) -> Costs:
+def measure(model: Predictor, inputs: Any) -> Costs:
     """Run a batch of inputs through a model in evaluation, a few times, and measure.
 
     Args:
         model: with its head, in evaluation.
         inputs: as the model takes them, on its device; or what its backbone gave for them.
     """
-    if model.head is None:
-        raise ValueError("expected a model with a head, got one that was never fitted: fit it, or load a checkpoint")
     known = isinstance(inputs, BackboneOutput)
     readings = inputs if known else readings_of(model.backbone, inputs)
-    features, head, passes = readings.features, model.head, model.passes
+    features, head, passes = readings.features, model.require_head(), model.num_passes
     samples = int(features.shape[0])
 
     def cost(parameters: int, work: Callable[[], Any]) -> Cost:

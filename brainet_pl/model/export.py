@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from brainet_pl._utils import atomic, checks
 from brainet_pl.backbones import batches
 from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.swap import SwappedModel
+from brainet_pl.model.predictor import Predictor
 from brainet_pl.network import BRAINetHead
-from brainet_pl.network.base import run_head
-from brainet_pl.tasks.predictive import predictive_scores
 
 INPUT = "input"  # the name of an only tensor
 TRACED = 4  # samples of the example that a graph is made from: neither 0 nor 1, which compilers take for special
@@ -47,37 +45,25 @@ class Exported(NamedTuple):
 
 
 class Answers(nn.Module):
-    """A model as a function of tensors, in the order of `inputs`, that gives a tuple in the order of `outputs`."""
+    """A predictor as a function of tensors, in the order of `inputs`, that gives a tuple in the order of `outputs`."""
 
-    def __init__(self, model: BRAINet | SwappedModel, example: Any, passes: int) -> None:
+    def __init__(self, predictor: Predictor, example: Any) -> None:
         super().__init__()
-        self.model, self.passes = model, passes
+        self.predictor = predictor
         self.named = isinstance(example, Mapping)
         self.inputs = tuple(example) if isinstance(example, Mapping) else (INPUT,)
         size = batches.size(example)
-        self.outputs = tuple(k for k, v in self._answer(example).items() if v.dim() and v.shape[0] == size)
+        self.outputs = tuple(k for k, v in predictor.predict(example).items() if v.dim() and v.shape[0] == size)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Maps tensors in the order of `inputs` to a tuple in the order of `outputs`."""
-        answer = self._answer(dict(zip(self.inputs, tensors, strict=True)) if self.named else tensors[0])
+        given = dict(zip(self.inputs, tensors, strict=True)) if self.named else tensors[0]
+        answer = Predictor.predict(self.predictor, given)  # under no_grad a trace would hold its switches
         return tuple(answer[name] for name in self.outputs)
-
-    def _answer(self, x: Any) -> dict[str, Tensor]:
-        if isinstance(self.model, BRAINet):
-            return self.model.predict_step(x, 0)
-        if self.model.scores is not None:  # it was calibrated
-            return self.model.answer(x, self.passes)
-        if self.model.calibration is not None:
-            return self.model.answer(x, self.passes)
-        features, base_logits = self.model.read(x)
-        logits, weights = run_head(self.model.head, features, self.passes, base_logits)
-        probs = logits.softmax(dim=-1)
-        mean = probs.mean(dim=0) if weights is None else torch.tensordot(weights, probs, dims=1)
-        return {"class": mean.argmax(dim=-1), "probabilities": mean} | predictive_scores(probs, logits, weights)
 
 
 def export_program(
-    model: BRAINet | SwappedModel, example: Any = None, *, passes: int | None = None, seed: int = 0
+    model: BRAINet | Predictor, example: Any = None, *, passes: int | None = None, seed: int = 0
 ) -> Exported:
     """A model as an exported program for any batch size.
 
@@ -97,7 +83,7 @@ def export_program(
 
 
 def export_onnx(
-    model: BRAINet | SwappedModel, path: str | Path, example: Any = None, *, passes: int | None = None, seed: int = 0
+    model: BRAINet | Predictor, path: str | Path, example: Any = None, *, passes: int | None = None, seed: int = 0
 ) -> tuple[str, ...]:
     """Write a model as ONNX for any batch size; the names of its outputs.
 
@@ -128,38 +114,33 @@ def export_onnx(
 
 @contextlib.contextmanager
 def _ready(
-    model: BRAINet | SwappedModel, example: Any, passes: int | None, seed: int
+    model: BRAINet | Predictor, example: Any, passes: int | None, seed: int
 ) -> Iterator[tuple[Answers, tuple[Tensor, ...]]]:
     """The model in evaluation with draws that stay, and example inputs; everything is put back afterwards."""
-    head = model.head
-    if head is None:
-        raise ValueError("expected a model with a head, got one that was never fitted: fit it, or load a checkpoint")
-    count = passes if passes is not None else getattr(model, "passes", 15)
-    count = checks.whole("passes", count, 1, 10**4)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    training, before = model.training, getattr(model, "passes", None)
+    predictor = model.predictor if isinstance(model, BRAINet) else model
+    head, training, before = predictor.require_head(), predictor.training, predictor.num_passes
+    count = checks.whole("passes", before if passes is None else passes, 1, 10**4)
+    device = next((p.device for p in predictor.parameters()), torch.device("cpu"))
     held = head.held if isinstance(head, BRAINetHead) else None
-    model.eval()
+    predictor.eval()
     try:
         if isinstance(head, BRAINetHead) and head.inference in ("auto", "stochastic"):
             head.hold(head.ggt.sample(count, head.temperature, seed))
-        if isinstance(model, BRAINet):
-            model.passes = count
+        predictor.num_passes = count
         with torch.no_grad():
-            given = batches.move(_example(model, example), device)
+            given = batches.move(_example(predictor, example), device)
             tensors = tuple(given.values()) if isinstance(given, Mapping) else (given,)
-            yield Answers(model, given, count).eval(), tensors
+            yield Answers(predictor, given).eval(), tensors
     finally:
-        model.train(training)
+        predictor.train(training)
         if isinstance(head, BRAINetHead):
             head.hold(held)
-        if isinstance(model, BRAINet) and before is not None:
-            model.passes = before
+        predictor.num_passes = before
 
 
-def _example(model: BRAINet | SwappedModel, given: Any) -> Any:
+def _example(predictor: Predictor, given: Any) -> Any:
     """Inputs of `TRACED` samples like those given, or like those that the model was given first."""
-    samples = model.backbone.takes if given is None else batches.signature(given)
+    samples = predictor.backbone.takes if given is None else batches.signature(given)
     if samples is None:
         raise ValueError(
             "expected example inputs, because this model has not seen any: give some, export_onnx(model, path, x), or "
@@ -175,19 +156,27 @@ def _check(answers: Answers, tensors: tuple[Tensor, ...], graph: Any) -> None:
     """Run the graph with other batch sizes than the one it was made from, and compare."""
     for size in CHECKED:
         given = tuple(tensor[torch.arange(size) % len(tensor)] for tensor in tensors)
-        for name, ours, theirs in zip(answers.outputs, answers(*given), graph(given), strict=True):
-            there = torch.as_tensor(theirs)
-            if ours.shape != there.shape or not _close(ours, there):
+        ours = dict(zip(answers.outputs, answers(*given), strict=True))
+        theirs = {name: torch.as_tensor(value) for name, value in zip(answers.outputs, graph(given), strict=True)}
+        for name in answers.outputs:
+            if not _agree(name, ours, theirs):
                 raise RuntimeError(
                     f"expected the graph to give the model's {name} for a batch of {size}, got another: this model is "
                     "not the same as a graph; one whose head draws dropout masks or weights differs each time"
                 )
 
 
-def _close(ours: Tensor, theirs: Tensor) -> bool:
-    if not ours.is_floating_point():
-        return bool((ours.cpu() == theirs.cpu()).float().mean() > 0.5)  # near a tie, rounding may decide
-    return torch.allclose(ours.cpu().double(), theirs.cpu().double(), CLOSE, CLOSE, equal_nan=True)
+def _agree(name: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    """Whether an output is the same but for rounding, which may also decide between two equally probable classes."""
+    one, other = ours[name].cpu(), theirs[name].cpu()
+    if one.shape != other.shape:
+        return False
+    if one.is_floating_point():
+        return torch.allclose(one.double(), other.double(), CLOSE, CLOSE, equal_nan=True)
+    if name == "class":
+        chosen = [ours["probabilities"].cpu().gather(1, label.long().unsqueeze(1)) for label in (one, other)]
+        return bool(((chosen[0] - chosen[1]).abs() <= CLOSE).all())
+    return torch.equal(one, other)
 
 
 def _check_onnx(answers: Answers, tensors: tuple[Tensor, ...], path: Path) -> None:

@@ -8,76 +8,79 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part
+from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.backbones.batches import rows, size
-from brainet_pl.backbones.extractor import Backbone, FeatureExtractor
-from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator
-from brainet_pl.features.extraction import bounded, extract, read
+from brainet_pl.features.extraction import Extracted, bounded, extract, read, readings_of
+from brainet_pl.features.training import TrainingFeatures
+from brainet_pl.model.predictor import Predictor
 from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
-from brainet_pl.network.base import LEAST, ResidualHead, Rows, run_head, train_head
-from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
+from brainet_pl.network.base import LEAST, train_head
+from brainet_pl.scores import Score, Verdict
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification
-from brainet_pl.tasks.passes import Passes
-from brainet_pl.uncertainty import predictive
 
 BATCH = 256  # inputs at a time while features are extracted
 
 
-class SwappedModel(nn.Module):
-    """A feature extractor with a head: logits (B, C) out, like the model it came from.
+class SwappedModel(Predictor):
+    """A feature extractor with a new head: logits (B, C) out, like the model it came from.
 
-    Train it like any module, or by its own `loss`, which has every branch of the tree learn from every sample.
+    Train it like any module, or by its own `loss`, which has every branch of the tree learn from every sample. After
+    `calibrate`, `predict` also says how sure the model may be and which inputs it knows.
+
+    Args:
+        backbone: the feature extractor.
+        head: the new head.
+        num_classes: number of classes.
     """
 
+    task: Classification
+    head: Head
+
     def __init__(self, backbone: FeatureExtractor, head: Head, num_classes: int) -> None:
-        super().__init__()
-        self.backbone, self.head, self.num_classes = backbone, head, num_classes
-        self.scores: ScoreSet | None = None
-        self.calibration: Calibrator | None = None
-        self.verdict = Verdict()
+        super().__init__(backbone, Classification(num_classes), head)
 
     def forward(self, x: Any = None, **named: Tensor) -> Tensor:
         """Inputs, as the model takes them: a tensor (B, …), a dictionary, or tensors by name → logits (B, C).
 
         While training, of one sub-network drawn for each sample; of an ensemble (M, B, C), one row for each member.
         """
-        features, base_logits = self.read(named if x is None else x)
+        readings = self.read(named if x is None else x)
+        base_logits = self.base_outputs(readings)
         if self.training and isinstance(self.head, BRAINetHead):
-            return torch.as_tensor(self.head(features, base_logits=base_logits, draws=1))
-        return train_head(self.head, features, base_logits)
-
-    def loss(self, x: Any, target: Tensor) -> Tensor:
-        """Inputs (B, …) and labels (B,) → the mean cross-entropy of all sub-networks that a training step draws.
-
-        Of `Bayes`, without its penalty: add `head.penalty()` divided by the number of training samples.
-        """
-        logits = train_head(self.head, *self.read(x))
-        logits = logits if logits.dim() == 3 else logits.unsqueeze(0)
-        return F.cross_entropy(logits.flatten(0, 1).float(), target.repeat(len(logits)))
+            return torch.as_tensor(self.head(readings.features, base_logits=base_logits, draws=1))
+        return train_head(self.head, readings.features, base_logits)
 
     @torch.no_grad()
-    def predict(self, x: Any, passes: int = 15) -> Tensor:
-        """Inputs (B, …) → probabilities (T, B, C) of T passes; the backbone runs once.
+    def predict(self, x: Any, passes: int | None = None) -> dict[str, Tensor]:
+        """Inputs (B, …) → all that is said of each, by name.
+
+        `probabilities` (B, C), `class` (B,) and every score (B,); after `calibrate` also `known_p` (B,), the share of
+        held-out samples that are at least as strange, and `known` (B,).
+        """
+        return super().predict(x, passes)
+
+    @torch.no_grad()
+    def probabilities(self, x: Any, passes: int = 15) -> Tensor:
+        """Inputs (B, …) → probabilities (T, B, C) of T passes, before calibration; the backbone runs once.
 
         Where a head gives all of its few sub-networks with their weights instead of draws, each is among the T as often
         as its weight says: their mean is the head's prediction.
         """
-        features, base_logits = self.read(x)
-        values, weights = run_head(self.head, features, passes, base_logits)
-        probabilities = values.softmax(dim=-1)
+        found = self.passes(x, passes)
+        values, weights = found.outputs.softmax(dim=-1), found.weights
         if weights is None:
-            return probabilities
+            return values
         share = (torch.arange(passes, device=weights.device) + 0.5) / passes
         upto = weights.cumsum(0)
-        return probabilities[torch.searchsorted(upto / upto[-1], share.to(upto.dtype)).clamp_max(len(values) - 1)]
+        return values[torch.searchsorted(upto / upto[-1], share.to(upto.dtype)).clamp_max(len(values) - 1)]
 
-    def finalize(self, x: Any, held: tuple[Any, Tensor] | None = None) -> dict[str, float]:
+    def calibrate_head(self, x: Any, held: tuple[Any, Tensor] | None = None) -> dict[str, float]:
         """Choose what needs no training, once the head is trained: nothing else of the model changes.
 
         A `Tree` gets statistics for its simultaneous pass, which `forward` is, from inputs (N, …) of the training data;
@@ -88,19 +91,10 @@ class SwappedModel(nn.Module):
             raise ValueError(
                 f"expected at least {LEAST} held-out samples to choose by, got {len(held[1])}: give more, or none"
             )
-
-        def nll(outputs: Tensor, weights: Tensor | None, target: Tensor) -> Tensor:
-            mean = predictive(outputs.float().softmax(dim=-1), weights)
-            return -mean.gather(1, target.long().unsqueeze(1)).squeeze(1).clamp_min(1e-38).log()
-
         with torch.no_grad():
-            features, base_logits = self.read(x)
-            seen = Rows(features, torch.zeros(len(features), dtype=torch.long), base_logits)
-            rows = None
-            if held is not None:
-                inside, resolve_skip = self.read(held[0])
-                rows = Rows(inside, held[1].to(inside.device), resolve_skip)
-        return self.head.finalize(seen, rows, nll)
+            readings = self.read(x)
+            seen = Extracted(readings, torch.zeros(len(readings), dtype=torch.long))
+            return self.finalize_head(seen, None if held is None else Extracted(self.read(held[0]), held[1]))
 
     @torch.no_grad()
     def calibrate(
@@ -114,91 +108,39 @@ class SwappedModel(nn.Module):
         passes: int = 15,
         progress: bool = True,
     ) -> dict[str, float]:
-        """Learn how sure the trained model may be, and which inputs it knows: what `answer` tells. Nothing is trained.
+        """Learn how sure the trained model may be, and which inputs it knows: what `predict` tells. Nothing is trained.
 
         Args:
             train: inputs and labels that the model was trained on, which scores such as a density are fitted to: a pair
                 of tensors, a dataset, or a loader.
             held: inputs and labels that it was not trained on, 200 or more.
-            calibration: what maps probabilities to better ones.
+            calibration: maps probabilities to better calibrated ones.
             scores: further scores of how unlike the training data an input is.
             verdict: by which score and at which level an input is called known; None is the calibrator's, at 5 %.
             passes: sub-networks that a prediction averages.
             progress: show progress bars.
 
         Returns:
-            What was settled, by name.
+            What was learned, by name.
         """
-        task = Classification(self.num_classes)
-        calibrator = make_part(Calibrator, calibration, "calibration")
-        calibrator.check(task)
-        found = ScoreSet([make_part(Score, score, "scores") for score in scores], task.units)
-        calibrator.bring(found, None if self.backbone.raw else self.backbone.model)
-        chosen = verdict or Verdict()
-        chosen.choose([], list(found.units))
-        for taps in (score.taps for score in found):
-            if taps is not None:
-                self.backbone.add_view(taps)
-        seen = extract(self.backbone, _pairs(train, "train"), progress=progress)
-        readings = self.backbone.set_scale([seen.readings])[0] if self.backbone.unscaled else seen.readings
-        for score in found:
-            widths, scaled = self.backbone.widths(score.taps), self.backbone.scales(score.taps)
-            score.set_context(ScoreContext(task.num_classes, self.backbone.raw, self.head.ggt, widths, scaled))
-            if score.needs_fit:
-                score.learn(readings.view(score.taps), task.check(seen.targets))
+        self.num_passes = checks.whole("passes", passes, 1)
+        self.attach(scores, calibration, None, verdict)
+        features = TrainingFeatures(_pairs(train, "train"), self.backbone)
+        self.fit_scores(features, [score for score in self.scores if score.needs_fit], progress)
+        features.prepare_backbone()
         inside = extract(self.backbone, _pairs(held, "held"), progress=progress)
-        device = next((p.device for p in self.head.parameters()), torch.device("cpu"))
-        found, calibrator = found.to(device), calibrator.to(device)
+        device = next((p.device for p in self.parameters()), torch.device("cpu"))
+        self.to(device)
         for i in range(0, len(inside.targets), BATCH):
             few = slice(i, i + BATCH)
-            looked = self._look(inside.readings[few].map(lambda tensor: tensor.to(device)), passes)
-            target, every = task.check(inside.targets[few].to(device)), found(looked)
-            found.observe(looked, every)
-            calibrator.observe(looked.predicted, target, every)
-        found.finalize()
-        settled = calibrator.finalize()
-        self.scores, self.calibration, self.verdict = found, calibrator, chosen
-        return {name: float(value) for name, value in settled.items()}
-
-    @torch.no_grad()
-    def answer(self, x: Any, passes: int = 15) -> dict[str, Tensor]:
-        """Inputs (B, …) → what a calibrated model says of each, after `calibrate`.
-
-        `probabilities` (B, C), `class` (B,), `known_p` (B,), the share of held-out samples that are at least as
-        strange, `known` (B,), and every score (B,).
-        """
-        if self.scores is None or self.calibration is None:
-            raise RuntimeError(
-                "expected a model that was calibrated, got one that was not: call calibrate(train, held) once, or "
-                "predict(x) for probabilities as they are"
-            )
-        looked = self._look(self.backbone(x, more=True), passes)
-        scores = self.scores(looked)
-        final = self.calibration(looked.predicted, scores)
-        found = Classification(self.num_classes).predict(looked, final)
-        found |= self.scores.judge(scores, self.verdict, self.calibration.score_name)
-        return found | {name: values for name, values in scores.items() if name not in found}
-
-    def _look(self, readings: BackboneOutput, passes: int) -> Passes:
-        """What the head makes of what the backbone gave."""
-        task = Classification(self.num_classes)
-        adds = isinstance(self.head, ResidualHead) and self.head.adds_base_logits
-        values, weights = run_head(self.head, readings.features, passes, readings.base_logits if adds else None)
-        predicted, scores = task.predictive(values, weights), task.scores(values, weights)
-        return Passes(values, weights, readings.features, predicted, scores, readings)
-
-    def read(self, x: Any) -> tuple[Tensor, Tensor | None]:
-        """Inputs → features (B, d), and the network's own logits (B, C) where the head adds to them."""
-        if not (isinstance(self.head, ResidualHead) and self.head.adds_base_logits):
-            return torch.as_tensor(self.backbone(x)), None
-        found: BackboneOutput = self.backbone(x, more=True)
-        return found.features, found.base_logits
+            looked = self.passes(inside.readings[few].to(device))
+            self.observe(looked, self.scores(looked), self.task.check(inside.targets[few].to(device)))
+        return {name.removeprefix("cal/"): float(value) for name, value in self.finalize().items()}
 
     @torch.no_grad()
     def base_logits(self, x: Any) -> Tensor | None:
         """Inputs (B, …) → logits (B, C') of the layer that was removed, or None where none was."""
-        found: Tensor | None = self.backbone(x, more=True).base_logits
-        return found
+        return readings_of(self.backbone, x).base_logits
 
 
 def swap_head(
@@ -233,8 +175,8 @@ def swap_head(
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
     >>> swapped = swap_head(model, torch.randn(100, 6), 3, head=Tree(num_params=2000), test="gaussian", progress=False)
-    >>> swapped.eval().predict(torch.randn(2, 6), passes=5).shape
-    torch.Size([5, 2, 3])
+    >>> swapped.eval().predict(torch.randn(2, 6))["probabilities"].shape
+    torch.Size([2, 3])
     """
     settings = make_part(HeadSettings, Tree() if head is None else head, "head")
     num_classes = checks.whole("num_classes", num_classes, 1, 10**7)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from brainet_pl.structure import GGT
 
 Floats = NDArray[np.float64]
-FORMAT = 1  # of the files that `save` writes
+FORMAT = 2  # of the files that `save` writes
 LEAST_ROWS = 40  # below it no row can be spared for calibration
 MOST_CATEGORIES = 50  # of one column
 
@@ -235,7 +235,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
     def _final(self, X: Any) -> Tensor:
         """(N, C) probabilities, or (N, 2) means and variances; the same rows always give the same numbers."""
         rows = self._rows(X)
-        return self.network_.predict(rows, self.passes)  # type: ignore[no-any-return]
+        return self.network_.final(rows)  # type: ignore[no-any-return]
 
     def known_p(self, X: Any) -> Floats:
         """How usual each row (N, d) is: the share of rows held back in `fit` that are at least as strange.
@@ -275,7 +275,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         """Read what `save` wrote; a file that holds anything but tensors and plain values is refused."""
         import torch
 
-        from brainet_pl.sklearn.fitting import Fitted
+        from brainet_pl.sklearn.fitting import TablePredictor
 
         if not Path(path).is_file():
             raise FileNotFoundError(f"expected an estimator at {path}, found no such file: check the path")
@@ -299,7 +299,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         if stored["named"] is not None:
             made.feature_names_in_ = np.asarray(stored["named"], dtype=object)
         made._restore(stored)
-        made.network_ = Fitted.from_dict(made._task(), made._head_settings(), stored["network"])
+        made.network_ = TablePredictor.from_dict(made._task(), made._head_settings(), stored["network"])
         made.network_.load_state_dict(stored["weights"])
         made.tree_, made.n_iter_ = made.network_.head.ggt, stored["epochs"]
         return made

@@ -1,4 +1,4 @@
-"""The network behind the estimators of scikit-learn: a plain loop, and all that was learned as one module."""
+"""What is behind the estimators: a `Predictor` of rows of numbers, and how it is fitted to a table."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
-from brainet_pl import uncertainty
-from brainet_pl.calibration import TemperatureScaling
+from brainet_pl._utils.rng import isolated_rng
+from brainet_pl.backbones import FeatureExtractor
+from brainet_pl.model.predictor import Predictor
 from brainet_pl.network import BRAINetHead, HeadSettings
+from brainet_pl.network.training import fit_head
 from brainet_pl.network.tree import Tree, smallest_budget
-from brainet_pl.scores.density import GenerativeScore
+from brainet_pl.scores import Generative, ScoreContext
+from brainet_pl.scores.reference import p_values
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification, Task
 
@@ -24,112 +26,110 @@ DENSITY_THRESHOLD = 0.02  # nats: a density wants more edges than a network of d
 BATCH = 4096  # rows predicted at a time
 
 
-class Fitted(nn.Module):
-    """Scale of the columns, head, calibration, density, and what they gave for the rows held back.
+class Standardize(nn.Module):
+    """Rows (N, d) as they come → in deviations from the mean of the training rows."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(columns))
+        self.register_buffer("scale", torch.ones(columns))
+
+    def fit(self, rows: Tensor) -> Standardize:
+        """Take mean and deviation of rows (N, d); a column that does not vary keeps a scale of 1."""
+        scale = rows.std(dim=0, correction=0)
+        varies = scale > 1e-12 * (1 + rows.abs().amax(dim=0))
+        self.mean.copy_(rows.mean(dim=0))
+        self.scale.copy_(torch.where(varies, scale, torch.ones_like(scale)))
+        return self
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Scales rows (N, d)."""
+        return (rows - self.mean) / self.scale
+
+
+class TablePredictor(Predictor):
+    """A predictor of rows of numbers, with a density of them, and what it said of the rows held back.
 
     Args:
         task: a classification or a regression.
         head: built for the tree.
-        density: of the columns, fitted or about to be loaded.
         shapes: (d, H, O): columns, rows held back, and columns of a prediction.
+        passes: sub-networks that a prediction averages.
     """
 
-    mean: Tensor
-    scale: Tensor
+    head: BRAINetHead
     held_predicted: Tensor
     held_target: Tensor
-    held_scores: Tensor
 
-    def __init__(self, task: Task, head: BRAINetHead, density: GenerativeScore, shapes: tuple[int, int, int]) -> None:
-        super().__init__()
+    def __init__(self, task: Task, head: BRAINetHead, shapes: tuple[int, int, int], passes: int) -> None:
         columns, held, outputs = shapes
-        self.task, self.head, self.density = task, head, density
-        self.calibration = TemperatureScaling() if isinstance(task, Classification) else None
-        self.register_buffer("mean", torch.zeros(columns))
-        self.register_buffer("scale", torch.ones(columns))
+        backbone = FeatureExtractor(Standardize(columns))
+        density = Generative(threshold=None, normalize=False)
+        calibration = "TemperatureScaling" if isinstance(task, Classification) else None
+        super().__init__(backbone, task, head, passes, scores=[density], calibration=calibration)
         self.register_buffer("held_predicted", torch.zeros(held, outputs))
         kind = torch.long if isinstance(task, Classification) else torch.float64
         self.register_buffer("held_target", torch.zeros(held, dtype=kind))
-        self.register_buffer("held_scores", torch.zeros(held))
 
-    def scaled(self, rows: Tensor) -> Tensor:
-        """Brings rows (N, d) to deviations from the mean of the training rows."""
-        return (rows - self.mean) / self.scale
-
-    def _averaged(self, rows: Tensor, passes: int) -> Tensor:
-        """Rows (N, d) → the averaged prediction, before calibration."""
+    @torch.no_grad()
+    def final(self, rows: Tensor) -> Tensor:
+        """Rows (N, d) → calibrated probabilities (N, C), or means and variances (N, 2); always the same numbers."""
+        self.eval()
         found = []
         for part in rows.split(BATCH):  # type: ignore[no-untyped-call]
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(DRAW_SEED)
-                found.append(self._predictive(*self.head.passes(self.scaled(part), passes)))
+            with isolated_rng(DRAW_SEED):
+                found.append(self.calibrated(self.passes(part), {}))
         return torch.cat(found)
 
-    def _predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
-        if isinstance(self.task, Classification):  # in 64 bits, where the task itself is content with 32
-            return uncertainty.predictive(outputs.softmax(dim=-1), weights)
-        return self.task.predictive(outputs, weights)
-
     @torch.no_grad()
-    def predict(self, rows: Tensor, passes: int) -> Tensor:
-        """Rows (N, d) → (N, C) calibrated probabilities, or (N, 2) means and variances."""
-        self.eval()
-        averaged = self._averaged(rows, passes)
-        return averaged if self.calibration is None else torch.as_tensor(self.calibration(averaged, {}))
-
-    @torch.no_grad()
-    def strangeness(self, rows: Tensor) -> Tensor:
-        """Minus the log-density (N,) of each row under the networks of the tree; NaN becomes infinity."""
-        found = self.density.scores(self.scaled(rows))["generative"]
-        return found.nan_to_num(nan=math.inf, posinf=math.inf)
-
     def known_p(self, rows: Tensor) -> Tensor:
-        """The conformal p-value (N,): (1 + #{held back at least as strange}) / (H + 1)."""
-        self._need_held("known_p")
-        ordered = self.held_scores.sort().values
-        below = torch.searchsorted(ordered, self.strangeness(rows))  # held-back rows that are less strange
-        return (1.0 + len(ordered) - below) / (len(ordered) + 1.0)
+        """The conformal p-value (N,) of rows (N, d): (1 + #{held back at least as strange}) / (H + 1)."""
+        self._require_held("known_p")
+        self.eval()
+        (density,) = self.scores
+        assert isinstance(density, Generative)
+        assert density.density is not None
+        found = density.density.scores(self.backbone(rows))["generative"]
+        return p_values(found, self.scores.reference["generative"])
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Predictions and targets of the rows held back."""
-        self._need_held("predict_set and predict_interval")
+        self._require_held("predict_set and predict_interval")
         return self.held_predicted, self.held_target
 
-    def _need_held(self, who: str) -> None:
-        if not len(self.held_scores):
+    def _require_held(self, who: str) -> None:
+        if not len(self.held_target):
             raise ValueError(
                 f"expected rows held back in fit for {who}, got none: fit with at least 40 rows and a "
                 "validation_fraction above 0"
             )
 
-    def finalize(self, rows: Tensor, target: Tensor, passes: int) -> None:
+    @torch.no_grad()
+    def hold(self, rows: Tensor, target: Tensor) -> None:
         """Calibrate on the rows held back (H, d), and remember what was said of them."""
         self.eval()
-        if not len(rows):
-            return
-        with torch.no_grad():
-            if self.calibration is not None:
-                self.calibration.observe(self._averaged(rows, passes), target, {})
-                self.calibration.finalize()
-            self.held_predicted.copy_(self.predict(rows, passes))
-            self.held_target.copy_(target)
-            self.held_scores.copy_(self.strangeness(rows))
+        for part, labels in zip(rows.split(BATCH), target.split(BATCH), strict=True):  # type: ignore[no-untyped-call]
+            with isolated_rng(DRAW_SEED):
+                passes = self.passes(part)
+            self.observe(passes, self.scores(passes), labels)
+        self.finalize()
+        self.held_predicted.copy_(self.final(rows))
+        self.held_target.copy_(target)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` builds the same modules from, for their tensors to be loaded into."""
-        return {
-            "ggt": self.head.ggt.to_dict(),
-            "density": self.density.to_dict(),
-            "shapes": [len(self.mean), len(self.held_scores), int(self.held_predicted.shape[1])],
-        }
+        shapes = [self.head.ggt.num_variables, len(self.held_target), int(self.held_predicted.shape[1])]
+        return {"ggt": self.head.ggt.to_dict(), "shapes": shapes, "passes": self.num_passes}
 
     @classmethod
-    def from_dict(cls, task: Task, settings: HeadSettings, data: Mapping[str, Any]) -> Fitted:
+    def from_dict(cls, task: Task, settings: HeadSettings, data: Mapping[str, Any]) -> TablePredictor:
         """Modules of the same shapes."""
-        ggt = GGT.from_dict(data["ggt"])
-        head = build_head(settings, task, ggt)
+        head = build_head(settings, task, GGT.from_dict(data["ggt"]))
         columns, held, outputs = data["shapes"]
-        return cls(task, head, GenerativeScore.from_dict(data["density"]), (columns, held, outputs)).double()
+        return cls(task, head, (columns, held, outputs), data["passes"]).double()
 
 
 def build_head(settings: HeadSettings, task: Task, ggt: GGT) -> BRAINetHead:
@@ -160,34 +160,50 @@ def fit_network(
     learning_rate: float,
     passes: int,
     verbose: bool,
-) -> tuple[Fitted, int]:
-    """Structure, weights and calibration from rows (N, d) and targets (N,); the network and the epochs it took.
+) -> tuple[TablePredictor, int]:
+    """Structure, weights and calibration from rows (N, d) and targets (N,); the predictor and the epochs it took.
 
     `train` and `held` are the numbers of the rows to learn from and of those to stop and calibrate by. Without the
     latter, training takes a quarter of `max_epochs`.
     """
-    own = rows[train]
-    mean, scale = own.mean(dim=0), own.std(dim=0, correction=0)
-    scale = torch.where(scale > 1e-12 * (1 + own.abs().amax(dim=0)), scale, torch.ones_like(scale))
-    features = (own - mean) / scale
-    settings = {name: value for name, value in learn.items() if value is not None}
-    ggt = learn_structure(features.numpy(), progress=verbose, **settings).named(list(names) if names else None)
     labels = target[train]
     if task.needs_targets:
         task.prepare(labels)
-    classes = task.num_classes if isinstance(task, Classification) else 1
-    threshold = max(DENSITY_THRESHOLD, 6 / len(own))  # below it noise alone would make edges
-    tree = learn_structure(features.numpy(), test="gaussian", threshold=threshold, progress=verbose, seed=learn["seed"])
-    density = GenerativeScore(tree, classes, normalize=False)
-    density.fit(features, labels if classes > 1 else torch.zeros(len(own), dtype=torch.long))
-    outputs = classes if classes > 1 else 2
-    network = Fitted(task, build_head(head, task, ggt), density, (rows.shape[1], len(held), outputs))
-    network.mean.copy_(mean)
-    network.scale.copy_(scale)
-    size = choose_batch_size(len(own)) if batch_size is None else batch_size
-    pace = {"max_epochs": max_epochs, "patience": patience, "batch_size": size, "learning_rate": learning_rate}
-    epochs = _optimise(network, features, labels, rows[held], target[held], verbose=verbose, **pace)  # type: ignore[arg-type]
-    network.double().finalize(rows[held].double(), target[held], passes)
+    scaling = Standardize(rows.shape[1]).fit(rows[train])
+    features, held_features = scaling(rows[train]), scaling(rows[held])
+    settings = {name: value for name, value in learn.items() if value is not None}
+    ggt = learn_structure(features.numpy(), progress=verbose, **settings).named(list(names) if names else None)
+    # N independent pairs have a mutual information of about 1/(2N) nats: below 6/N noise alone would make edges.
+    threshold = max(DENSITY_THRESHOLD, 6 / len(features))
+    density = learn_structure(
+        features.numpy(), test="gaussian", threshold=threshold, progress=verbose, seed=learn["seed"]
+    )
+    classes, count = task.classes(labels)
+    outputs = count if isinstance(task, Classification) else 2
+    network = TablePredictor(task, build_head(head, task, ggt), (rows.shape[1], len(held), outputs), passes)
+    network.backbone.model.load_state_dict(scaling.state_dict())
+    for score in network.scores:
+        score.set_context(ScoreContext(count, raw=True, ggt=density))
+        score.learn(features, classes)
+
+    def validate() -> float:
+        return float(task.loss(network.head.passes(held_features, 8).values, target[held]))
+
+    epochs = fit_head(
+        network.head,
+        features,
+        labels,
+        task.loss,
+        validate if len(held) else None,
+        max_epochs=max_epochs if len(held) else max(1, max_epochs // 4),
+        patience=patience,
+        batch_size=choose_batch_size(len(features)) if batch_size is None else batch_size,
+        learning_rate=learning_rate,
+        progress=verbose,
+    )
+    network.double()
+    if len(held):
+        network.hold(rows[held].double(), target[held])
     return network, epochs
 
 
@@ -198,47 +214,3 @@ def choose_batch_size(rows: int) -> int:
     [16, 64, 256]
     """
     return int(min(256, max(16, 2 ** round(math.log2(max(1, rows / 16))))))
-
-
-def _optimise(
-    network: Fitted,
-    features: Tensor,
-    target: Tensor,
-    held_rows: Tensor,
-    held_target: Tensor,
-    *,
-    max_epochs: int,
-    patience: int,
-    batch_size: int,
-    learning_rate: float,
-    verbose: bool,
-) -> int:
-    """Train the head; at the end it has the weights of the epoch with the best likelihood of the rows held back."""
-    head, task = network.head, network.task
-    optimizer = torch.optim.Adam(head.parameters(), lr=learning_rate)
-    limit = max_epochs if len(held_rows) else max(1, max_epochs // 4)
-    best, best_loss, waited, epochs = copy.deepcopy(head.state_dict()), math.inf, 0, 0
-    held = network.scaled(held_rows)
-    for _ in tqdm(range(limit), desc="fitting", disable=None if verbose else True, delay=1, leave=False):
-        epochs += 1
-        head.train()
-        for batch in torch.randperm(len(features)).split(batch_size):  # type: ignore[no-untyped-call]
-            if len(batch) < 2:
-                continue  # batch norm has nothing to compare a single row with
-            loss = task.loss(head(features[batch]), target[batch])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        if not len(held):
-            continue
-        head.eval()
-        with torch.no_grad():
-            found = float(task.loss(head.passes(held, 8).values, held_target))
-        waited += 1
-        if found < best_loss:
-            best, best_loss, waited = copy.deepcopy(head.state_dict()), found, 0
-        elif waited >= patience:
-            break
-    if len(held) and math.isfinite(best_loss):
-        head.load_state_dict(best)
-    return epochs

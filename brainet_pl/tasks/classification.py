@@ -144,7 +144,12 @@ class Classification(Task):
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Turns logits (T, B, O) into probabilities (T, B, C)."""
-        return outputs[..., : self.num_classes].float().softmax(dim=-1)
+        return self._logits(outputs).softmax(dim=-1)
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        """The logits among outputs (…, O), in 32 bits at the least."""
+        logits = outputs[..., : self.num_classes]
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
         """Averages the probabilities of all passes, (B, C), before any scaling."""
@@ -161,8 +166,7 @@ class Classification(Task):
 
     def scores(self, outputs: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         """The predictive scores, and `confidence` where one is learned."""
-        logits = outputs[..., : self.num_classes].float()
-        found = predictive_scores(self.probabilities(outputs), logits, weights)
+        found = predictive_scores(self.probabilities(outputs), self._logits(outputs), weights)
         if self.confidence:
             found["confidence"] = 1.0 - uncertainty.predictive(outputs[..., -1].float().sigmoid(), weights)
         return found

@@ -123,7 +123,7 @@ def test_swap_head_outside_lightning():
     assert isinstance(model.fc, nn.Linear)
     assert swapped.train()(images[:4]).shape == (4, 3)
     assert not swapped.backbone.training
-    probs = swapped.eval().predict(images[:4], passes=5)
+    probs = swapped.eval().probabilities(images[:4], passes=5)
     assert probs.shape == (5, 4, 3)
     np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-5)
     again = swap_head(model, swapped.head.ggt, num_classes=3)

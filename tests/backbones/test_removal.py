@@ -264,7 +264,7 @@ def test_a_model_finds_the_layer_at_setup_and_a_checkpoint_remembers_it(tmp_path
 
 def test_a_model_that_never_fits_finds_the_layer_with_the_first_inputs(tmp_path, quiet_trainer):
     model = BRAINet(3, backbone=Misordered(), head="Linear")
-    model._build_head(6)
+    model.predictor.build_head(model.head_settings, 6)
     loader = DataLoader(TensorDataset(torch.randn(8, 6), torch.arange(8) % 3), batch_size=4)
     quiet_trainer(tmp_path).test(model, loader, verbose=False)  # in inference mode
     assert model.backbone.removed == ("top", False)

@@ -516,7 +516,7 @@ def test_training_features_are_on_their_scale_whoever_asks_first(tmp_path, quiet
 
     class Watched(BRAINet):
         def set_structure(self, ggt):
-            seen["features"] = self.training_features(progress=False).features
+            seen["features"] = self.training_features.all(progress=False).features
             super().set_structure(ggt)
 
     model = Watched(8, Backbone(net, layers="auto"), Tree(num_params=6000))
@@ -529,6 +529,6 @@ def test_swap_head_with_layers(net):
     x = torch.rand(300, 1, 8, 8)
     swapped = swap_head(net, x, 3, layers=["one", "two"], pool="2x2", threshold=0.05, progress=False).eval()
     assert swapped.backbone.names[-1] == "two[5]@(1,1)"
-    assert swapped.predict(x[:4], passes=3).shape == (3, 4, 3)
+    assert swapped.probabilities(x[:4], passes=3).shape == (3, 4, 3)
     torch.testing.assert_close(swapped.base_logits(x[:4]), net(x[:4]))
     assert swap_head(net, x, 3, layers="two", head="Linear")(x[:4]).shape == (4, 3)

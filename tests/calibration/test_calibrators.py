@@ -156,7 +156,7 @@ class TestAll:
         again = BRAINet.load_from_checkpoint(tmp_path / "a.ckpt")
         x = torch.rand(5, 64)
         torch.testing.assert_close(again.eval()(x), model.eval()(x))
-        assert not torch.equal(model(x), model.passes_of(x).predicted)
+        assert not torch.equal(model(x), model.predictor.passes(x).predicted)
 
 
 # -- metrics ----------------------------------------------------------------------------------------------------------
@@ -217,12 +217,12 @@ def test_disagreement_of_passes():
 
 def test_disagreement_in_a_test(tmp_path, quiet_trainer):
     model = BRAINet(8, head=MCDropout(rate=0.5), passes=4)
-    model._build_head(64)
+    model.predictor.build_head(model.head_settings, 64)
     trainer = quiet_trainer(tmp_path)
     trainer.test(model, datamodule=Digits(), verbose=False)
     assert 0 < float(trainer.callback_metrics["test/ens/Disagreement"]) < 1
     single = BRAINet(8, head=Linear())
-    single._build_head(64)
+    single.predictor.build_head(single.head_settings, 64)
     trainer = quiet_trainer(tmp_path)
     trainer.test(single, datamodule=Digits(), verbose=False)
     assert "test/ens/Disagreement" not in trainer.callback_metrics

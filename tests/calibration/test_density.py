@@ -232,7 +232,7 @@ def test_the_model_brings_the_density_and_a_checkpoint_alone_predicts_the_same(f
         one.eval().head.inference = "simultaneous"
     with torch.no_grad():
         torch.testing.assert_close(again(x), model(x))
-        plain = again.passes_of(x).predicted
+        plain = again.predictor.passes(x).predicted
         assert torch.equal(again(x).argmax(1), plain.argmax(1))
         assert again(100 * x).max() < 0.5
 
@@ -241,7 +241,7 @@ def test_thresholds_of_every_score_travel_in_the_checkpoint(fitted):
     model, path, _ = fitted
     again = BRAINet.load_from_checkpoint(path)
     with torch.no_grad():
-        scores = again.scores(again.eval().passes_of(torch.rand(4, 64)))
+        scores = again.scores(again.eval().predictor.passes(torch.rand(4, 64)))
     assert set(again.scores.reference.names) == set(scores) >= {"generative", "knn", "joint", "energy", "combined"}
     for name in scores:
         assert torch.equal(again.scores.reference[name], model.scores.reference[name])
@@ -280,8 +280,8 @@ def test_the_verdict_goes_by_the_score_that_was_chosen(fitted, verdict, by):
     again = BRAINet.load_from_checkpoint(fitted[1], verdict=verdict).eval()
     x = torch.rand(50, 64)
     with torch.no_grad():
-        scores = again.scores(again.passes_of(x))
-        found = again.judge(scores)
+        scores = again.scores(again.predictor.passes(x))
+        found = again.predictor.judge(scores)
     assert torch.equal(found["known_p"], again.scores.reference(scores)[by])
     assert torch.equal(found["known"], found["known_p"] > (0.2 if by == "energy" else 0.05))
 
@@ -290,7 +290,7 @@ def test_without_a_calibrator_the_verdict_goes_by_the_joint_score(fitted):
     model = fitted[0]
     wanted = BRAINet(8, scores=[KNN(), Combined()])
     assert wanted.scores.preferred == ["joint", "knn", "energy"]
-    assert BRAINet(8).judge({"energy": torch.zeros(3)}) == {}
+    assert BRAINet(8).predictor.judge({"energy": torch.zeros(3)}) == {}
     assert model.verdict == Verdict()
     with pytest.raises(ValueError, match="expected score of the verdict to be one of max_softmax"):
         BRAINet(8, verdict=Verdict("knn"))

@@ -64,7 +64,7 @@ def digits_set():
 def linear(**settings):
     """A model of 64 features that can be tested at once."""
     model = BRAINet(8, head=Linear(), **settings)
-    model._build_head(64)
+    model.predictor.build_head(model.head_settings, 64)
     return model
 
 
@@ -491,7 +491,7 @@ def test_the_map_structure_is_drawn(run, tmp_path, quiet_trainer, head):
 def test_a_learned_confidence_does_not_hide_the_probability(tmp_path, quiet_trainer):
     torch.manual_seed(0)
     model = BRAINet(head=Linear(), task=Classification(8, loss="confidence"))
-    model._build_head(64)
+    model.predictor.build_head(model.head_settings, 64)
     data = DataLoader(digits_set(), batch_size=64)
     quiet_trainer(tmp_path, Evaluation(most_uncertain=5)).test(model, dataloaders=data, verbose=False)
     rows = read(tmp_path / "tables" / "test_most_uncertain.csv")

@@ -132,7 +132,7 @@ def test_with_and_without_the_cache_validation_gives_the_same(tmp_path, quiet_tr
     found = []
     for callbacks in ([FeatureCache(progress=False)], []):
         model = small(head=Linear(), lr=1e-20)
-        model._build_head(48)
+        model.predictor.build_head(model.head_settings, 48)
         fit = quiet_trainer(tmp_path, *callbacks)
         fit.fit(model, datamodule=Digits(images=True))
         found.append({name: float(value) for name, value in fit.callback_metrics.items() if name.startswith("val/")})
@@ -368,7 +368,7 @@ space, folder = runpy.run_path(sys.argv[1]), Path(sys.argv[2])
 
 class Tell(pl.Callback):
     def on_fit_start(self, trainer, pl_module):
-        kept = pl_module._kept
+        kept = pl_module.training_features._all
         found = {"x": kept.features.clone(), "y": kept.targets.clone(), "seen": len(self.seen)}
         torch.save(found, folder / f"{devices}_{run}_{trainer.global_rank}.pt")
 

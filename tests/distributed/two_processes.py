@@ -94,7 +94,7 @@ def evaluate(folder, devices):
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
         trainer.test(model, datamodule=data, verbose=False)
         found |= {name: float(value) for name, value in trainer.callback_metrics.items()}
-        for name, value in model.state_dict().items():
+        for name, value in model.predictor.state_dict().items():
             # Not the blueprint: a text, whose last digits depend on the number of threads.
             if name.startswith(("scores.", "calibration.", "conformal.")) and not name.endswith("blueprint"):
                 found[name] = value.double().flatten().tolist()

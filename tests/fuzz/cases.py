@@ -641,7 +641,7 @@ def stored(kind):
         x = np.random.default_rng(0).normal(size=(60, 4)).cumsum(axis=1)
         model.set_structure(learn_structure(x, test="gaussian", threshold=0.05, progress=False))
     else:
-        model._build_head(4)
+        model.predictor.build_head(model.head_settings, 4)
     content = {"hyper_parameters": dict(model.hparams), "state_dict": model.state_dict()}
     content["pytorch-lightning_version"] = pl.__version__
     model.on_save_checkpoint(content)

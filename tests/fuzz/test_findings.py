@@ -104,7 +104,7 @@ def test_ranked_measures_of_nan_are_nan_and_labels_may_be_bools():
 @pytest.mark.parametrize("change", [{"in_features": "4"}, {"ggt": 3}, {"removed": {"name": 1}}, {"removed": []}])
 def test_a_changed_entry_of_a_checkpoint_is_refused(change):
     model = BRAINet(3, head="Linear")
-    model._build_head(4)
+    model.predictor.build_head(model.head_settings, 4)
     checkpoint = {"hyper_parameters": dict(model.hparams), "state_dict": model.state_dict()}
     model.on_save_checkpoint(checkpoint)
     del checkpoint["brainet"]["digest"]

@@ -181,7 +181,7 @@ def test_loaders_of_any_datamodule(quiet_trainer, tmp_path):
     data.setup("test")
     known = data._loader(data.test_set)
     model = BRAINet(8, head=Linear())
-    model._build_head(64)
+    model.predictor.build_head(model.head_settings, 64)
     trainer = quiet_trainer(tmp_path, Evaluation(figures=False))
     trainer.test(model, dataloaders={"test": known, "shift/none/1": known}, verbose=False)
     assert float(trainer.callback_metrics["shift/mean/NLL"]) == pytest.approx(
@@ -200,7 +200,7 @@ def test_numbers(quiet_trainer, tmp_path):
             self.test_set.y = self.test_set.y.float()
 
     model = BRAINet(task="Regression", head=Linear())
-    model._build_head(64)
+    model.predictor.build_head(model.head_settings, 64)
     trainer = quiet_trainer(tmp_path, Evaluation())
     trainer.test(model, datamodule=Numbers(shifts=Shifts("noise", severities=(5,))), verbose=False)
     assert float(trainer.callback_metrics["shift/mean/RMSE"]) > 0

@@ -19,12 +19,12 @@ from brainet_pl.network import Linear, MCDropout, Tree
 def build(head, d=36):
     body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten())  # 8×8 → 4×6×6
     model = BRAINet(8, backbone=Backbone(body, head_layer=""), head=head, passes=7).eval()
-    model._build_head(4 * d)
+    model.predictor.build_head(model.head_settings, 4 * d)
     return model
 
 
 def test_operations_are_those_of_the_layers():
-    costs = measure(build(Linear()), torch.rand(5, 1, 8, 8))
+    costs = measure(build(Linear()).predictor, torch.rand(5, 1, 8, 8))
     assert (costs.samples, costs.passes) == (5, 1)
     assert costs.backbone.flops == 2 * 4 * 9 * 36  # a product and a sum for each weight, at each place
     assert costs.backbone.parameters == 4 * 9 + 4
@@ -35,10 +35,10 @@ def test_operations_are_those_of_the_layers():
 
 def test_passes_of_the_head_alone_are_repeated():
     model = build(MCDropout(num_params=4000))
-    costs = measure(model, torch.rand(5, 1, 8, 8))
+    costs = measure(model.predictor, torch.rand(5, 1, 8, 8))
     assert costs.passes == 7
     assert costs.head.flops == 7 * costs.one_pass.flops
-    kept = measure(model, BackboneOutput(torch.rand(5, 144)))
+    kept = measure(model.predictor, BackboneOutput(torch.rand(5, 144)))
     assert kept.backbone is None
     assert kept.head.flops == costs.head.flops
     assert "backbone" not in kept.line()
@@ -46,7 +46,7 @@ def test_passes_of_the_head_alone_are_repeated():
 
 def test_a_model_without_a_head_is_told():
     with pytest.raises(ValueError, match="expected a model with a head, got one that was never fitted"):
-        measure(BRAINet(3), torch.rand(2, 4))
+        measure(BRAINet(3).predictor, torch.rand(2, 4))
 
 
 def test_a_test_leaves_them_in_the_record_and_the_report(tmp_path, quiet_trainer):

@@ -154,7 +154,7 @@ def test_a_swapped_head(tmp_path):
     swapped.head.hold(swapped.head.ggt.sample(6, swapped.head.temperature, 0))
     for size in BATCHES:
         x = torch.randn(size, 6)
-        mean = swapped.predict(x).mean(dim=0)
+        mean = swapped.probabilities(x).mean(dim=0)
         found = run(tmp_path / "swapped.onnx", x)
         torch.testing.assert_close(found["probabilities"], mean, rtol=1e-4, atol=1e-5)
         assert found["class"].tolist() == mean.argmax(dim=1).tolist()
@@ -186,7 +186,7 @@ def test_a_swapped_head_that_was_calibrated(tmp_path, calibration):
     for size in BATCHES:
         some = torch.randint(3, (size - size // 2,))
         given = torch.cat([centres[some] + torch.randn(len(some), 6), 50 + 9 * torch.randn(size // 2, 6)])
-        expected = swapped.answer(given, 6)
+        expected = swapped.predict(given, 6)
         written, exported = run(tmp_path / "swapped.onnx", given), dict(zip(others, graph(given), strict=True))
         for name in names:
             for found in (written, exported):
@@ -253,7 +253,7 @@ def test_what_cant_be_meant_is_said(fitted, tmp_path):
     with pytest.raises(ValueError, match="expected a model with a head, got one that was never fitted"):
         export_program(BRAINet(3))
     fresh = BRAINet(3, head=MCDropout())
-    fresh._build_head(5)
+    fresh.predictor.build_head(fresh.head_settings, 5)
     with pytest.raises(ValueError, match="expected example inputs, because this model has not seen any"):
         export_program(fresh)
     with pytest.raises(RuntimeError, match=r"expected the graph to give the model's .* for a batch of 1, got another"):

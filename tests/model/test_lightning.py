@@ -16,8 +16,9 @@ from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.features.extraction import structure_loader
+from brainet_pl.features.training import batches_of
 from brainet_pl.model.lightning import BRAINet
+from brainet_pl.model.steps import train_size
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import Generative
 from brainet_pl.structure import GGT
@@ -176,7 +177,7 @@ def test_temperature_scaling_is_fitted_on_validation_data_and_travels_in_the_che
         torch.manual_seed(0)
         scaled = again.eval()(x)
         torch.manual_seed(0)
-        plain = again.passes_of(x).predicted
+        plain = again.predictor.passes(x).predicted
     expected = plain.double() ** (1 / again.calibration.tau.item())
     torch.testing.assert_close(scaled.double(), expected / expected.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
 
@@ -311,13 +312,10 @@ def test_the_structure_cache_sees_the_order_of_columns(tmp_path, quiet_trainer):
     np.testing.assert_array_equal(first[np.ix_(order, order)], second)
 
 
-def test_max_rows_is_a_random_sample_and_subset_samplers_are_kept(tmp_path, quiet_trainer):
+def test_max_rows_is_a_random_sample_and_subset_samplers_are_kept():
     x = torch.arange(1000.0)[:, None].repeat(1, 3) + torch.rand(1000, 3)
-    fit = quiet_trainer(tmp_path)
-    fit.fit_loop._data_source.instance = DataLoader(
-        TensorDataset(x, torch.zeros(1000)), batch_size=50, sampler=SubsetRandomSampler(range(500))
-    )
-    rows = torch.cat([batch[0] for batch in structure_loader(fit, BRAINet(2), 100)])[:, 0]
+    loader = DataLoader(TensorDataset(x, torch.zeros(1000)), batch_size=50, sampler=SubsetRandomSampler(range(500)))
+    rows = torch.cat([batch[0] for batch in batches_of(loader, 100)])[:, 0]
     assert len(rows) == 100
     assert rows.max() < 501
     assert 180 < rows.mean() < 320
@@ -416,8 +414,8 @@ def test_bayes_trains_with_its_divergence(tmp_path, monkeypatch, quiet_trainer):
         loss = step(self, batch, i)
         torch.manual_seed(i)
         x, y = batch
-        plain = self.task.loss(self.head(self.extract(x)), y)
-        seen[i] = (loss - plain).item(), self.head.penalty().item() / self._train_size()
+        plain = self.task.loss(self.head(self.predictor.read(x).features), y)
+        seen[i] = (loss - plain).item(), self.head.penalty().item() / train_size(self.trainer)
         return loss
 
     monkeypatch.setattr(BRAINet, "training_step", watched)
@@ -429,7 +427,7 @@ def test_bayes_trains_with_its_divergence(tmp_path, monkeypatch, quiet_trainer):
 
 def test_a_backbone_learns_ten_times_slower_unless_told():
     model = BRAINet(8, backbone=Backbone(Body(), freeze=False), head=Linear(), lr=0.02)
-    model._build_head(48)
+    model.predictor.build_head(model.head_settings, 48)
     rates = [group["lr"] for group in model.configure_optimizers().param_groups]
     assert rates == pytest.approx([0.02, 0.002])
 
@@ -440,7 +438,7 @@ from brainet_pl._utils.framework import pl
 import torch
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.features.extraction import structure_loader
+from brainet_pl.features.training import batches_of
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Tree
 

@@ -57,7 +57,7 @@ def test_models_and_inputs_of_other_types(inputs, dtype):
         out = swapped(x[:5])
         assert out.dtype == torch.float32
         assert out.isfinite().all()
-        assert swapped.predict(x[:5], passes=2).sum(dim=-1).allclose(torch.ones(2, 5))
+        assert swapped.probabilities(x[:5], passes=2).sum(dim=-1).allclose(torch.ones(2, 5))
     assert swapped.half()(inputs[:5]).dtype == torch.float16
 
 
@@ -156,7 +156,7 @@ def test_numpy_integers_are_settings_everywhere(inputs):
         base = next(c for c in type(part).__mro__ if c.__name__ in ("HeadSettings", "Score", "Task"))
         assert make_part(base, part.to_dict(), "x").to_dict() == part.to_dict()
     swapped = swap_head(network(), inputs, n(3), head=Tree(num_params=n(800)), s=n(2), bins=n(3), progress=False)
-    assert swapped.predict(inputs[:4], passes=n(3)).shape == (3, 4, 3)
+    assert swapped.probabilities(inputs[:4], passes=n(3)).shape == (3, 4, 3)
     model = BRAINet(num_classes=n(3), head=Linear(), passes=n(4), lr=np.float32(0.5))
     assert type(model.passes) is int
     assert dict(model.hparams)["task"]["init_args"]["num_classes"] == 3
@@ -198,7 +198,7 @@ def test_a_swapped_model_starts_at_the_answers_of_the_model(inputs):
     assert swapped.head.adds_base_logits
     with torch.no_grad():
         torch.testing.assert_close(swapped(inputs[:9]), model(inputs[:9]))
-        torch.testing.assert_close(swapped.predict(inputs[:9], 3), model(inputs[:9]).softmax(1).expand(3, -1, -1))
+        torch.testing.assert_close(swapped.probabilities(inputs[:9], 3), model(inputs[:9]).softmax(1).expand(3, -1, -1))
         torch.testing.assert_close(swapped.base_logits(inputs[:9]), model(inputs[:9]))
     for other in ({"head": Tree()}, {"head": Tree(skip="linear")}, {"head": base_logits, "num_classes": 4}):
         assert not swap_head(model, inputs, **{"num_classes": 3, "progress": False} | other).head.adds_base_logits
@@ -211,14 +211,14 @@ def test_a_swapped_model_is_settled_on_data(inputs):
     swapped = swap_head(network(), inputs[:200], 3, **QUIET)
     labels = torch.arange(300) % 3
     state = copy.deepcopy(swapped.backbone.state_dict())
-    found = swapped.finalize(inputs[:200])
+    found = swapped.calibrate_head(inputs[:200])
     assert swapped.head.layers.mixed or not len(swapped.head.layers.mixed_mean)
     assert found["temperature"] == swapped.head.ggt.auto_temperature
-    assert swapped.finalize(inputs[:200], (inputs[200:], labels[200:]))["temperature"] == swapped.head.temperature
+    assert swapped.calibrate_head(inputs[:200], (inputs[200:], labels[200:]))["temperature"] == swapped.head.temperature
     assert all(torch.equal(v, state[k]) for k, v in swapped.backbone.state_dict().items())
     with pytest.raises(ValueError, match="at least 100 held-out samples to choose by, got 20"):
-        swapped.finalize(inputs, (inputs[:20], labels[:20]))
-    assert swap_head(network(), inputs, 3, head=Linear()).finalize(inputs) == {}
+        swapped.calibrate_head(inputs, (inputs[:20], labels[:20]))
+    assert swap_head(network(), inputs, 3, head=Linear()).calibrate_head(inputs) == {}
 
 
 @pytest.mark.slow
@@ -263,8 +263,7 @@ def judged():
         optimizer.zero_grad()
         model.train().loss(*train).backward()
         optimizer.step()
-    with pytest.raises(RuntimeError, match=r"expected a model that was calibrated.*calibrate\(train, held\)"):
-        model.eval().answer(held[0][:2])
+    assert "known" not in model.eval().predict(held[0][:2])  # nothing to compare with yet
     before = {name: value.clone() for name, value in model.head.state_dict().items()}
     settled = model.calibrate(train, DataLoader(TensorDataset(*held), batch_size=70), progress=False)
     assert {"temperature", "fading", "cost"} <= set(settled)
@@ -274,23 +273,23 @@ def judged():
 
 def test_a_swapped_model_tells_what_it_knows(judged):
     x, y = pictures(400, seed=2)
-    found = judged.answer(x)
-    assert torch.equal(found["class"], judged.predict(x).mean(dim=0).argmax(dim=1))  # the answer never changes
+    found = judged.predict(x)
+    assert torch.equal(found["class"], judged.probabilities(x).mean(dim=0).argmax(dim=1))  # the answer never changes
     assert float((found["class"] == y).float().mean()) > 0.9
     assert float((~found["known"]).float().mean()) < 0.05 + 3 * (0.05 * 0.95 / 300 + 0.05 * 0.95 / 400) ** 0.5
     odd = torch.cat([1 - x[:50], torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))])
-    strange = judged.answer(odd)
+    strange = judged.predict(odd)
     assert not strange["known"].any()
     assert strange["probabilities"].max(dim=1).values.mean() < found["probabilities"].max(dim=1).values.mean() - 0.3
-    nan = judged.answer(torch.full((2, 3, 8, 8), torch.nan))
+    nan = judged.predict(torch.full((2, 3, 8, 8), torch.nan))
     assert not nan["known"].any()
     assert nan["known_p"].tolist() == [0, 0]
 
 
 def test_what_it_learned_is_in_a_copy_and_in_an_exported_program(judged):
     x = torch.cat([pictures(5, seed=3)[0], torch.randn(4, 3, 8, 8)])
-    expected = judged.answer(x)
-    torch.testing.assert_close(copy.deepcopy(judged).answer(x)["known_p"], expected["known_p"])
+    expected = judged.predict(x)
+    torch.testing.assert_close(copy.deepcopy(judged).predict(x)["known_p"], expected["known_p"])
     program, _, names = export_program(judged, x)
     found = dict(zip(names, program.module()(x), strict=True))
     torch.testing.assert_close(found["probabilities"], expected["probabilities"])
@@ -301,7 +300,7 @@ def test_calibrating_by_other_parts(judged):
     model, train, held = copy.deepcopy(judged), pictures(100), pictures(100, seed=1)
     model.calibrate(train, held, calibration="TemperatureScaling", scores=[KNN()], verdict=Verdict("knn", 0.1))
     with pytest.warns(UserWarning, match="expected at least 200 validation samples"):
-        found = model.answer(held[0])
+        found = model.predict(held[0])
     assert "knn" in found
     assert 0.8 < float(found["known"].float().mean()) < 1
     for wrong in (torch.rand(4, 3, 8, 8), "data", (torch.rand(4, 3, 8, 8), torch.zeros(3))):
@@ -319,8 +318,8 @@ def test_passes_of_a_swapped_model_stand_for_the_weights_of_its_structures():
     swapped = swap_head(model, x, 3, head=Tree(num_params=800, temperature=30.0), progress=False).eval()
     with torch.no_grad():
         swapped.head.output.weight.normal_(std=30.0)  # structures that disagree
-        logits, weights = swapped.head.enumerate(swapped.read(x[:5])[0])
-        probabilities = swapped.predict(x[:5], passes=1000)
+        logits, weights = swapped.head.enumerate(swapped.read(x[:5]).features)
+        probabilities = swapped.probabilities(x[:5], passes=1000)
     assert probabilities.shape == (1000, 5, 3)
     assert weights.max() > 1.2 / len(weights)  # a plain mean of the structures would be another
     expected = torch.tensordot(weights, logits.softmax(-1), dims=1)

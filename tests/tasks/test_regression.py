@@ -215,7 +215,7 @@ def test_every_head_fits_and_reloads(head, tmp_path, quiet_trainer):
     assert (again.ggt is not None) == head.needs_tree
     x = torch.randn(4, 5)
     with torch.no_grad():
-        passes = again.passes_of(x).outputs
+        passes = again.predictor.passes(x).outputs
     assert passes.shape == (HEADS[head], 4, 2)
     if HEADS[head] == 3:
         with torch.no_grad():

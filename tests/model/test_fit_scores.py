@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.backbones.extractor import Backbone
-from brainet_pl.callbacks import Evaluation, ScoreFit, StructureLearning
+from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.metrics.curves import separation
 from brainet_pl.model.lightning import BRAINet
@@ -93,7 +93,7 @@ def test_scores_are_fitted_to_all_training_data_and_travel_in_the_checkpoint(tmp
     for score in alone:
         score.learn(*training_data())
     x = inputs(digits().test_set)
-    passes = again.passes_of(x)
+    passes = again.predictor.passes(x)
     found, expected, before = again.scores(passes), alone(passes), model.scores(passes)
     for name in ("knn", "mahalanobis", "mahalanobis_relative"):
         torch.testing.assert_close(found[name], expected[name])
@@ -145,11 +145,11 @@ class Norm(Score):
         return {"norm": passes.features.norm(dim=1)}
 
 
-def test_a_score_that_needs_no_fit_brings_no_callback(tmp_path, quiet_trainer):
+def test_a_score_that_needs_no_fit_reads_no_training_data(tmp_path, quiet_trainer):
     model = BRAINet(8, head=Linear(), scores=[Norm()])
     fit = quiet_trainer(tmp_path, fast_dev_run=True)
     fit.fit(model, datamodule=Digits())
-    assert not any(isinstance(callback, ScoreFit) for callback in fit.callbacks)
+    assert model.training_features._all is None
     x = torch.rand(3, 64)
     torch.testing.assert_close(model.predict_step(x, 0)["norm"], x.norm(dim=1))
 
@@ -272,12 +272,11 @@ def moving(scores):
 
 
 def test_a_moving_backbone_is_fitted_again_before_every_validation(tmp_path, quiet_trainer):
-    model, callback, seen = moving([Generative(progress=False)]), ScoreFit(progress=False), []
-    fitted = callback._fit
-    callback._fit = lambda *args: (seen.append(model.backbone.model.weight.detach().clone()), fitted(*args))
-    fit = quiet_trainer(tmp_path, callback, epochs=4)
-    fit.fit(model, datamodule=Digits())
-    assert sum(isinstance(callback, ScoreFit) for callback in fit.callbacks) == 1
+    model, seen = moving([Generative(progress=False)]), []
+    fitted = model.predictor.fit_scores
+    weight = model.backbone.model.weight
+    model.predictor.fit_scores = lambda *args: (seen.append(weight.detach().clone()), fitted(*args))
+    quiet_trainer(tmp_path, epochs=4).fit(model, datamodule=Digits())
     assert len(seen) == 5  # at the start and in four epochs
     torch.testing.assert_close(seen[-1], model.backbone.model.weight)
     assert not torch.equal(seen[0], seen[-1])
@@ -289,6 +288,7 @@ def test_a_checkpoint_has_scores_of_its_own_backbone(tmp_path, quiet_trainer, va
     settings = {} if validated else {"limit_val_batches": 0}
     quiet_trainer(tmp_path, checkpoint, epochs=2, **settings).fit(model, datamodule=Digits())
     stored = torch.load(checkpoint.last_model_path, weights_only=True)["state_dict"]
+    stored = {name.removeprefix("predictor."): value for name, value in stored.items()}
     x, _ = training_data()
     features = torch.nn.functional.linear(x, stored["backbone.model.weight"], stored["backbone.model.bias"])
     torch.testing.assert_close(stored["scores.members.KNN.bank"], torch.nn.functional.normalize(features, dim=1))
@@ -330,7 +330,7 @@ def test_only_the_validation_of_a_fit_sets_the_reference(tmp_path, quiet_trainer
     quiet_trainer(tmp_path).validate(model, datamodule=Digits(), verbose=False)
     assert score.reference.isnan().all()
     quiet_trainer(tmp_path).fit(model, datamodule=Digits())
-    passes = model.passes_of(inputs(digits().val_set))
+    passes = model.predictor.passes(inputs(digits().val_set))
     both = torch.stack([score(passes)["generative"], passes.scores["energy"]], dim=1)
     expected = torch.stack([both.mean(dim=0), both.std(dim=0, correction=0)])
     torch.testing.assert_close(score.reference, expected, rtol=1e-3, atol=1e-3)

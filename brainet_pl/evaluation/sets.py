@@ -13,6 +13,10 @@ from brainet_pl.metrics.shift import is_shift
 KNOWN = "test"
 
 
+class EvaluatesAllSets:
+    """Marks a callback that evaluates every test set, not the known one alone."""
+
+
 def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
     """Name → role of every test loader, in their order; the first is the known test set.
 

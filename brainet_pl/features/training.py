@@ -1,0 +1,229 @@
+"""What a backbone gives for the data of one fit: extracted once, whoever asks first."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from brainet_pl._utils.rng import isolated_rng
+from brainet_pl.backbones import FeatureExtractor
+from brainet_pl.backbones import batches as batching
+from brainet_pl.backbones.batches import Columns
+from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.distributed.collectives import run_or_fail_together
+from brainet_pl.features import store
+from brainet_pl.features.extraction import (
+    Extracted,
+    ExtractedShare,
+    extract,
+    extract_share,
+    inputs_of,
+    is_sharded,
+    pair,
+    read,
+    unshuffled,
+)
+
+SAMPLE_ROWS = 2048  # samples that stand for all, where a few tell enough
+SCALE_ROWS = 10_000  # training samples that tell the scale of tapped features, where no more are read anyway
+
+
+class FeatureFolder(ABC):
+    """A callback that keeps features on disk."""
+
+    @abstractmethod
+    def feature_folder(self, trainer: Any) -> Path | None:
+        """The folder for the features of a fit, or None where none are kept."""
+
+
+class TrainingFeatures:
+    """Features and targets of the training data, un-augmented and in a fixed order.
+
+    Features of a frozen backbone are extracted once and kept until `release`; with a `store` they come from the disk
+    where they are there. Several processes share the work.
+
+    Args:
+        source: what gives the data: a datamodule or module with `structure_dataloader` or `train_dataloader`, or a
+            loader.
+        backbone: the feature extractor.
+        store: folder in which features are kept on disk, or None. Only features of a frozen backbone are stored.
+        columns: which parts of a batch are inputs and target; None guesses.
+        device: where the backbone runs; None is where it is.
+        rank: number of this process.
+        processes: how many processes share the work.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        backbone: FeatureExtractor,
+        store: Path | None = None,
+        *,
+        columns: Columns | None = None,
+        device: torch.device | None = None,
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
+        self.source, self.backbone, self.columns, self.device = source, backbone, columns, device
+        self.rank, self.processes = rank, processes
+        storable = backbone.frozen and not backbone.raw and not is_sharded(backbone)
+        self.store = store if storable else None
+        self._all: Extracted | None = None
+        self._share: ExtractedShare | None = None
+        self._samples: dict[str, Extracted] = {}
+
+    def all(self, max_rows: int | None = None, progress: bool = True) -> Extracted:
+        """Features and targets of all samples, or of a random choice of `max_rows`, the same in all processes."""
+        stored = self.store is not None
+        if stored and self.processes > 1 and self._all is None:
+            self.share(progress=progress)
+        if self._all is None and self._share is not None:
+            self._all = self._share.gathered()  # all processes have a share, or none
+        if self._all is not None:
+            return self._all.sample(max_rows)
+        most = None if stored else max_rows  # what is stored is whole, whoever wants how much of it
+        found = self._extract(self._loader(most), most, progress)
+        if self.backbone.unscaled:
+            found = Extracted(self.backbone.set_scale([found.readings])[0], found.targets)
+        if self.backbone.frozen and (most is None or len(found.features) < most):
+            self._all = found
+        return found.sample(max_rows)
+
+    def share(self, max_rows: int | None = None, progress: bool = True) -> ExtractedShare:
+        """What `all` gives, dealt out to the processes batch by batch: each extracts its own share."""
+        if self._share is not None and max_rows is None:
+            return self._share
+        if max_rows is not None and self.store is not None:
+            self.all(progress=progress)  # what is stored is whole
+        if self._all is not None:
+            readings, targets = self._all.sample(max_rows)
+            mine = slice(self.rank, None, self.processes)
+            return ExtractedShare([readings[mine]], [targets[mine]])
+        loader = self._loader(max_rows, self.processes, self.rank)
+        found = run_or_fail_together(lambda: self._extract_share(loader, progress))
+        if self.backbone.unscaled:
+            found = found._replace(readings=self.backbone.set_scale(found.readings, shared=True))
+        if self.backbone.frozen and max_rows is None:
+            self._share = found
+        return found
+
+    def sample(self, rows: int = SAMPLE_ROWS) -> Extracted:
+        """A random choice of at most `rows` training samples, the same in all processes."""
+        if self._all is not None:
+            return self._all.sample(SAMPLE_ROWS)
+        return self._sample("training", self.source, rows)
+
+    def validation_sample(self, loader: Any, rows: int) -> Extracted:
+        """At most `rows` samples of a validation loader."""
+        return self._sample("validation", loader, rows)
+
+    def _sample(self, name: str, source: Any, rows: int) -> Extracted:
+        if name not in self._samples:
+            batches = batches_of(source, rows)
+            settings: dict[str, Any] = {"device": self.device, "progress": False, "columns": self.columns}
+            found = extract(self.backbone, batches, max_rows=rows, **settings)
+            if not self.backbone.frozen:
+                return found
+            self._samples[name] = found
+        return self._samples[name]
+
+    def of(self, loader: Any, seed: int = 0, progress: bool = True) -> Extracted:
+        """Features and targets of all samples of a loader of known size, in a fixed order.
+
+        Args:
+            loader: any, also of a shuffled or augmented set.
+            seed: of what transforms draw; it leaves no trace in the draws of training.
+            progress: show a progress bar.
+        """
+        if self.processes == 1:
+            return self._extract(unshuffled(loader, seed=seed), None, progress, seed)
+        share = unshuffled(loader, every=self.processes, first=self.rank, seed=seed)
+        return run_or_fail_together(lambda: self._extract_share(share, progress, seed)).gathered()
+
+    def targets(self) -> Tensor:
+        """(N,) targets of all training samples, in a fixed order: the same in all processes."""
+        if self._all is not None:
+            return self._all.targets
+        targets = [pair(batch, self.columns)[1] for batch in self._loader()]
+        if not targets:
+            raise ValueError("expected training data to learn the scale of the target from, got an empty loader")
+        return torch.cat(targets)
+
+    def first(self) -> BackboneOutput:
+        """What the backbone gives for the first two samples, run again only if nobody has asked for features yet."""
+        if self._all is not None:
+            return self._all.readings[:2]
+        if self._share is not None and self._share.readings:
+            return self._share.readings[0][:2]
+        return self.probe()
+
+    def probe(self) -> BackboneOutput:
+        """Run the backbone on the first two samples, so that it has met an input."""
+        for batch in self._loader():
+            inputs = inputs_of(batch, self.columns)
+            if isinstance(inputs, BackboneOutput):
+                return inputs[:2]
+            return read(self.backbone, [batching.rows(inputs, slice(0, 2))], progress=False)
+        raise ValueError("expected training data to measure the features of, got an empty loader: check the datamodule")
+
+    def prepare_backbone(self) -> None:
+        """Let the backbone find the layer to remove and the scale of its taps, before an optimizer holds weights."""
+        if self.backbone.waits:
+            self.probe()
+        if self.backbone.unscaled:  # nobody has asked for features of the training data yet
+            self.all(SCALE_ROWS, progress=False)
+
+    def release(self) -> None:
+        """Drop all but a sample, once a fit is set up."""
+        if self._all is not None and self.backbone.frozen:
+            self._samples["training"] = self._all.sample(SAMPLE_ROWS)
+        self._all = self._share = None
+
+    def _loader(self, max_rows: int | None = None, every: int = 1, first: int = 0) -> Iterable[Any]:
+        return batches_of(self.source, max_rows, every, first)
+
+    def _from_store(self, loader: Any, progress: bool, seed: int) -> store.Entry | None:
+        """What is stored of a loader's samples, extracted now where it was not; None where nothing can be stored."""
+        if self.store is None:
+            return None
+        settings: dict[str, Any] = {"device": self.device, "progress": progress, "columns": self.columns, "seed": seed}
+        try:
+            return store.extract(self.store, self.backbone, loader, **settings)
+        except store.NotStored as error:
+            warnings.warn(f"features are not kept on disk: {error}", stacklevel=2)
+            return None
+
+    def _extract(self, loader: Any, max_rows: int | None, progress: bool, seed: int = 0) -> Extracted:
+        with isolated_rng(seed):
+            entry = self._from_store(loader, progress, seed)
+            if entry is not None:
+                return entry.extracted
+            settings: dict[str, Any] = {"device": self.device, "progress": progress, "columns": self.columns}
+            return extract(self.backbone, loader, max_rows=max_rows, **settings)
+
+    def _extract_share(self, loader: Any, progress: bool, seed: int = 0) -> ExtractedShare:
+        with isolated_rng(seed):
+            entry = self._from_store(loader, progress, seed)
+            if entry is not None:
+                parts = list(entry.parts())
+                return ExtractedShare([part.readings for part in parts], [part.targets for part in parts])
+            return extract_share(self.backbone, loader, device=self.device, progress=progress, columns=self.columns)
+
+
+def batches_of(source: Any, max_rows: int | None = None, every: int = 1, first: int = 0) -> Iterable[Any]:
+    """Batches of training data in a fixed order; with `max_rows`, of a random sample of that many rows.
+
+    With `every`, only batches `first`, `first + every`, `first + 2·every`, …: the share of one of so many processes. A
+    datamodule may offer `structure_dataloader` (un-augmented); else its training loader is rebuilt without shuffling.
+    """
+    if hasattr(source, "structure_dataloader"):
+        source = source.structure_dataloader()
+    elif hasattr(source, "train_dataloader"):
+        source = source.train_dataloader()
+    return unshuffled(source, max_rows, every, first)

@@ -1,0 +1,252 @@
+"""The one road from an input to an answer, whoever walks it: Lightning, a swapped head, scikit-learn or an export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from brainet_pl._utils import checks
+from brainet_pl._utils.parts import make_part
+from brainet_pl.backbones import FeatureExtractor
+from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.calibration import Calibrator, Conformal
+from brainet_pl.features.extraction import Extracted, readings_of
+from brainet_pl.features.training import TrainingFeatures
+from brainet_pl.network import Head, HeadSettings
+from brainet_pl.network.base import MOST_PASSES, ResidualHead, Rows, need_tree, run_head, train_head
+from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
+from brainet_pl.structure import GGT
+from brainet_pl.tasks import Task
+from brainet_pl.tasks.passes import Passes
+
+
+class Predictor(nn.Module):
+    """A backbone, a head and all that is said of a prediction: scores, calibration, conformal sets, verdict.
+
+    Training needs `loss`. Afterwards `fit_scores` fits scores to the training data, `observe` sees batches of held-out
+    data and `finalize` learns from them; `predict` gives everything that a user gets of an input.
+
+    Args:
+        backbone: the feature extractor.
+        task: what the outputs of the head mean.
+        head: maps features to outputs; None where its shape is not known yet, see `build_head`.
+        num_passes: how often a head that draws is run for a prediction.
+        **parts: scores, calibration, conformal and verdict, as `attach` takes them.
+    """
+
+    def __init__(
+        self, backbone: FeatureExtractor, task: Task, head: Head | None = None, num_passes: int = 15, **parts: Any
+    ) -> None:
+        super().__init__()
+        self.task, self.backbone = task, backbone
+        self.num_passes = checks.whole("passes", num_passes, 1, MOST_PASSES)
+        self.in_features: int | None = None
+        self.has_base_logits = False  # whether there were base logits to add to when the head was built
+        self.scores = ScoreSet([], task.units)
+        self.calibration: Calibrator | None = None
+        self.conformal: Conformal | None = None
+        self.verdict = Verdict()
+        self.attach(**parts)
+        self.head: Head | None = head
+
+    def attach(
+        self,
+        scores: Sequence[Score | str | Mapping[str, Any]] = (),
+        calibration: Calibrator | str | Mapping[str, Any] | None = None,
+        conformal: Conformal | str | Mapping[str, Any] | None = None,
+        verdict: Verdict | Mapping[str, Any] | None = None,
+    ) -> None:
+        """Set what is said of a prediction beyond its average, in place of what was set before.
+
+        Args:
+            scores: further scores of inputs unlike the training data.
+            calibration: maps averaged predictions to better calibrated ones.
+            conformal: sets of classes or intervals of numbers that hold the truth at a chosen level.
+            verdict: by which score and at which level an input is called known; None is 5 %.
+        """
+        found = ScoreSet([make_part(Score, score, "scores") for score in scores], self.task.units)
+        calibrator = None if calibration is None else make_part(Calibrator, calibration, "calibration")
+        if calibrator is not None:
+            calibrator.check(self.task)
+            calibrator.bring(found, None if self.backbone.raw else self.backbone.model)
+        chosen = Verdict(**verdict) if isinstance(verdict, Mapping) else verdict or Verdict()
+        chosen.choose([], list(found.units))
+        sets = None if conformal is None else make_part(Conformal, conformal, "conformal")
+        if sets is not None:
+            sets.check(self.task)
+        self.scores, self.calibration, self.conformal, self.verdict = found, calibrator, sets, chosen
+        self.tap_scores()
+
+    def tap_scores(self) -> None:
+        """Let the backbone read the layers that scores want."""
+        for score in self.scores:
+            if score.taps is not None:
+                self.backbone.add_view(score.taps)
+
+    def build_head(
+        self, settings: HeadSettings, in_features: int, ggt: GGT | None = None, has_base_logits: bool = False
+    ) -> None:
+        """Build the head for a number of features, wired by a learned tree where it needs one."""
+        self.in_features, self.has_base_logits = in_features, has_base_logits
+        device = next((p.device for p in self.parameters()), None)
+        head = settings.resolve_skip(has_base_logits).build(in_features, self.task.out_features, ggt)
+        self.head = head if device is None else head.to(device)
+
+    @property
+    def ggt(self) -> GGT | None:
+        """The learned tree, once there is one; of the heads on a MAP structure, that structure."""
+        return None if self.head is None else self.head.ggt
+
+    def require_head(self, settings: HeadSettings | None = None) -> Head:
+        """The head, or an error that says how to get one."""
+        if self.head is None and settings is not None:
+            need_tree(None, settings)
+        if self.head is None:
+            raise ValueError(
+                "expected a model with a head, got one that was never fitted: fit it, or load a checkpoint"
+            )
+        return self.head
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def loss(self, x: Any, target: Tensor) -> Tensor:
+        """Inputs (B, …) and targets (B,) → the mean loss of all sub-networks that a training step draws.
+
+        Of `Bayes`, without its penalty: add `head.penalty()` divided by the number of training samples.
+        """
+        return self.loss_and_outputs(x, self.task.check(target))[0]
+
+    def loss_and_outputs(self, x: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and checked targets (B, …) → the task's loss and the head's outputs, (B, O) or (M, B, O)."""
+        readings = self.read(x)
+        outputs = train_head(self.require_head(), readings.features, self.base_outputs(readings))
+        return self.task.loss(outputs, target), outputs
+
+    def read(self, x: Any) -> BackboneOutput:
+        """Inputs → features (B, d), and base logits (B, C) where the head adds to them; features pass as they are."""
+        if isinstance(x, BackboneOutput):
+            return x
+        return readings_of(self.backbone, x) if self._adds_base_logits else BackboneOutput(self.backbone(x))
+
+    @property
+    def _adds_base_logits(self) -> bool:
+        return isinstance(self.head, ResidualHead) and self.head.adds_base_logits
+
+    def base_outputs(self, readings: BackboneOutput) -> Tensor | None:
+        """The outputs (B, O) of the layer that was removed, where the head adds to them."""
+        if not self._adds_base_logits or readings.base_logits is None:
+            return None
+        return self.task.base_outputs(readings.base_logits)
+
+    def head_inputs(self, sample: Extracted) -> Rows:
+        """Extracted samples as a head takes them, where the head is."""
+        device = next((p.device for p in self.parameters()), torch.device("cpu"))
+        base = self.base_outputs(sample.readings.to(device))
+        return Rows(sample.features.to(device), self.task.check(sample.targets).to(device), base)
+
+    # -- an answer ----------------------------------------------------------------------------------------------------
+
+    def passes(self, x: Any, count: int | None = None) -> Passes:
+        """Inputs → outputs of all passes and what follows from them. The backbone runs once; only the head T times."""
+        readings = x if isinstance(x, BackboneOutput) else readings_of(self.backbone, x)
+        count = self.num_passes if count is None else count
+        outputs, weights = run_head(self.require_head(), readings.features, count, self.base_outputs(readings))
+        predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
+        return Passes(outputs, weights, readings.features, predicted, scores, readings)
+
+    def calibrated(self, passes: Passes, scores: Mapping[str, Tensor]) -> Tensor:
+        """The averaged prediction as a user gets it: the same, or calibrated."""
+        return passes.predicted if self.calibration is None else self.calibration(passes.predicted, scores)
+
+    def judge(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Scores (B,) → the verdict, `known_p` and `known`; nothing without held-out data to compare with."""
+        preferred = None if self.calibration is None else self.calibration.score_name
+        return self.scores.judge(scores, self.verdict, preferred)
+
+    def predict(self, x: Any, passes: int | None = None) -> dict[str, Tensor]:
+        """Inputs (B, …) → all that is said of each: the prediction, conformal sets, verdict and scores, by name.
+
+        A classification has `probabilities` (B, C) and `class` (B,); with held-out data `known_p` (B,), the share of
+        held-out samples that are at least as strange, and `known` (B,). Without gradients call it under
+        `torch.no_grad()`.
+        """
+        return self.describe(self.passes(x, passes))
+
+    def describe(self, passes: Passes) -> dict[str, Tensor]:
+        """What `predict` gives, from passes that were run."""
+        scores = self.scores(passes)
+        final = self.calibrated(passes, scores)
+        answer = self.task.predict(passes, final)
+        if self.conformal is not None:
+            answer |= self.conformal(final)
+        answer |= self.judge(scores)
+        return answer | {name: values for name, values in scores.items() if name not in answer}  # `std` is calibrated
+
+    # -- what needs no training ---------------------------------------------------------------------------------------
+
+    def fit_scores(self, features: TrainingFeatures, scores: Sequence[Score], progress: bool = True) -> None:
+        """Fit scores to the training features; several processes share the samples and the work."""
+        if not scores:
+            return
+        share = features.share(progress=progress) if features.processes > 1 else None
+        found = features.all(progress=progress) if share is None else None
+        labels, classes = self.task.classes(share.together()[1] if share is not None else found.targets)  # type: ignore[union-attr]
+        if any(score.taps is not None and not self.backbone.widths(score.taps) for score in scores):
+            features.probe()  # features came from a store, and the backbone has not met an input yet
+        for score in scores:
+            widths, scaled = self.backbone.widths(score.taps), self.backbone.scales(score.taps)
+            score.set_context(ScoreContext(classes, self.backbone.raw, self.ggt, widths, scaled))
+            if found is not None:
+                score.learn(found.readings.view(score.taps), labels)
+                continue
+            assert share is not None
+            if score.sums:
+                score.learn_share(share.together(score.taps)[0], labels)
+            else:
+                score.learn_alone(share._replace(targets=list(labels.split([len(part) for part in share.targets]))))  # type: ignore[no-untyped-call]
+
+    def finalize_head(self, seen: Extracted, held: Extracted | None) -> dict[str, float]:
+        """Let the head choose what needs no training, from training samples and, where there are some, held-out ones.
+
+        A `Tree` chooses the temperature of its posterior and the dropout of its predictions, and takes batch-norm
+        statistics for its simultaneous pass. Gives what was chosen, by name.
+        """
+        rows = None if held is None else self.head_inputs(held)
+        return self.require_head().finalize(self.head_inputs(seen), rows, self._nll, self.num_passes)
+
+    def _nll(self, outputs: Tensor, weights: Tensor | None, target: Tensor) -> Tensor:
+        """The NLL of each target under the average of outputs; all zero where the task has no likelihood."""
+        predicted = self.task.predictive(outputs, weights)
+        found = self.task.nll(predicted, target)
+        return predicted.new_zeros(len(target)) if found is None else found
+
+    def observe(
+        self, passes: Passes, scores: Mapping[str, Tensor], target: Tensor, numbers: Tensor | None = None
+    ) -> None:
+        """See a batch of held-out data.
+
+        Args:
+            passes: of the batch.
+            scores: all scores (B,) of it.
+            target: (B,) checked targets.
+            numbers: (B,) the place of each sample in its set; None where batches come in order, in one process.
+        """
+        self.scores.observe(passes, scores)
+        if self.calibration is not None:
+            self.calibration.observe(passes.predicted, target, scores)
+        if self.conformal is not None:
+            self.conformal.observe(passes.predicted, target, scores, None if self.calibration is None else numbers)
+
+    def finalize(self) -> dict[str, Tensor]:
+        """Learn from what was observed, and forget it; gives numbers to log, `cal/…` and `conformal/…`."""
+        self.scores.finalize()
+        learned: dict[str, Tensor] = {}
+        if self.calibration is not None:
+            learned |= {f"cal/{name}": value for name, value in self.calibration.finalize().items()}
+        if self.conformal is not None:  # after calibration: it is about what a user gets
+            more = self.conformal.finalize(self.calibration)
+            learned |= {f"conformal/{name}": value for name, value in more.items()}
+        return learned

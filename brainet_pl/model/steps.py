@@ -1,0 +1,85 @@
+"""What a step of validation or test makes of a batch, as typed things that metrics and records read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from brainet_pl._utils.framework import pl
+from brainet_pl.evaluation.record import SampleBatch
+from brainet_pl.metrics.shift import ShiftSums, split_by_part
+from brainet_pl.model.predictor import Predictor
+from brainet_pl.tasks.passes import Passes
+
+CLEAN = {"clean": sys.maxsize}  # the known test set among its shifts
+
+
+class EvaluatedBatch(NamedTuple):
+    """What a model made of the K samples of a batch that count.
+
+    Attributes:
+        numbers: (K,) the place of each sample in its set; K is 0 where a process was given nothing but copies.
+        passes: of these samples.
+        scores: name → (K,) of these samples.
+        target: (K,) their targets, or None where there are none.
+        final: (K, …) the calibrated prediction, or None where nobody needs it.
+        conformal: name → (K, …) the conformal sets of these samples.
+    """
+
+    numbers: Tensor
+    passes: Passes
+    scores: dict[str, Tensor]
+    target: Tensor | None
+    final: Tensor | None = None
+    conformal: Mapping[str, Tensor] = {}
+
+
+def base_prediction(predictor: Predictor, passes: Passes) -> Tensor | None:
+    """What the network predicts without the new head; None where it can't, or is no longer what it was."""
+    logits = None if passes.readings is None else passes.readings.base_logits
+    return predictor.task.base_predicted(logits) if logits is not None and predictor.backbone.frozen else None
+
+
+def sample_batch(predictor: Predictor, batch: EvaluatedBatch, with_shifts: bool) -> SampleBatch:
+    """What the record of a test keeps of a batch of a known or unknown set."""
+    passes, target, task = batch.passes, batch.target, predictor.task
+    answers: dict[str, Tensor] = {}
+    if target is not None:
+        answers = task.answers(passes.predicted, target)
+        if predictor.calibration is not None and batch.final is not None:
+            final = task.answers(batch.final, target)
+            answers["calibrated"] = final.get("confidence", batch.final[:, -1])
+        if predictor.conformal is not None and batch.conformal:
+            answers |= predictor.conformal.answers(dict(batch.conformal), target)
+    trace = task.trace(passes.outputs, passes.weights, target)
+    shifts = shift_sums(predictor, batch, CLEAN) if target is not None and with_shifts else {}
+    known_p, level = predictor.judge(batch.scores).get("known_p"), predictor.verdict.level
+    return SampleBatch(batch.scores, answers, trace, len(passes.outputs), batch.numbers, shifts, known_p, level)
+
+
+def shift_sums(predictor: Predictor, batch: EvaluatedBatch, parts: Mapping[str, int]) -> dict[str, ShiftSums]:
+    """Sums over the samples of a batch for each shift that has some of them, before and after calibration."""
+    assert batch.target is not None
+    predicted, task, sums = batch.passes.predicted, predictor.task, {}
+    final = None if predictor.calibration is None else predictor.calibrated(batch.passes, batch.scores)
+    for name, chosen in split_by_part(batch.numbers, parts):
+        rows = chosen.to(predicted.device)
+        plain = task.sums(predicted[rows], batch.target[rows])
+        if plain is not None:
+            sums[name] = ShiftSums(plain, None if final is None else task.sums(final[rows], batch.target[rows]))
+    return sums
+
+
+def train_size(trainer: pl.Trainer) -> int:
+    """How many training samples an epoch has, for heads whose loss has a penalty."""
+    batches = float(trainer.num_training_batches)
+    if batches == float("inf"):
+        raise ValueError(
+            "expected training data of known size for Bayes by backprop, got a stream without a length: set "
+            "limit_train_batches in the Trainer, or give the dataset a length"
+        )
+    size = getattr(trainer.train_dataloader, "batch_size", None) or 1
+    return max(1, int(batches * size * trainer.world_size))
