@@ -8,6 +8,7 @@ The theme would fetch a script that makes search work in a folder of pages; `_wo
 
 import base64
 import json
+import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
@@ -47,6 +48,11 @@ def on_files(files, config):
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def on_page_markdown(markdown, **_):
+    """Files of the repository are no pages: a link to one becomes its name and path."""
+    return re.sub(r"\[`?([^\]`]+)`?\]\(\.\./([^)]+\.py)\)", r'<code title="\2">\1</code>', markdown)
 
 
 def on_post_build(config):
