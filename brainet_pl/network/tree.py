@@ -32,11 +32,12 @@ from brainet_pl.network.base import (
     check_sizes,
     need_tree,
 )
-from brainet_pl.network.executor import ACTIVATIONS, Executor
+from brainet_pl.network.executor import Executor
 from brainet_pl.network.finalization import NETWORKS, best_value, choose_temperature
 from brainet_pl.network.output import BranchOutput
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.skip import Skip
+from brainet_pl.network.weights import ACTIVATIONS
 from brainet_pl.network.widths import READS, Size, choose_size, count_parameters, fields_of, root_branches
 from brainet_pl.structure.brai import NEIGHBOURS
 from brainet_pl.structure.ggt import GGT, SubNetwork
