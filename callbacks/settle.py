@@ -43,12 +43,12 @@ class HeadSettling(Callback):
             self._settle(trainer, pl_module)
 
     def _settle(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if not isinstance(module, BRAINet) or module.head is None or not module.head.settles:
+        if not isinstance(module, BRAINet) or module.head is None or not module.head.finalizes:
             return
         held = module.validation_sample() if trainer.enable_validation else None
         if (held is None or len(held.targets) < LEAST) and not self._warned:
             self._warned = True
-            if module.head.waits and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            if module.head.needs_validation_data and not trainer.fast_dev_run:  # type: ignore[attr-defined]
                 rank_zero_warn(
                     f"expected at least {LEAST} validation samples to choose the temperature of the posterior by, got "
                     f"{0 if held is None else len(held.targets)}: it is the tempered default; give more validation "

@@ -20,7 +20,7 @@ from brainet_pl.network.carry import carry
 from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.independence import IndependenceTest
-from brainet_pl.structure.learn import SAMPLES, check_settings
+from brainet_pl.structure.settings import SAMPLES, check_settings
 from brainet_pl.structure.stream import FeatureStream, StreamedData
 
 SHOWN = 3  # lines of a tree's summary in the log: its sizes; the figure and `ggt.summary()` show the branches

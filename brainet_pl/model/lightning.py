@@ -56,7 +56,7 @@ from brainet_pl.features.extraction import (
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
 from brainet_pl.metrics.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.network import Head, HeadSettings
-from brainet_pl.network.base import MOST_PASSES, ResidualHead, Rows, need_tree, run_head, train_head
+from brainet_pl.network.base import MOST_PASSES, HeadInputs, ResidualHead, need_tree, run_head, train_head
 from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
@@ -302,10 +302,10 @@ class BRAINet(pl.LightningModule):
             self._samples[name] = found
         return self._samples[name]
 
-    def rows_of(self, sample: Extracted) -> Rows:
+    def rows_of(self, sample: Extracted) -> HeadInputs:
         """A sample as a head takes it, where the model is."""
         base_logits = self.base_outputs(sample.readings.to(self.device))
-        return Rows(sample.features.to(self.device), self.task.check(sample.targets).to(self.device), base_logits)
+        return HeadInputs(sample.features.to(self.device), self.task.check(sample.targets).to(self.device), base_logits)
 
     def setup(self, stage: str) -> None:
         """Runs after the structure callback and before the optimizer: other heads are built from the data's shape.

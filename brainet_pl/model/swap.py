@@ -19,7 +19,7 @@ from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator
 from brainet_pl.features.extraction import bounded, extract, read
 from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
-from brainet_pl.network.base import LEAST, ResidualHead, Rows, run_head, train_head
+from brainet_pl.network.base import LEAST, HeadInputs, ResidualHead, run_head, train_head
 from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification
@@ -95,11 +95,11 @@ class SwappedModel(nn.Module):
 
         with torch.no_grad():
             features, base_logits = self.read(x)
-            seen = Rows(features, torch.zeros(len(features), dtype=torch.long), base_logits)
+            seen = HeadInputs(features, torch.zeros(len(features), dtype=torch.long), base_logits)
             rows = None
             if held is not None:
                 inside, resolve_skip = self.read(held[0])
-                rows = Rows(inside, held[1].to(inside.device), resolve_skip)
+                rows = HeadInputs(inside, held[1].to(inside.device), resolve_skip)
         return self.head.finalize(seen, rows, nll)
 
     @torch.no_grad()
@@ -227,7 +227,7 @@ def swap_head(
             the model's stages; None is what the classification layer was given.
         pool: how maps and tokens become features, as in `Backbone`.
         head: settings of the new head; None is `Tree()`, a BRAINet sized by the number of features. Where the removed
-            layer had `num_classes` outputs, `Tree(skip="own_or_linear")` adds to its logits and starts from them.
+            layer had `num_classes` outputs, `Tree(skip="base_logits_or_linear")` adds to its logits.
         **learn: settings of `learn_structure`.
 
     >>> _ = torch.manual_seed(0)

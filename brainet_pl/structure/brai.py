@@ -12,7 +12,8 @@ from itertools import groupby
 
 import numpy as np
 
-from brainet_pl.structure.autonomy import Budget, increase_separation, is_leaf
+from brainet_pl.structure.autonomy import increase_separation, is_leaf
+from brainet_pl.structure.budget import Budget
 from brainet_pl.structure.climb import MOST_ARROWS, improve_parents
 from brainet_pl.structure.data import Path
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree

@@ -149,8 +149,8 @@ class AtThreshold:
 
     keeps_all = False
 
-    def __init__(self, test: IndependenceTest, own: float, threshold: float) -> None:
-        self.test, self.shift, self.capped = test, threshold - own, test.capped
+    def __init__(self, test: IndependenceTest, bound: float, threshold: float) -> None:
+        self.test, self.shift, self.capped = test, threshold - bound, test.capped
         for name in ("strength", "list_length"):
             if hasattr(test, name):
                 setattr(self, name, getattr(test, name))
@@ -165,7 +165,7 @@ class AtThreshold:
 
 
 class SinglesAtThreshold(AtThreshold):
-    """The same of a test that finds the best of many single conditions by itself."""
+    """`AtThreshold` of a test that finds the best of many single conditions by itself."""
 
     def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
         """Finds the smallest margin of `x` and each of `y` (Y,) given one of `z`, and its place in z."""
@@ -174,7 +174,7 @@ class SinglesAtThreshold(AtThreshold):
         return margin - self.shift, place
 
 
-def at_threshold(test: IndependenceTest, own: float, threshold: float) -> Margins:
-    """`test`, which is bound to its `own` threshold, as it would be with another one."""
+def at_threshold(test: IndependenceTest, bound: float, threshold: float) -> Margins:
+    """A test that was made with the threshold `bound`, as it would be with another one."""
     kind = SinglesAtThreshold if isinstance(test, SingleMargins) else AtThreshold
-    return kind(test, own, threshold)
+    return kind(test, bound, threshold)
