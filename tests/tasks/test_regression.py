@@ -266,5 +266,8 @@ def test_a_fit_may_follow_a_validation(tmp_path, quiet_trainer):
     """Validation alone runs in inference mode, whose tensors may not be changed in place by a later fit."""
     model = BRAINet(task="Regression", head=Tree(num_params=2000))
     quiet_trainer(tmp_path, structure()).fit(model, datamodule=Line())
-    quiet_trainer(tmp_path).validate(model, datamodule=Line(), verbose=False)
+    (before,) = quiet_trainer(tmp_path).validate(model, datamodule=Line(), verbose=False)
     quiet_trainer(tmp_path, structure()).fit(model, datamodule=Line())
+    (after,) = quiet_trainer(tmp_path).validate(model, datamodule=Line(), verbose=False)
+    assert after["val/reg/NLL"] < before["val/reg/NLL"]  # it went on to learn
+    assert not any(tensor.is_inference() for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor))
