@@ -165,7 +165,7 @@ class StructureLearning(Callback):
             exchange(optimizer, old, new, carried.whole)
         rank_zero_info(f"another tree: {carried.share:.0%} of the head's weights were kept")
         self.kept = self._facts["structure/kept"] = carried.share
-        on_rank_zero(trainer, lambda: self._tell(trainer, ggt))
+        on_rank_zero(trainer, lambda: self._report(trainer, ggt))
 
     def _share(self, module: BRAINet) -> StreamedData:
         """The training features that all processes hold together."""
@@ -217,13 +217,13 @@ class StructureLearning(Callback):
         """Keep the tree beside the checkpoints, log its size and draw it; a resumed run has logged it already."""
         if isinstance(pl_module, BRAINet) and pl_module.ggt is not None:
             ggt = pl_module.ggt
-            on_rank_zero(trainer, lambda: self._tell(trainer, ggt))
+            on_rank_zero(trainer, lambda: self._report(trainer, ggt))
 
-    def _tell(self, trainer: pl.Trainer, ggt: GGT) -> None:
+    def _report(self, trainer: pl.Trainer, ggt: GGT) -> None:
         # Not trainer.log_dir: that is a collective, and only rank zero comes here.
-        resolve_skip = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
+        folder = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            cache.store(resolve_skip / "structure.json", ggt)
+            cache.store(folder / "structure.json", ggt)
         if trainer.ckpt_path is not None and "structure/kept" not in self._facts:
             return
         facts = self._facts | {
@@ -236,7 +236,7 @@ class StructureLearning(Callback):
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
             about = {"fingerprint": ggt.fingerprint} | facts
-            log_files(trainer, "structure", [resolve_skip / "structure.json"], about, "structure", used=True)
+            log_files(trainer, "structure", [folder / "structure.json"], about, "structure", used=True)
 
 
 def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Collection[str]) -> None:

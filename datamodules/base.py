@@ -56,11 +56,10 @@ class Samples(Dataset[tuple[Tensor, Any]]):
         return x if self.prepare is None else self.prepare(x)
 
 
-def check_choice(setting: str, value: object, known: Iterable[str]) -> None:
-    """Refuse a value that is none of the known ones, and list them."""
-    choices = list(known)
-    if value not in choices:
-        raise ValueError(f"expected {setting} to be one of {', '.join(choices)}, got {value!r}: choose one of the list")
+def check_statistics(mean: object, std: object) -> None:
+    """Refuse a mean of channels without their deviation, and the other way round."""
+    if (mean is None) != (std is None):
+        raise ValueError(f"expected both mean and std, or neither, got mean={mean} and std={std}: give the other too")
 
 
 def check_share(setting: str, value: float) -> None:
