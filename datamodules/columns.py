@@ -247,8 +247,8 @@ def fit_encoders(
             )
         if len(categories) > max_categories:
             raise ValueError(
-                f"expected at most {max_categories} categories, got {len(categories)} in column {name!r}: name it in id "
-                "if it tells rows apart, drop it, or raise max_categories"
+                f"expected at most {max_categories} categories, got {len(categories)} in column {name!r}: name it in "
+                "id if it tells rows apart, drop it, or raise max_categories"
             )
         encoders.append(categorical_encoder(name, values))
     if not encoders:

@@ -52,6 +52,9 @@ class GGT:
     Sub-networks follow p(G) ∝ exp(score(G) / temperature). Temperature 1 is the paper's, and on real data it collapses
     onto one structure, because scores grow with the number of rows; see `auto_temperature`. Variables may have `names`,
     which drawings and summaries show; they are no part of what makes two trees equal.
+
+    It has more methods than most classes here because it is the one object that users ask about structures; each method
+    is a line or two in front of a function of `tree`, `posterior` or `serialize`.
     """
 
     root: Tree

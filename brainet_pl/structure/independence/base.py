@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl._utils.checks import shown
-from brainet_pl.structure.data import Kind, PreparedData, Weights
+from brainet_pl.structure.data import DataKind, PreparedData, Weights
 from brainet_pl.structure.registry import register
 
 Ints = NDArray[np.intp]
@@ -76,7 +76,7 @@ class IndependenceTest(ABC):
     """
 
     name: ClassVar[str]
-    kind: ClassVar[Kind]
+    kind: ClassVar[DataKind]
     unit: ClassVar[Unit]
     default_threshold: ClassVar[float]
     default_score: ClassVar[str]
@@ -130,7 +130,7 @@ class IndependenceTest(ABC):
 
 def _check_declaration(cls: type[IndependenceTest]) -> None:
     """Refuse a test that does not say what it is when its class is defined, not in the midst of learning."""
-    declared = {"name": (), "kind": get_args(Kind), "unit": get_args(Unit), "default_score": ()}
+    declared = {"name": (), "kind": get_args(DataKind), "unit": get_args(Unit), "default_score": ()}
     for attribute, choices in declared.items():
         value = getattr(cls, attribute, None)
         if not isinstance(value, str) or not value or (choices and value not in choices):
