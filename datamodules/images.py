@@ -288,10 +288,6 @@ class ImageFolder(SplitData):
 
     # -- loaders ------------------------------------------------------------------------------------------------------
 
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """Images of `predict`, or test images."""
-        return self._loader(self.predict_set)
-
     def _loader(self, samples: SampleSet, shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
         """Images are labelled and prepared only now, when the model may have classes and a preset from a checkpoint."""
         labelled = [getattr(self, f"{name}_set", None) for name in ("train", "structure", "val", "test")]

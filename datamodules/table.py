@@ -180,10 +180,6 @@ class Table(SplitData):
         self.predict_set = samples.get("predict", self.test_set)
         warn_of_far_values([cell for name in parts for cell in self._far(samples[name].x, parts[name])])
 
-    def predict_dataloader(self) -> torch.utils.data.DataLoader[object]:
-        """Rows of `predict`, or test rows."""
-        return self._loader(self.predict_set)
-
     def _read(self, file: str) -> FileRows:
         columns = read_csv(file, self.delimiter, self.encoding)
         count = len(next(iter(columns.values())))

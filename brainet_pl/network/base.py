@@ -169,6 +169,17 @@ def check_sizes(in_features: int, out_features: int) -> tuple[int, int]:
     return checks.whole("in_features", in_features, 1, 10**8), checks.whole("out_features", out_features, 1, 10**8)
 
 
+def check_hidden(hidden: int) -> int:
+    """A number of hidden layers, at least 1."""
+    return checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
+
+
+def check_norm(norm: Norm) -> Norm:
+    """A norm as it is, or an error."""
+    checks.one_of("norm", norm, ("batch", None))
+    return norm
+
+
 def check_budget(num_params: Budget) -> Budget:
     """A budget of parameters as it is, "auto" included, or an error that says what is wrong with it."""
     if isinstance(num_params, str) and num_params == "auto":

@@ -11,6 +11,7 @@ from brainet_pl.network.base import (
     HeadSettings,
     Norm,
     check_budget,
+    check_norm,
     need_tree,
 )
 from brainet_pl.network.skip import SkipSetting, skip_setting
@@ -68,12 +69,11 @@ class Tree(HeadSettings):
     ) -> None:
         check_fields(fields)
         checks.one_of("activation", activation, ACTIVATIONS)
-        checks.one_of("norm", norm, ("batch", None))
         checks.one_of("sampling", sampling, get_args(Sampling))
         checks.one_of("inference", inference, get_args(Inference))
         self.num_params = check_budget(num_params)
         self.min_width = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)
-        self.activation, self.norm, self.sampling, self.inference = activation, norm, sampling, inference
+        self.activation, self.norm, self.sampling, self.inference = activation, check_norm(norm), sampling, inference
         self.skip, self.fields = skip_setting(skip), fields
         self.dropout = checks.share("dropout", dropout)
         self.draws = None if draws is None else checks.whole("draws", draws, 1, MOST_PASSES)

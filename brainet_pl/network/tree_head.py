@@ -26,6 +26,7 @@ from brainet_pl.network.base import (
     Norm,
     Outputs,
     ResidualHead,
+    check_norm,
     check_sizes,
 )
 from brainet_pl.network.executor import Executor
@@ -69,30 +70,16 @@ class BRAINetHead(ResidualHead):
     >>> head(x[:4]).shape, head.passes(x[:4], 15).values.shape  # their mean in one pass; each of four structures
     (torch.Size([4, 3]), torch.Size([4, 4, 3]))
 
+    All arguments that are not listed here are settings of `Tree`, which describes them; None stands for null.
+
     Args:
         ggt: The learned tree.
         out_features: The number of classes, or of numbers to regress.
-        num_params: A budget; the widths of all layers are scaled to meet it within 2 %. None is 16,000, or 250 for each
-            feature, or twice what the tree needs for layers of `min_width` neurons, whichever is more.
+        num_params: A budget; the widths of all layers are scaled to meet it within 2 %. None is "auto" in `Tree`.
         width: The width factor itself, in place of a budget: a node over X emits round(width·|X|) neurons.
-        min_width: The smallest number of neurons of a layer; None is 2, or the most that `num_params` allows, and 1
-            where `width` is given.
-        activation: One of relu, gelu, silu, tanh, elu.
-        norm: "batch", or None for a bias instead.
-        dropout: The dropout rate of the outputs of nodes. Above 0, `stochastic` also draws dropout masks, unless
-            `finalize` finds that predictions are better without.
         temperature: The temperature of the posterior over sub-networks in all modes but training. "auto" is what
             `finalize` finds best, and until then `GGT.auto_temperature`. It can be changed at any time.
-        sampling: While training, draw sub-networks for each "batch" (the paper) or for each "sample".
-        draws: The number of sub-networks that a training step draws for each batch or sample; 1 is the paper, None as
-            many as it takes for each branch of the root to be in one. Each branch of a node is in equally many draws.
-        inference: What `passes` does: "stochastic", "simultaneous" or "enumerated"; "auto" is "enumerated" where there
-            are no more sub-networks than passes, else "stochastic". It can be changed at any time.
-        fields: The number of neighbours that neurons of the lowest layer read beside their own feature: those that it
-            depends on most. "auto" is 16, where the tree knows neighbours and they take no more than half of the
-            budget; None is no such layer: leaves give features as they are.
-        skip: What is added to the outputs of every sub-network, as `Tree` describes it. With "base_logits", `forward`
-            and `passes` need the base logits.
+        inference: What `passes` does, as in `Tree`. It can be changed at any time.
         momentum: The momentum of the running statistics of the norm.
         eps: The number that the norm adds to variances.
     """
@@ -121,7 +108,7 @@ class BRAINetHead(ResidualHead):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        checks.one_of("norm", norm, ("batch", None))
+        check_norm(norm)
         checks.one_of("sampling", sampling, get_args(Sampling))
         if num_params is not None and width is not None:
             raise ValueError("expected num_params or width, got both: leave one out")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl._utils import checks
-from brainet_pl.network.base import Norm
+from brainet_pl.network.base import Norm, check_norm
 from brainet_pl.network.plan import Plan
 from brainet_pl.network.tensors import LevelTensors, index_buffer
 
@@ -70,8 +70,7 @@ class LayerWeights(nn.Module):
         self.gain = gain
         members = checks.whole("members", members, 1, 1000)
         checks.one_of("activation", activation, ACTIVATIONS)
-        checks.one_of("norm", norm, ("batch", None))
-        self.plan, self.members, self.norm = plan, members, norm
+        self.plan, self.members, self.norm = plan, members, check_norm(norm)
         self.activation, self.momentum = activation, checks.share("momentum", momentum)
         self.eps = checks.number("eps", eps, 0, "it is added to variances")
         neurons = members * plan.num_neurons
@@ -128,7 +127,7 @@ class LayerWeights(nn.Module):
             level.set_mixture([p if len(p) else np.ones(1) for p in branches], self.weight.device)  # a leaf has one way
         self._cache_key = ()
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> LayerWeights:
         """Also forgets folded weights: a write through `.data` leaves no other trace."""
         self._cache_key = ()
         super().train(mode)

@@ -103,18 +103,7 @@ def learn_structure(
         [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     """
     settings = check_settings(
-        s=s,
-        max_order=max_order,
-        test=test,
-        threshold=threshold,
-        bootstrap=bootstrap,
-        bins=bins,
-        score=score,
-        ess=ess,
-        seed=seed,
-        max_rows=max_rows,
-        max_tests=max_tests,
-        max_seconds=max_seconds,
+        s, max_order, test, threshold, bootstrap, bins, score, ess, seed, max_rows, max_tests, max_seconds
     )
     show = checks.flag("progress", progress)
     data = PreparedData.prepare(features, settings.bins, settings.max_rows)

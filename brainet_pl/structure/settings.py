@@ -47,7 +47,6 @@ class Settings:
 
 
 def check_settings(
-    *,
     s: int | Sequence[int],
     max_order: int | None,
     test: str | type[IndependenceTest],
