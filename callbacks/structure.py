@@ -34,30 +34,30 @@ class StructureLearning(Callback):
     fingerprint of features and settings, so a repeated run does not learn again; a checkpoint brings its own tree.
 
     Args:
-        s: samples, and so branches, at every node of the tree, or a list of those of the root, of the nodes below it,
-            and so on; [4, 1] is four whole structures, 1 a single one.
-        max_order: largest condition set; the depth of the tree is at most `max_order + 1`. null sets no limit.
-        test: the independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or by the path of a class; "auto" is
+        s: Number of samples, and so of branches, at every node of the tree, or a list of those of the root, of the
+            nodes below it, and so on; [4, 1] is four whole structures, 1 a single one.
+        max_order: Size of the largest condition set; the tree has at most `max_order + 1` levels. null sets no limit.
+        test: Independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or by the path of a class; "auto" is
             "g2" for features that are all categories, "gaussian" for any other.
-        threshold: below it two features count as independent, in nats or as a significance level; "auto" finds the one
-            at which the features fall apart best, null is the test's own.
-        bootstrap: "half" draws half of the rows for each sample and has second thoughts about what tests of few
-            variables miss; "paper" is Algorithm 1 to the letter.
-        bins: levels of a continuous feature in the discrete tests and scores.
-        score: "bdeu", "bge" or "bic"; null is the one that belongs to the test.
-        ess: equivalent sample size of BDeu, weight of the prior of BGe.
-        seed: of the random samples of rows.
-        max_rows: learn from a random sample of at most this many training samples; null takes all.
-        max_tests: stop splitting after so many independence tests, with a warning; null sets no limit.
-        max_seconds: stop splitting after so many seconds, with a warning; null sets no limit.
-        file: load this `structure.json` instead of learning.
-        cache: folder for learned trees; null is `structures` under the Trainer's root, "" keeps none.
-        progress: show progress bars.
-        every: with a backbone that trains, learn the tree again every so many epochs from the features as they are
+        threshold: Threshold below which two features count as independent, in nats or as a significance level; "auto"
+            finds the one at which the features fall apart best, null is the test's own.
+        bootstrap: "half" draws half of the rows for each sample and checks again what tests of few variables miss;
+            "paper" is Algorithm 1 to the letter.
+        bins: Number of levels of a continuous feature in the discrete tests and scores.
+        score: Score of a structure: "bdeu", "bge" or "bic"; null is the one that belongs to the test.
+        ess: Equivalent sample size of BDeu, weight of the prior of BGe.
+        seed: Seed of the random samples of rows.
+        max_rows: Learn from a random sample of at most this many training samples; null takes all.
+        max_tests: Stop splitting after this many independence tests, with a warning; null sets no limit.
+        max_seconds: Stop splitting after this many seconds, with a warning; null sets no limit.
+        file: Load this `structure.json` instead of learning.
+        cache: Folder for learned trees; null is `structures` under the Trainer's root, "" keeps none.
+        progress: Whether to show progress bars.
+        every: With a backbone that trains, learn the tree again every `every` epochs from the features as they are
             then; layers of the head that both trees have keep their weights. null keeps the first tree.
 
     Attributes:
-        kept: the share of the head's weights that the last tree took over from the one before; None before that.
+        kept: The share of the head's weights that the last tree took over from the one before; None before that.
     """
 
     def __init__(
@@ -267,6 +267,6 @@ class BuildHeadBeforeAveraging(Callback):
     """Builds a head before others copy the model. A `BRAINet` brings this where weights are averaged."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Of heads that wait for the number of features alone; the callback above builds the others."""
+        """Build a head that needs only the number of features; `StructureLearning` builds the others."""
         if stage == "fit" and isinstance(pl_module, BRAINet):
             pl_module.prepare_head()

@@ -195,11 +195,11 @@ class Table(SplitData):
 
     def _warn_of_ids(self, inputs: TextColumns) -> None:
         """A column that only numbers the rows teaches nothing, and predictions would hang on it."""
-        found = [n for n, values in inputs.items() if n.lower() in ID_NAMES and len(set(values)) == len(values) > 1]
-        if found and not self._warned_of_ids:
+        ids = [n for n, values in inputs.items() if n.lower() in ID_NAMES and len(set(values)) == len(values) > 1]
+        if ids and not self._warned_of_ids:
             self._warned_of_ids = True
             rank_zero_warn(
-                f"expected inputs that say something of a row, got {', '.join(map(repr, found))}, different in every "
+                f"expected inputs that say something of a row, got {', '.join(map(repr, ids))}, different in every "
                 "row: name it in id to find rows again in predictions.csv, or in drop"
             )
 
@@ -300,13 +300,13 @@ def read_task(settings: Mapping[str, Any]) -> tuple[str, int]:
             f"expected the target to be a column of {settings['file']} ({', '.join(columns)}), got {target!r}: correct "
             "--data.target"
         )
-    found = task_of(columns[target]) if task == AUTO else str(task)
-    classes = len(set(columns[target])) if found == "classification" else 0
+    kind = task_of(columns[target]) if task == AUTO else str(task)
+    classes = len(set(columns[target])) if kind == "classification" else 0
     rank_zero_info(
-        f"{found} of {target!r}, {f'{classes} classes' if classes else 'a number'}"
+        f"{kind} of {target!r}, {f'{classes} classes' if classes else 'a number'}"
         + ("; set data.task if it is meant otherwise" if task == AUTO else "")
     )
-    return found, classes
+    return kind, classes
 
 
 def check_format(delimiter: str, encoding: str) -> None:

@@ -51,37 +51,37 @@ def increase_separation(
     scope = np.sort(np.concatenate([X, X_ex]))
     A, from_outside = _thin(A, X, X_ex, scope, n, test, budget)
     A, from_inside = _thin(A, X, X, scope, n, test, budget)
-    found = join_separations([from_outside, from_inside])
-    if not len(found.pairs):
-        return A, found
+    separations = join_separations([from_outside, from_inside])
+    if not len(separations.pairs):
+        return A, separations
     if check_colliders:
-        votes = checked_votes(A, found, inside, n, test, budget)
+        votes = checked_votes(A, separations, inside, n, test, budget)
         if len(scope) == len(A):
-            return orient(A, votes), found
+            return orient(A, votes), separations
         A = A.copy()
         A[np.ix_(scope, scope)] = orient(A[np.ix_(scope, scope)], votes[np.ix_(scope, scope)])
-        return A, found
-    return _orient_within(A, scope, inside, found), found
+        return A, separations
+    return _orient_within(A, scope, inside, separations), separations
 
 
-def checked_votes(A: Bools, found: Separations, targets: Bools, n: int, test: Margins, budget: Budget) -> Bools:
+def checked_votes(A: Bools, separations: Separations, targets: Bools, n: int, test: Margins, budget: Budget) -> Bools:
     """Says for which x → z, (d, d), there is a v-structure x → z ← y in which x and y depend on each other given z.
 
-    `found` holds pairs that sets of size n separate; z is one of `targets` (d,). With a spent budget nothing is tested,
-    and every v-structure votes.
+    `separations` holds pairs that sets of size n separate; z is one of `targets` (d,). With a spent budget nothing is
+    tested, and every v-structure votes.
     """
     if budget.spent:
-        return collider_votes(A, found, targets)
+        return collider_votes(A, separations, targets)
     if n == 0:
-        return _votes_by_middle(A | A.T, found, targets, test, budget)
-    return _votes_by_triple(A | A.T, found, targets, n, test, budget)
+        return _votes_by_middle(A | A.T, separations, targets, test, budget)
+    return _votes_by_triple(A | A.T, separations, targets, n, test, budget)
 
 
-def _votes_by_middle(skeleton: Bools, found: Separations, targets: Bools, test: Margins, budget: Budget) -> Bools:
+def _votes_by_middle(skeleton: Bools, separations: Separations, targets: Bools, test: Margins, budget: Budget) -> Bools:
     """`checked_votes` of pairs apart given nothing: all v-structures with one middle are one block of tests."""
     votes = np.zeros_like(skeleton)
     apart = np.zeros_like(skeleton)
-    apart[tuple(found.pairs.T)] = True
+    apart[tuple(separations.pairs.T)] = True
     apart |= apart.T
     rivals = strongest(skeleton, test)  # of each middle: against them every other neighbour has to compete
     for z in np.flatnonzero(targets & (skeleton.sum(axis=0) > 1)):
@@ -97,21 +97,21 @@ def _votes_by_middle(skeleton: Bools, found: Separations, targets: Bools, test: 
 
 
 def _votes_by_triple(
-    skeleton: Bools, found: Separations, targets: Bools, n: int, test: Margins, budget: Budget
+    skeleton: Bools, separations: Separations, targets: Bools, n: int, test: Margins, budget: Budget
 ) -> Bools:
     """`checked_votes` of pairs with separating sets: each v-structure has a condition set of its own."""
     votes = np.zeros_like(skeleton)
-    members = found.member.reshape(len(found.pairs), n)
+    members = separations.member.reshape(len(separations.pairs), n)
     # Bits in place of bytes: most of the time goes to reading rows.
     around = np.packbits(skeleton & targets, axis=1)
     near = np.packbits(transposed(strongest(skeleton, test)), axis=1)  # [x, z]: x is one of the strongest around z
     length = getattr(test, "list_length", LIST_LENGTH)
-    crowded = len(found.pairs) > CROWD
-    for start in range(0, len(found.pairs), PAIRS):
+    crowded = len(separations.pairs) > CROWD
+    for start in range(0, len(separations.pairs), PAIRS):
         if budget.spent:
             break
         part = slice(start, start + PAIRS)
-        (x, y), given = found.pairs[part].T, members[part]
+        (x, y), given = separations.pairs[part].T, members[part]
         close = near[x] & near[y] if crowded else near[x] | near[y]
         i, z = _set_bits(around[x] & around[y] & close)
         open_ = (given[i] != z[:, None]).all(axis=1)

@@ -155,12 +155,12 @@ class Evidence:
         self.best[low, high] = self.best[high, low] = margin[chosen]
         self.witness[low, high] = self.witness[high, low] = number[chosen]
 
-    def add(self, found: Separations, pairs: Bools, test: Margins, budget: Budget) -> None:
-        """Test `pairs` (d, d) given the sets that are recorded for them in `found`."""
-        ends = np.searchsorted(found.owner, np.arange(len(found.pairs) + 1))
-        for i in np.flatnonzero(pairs[found.pairs[:, 0], found.pairs[:, 1]]):
-            condition = tuple(sorted(found.member[ends[i] : ends[i + 1]].tolist()))
-            x, y = found.pairs[i : i + 1].T
+    def add(self, separations: Separations, pairs: Bools, test: Margins, budget: Budget) -> None:
+        """Test `pairs` (d, d) given the sets that are recorded for them in `separations`."""
+        ends = np.searchsorted(separations.owner, np.arange(len(separations.pairs) + 1))
+        for i in np.flatnonzero(pairs[separations.pairs[:, 0], separations.pairs[:, 1]]):
+            condition = tuple(sorted(separations.member[ends[i] : ends[i + 1]].tolist()))
+            x, y = separations.pairs[i : i + 1].T
             budget.count(1)
             self.conditions.append(condition)
             self._keep(x, y, test.block(condition, x, y)[0], np.array([len(self.conditions) - 1]))

@@ -60,21 +60,21 @@ def rai(
     Columns that determine each other are tested as one, and joined to the first of them afterwards.
 
     Args:
-        features: (N, d) array, tensor or `FeatureStream`, as in `learn_structure`; with a test object, the number of
-            variables d.
-        test: the name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
+        features: An array or tensor (N, d) or a `FeatureStream`, as in `learn_structure`; with a test object, the
+            number of variables d.
+        test: Name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
             methods `block` and `pairs`, such as `DSeparation`. "auto" is "g2" for a table of categories and "fisher_z"
             for any other: a graph should have the weak edges too, which a tree for a network is better without.
-        threshold: of the test, in its unit; None is the test's own, as in `learn_structure`. A test object brings its
-            own.
-        max_order: largest condition set. None: no limit.
-        bins: levels of a continuous column in the discrete tests, from 2 to 256.
-        max_rows: learn from a random sample of at most this many rows. None: from all.
-        max_tests: number of tests after which the edges left stay, with a warning. None: no limit.
-        max_seconds: time after which the edges left stay, with a warning. None: no limit.
-        second_pass: test the edges that the recursion leaves once more, first given every single variable that depends
+        threshold: Threshold of the test, in its unit; None is the test's own, as in `learn_structure`. A test object
+            brings its own.
+        max_order: Size of the largest condition set. None: no limit.
+        bins: Number of levels of a continuous column in the discrete tests, from 2 to 256.
+        max_rows: Learn from a random sample of at most this many rows. None: from all.
+        max_tests: Number of tests after which the edges left stay, with a warning. None: no limit.
+        max_seconds: Time after which the edges left stay, with a warning. None: no limit.
+        second_pass: Whether to test the edges that the recursion leaves once more, first given every single variable that depends
             on one of their ends, then given neighbours, and orient anew; False gives the recursion's own graph.
-        climb: after the second pass, take greedy steps of the test's score, each edge at a cost of log d nats. None:
+        climb: Whether to take, after the second pass, greedy steps of the test's score, each edge at a cost of log d nats. None:
             for significance tests only, because a threshold in nats asks for strong edges, and a score for all that
             the data support. A test object has no data to score.
 
@@ -132,10 +132,10 @@ def rai(
     X = np.flatnonzero(original == np.arange(d))
     start = np.zeros((d, d), dtype=bool)
     start[np.ix_(X, X)] = complete_graph(len(X))
-    A, found = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
+    A, separations = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
     if again:
-        skeleton, found = retest_widely(A, X, found, most, tester, budget)
-        A = orient_by_evidence(skeleton, found, most, tester, budget)
+        skeleton, separations = retest_widely(A, X, separations, most, tester, budget)
+        A = orient_by_evidence(skeleton, separations, most, tester, budget)
     if score is not None and most:  # order 0 asks for dependence given nothing, which no score looks for
         allowed = marginally_dependent(d, X, tester, budget)
         unexplained: Callable[[Bools], Bools] = Unexplained(X, tester, budget)
@@ -155,13 +155,13 @@ def recursive_autonomy(
     """Plain RAI: Algorithm 1 with one pass instead of s, and the whole graph as its result."""
     if n > max_order or is_leaf(A, X, X_ex, n) or budget.spent:
         return A, join_separations([])
-    A, found = increase_separation(A, X, X_ex, n, test, budget)
+    A, separations = increase_separation(A, X, X_ex, n, test, budget)
     descendant, ancestors = find_autonomous(A, X)
     exogenous = np.sort(np.concatenate([X_ex, *ancestors]))
     calls = [(part, X_ex) for part in ancestors] + [(descendant, exogenous)]
     results = [recursive_autonomy(A, part, part_ex, n + 1, max_order, test, budget) for part, part_ex in calls]
     merged = np.logical_and.reduce([graph for graph, _ in results])
-    return merged, join_separations([found, *(more for _, more in results)])
+    return merged, join_separations([separations, *(more for _, more in results)])
 
 
 class Unexplained:
@@ -195,20 +195,20 @@ class Unexplained:
 
 
 def retest_widely(
-    A: Bools, X: Ints, found: Separations, max_order: int, test: Margins, budget: Budget
+    A: Bools, X: Ints, separations: Separations, max_order: int, test: Margins, budget: Budget
 ) -> tuple[Bools, Separations]:
     """Second thoughts about the edges among `X` that the recursion left: no direction is believed any more.
 
     A weak dependence that an early test misses makes a false v-structure, which hides separating sets from later
     calls. So every remaining edge is tested given each single variable that depends on one of its ends, neighbour or
     not (one such test often does what would take two neighbours), and then given neighbours of either end up to
-    `max_order`. Returns the skeleton, and `found` with what was separated here.
+    `max_order`. Returns the skeleton, and `separations` with what was separated here.
     """
     skeleton = A | A.T
     if max_order < 1:
-        return skeleton, found
+        return skeleton, separations
     dependent = marginally_dependent(len(A), X, test, budget)
-    parts = [found]
+    parts = [separations]
     for n in range(1, max_order + 1):
         candidates = dependent if n == 1 else skeleton
         if n > 1 and skeleton.sum(axis=0).max() <= n:
@@ -218,12 +218,14 @@ def retest_widely(
     return skeleton, join_separations(parts)
 
 
-def orient_by_evidence(skeleton: Bools, found: Separations, max_order: int, test: Margins, budget: Budget) -> Bools:
+def orient_by_evidence(
+    skeleton: Bools, separations: Separations, max_order: int, test: Margins, budget: Budget
+) -> Bools:
     """Direct the edges of a finished skeleton: v-structures, the surest first, then Meek's rules.
 
     The ends of each open triple x — z — y are tested given neighbours of either end, and the set that makes them most
-    independent says whether z is in the middle. Where none of these sets separates them, the one in `found`, which
-    did, decides: with a perfect oracle every decision is therefore right.
+    independent says whether z is in the middle. Where none of these sets separates them, the one in
+    `separations`, which did, decides: with a perfect oracle every decision is therefore right.
     """
     d = len(skeleton)
     common = (skeleton.astype(np.float32) @ skeleton.astype(np.float32)) > 0
@@ -231,7 +233,7 @@ def orient_by_evidence(skeleton: Bools, found: Separations, max_order: int, test
     evidence = Evidence.none(d)
     for n in range(min(max_order, REPAIR_ORDER) + 1):
         evidence.collect(open_ends, skeleton, n, test, budget)
-    evidence.add(found, open_ends & (evidence.best >= 0), test, budget)
+    evidence.add(separations, open_ends & (evidence.best >= 0), test, budget)
     chosen = evidence.separations(open_ends & (evidence.best < 0))
     x, y = chosen.pairs.T
     return orient_surest_first(skeleton, chosen, np.argsort(evidence.best[x, y], kind="stable"))

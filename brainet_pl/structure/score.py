@@ -269,12 +269,12 @@ def find_score(score: str | type[Score], kind: DataKind) -> type[Score]:
         >>> find_score("bic", "gaussian").__name__
         'GaussianBIC'
     """
-    found = _named.get((score, kind)) if isinstance(score, str) else score
-    if not (inspect.isclass(found) and issubclass(found, Score) and kind in getattr(found, "goes_with", ())):
+    chosen = _named.get((score, kind)) if isinstance(score, str) else score
+    if not (inspect.isclass(chosen) and issubclass(chosen, Score) and kind in getattr(chosen, "goes_with", ())):
         raise ValueError(
             f"expected score to be one of {', '.join(known_scores(kind))} for a {kind} test, got {score!r}: "
             "choose one of these, None for the one that belongs to the test, or another test"
         )
-    if inspect.isabstract(found):
-        raise TypeError(f"expected a complete score, got {found.__qualname__} without `on`: define it in the class")
-    return found
+    if inspect.isabstract(chosen):
+        raise TypeError(f"expected a complete score, got {chosen.__qualname__} without `on`: define it in the class")
+    return chosen

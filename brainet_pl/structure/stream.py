@@ -203,16 +203,16 @@ class StreamedData(PreparedData):
     def _sum_many(self, key: str, weights: NDArray[Any]) -> None:
         """Find the correlation of a sample, and in the same pass of as many announced ones as there is room for."""
         # Whoever was given one has it; what nobody has asked for yet stays.
-        self._known = {name: found for name, found in self._known.items() if name not in self._given}
+        self._known = {name: matrix for name, matrix in self._known.items() if name not in self._given}
         room = min(_MOST_GRAMS, _GRAM_BYTES // (8 * self.d**2)) - len(self._known)
         wanted = {key: weights}
         while len(wanted) < room and (more := next(self._announced, None)) is not None:
             wanted.setdefault(_key(more), _small(more))
         wanted = {name: sample for name, sample in wanted.items() if name not in self._known}
-        found = self.ask(("grams", np.stack(list(wanted.values()))))
+        sums = self.ask(("grams", np.stack(list(wanted.values()))))
         for i, (name, sample) in enumerate(wanted.items()):
-            gram, total = found[i]
-            found[i] = (np.empty(0), np.empty(0))  # one by one, so that no more than one is there twice
+            gram, total = sums[i]
+            sums[i] = (np.empty(0), np.empty(0))  # one by one, so that no more than one is there twice
             self._known[name] = standardised(gram, total, int(sample.sum()))
 
     # -- passes over the data -----------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class StreamedData(PreparedData):
                 total = sums if total is None else total + sums
                 if row_hash is None:
                     levels = levels or [block[:0, 0]] * block.shape[1]
-                    levels = [more_levels(found, block[:, j], self._most) for j, found in enumerate(levels)]
+                    levels = [more_levels(known, block[:, j], self._most) for j, known in enumerate(levels)]
             return None if total is None else _FirstPass(total, block.dtype, levels)
 
         shares = [share for share in self._together(look) if share is not None]
@@ -293,15 +293,15 @@ class StreamedData(PreparedData):
                 sample.add(hashes[-1], block)
             return np.concatenate(hashes), sample.hashes, sample.rows
 
-        found = self._together(look)
+        shares = self._together(look)
         sample = RowSample(most, len(column_hash), self._dtype)
-        for _, hashes, rows in found:
+        for _, hashes, rows in shares:
             sample.add(hashes, rows)
         self._sample = sample.hashes, sample.rows
-        starts = np.cumsum([0, *(len(hashes) for hashes, _, _ in found)])
+        starts = np.cumsum([0, *(len(hashes) for hashes, _, _ in shares)])
         place = rank() if self._shared else 0
         self._own = slice(int(starts[place]), int(starts[place + 1]))
-        return np.concatenate([hashes for hashes, _, _ in found])
+        return np.concatenate([hashes for hashes, _, _ in shares])
 
     # -- ranks --------------------------------------------------------------------------------------------------------
 
@@ -320,8 +320,8 @@ class StreamedData(PreparedData):
         self._edges: list[NDArray[Any]] = []
         for first in range(0, self.d, _GROUP):
             group = range(first, min(first + _GROUP, self.d))
-            found = self._together(partial(counted, own[:, first : first + _GROUP]))
-            for j, shares in zip(group, zip(*found, strict=True), strict=True):
+            counts = self._together(partial(counted, own[:, first : first + _GROUP]))
+            for j, shares in zip(group, zip(*counts, strict=True), strict=True):
                 levels, count = add_counts(shares)
                 self._held_scores[:, j] = level_scores(count)[np.searchsorted(levels, own[:, j])]
                 self._edges.append(level_edges(levels, count, self.bins, self.categories))
@@ -341,10 +341,10 @@ class StreamedData(PreparedData):
                     counts[j] += np.diff(ends, prepend=0, append=len(column))
             return counts
 
-        found = self._together(count)
+        shares = self._together(count)
         self._cells, self._cell_scores, self._edges = cells, [], []
         for j, edges in enumerate(cells):
-            total = np.asarray(np.sum([counts[j] for counts in found], axis=0, dtype=np.int64))
+            total = np.asarray(np.sum([counts[j] for counts in shares], axis=0, dtype=np.int64))
             filled = np.flatnonzero(total)
             score = np.zeros(len(total), dtype=np.float32)
             score[filled] = level_scores(total[filled])

@@ -108,8 +108,8 @@ def grid(information: Floats) -> list[float]:
     ordered = np.sort(pairs)[::-1]
     kept = dict.fromkeys(round(share * len(ordered)) for share in reversed(shares))
     # Between two pairs, so that no pair lies on a threshold; the information of copies is infinite.
-    found = [0.5 * (ordered[m - 1] + ordered[m]) for m in kept if 0 < m < len(ordered)]
-    return [float(t) for t in dict.fromkeys(found) if 0 < t < np.inf]
+    thresholds = [0.5 * (ordered[m - 1] + ordered[m]) for m in kept if 0 < m < len(ordered)]
+    return [float(t) for t in dict.fromkeys(thresholds) if 0 < t < np.inf]
 
 
 def choose_threshold(
@@ -127,10 +127,10 @@ def choose_threshold(
     tried: list[tuple[float, float]] = []
     best, behind = 0.0, 0
     for candidate in grid(information):
-        found = split(candidate)
+        splits = split(candidate)
         if spent():
             break
-        value = float(np.mean([modularity(strength, sets) for sets in found]))
+        value = float(np.mean([modularity(strength, sets) for sets in splits]))
         tried.append((candidate, value))
         behind = 0 if value > best else behind + 1
         best = max(best, value)

@@ -160,18 +160,18 @@ def find_test(test: str | type[IndependenceTest]) -> type[IndependenceTest]:
         'nats'
     """
     if isinstance(test, str) and test in _named:
-        found = _named[test]
+        chosen = _named[test]
     elif inspect.isclass(test) and issubclass(test, IndependenceTest):
-        found = test
+        chosen = test
     else:
         raise ValueError(
             f"expected test to be one of {', '.join(known_tests())} or a subclass of IndependenceTest, "
             f"got {shown(test)}: choose one of these, or define a subclass with this name (and import its module) first"
         )
-    if inspect.isabstract(found) or not hasattr(found, "name"):
-        missing = sorted(found.__abstractmethods__) or ["name"]
+    if inspect.isabstract(chosen) or not hasattr(chosen, "name"):
+        missing = sorted(chosen.__abstractmethods__) or ["name"]
         raise TypeError(
-            f"expected a complete independence test, got {found.__qualname__} without {', '.join(missing)}: "
+            f"expected a complete independence test, got {chosen.__qualname__} without {', '.join(missing)}: "
             "define what is missing in the class"
         )
-    return found
+    return chosen
