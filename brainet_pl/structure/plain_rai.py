@@ -72,11 +72,12 @@ def rai(
         max_rows: Learn from a random sample of at most this many rows. None: from all.
         max_tests: Number of tests after which the edges left stay, with a warning. None: no limit.
         max_seconds: Time after which the edges left stay, with a warning. None: no limit.
-        second_pass: Whether to test the edges that the recursion leaves once more, first given every single variable that depends
-            on one of their ends, then given neighbours, and orient anew; False gives the recursion's own graph.
-        climb: Whether to take, after the second pass, greedy steps of the test's score, each edge at a cost of log d nats. None:
-            for significance tests only, because a threshold in nats asks for strong edges, and a score for all that
-            the data support. A test object has no data to score.
+        second_pass: Whether to test the edges that the recursion leaves once more, first given every single variable
+            that depends on one of their ends, then given neighbours, and orient anew; False gives the recursion's own
+            graph.
+        climb: Whether to take, after the second pass, greedy steps of the test's score, each edge at a cost of log d
+            nats. None: for significance tests only, because a threshold in nats asks for strong edges, and a score for
+            all that the data support. A test object has no data to score.
 
     Example:
         Two causes are independent until their effect is known, and that fixes both arrows. An oracle that reads a known
