@@ -59,7 +59,7 @@ def share_draws(draws: int, branches: Sequence[int]) -> list[Versions]:
 class Executor(LayerWeights):
     """Runs the dense layers of a plan: dense → norm → activation, level by level.
 
-    It has more methods than most classes here: the four ways to run share the same small steps and the same weights.
+    With what it inherits it has more methods than most classes here: four ways to run share small steps and weights.
     """
 
     def draw(self, draws: int, samples: int, generator: torch.Generator | None = None) -> list[Tensor]:
