@@ -158,7 +158,7 @@ class LevelTensors(nn.Module):
 
 
 def repeat_columns(part: Tensor, columns: int) -> Tensor:
-    """(M, rows, B) → (M, rows, columns): the same columns again and again."""
+    """Repeats the columns of a part, (M, rows, B) → (M, rows, columns)."""
     have = part.shape[2]
     if have == columns:
         return part
