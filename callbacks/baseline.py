@@ -13,7 +13,7 @@ from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.distributed.samples import on_rank_zero
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import BRAINetHead, Head, Tree
-from brainet_pl.network.base import LEAST, Rows, run_head
+from brainet_pl.network.base import LEAST, HeadInputs, run_head
 
 HEAD = "predictor.head."  # of the keys of its weights in a checkpoint
 OWN, LINEAR = "the network's own layer", "linear"
@@ -99,7 +99,7 @@ def advice(head: Head, ahead: str, when: str) -> str:
     """What to try when a head loses."""
     tries = []
     if isinstance(head, BRAINetHead) and ahead == OWN and not head.adds_base_logits:
-        tries.append("Tree(skip='own')")
+        tries.append("Tree(skip='base_logits')")
     if isinstance(head, BRAINetHead) and ahead == LINEAR and head.skip is None and not head.adds_base_logits:
         tries.append("Tree(skip='linear')")
     if "last" in when:
@@ -113,7 +113,7 @@ def _name(module: BRAINet) -> str:
     return "BRAINet" if isinstance(module.head_settings, Tree) else type(module.head_settings).__name__
 
 
-def _head_nll(module: BRAINet, head: Head, rows: Rows) -> Tensor | None:
+def _head_nll(module: BRAINet, head: Head, rows: HeadInputs) -> Tensor | None:
     """The NLL (N,) of the head's own prediction, before any calibration."""
     found = []
     for start in range(0, len(rows.x), 512):

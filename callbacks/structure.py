@@ -20,7 +20,7 @@ from brainet_pl.network.carry import carry
 from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.independence import IndependenceTest
-from brainet_pl.structure.learn import SAMPLES, check_settings
+from brainet_pl.structure.settings import SAMPLES, check_settings
 from brainet_pl.structure.stream import FeatureStream, StreamedData
 
 SHOWN = 3  # lines of a tree's summary in the log: its sizes; the figure and `ggt.summary()` show the branches
@@ -34,30 +34,30 @@ class StructureLearning(Callback):
     fingerprint of features and settings, so a repeated run does not learn again; a checkpoint brings its own tree.
 
     Args:
-        s: samples, and so branches, at every node of the tree, or a list of those of the root, of the nodes below it,
-            and so on; [4, 1] is four whole structures, 1 a single one.
-        max_order: largest condition set; the depth of the tree is at most `max_order + 1`. null sets no limit.
-        test: the independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or by the path of a class; "auto" is
+        s: Number of samples, and so of branches, at every node of the tree, or a list of those of the root, of the
+            nodes below it, and so on; [4, 1] is four whole structures, 1 a single one.
+        max_order: Size of the largest condition set; the tree has at most `max_order + 1` levels. null sets no limit.
+        test: Independence test, by name ("gaussian", "cmi", "fisher_z", "g2") or by the path of a class; "auto" is
             "g2" for features that are all categories, "gaussian" for any other.
-        threshold: below it two features count as independent, in nats or as a significance level; "auto" finds the one
-            at which the features fall apart best, null is the test's own.
-        bootstrap: "half" draws half of the rows for each sample and has second thoughts about what tests of few
-            variables miss; "paper" is Algorithm 1 to the letter.
-        bins: levels of a continuous feature in the discrete tests and scores.
-        score: "bdeu", "bge" or "bic"; null is the one that belongs to the test.
-        ess: equivalent sample size of BDeu, weight of the prior of BGe.
-        seed: of the random samples of rows.
-        max_rows: learn from a random sample of at most this many training samples; null takes all.
-        max_tests: stop splitting after so many independence tests, with a warning; null sets no limit.
-        max_seconds: stop splitting after so many seconds, with a warning; null sets no limit.
-        file: load this `structure.json` instead of learning.
-        cache: folder for learned trees; null is `structures` under the Trainer's root, "" keeps none.
-        progress: show progress bars.
-        every: with a backbone that trains, learn the tree again every so many epochs from the features as they are
+        threshold: Threshold below which two features count as independent, in nats or as a significance level; "auto"
+            finds the one at which the features fall apart best, null is the test's own.
+        bootstrap: "half" draws half of the rows for each sample and checks again what tests of few variables miss;
+            "paper" is Algorithm 1 to the letter.
+        bins: Number of levels of a continuous feature in the discrete tests and scores.
+        score: Score of a structure: "bdeu", "bge" or "bic"; null is the one that belongs to the test.
+        ess: Equivalent sample size of BDeu, weight of the prior of BGe.
+        seed: Seed of the random samples of rows.
+        max_rows: Learn from a random sample of at most this many training samples; null takes all.
+        max_tests: Stop splitting after this many independence tests, with a warning; null sets no limit.
+        max_seconds: Stop splitting after this many seconds, with a warning; null sets no limit.
+        file: Load this `structure.json` instead of learning.
+        cache: Folder for learned trees; null is `structures` under the Trainer's root, "" keeps none.
+        progress: Whether to show progress bars.
+        every: With a backbone that trains, learn the tree again every `every` epochs from the features as they are
             then; layers of the head that both trees have keep their weights. null keeps the first tree.
 
     Attributes:
-        kept: the share of the head's weights that the last tree took over from the one before; None before that.
+        kept: The share of the head's weights that the last tree took over from the one before; None before that.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class StructureLearning(Callback):
             exchange(optimizer, old, new, carried.whole)
         rank_zero_info(f"another tree: {carried.share:.0%} of the head's weights were kept")
         self.kept = self._facts["structure/kept"] = carried.share
-        on_rank_zero(trainer, lambda: self._tell(trainer, ggt))
+        on_rank_zero(trainer, lambda: self._report(trainer, ggt))
 
     def _share(self, module: BRAINet) -> StreamedData:
         """The training features that all processes hold together."""
@@ -217,9 +217,9 @@ class StructureLearning(Callback):
         """Keep the tree beside the checkpoints, log its size and draw it; a resumed run has logged it already."""
         if isinstance(pl_module, BRAINet) and pl_module.ggt is not None:
             ggt = pl_module.ggt
-            on_rank_zero(trainer, lambda: self._tell(trainer, ggt))
+            on_rank_zero(trainer, lambda: self._report(trainer, ggt))
 
-    def _tell(self, trainer: pl.Trainer, ggt: GGT) -> None:
+    def _report(self, trainer: pl.Trainer, ggt: GGT) -> None:
         # Not trainer.log_dir: that is a collective, and only rank zero comes here.
         folder = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -11,7 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brainet_pl.datamodules.base import Samples, SplitData, check_near, check_set_names, image_transform
+from brainet_pl.datamodules.base import (
+    Samples,
+    SplitData,
+    check_near,
+    check_set_names,
+    check_statistics,
+    image_transform,
+)
 from brainet_pl.datamodules.shifts import Shifts
 
 
@@ -78,10 +85,7 @@ class Arrays(SplitData):
         super().__init__(batch_size, num_workers, val_fraction, seed, near, shifts=shifts)
         check_set_names(ood or ())
         check_near(ood or (), near)
-        if (mean is None) != (std is None):
-            raise ValueError(
-                f"expected both mean and std, or neither, got mean={mean} and std={std}: give the other too"
-            )
+        check_statistics(mean, std)
         self.files = {"train": train, "test": test} | ({"val": val} if val else {})
         self.ood_files = dict(ood or {})
         self.mean, self.std, self.augment, self.limit = mean, std, augment, limit

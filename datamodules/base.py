@@ -56,11 +56,10 @@ class Samples(Dataset[tuple[Tensor, Any]]):
         return x if self.prepare is None else self.prepare(x)
 
 
-def check_choice(setting: str, value: object, known: Iterable[str]) -> None:
-    """Refuse a value that is none of the known ones, and list them."""
-    choices = list(known)
-    if value not in choices:
-        raise ValueError(f"expected {setting} to be one of {', '.join(choices)}, got {value!r}: choose one of the list")
+def check_statistics(mean: object, std: object) -> None:
+    """Refuse a mean of channels without their deviation, and the other way round."""
+    if (mean is None) != (std is None):
+        raise ValueError(f"expected both mean and std, or neither, got mean={mean} and std={std}: give the other too")
 
 
 def check_share(setting: str, value: float) -> None:
@@ -148,6 +147,7 @@ class SplitData(pl.LightningDataModule):
         structure_set: The same samples in the same order, without augmentation.
         val_set: The validation samples, without augmentation.
         test_set: The known test samples, without augmentation.
+        predict_set: The samples to predict; None is the test samples.
         ood_sets: The samples unlike the training data, by name. No set may be called "test", and no two names may be
             equal once "/" is replaced by "_".
         near: The names of the out-of-distribution sets that resemble the training data.
@@ -158,6 +158,7 @@ class SplitData(pl.LightningDataModule):
     structure_set: SampleSet
     val_set: SampleSet
     test_set: SampleSet
+    predict_set: SampleSet | None = None
 
     def __init__(
         self,
@@ -227,8 +228,8 @@ class SplitData(pl.LightningDataModule):
         return loaders if self.shifts is None else loaders | {LOADER: self.shift_dataloader(self.shifts)}
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """Gives the test samples, as what is to be predicted."""
-        return self._loader(self.test_set)
+        """Gives the samples of `predict_set` where a subclass has set it, else the test samples."""
+        return self._loader(self.test_set if self.predict_set is None else self.predict_set)
 
     def ood_dataloaders(self) -> dict[str, DataLoader[Any]]:
         """Out-of-distribution samples by name."""

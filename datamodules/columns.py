@@ -20,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 Floats = NDArray[np.float64]
-Columns = dict[str, list[str]]
+TextColumns = dict[str, list[str]]
 
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # in lower case
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
@@ -29,7 +29,7 @@ DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_csv(path: str | Path, delimiter: str = ",", encoding: str = "utf-8") -> Columns:
+def read_csv(path: str | Path, delimiter: str = ",", encoding: str = "utf-8") -> TextColumns:
     """Read name → values as text, without blanks around them; the first line names the columns.
 
     Args:
@@ -145,7 +145,7 @@ def numbers(name: str, values: Sequence[str], otherwise: str = "name the column 
     if np.isinf(x).any():
         bad = values[int(np.argmax(np.isinf(x)))]
         notation = recognise([bad])
-        what, advice = (f"{bad!r} ({notation.name})", notation.advice) if notation else (repr(bad), "mend the value")
+        what, advice = (f"{bad!r} ({notation.name})", notation.advice) if notation else (repr(bad), "fix the value")
         raise ValueError(f"expected finite numbers in column {name!r}, got {what}: {advice}, or {otherwise}")
     return x
 
@@ -188,7 +188,7 @@ def numeric_encoder(name: str, values: Sequence[str]) -> Encoder:
     if not np.isfinite(transformer[0].var_).all():  # the whole column would become 0
         largest = max((v for v in values if not is_missing(v)), key=lambda v: abs(float(v)))
         raise ValueError(
-            f"expected numbers whose squares fit into 64 bits in column {name!r}, got {largest}: mend the value, or "
+            f"expected numbers whose squares fit into 64 bits in column {name!r}, got {largest}: fix the value, or "
             "drop the column"
         )
     marked = len(transformer.get_feature_names_out()) > 1
@@ -206,7 +206,7 @@ def categorical_encoder(name: str, values: Sequence[str]) -> Encoder:
 
 
 def fit_encoders(
-    columns: Columns,
+    columns: TextColumns,
     *,
     categorical: Sequence[str] = (),
     missing: Literal["impute", "refuse"] = "impute",
@@ -232,8 +232,8 @@ def fit_encoders(
                 f"expected no missing values, got {gaps} of {len(values)} in column {name!r}: fill them, drop the "
                 "column, or set missing='impute'"
             )
-        found = {category(value) for value in values}
-        if len(found) == 1:  # however a missing value is written
+        categories = {category(value) for value in values}
+        if len(categories) == 1:  # however a missing value is written
             continue
         texts = [value for value in values if is_text(value)]
         if name not in categorical and not texts:
@@ -245,10 +245,10 @@ def fit_encoders(
                 f"expected numbers or categories in column {name!r}, got {notation.name} such as {texts[0]!r}: "
                 f"{notation.advice}, drop the column, or name it in categorical"
             )
-        if len(found) > max_categories:
+        if len(categories) > max_categories:
             raise ValueError(
-                f"expected at most {max_categories} categories, got {len(found)} in column {name!r}: name it in id if "
-                "it tells rows apart, drop it, or raise max_categories"
+                f"expected at most {max_categories} categories, got {len(categories)} in column {name!r}: name it in "
+                "id if it tells rows apart, drop it, or raise max_categories"
             )
         encoders.append(categorical_encoder(name, values))
     if not encoders:
@@ -256,6 +256,6 @@ def fit_encoders(
     return encoders
 
 
-def encode(encoders: Sequence[Encoder], columns: Columns) -> Floats:
+def encode(encoders: Sequence[Encoder], columns: TextColumns) -> Floats:
     """All encoded columns side by side, (N, d)."""
     return np.concatenate([encoder.encode(columns[encoder.name]) for encoder in encoders], axis=1)

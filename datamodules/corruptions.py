@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -337,17 +337,12 @@ def corrupt_image(x: Tensor, name: str, severity: int, number: int = 0, seed: in
             "are normalised"
         )
     pixels = x.permute(1, 2, 0).double().numpy() / (255 if whole else 1)
-    found = IMAGES[name](pixels.clip(0, 1), severity, generator(seed, name, severity, number)).clip(0, 1)
-    tensor = torch.from_numpy(np.ascontiguousarray(np.moveaxis(found, -1, 0)))
+    corrupted = IMAGES[name](pixels.clip(0, 1), severity, generator(seed, name, severity, number)).clip(0, 1)
+    tensor = torch.from_numpy(np.ascontiguousarray(np.moveaxis(corrupted, -1, 0)))
     return (tensor * 255).round().to(torch.uint8) if whole else tensor.to(x.dtype)
 
 
 def corrupt_row(x: Tensor, name: str, severity: int, others: Pixels, number: int = 0, seed: int = 0) -> Tensor:
     """Row (d,) and all rows (N, d) of its set, which tell means and deviations of columns → the row, corrupted."""
-    found = ROWS[name](x.double().numpy(), severity, generator(seed, name, severity, number), others)
-    return torch.from_numpy(found).to(x.dtype)
-
-
-def known(images: bool) -> Sequence[str]:
-    """The names of all corruptions of images, or of rows."""
-    return tuple(IMAGES) if images else tuple(ROWS)
+    corrupted = ROWS[name](x.double().numpy(), severity, generator(seed, name, severity, number), others)
+    return torch.from_numpy(corrupted).to(x.dtype)

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from brainet_pl._utils import checks
 from brainet_pl.backbones.presets import Preset
-from brainet_pl.datamodules.base import SampleSet, SplitData, check_near, check_set_names, check_share
+from brainet_pl.datamodules.base import SampleSet, SplitData, check_near, check_set_names, check_share, check_statistics
 from brainet_pl.datamodules.shifts import Shifts
 from brainet_pl.features import identity
 
@@ -30,7 +30,7 @@ _LITTER = {"thumbs.db", "desktop.ini"}
 Transform = Callable[[Tensor], Tensor]
 
 
-class Found(NamedTuple):
+class ImageFile(NamedTuple):
     """An image file, and the directory that names its class; "" where it has none."""
 
     path: Path
@@ -42,26 +42,26 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     """Images that are read when they are taken.
 
     Args:
-        found: the files.
-        root: the folder that `files` are relative to.
+        images: The image files.
+        root: The folder that `files` are relative to.
         channels: 3 for colour, 1 for grey; any other image is converted.
 
     Attributes:
-        files: the path of each image, relative to `root`.
-        labels: the number of each image's class.
-        prepare: what is done to an image (C, H, W) of bytes.
-        sized: the first part of that, bytes of the size that the model takes; between the two, images may be corrupted.
-        finished: the second part.
+        files: The path of each image, relative to `root`.
+        labels: The number of each image's class.
+        prepare: The transform of an image (C, H, W) of bytes: `resize`, then `normalise`.
+        resize: The transform to bytes of the size that the model takes; a corruption may follow it.
+        normalise: The transform from these bytes to what the model reads.
     """
 
-    def __init__(self, found: Sequence[Found], root: Path, channels: int = 3) -> None:
-        self.paths, self.kinds = [one.path for one in found], [one.kind for one in found]
+    def __init__(self, images: Sequence[ImageFile], root: Path, channels: int = 3) -> None:
+        self.paths, self.kinds = [one.path for one in images], [one.kind for one in images]
         self.files = [os.path.relpath(path, root) for path in self.paths]
-        self.labels = [0] * len(found)
+        self.labels = [0] * len(images)
         self.channels = channels
         self.prepare: Transform | None = None
-        self.sized: Transform | None = None
-        self.finished: Transform | None = None
+        self.resize: Transform | None = None
+        self.normalise: Transform | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -73,11 +73,11 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def raw(self, i: int) -> tuple[Tensor, int]:
         """One image as the model sees its size, in bytes, and its label."""
         image = read_image(self.paths[i], self.channels)
-        return (image if self.sized is None else self.sized(image)), self.labels[i]
+        return (image if self.resize is None else self.resize(image)), self.labels[i]
 
     def finish(self, x: Tensor) -> Tensor:
         """Bytes of that size → what the model reads."""
-        return x if self.finished is None else self.finished(x)
+        return x if self.normalise is None else self.normalise(x)
 
     def number(self, classes: Sequence[str]) -> None:
         """Give each image the number of its class."""
@@ -108,7 +108,7 @@ def read_image(path: Path, channels: int = 3) -> Tensor:
             upright = ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L")
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(
-            f"expected an image in {path}, got a file that can't be read as one ({error}): mend it, or delete it"
+            f"expected an image in {path}, got a file that can't be read as one ({error}): repair it, or delete it"
         ) from error
     return torch.as_tensor(v2.functional.pil_to_tensor(upright))
 
@@ -118,7 +118,7 @@ def list_images(folder: Path) -> list[Path]:
 
     Hidden files and the litter of file managers are passed over.
     """
-    found = []
+    images = []
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if path.is_dir() or hidden or path.name.lower() in _LITTER:
@@ -128,18 +128,19 @@ def list_images(folder: Path) -> list[Path]:
                 f"expected images ({', '.join(sorted(IMAGES))}) in {folder}, got {path.relative_to(folder)}: move it "
                 "away"
             )
-        found.append(path)
-    return found
+        images.append(path)
+    return images
 
 
 def list_classes(folder: Path) -> dict[str, list[Path]]:
     """Directory → its images, for all directories in a folder; none may be empty."""
-    found = {path.name: list_images(path) for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."}
-    empty = [name for name, images in found.items() if not images]
-    if not found or empty:
+    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
+    classes = {path.name: list_images(path) for path in folders}
+    empty = [name for name, images in classes.items() if not images]
+    if not classes or empty:
         got = f"none in {', '.join(empty)}" if empty else "no directory"
         raise ValueError(f"expected directories with images, one for each class, in {folder}, got {got}")
-    return found
+    return classes
 
 
 class ImageFolder(SplitData):
@@ -202,8 +203,7 @@ class ImageFolder(SplitData):
         check_near(names, near)
         if channels not in (1, 3):
             raise ValueError(f"expected channels to be 1 or 3, got {channels!r}: 3 is colour")
-        if (mean is None) != (std is None):
-            raise ValueError(f"expected both mean and std, or neither, got mean={mean} and std={std}: give the other")
+        check_statistics(mean, std)
         self.root, self.predict_folder = Path(root), None if predict is None else Path(predict)
         self.held_out, self.ood_folders = tuple(held_out), {name: Path(path) for name, path in (ood or {}).items()}
         self.size = None if size is None else checks.whole("size", size, 1, 10**5)
@@ -241,18 +241,18 @@ class ImageFolder(SplitData):
             sets |= {name: self._unlabelled(folder) for name, folder in self.ood_folders.items()}
         self.ood_sets = sets
 
-    def _files(self, found: Sequence[Found]) -> ImageFiles:
-        return ImageFiles(found, self.root, self.channels)
+    def _files(self, images: Sequence[ImageFile]) -> ImageFiles:
+        return ImageFiles(images, self.root, self.channels)
 
     def _unlabelled(self, folder: Path) -> ImageFiles:
         if folder.is_file():
-            return ImageFiles([Found(folder, "")], folder.parent, self.channels)
-        found = list_images(folder) if folder.is_dir() else []
-        if not found:
+            return ImageFiles([ImageFile(folder, "")], folder.parent, self.channels)
+        paths = list_images(folder) if folder.is_dir() else []
+        if not paths:
             raise FileNotFoundError(f"expected images in {folder}, found {'none' if folder.is_dir() else 'no folder'}")
-        return ImageFiles([Found(path, "") for path in found], folder, self.channels)
+        return ImageFiles([ImageFile(path, "") for path in paths], folder, self.channels)
 
-    def _split(self, stage: str) -> tuple[dict[str, list[Found]], list[Found]]:
+    def _split(self, stage: str) -> tuple[dict[str, list[ImageFile]], list[ImageFile]]:
         """The files of training, validation and test, and those of classes that are held out."""
         if not self.root.is_dir():
             raise FileNotFoundError(f"expected a folder of images at {self.root}, found none: set root")
@@ -266,10 +266,10 @@ class ImageFolder(SplitData):
         if "train" not in given and stage == "fit":
             raise FileNotFoundError(f"expected training images in {self.root / 'train'}, found no such folder")
         self._check_held_out({name for part in given.values() for name in part})
-        known: dict[str, list[Found]] = {}
-        held: list[Found] = []
+        known: dict[str, list[ImageFile]] = {}
+        held: list[ImageFile] = []
         for part, classes in given.items():
-            files = [Found(path, kind) for kind, paths in classes.items() for path in paths]
+            files = [ImageFile(path, kind) for kind, paths in classes.items() for path in paths]
             known[part] = [one for one in files if one.kind not in self.held_out]
             held += [one for one in files if one.kind in self.held_out]
         if "train" in known and "test" not in known:
@@ -288,23 +288,19 @@ class ImageFolder(SplitData):
 
     # -- loaders ------------------------------------------------------------------------------------------------------
 
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """Images of `predict`, or test images."""
-        return self._loader(self.predict_set)
-
     def _loader(self, samples: SampleSet, shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
-        """Only now a checkpoint may have told the model its classes, and how its images are prepared."""
+        """Images are labelled and prepared only now, when the model may have classes and a preset from a checkpoint."""
         labelled = [getattr(self, f"{name}_set", None) for name in ("train", "structure", "val", "test")]
         if isinstance(samples, ImageFiles):
             if any(samples is one for one in labelled):
                 samples.number(self._trained_classes())
-            self._tell(samples, self.augment and shuffle)
+            self._set_transforms(samples, self.augment and shuffle)
         return super()._loader(samples, shuffle, drop_last)
 
-    def _tell(self, samples: ImageFiles, augmented: bool) -> None:
-        """Tell files how they are prepared."""
+    def _set_transforms(self, samples: ImageFiles, augmented: bool) -> None:
+        """Set how images are resized and normalised."""
         sizing, finishing = self._steps(augmented)
-        samples.sized, samples.finished = v2.Compose(sizing), v2.Compose(finishing)
+        samples.resize, samples.normalise = v2.Compose(sizing), v2.Compose(finishing)
         samples.prepare = v2.Compose([*sizing, *finishing])
 
     def _trained_classes(self) -> Sequence[str]:
@@ -344,12 +340,12 @@ class ImageFolder(SplitData):
             )
 
 
-def hold_out(files: Sequence[Found], share: float, seed: int) -> tuple[list[Found], list[Found]]:
+def hold_out(files: Sequence[ImageFile], share: float, seed: int) -> tuple[list[ImageFile], list[ImageFile]]:
     """Files without a random share of each class, and that share, both in the order of `files`.
 
     At least one image of a class is held out, and at least one is left.
 
-    >>> files = [Found(Path(f"{kind}{i}"), kind) for kind in "ab" for i in range(4)]
+    >>> files = [ImageFile(Path(f"{kind}{i}"), kind) for kind in "ab" for i in range(4)]
     >>> [one.path.name for one in hold_out(files, 0.25, seed=0)[1]]
     ['a0', 'b0']
     """
@@ -366,7 +362,7 @@ def hold_out(files: Sequence[Found], share: float, seed: int) -> tuple[list[Foun
     return [one for one in files if one.path not in held], [one for one in files if one.path in held]
 
 
-def _by_class(files: Iterable[Found]) -> list[list[Path]]:
+def _by_class(files: Iterable[ImageFile]) -> list[list[Path]]:
     classes: dict[str, list[Path]] = {}
     for one in files:
         classes.setdefault(one.kind, []).append(one.path)

@@ -23,14 +23,14 @@ class Shifts:
     """What is done to the test set, to see how predictions hold: corruptions × severities.
 
     Args:
-        corruptions: names of corruptions, or "all": the fifteen usual ones of images, or all of rows. With `folder`,
+        corruptions: Names of corruptions, or "all": the fifteen usual ones of images, or all of rows. With `folder`,
             the names of its files without their endings; "all" takes every file there is.
-        severities: from 1, hardly seen, to 5.
-        limit: samples of each, spread evenly over the test set; null takes all.
-        seed: of the noise; the noise of a sample depends on nothing else but its number.
-        image_shape: of inputs that are flattened images: [channels, height, width] or [height, width]. null takes
-            vectors as rows of numbers.
-        folder: a folder with `labels.npy` (N,) and, for each corruption, `<name>.npy`, images (5·N, H, W, C) as uint8,
+        severities: Severities from 1, hardly seen, to 5.
+        limit: Number of samples of each shift, spread evenly over the test set; null takes all.
+        seed: Seed of the noise; the noise of a sample depends on nothing else but its number.
+        image_shape: Shape of inputs that are flattened images: [channels, height, width] or [height, width]. null
+            takes vectors as rows of numbers.
+        folder: Folder with `labels.npy` (N,) and, for each corruption, `<name>.npy`, images (5·N, H, W, C) as uint8,
             the N of severity 1 first, as CIFAR-10-C has it; labels (5·N,) are fine too. null corrupts the test set.
     """
 
@@ -92,7 +92,7 @@ class Shifts:
                 f"{', '.join(files) or 'none'}{' without ' + ', '.join(absent) if absent else ''}: check folder"
             )
         labels = np.load(folder / "labels.npy")
-        found: dict[str, Dataset[Any]] = {}
+        sets: dict[str, Dataset[Any]] = {}
         for name in names:
             images = np.load(files[name], mmap_mode="r")  # of CIFAR-10-C 150 MB each
             n = len(images) // 5
@@ -103,18 +103,18 @@ class Shifts:
                 )
             for severity in self.severities:
                 places = (severity - 1) * n + _spread(n, self.limit)
-                found[shift_name(name, severity)] = StoredImages(images, labels, places, finish)
-        return found
+                sets[shift_name(name, severity)] = StoredImages(images, labels, places, finish)
+        return sets
 
 
 class ShiftedSets(Dataset[tuple[Tensor, Any]]):
     """Sets of shifts one behind the other, for one loader.
 
     Args:
-        sets: by name, as `Shifts.sets` gives them.
+        sets: Sets by name, as `Shifts.sets` gives them.
 
     Attributes:
-        parts: name → size of each, in their order.
+        parts: The size of each set by its name, in their order.
     """
 
     def __init__(self, sets: Mapping[str, Dataset[Any]]) -> None:
@@ -125,21 +125,21 @@ class ShiftedSets(Dataset[tuple[Tensor, Any]]):
         return sum(self.parts.values())
 
     def __getitem__(self, i: int) -> tuple[Tensor, Any]:
-        found: tuple[Tensor, Any] = self._all[i]
-        return found
+        sample: tuple[Tensor, Any] = self._all[i]
+        return sample
 
 
 class Shifted(Dataset[tuple[Tensor, Any]]):
     """Samples after a corruption, which is made when a sample is taken.
 
     Args:
-        samples: with functions `raw`, number → input and target, and `finish` of a corrupted input, such as `Samples`.
-        places: of the samples to take.
-        name: of the corruption.
-        severity: 1 to 5.
-        seed: of the noise.
-        shape: (C, H, W) of inputs that are flattened images, or None.
-        others: (N, d) all rows, where inputs are rows of numbers, or None.
+        samples: A set with functions `raw`, from a number to input and target, and `finish` of a corrupted input.
+        places: The numbers of the samples to take.
+        name: The name of the corruption.
+        severity: The severity, 1 to 5.
+        seed: The seed of the noise.
+        shape: The shape (C, H, W) of inputs that are flattened images, or None.
+        others: All rows (N, d), where inputs are rows of numbers, or None.
     """
 
     def __init__(

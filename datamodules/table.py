@@ -11,10 +11,10 @@ from torch import Tensor
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import rank_zero_info, rank_zero_warn
-from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_share
+from brainet_pl.datamodules.base import Samples, SplitData, check_share
 from brainet_pl.datamodules.columns import (
-    Columns,
     Encoder,
+    TextColumns,
     encode,
     fit_encoders,
     is_missing,
@@ -34,17 +34,17 @@ ID_NAMES = frozenset(
 FAR = 1e6  # training standard deviations; a network that never saw such a value can only extrapolate
 
 
-class Rows(NamedTuple):
+class FileRows(NamedTuple):
     """Some rows of a file: its columns as text, its path, and the place of each row, where the names are row 1."""
 
-    columns: Columns
+    columns: TextColumns
     file: str
     places: list[int]
 
-    def take(self, chosen: Sequence[int]) -> Rows:
+    def take(self, chosen: Sequence[int]) -> FileRows:
         """The chosen rows, counted from 0."""
         columns = {name: [values[i] for i in chosen] for name, values in self.columns.items()}
-        return Rows(columns, self.file, [self.places[i] for i in chosen])
+        return FileRows(columns, self.file, [self.places[i] for i in chosen])
 
 
 @identity.plain
@@ -124,8 +124,8 @@ class Table(SplitData):
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed, shifts=shifts)
         check_share("test_fraction", test_fraction)
-        check_choice("task", task, (AUTO, "regression", "classification"))
-        check_choice("missing", missing, ("impute", "refuse"))
+        checks.one_of("task", task, (AUTO, "regression", "classification"))
+        checks.one_of("missing", missing, ("impute", "refuse"))
         check_format(delimiter, encoding)
         for setting, names in (("drop", drop), ("categorical", categorical)):
             if isinstance(names, str):  # else its letters would be the names
@@ -144,7 +144,7 @@ class Table(SplitData):
         self.max_categories = checks.whole("max_categories", max_categories, 1, hint="raise it, or drop columns")
         self.encoders: list[Encoder] = []
         self.classes: list[str] = []
-        self._told_of_ids = False
+        self._warned_of_ids = False
 
     @property
     def num_classes(self) -> int:
@@ -180,16 +180,12 @@ class Table(SplitData):
         self.predict_set = samples.get("predict", self.test_set)
         warn_of_far_values([cell for name in parts for cell in self._far(samples[name].x, parts[name])])
 
-    def predict_dataloader(self) -> torch.utils.data.DataLoader[object]:
-        """Rows of `predict`, or test rows."""
-        return self._loader(self.predict_set)
-
-    def _read(self, file: str) -> Rows:
+    def _read(self, file: str) -> FileRows:
         columns = read_csv(file, self.delimiter, self.encoding)
         count = len(next(iter(columns.values())))
-        return Rows(columns, file, list(range(2, count + 2)))
+        return FileRows(columns, file, list(range(2, count + 2)))
 
-    def _check_names(self, columns: Columns) -> None:
+    def _check_names(self, columns: TextColumns) -> None:
         unknown = {self.target, *self.drop, *self.categorical, *([self.id] if self.id else [])} - set(columns)
         if unknown:
             raise ValueError(
@@ -197,13 +193,13 @@ class Table(SplitData):
                 "target, id, drop or categorical"
             )
 
-    def _warn_of_ids(self, inputs: Columns) -> None:
+    def _warn_of_ids(self, inputs: TextColumns) -> None:
         """A column that only numbers the rows teaches nothing, and predictions would hang on it."""
-        found = [n for n, values in inputs.items() if n.lower() in ID_NAMES and len(set(values)) == len(values) > 1]
-        if found and not self._told_of_ids:
-            self._told_of_ids = True
+        ids = [n for n, values in inputs.items() if n.lower() in ID_NAMES and len(set(values)) == len(values) > 1]
+        if ids and not self._warned_of_ids:
+            self._warned_of_ids = True
             rank_zero_warn(
-                f"expected inputs that say something of a row, got {', '.join(map(repr, found))}, different in every "
+                f"expected inputs that say something of a row, got {', '.join(map(repr, ids))}, different in every "
                 "row: name it in id to find rows again in predictions.csv, or in drop"
             )
 
@@ -215,7 +211,7 @@ class Table(SplitData):
         train, val = ([rest[i] for i in part] for part in self.split(len(rest)))
         return train, val, test
 
-    def _samples(self, rows: Rows, labelled: bool = True) -> Samples:
+    def _samples(self, rows: FileRows, labelled: bool = True) -> Samples:
         """Encoded rows (N, d) and targets (N,)."""
         absent = {encoder.name for encoder in self.encoders} | ({self.target} if labelled else set())
         absent = (absent | ({self.id} if self.id else set())) - set(rows.columns)
@@ -238,7 +234,7 @@ class Table(SplitData):
             i, j = lost[0]
             raise ValueError(
                 f"expected numbers whose distance from the training mean fits into 32 bits, got {len(lost)} that do "
-                f"not, the first in column {self.feature_names[j]!r}, row {rows.places[i]} of {rows.file}: mend the "
+                f"not, the first in column {self.feature_names[j]!r}, row {rows.places[i]} of {rows.file}: fix the "
                 "values, or drop the column or the rows"
             )
         told: dict[str, Sequence[object]] = {"row": rows.places}
@@ -270,7 +266,7 @@ class Table(SplitData):
             )
         return torch.tensor([self.classes.index(value) for value in values])
 
-    def _far(self, x: Tensor, rows: Rows) -> list[str]:
+    def _far(self, x: Tensor, rows: FileRows) -> list[str]:
         """The cells whose encoded value lies farther than `FAR` from the training mean, in words."""
         names = self.feature_names
         return [
@@ -304,13 +300,13 @@ def read_task(settings: Mapping[str, Any]) -> tuple[str, int]:
             f"expected the target to be a column of {settings['file']} ({', '.join(columns)}), got {target!r}: correct "
             "--data.target"
         )
-    found = task_of(columns[target]) if task == AUTO else str(task)
-    classes = len(set(columns[target])) if found == "classification" else 0
+    kind = task_of(columns[target]) if task == AUTO else str(task)
+    classes = len(set(columns[target])) if kind == "classification" else 0
     rank_zero_info(
-        f"{found} of {target!r}, {f'{classes} classes' if classes else 'a number'}"
+        f"{kind} of {target!r}, {f'{classes} classes' if classes else 'a number'}"
         + ("; set data.task if it is meant otherwise" if task == AUTO else "")
     )
-    return found, classes
+    return kind, classes
 
 
 def check_format(delimiter: str, encoding: str) -> None:
@@ -331,5 +327,5 @@ def warn_of_far_values(cells: Sequence[str]) -> None:
         more = f" and {len(cells) - 3} more" if len(cells) > 3 else ""
         rank_zero_warn(
             f"expected values within {FAR:,.0f} training standard deviations of the training mean, got "
-            f"{'; '.join(cells[:3])}{more}: mend the values or drop the rows, for predictions there mean nothing"
+            f"{'; '.join(cells[:3])}{more}: fix the values or drop the rows, for predictions there mean nothing"
         )

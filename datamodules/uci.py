@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from brainet_pl.datamodules.base import Samples, SplitData, check_choice
+from brainet_pl._utils import checks
+from brainet_pl.datamodules.base import Samples, SplitData
 from brainet_pl.datamodules.shifts import Shifts
 
 Floats = NDArray[np.float64]
@@ -39,7 +40,7 @@ class Split(NamedTuple):
 
 def read_split(root: str | Path, name: str, split: int) -> Split:
     """One published split of a set, from `root/<folder>/{data,index_*}.txt`."""
-    check_choice("name", name, FOLDERS)
+    checks.one_of("name", name, FOLDERS)
     folder = Path(root) / FOLDERS[name]
     if not (folder / "data.txt").is_file():
         raise FileNotFoundError(
@@ -92,7 +93,7 @@ class UCI(SplitData):
         shifts: Shifts | None = None,
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed, shifts=shifts)
-        check_choice("name", name, FOLDERS)
+        checks.one_of("name", name, FOLDERS)
         self.dataset, self.root, self.split_number = name, root, split
 
     def setup(self, stage: str) -> None:

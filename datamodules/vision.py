@@ -10,7 +10,8 @@ import torch
 import torchvision.datasets as tv
 from torch import Tensor
 
-from brainet_pl.datamodules.base import Samples, SplitData, check_choice, check_near, check_set_names, image_transform
+from brainet_pl._utils import checks
+from brainet_pl.datamodules.base import Samples, SplitData, check_near, check_set_names, image_transform
 from brainet_pl.datamodules.shifts import Shifts
 
 VisionName = Literal["mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "svhn"]
@@ -70,9 +71,9 @@ class TorchvisionData(SplitData):
         shifts: Shifts | None = None,
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed, near, shifts=shifts)
-        check_choice("name", name, TABLE)
+        checks.one_of("name", name, TABLE)
         for other in ood:
-            check_choice("ood", other, TABLE)
+            checks.one_of("ood", other, TABLE)
         check_set_names(ood)
         check_near(ood, near)
         self.dataset, self.root, self.download, self.limit, self.ood = str(name), root, download, limit, tuple(ood)

@@ -16,7 +16,7 @@ from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.features.extraction import Extracted, readings_of
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.network import Head, HeadSettings
-from brainet_pl.network.base import MOST_PASSES, ResidualHead, Rows, need_tree, run_head, train_head
+from brainet_pl.network.base import MOST_PASSES, HeadInputs, ResidualHead, need_tree, run_head, train_head
 from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Task
@@ -141,11 +141,11 @@ class Predictor(nn.Module):
             return None
         return self.task.base_outputs(readings.base_logits)
 
-    def head_inputs(self, sample: Extracted) -> Rows:
+    def head_inputs(self, sample: Extracted) -> HeadInputs:
         """Extracted samples as a head takes them, where the head is."""
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
         base = self.base_outputs(sample.readings.to(device))
-        return Rows(sample.features.to(device), self.task.check(sample.targets).to(device), base)
+        return HeadInputs(sample.features.to(device), self.task.check(sample.targets).to(device), base)
 
     # -- an answer ----------------------------------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ def swap_head(
             the model's stages; None is what the classification layer was given.
         pool: how maps and tokens become features, as in `Backbone`.
         head: settings of the new head; None is `Tree()`, a BRAINet sized by the number of features. Where the removed
-            layer had `num_classes` outputs, `Tree(skip="own_or_linear")` adds to its logits and starts from them.
+            layer had `num_classes` outputs, `Tree(skip="base_logits_or_linear")` adds to its logits.
         **learn: settings of `learn_structure`.
 
     >>> _ = torch.manual_seed(0)

@@ -35,12 +35,17 @@ class Outputs(NamedTuple):
     weights: Tensor | None = None
 
 
-class Rows(NamedTuple):
-    """Features (N, d) of samples, targets (N,), and the network's own outputs (N, O) where the head adds to them."""
+class HeadInputs(NamedTuple):
+    """Features (N, d) of samples, targets (N,), and base logits (N, O) where the head adds to them."""
 
     x: Tensor
     target: Tensor
     base_logits: Tensor | None = None
+
+    def first(self, count: int) -> HeadInputs:
+        """The first `count` of the samples, and one at the least."""
+        n = max(1, count)
+        return HeadInputs(self.x[:n], self.target[:n], None if self.base_logits is None else self.base_logits[:n])
 
 
 NLL = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # outputs (T, N, O), weights, targets → (N,) of the average
@@ -50,15 +55,15 @@ class Head(nn.Module, ABC):
     """A module from features (B, d) to O outputs for each sample, whatever a task makes of them.
 
     Attributes:
-        ggt: the tree it is wired by, or None.
-        settles: whether `finalize` does anything, and so needs data.
+        ggt: The tree it is wired by, or None.
+        finalizes: Whether `finalize` does anything, and so needs data.
     """
 
     ggt: GGT | None = None
-    settles: ClassVar[bool] = False
+    finalizes: ClassVar[bool] = False
 
     @property
-    def waits(self) -> bool:
+    def needs_validation_data(self) -> bool:
         """Whether `finalize` has something to choose by validation data."""
         return False
 
@@ -74,14 +79,14 @@ class Head(nn.Module, ABC):
         """A scalar to be added to the loss after division by the number of training samples, or None."""
         return None
 
-    def finalize(self, seen: Rows, held: Rows | None, nll: NLL, passes: int = 15) -> dict[str, float]:
+    def finalize(self, seen: HeadInputs, held: HeadInputs | None, nll: NLL, passes: int = 15) -> dict[str, float]:
         """Choose what needs no training, before a validation of a fit; gives numbers to log as `val/head/<name>`.
 
         Args:
-            seen: a sample of the training data.
-            held: a sample of the validation data, or None where there is too little to choose by.
-            nll: the negative log-likelihood of targets under the average of outputs.
-            passes: of a prediction.
+            seen: A sample of the training data.
+            held: A sample of the validation data, or None where there is too little to choose by.
+            nll: The negative log-likelihood of targets under the average of outputs.
+            passes: The number of passes of a prediction.
         """
         return {}
 
@@ -96,49 +101,49 @@ class Head(nn.Module, ABC):
 
 
 class ResidualHead(Head):
-    """A head that can add its outputs to what the network's own layer gave, in the place of which it stands.
+    """A head that can add its outputs to base logits: those of the classifier that was removed.
 
     Attributes:
-        adds_own: whether it does; then `forward` and `passes` must be given `own`, and must not otherwise.
+        adds_base_logits: Whether it does. `forward` and `passes` must be given base logits then, and none otherwise.
     """
 
     adds_base_logits: bool = False
 
     @abstractmethod
     def forward(self, x: Tensor, *, base_logits: Tensor | None = None) -> Tensor:
-        """As of any head, with the own outputs (B, O) of the network."""
+        """`Head.forward` on features (B, d), with base logits (B, O)."""
 
     @abstractmethod
     def passes(self, x: Tensor, count: int, *, base_logits: Tensor | None = None) -> Outputs:
-        """As of any head, with the own outputs (B, O) of the network."""
+        """`Head.passes` on features (B, d), with base logits (B, O)."""
 
 
 def train_head(head: Head, x: Tensor, base_logits: Tensor | None) -> Tensor:
-    """`forward` of any head on features (B, d), with the own outputs (B, O) of the network where it adds to them."""
+    """`forward` of any head on features (B, d), with base logits (B, O) where it adds to them."""
     return torch.as_tensor(
         head(x, base_logits=base_logits) if isinstance(head, ResidualHead) and head.adds_base_logits else head(x)
     )
 
 
 def run_head(head: Head, x: Tensor, count: int, base_logits: Tensor | None) -> Outputs:
-    """`passes` of any head on features (B, d), with the own outputs (B, O) of the network where it adds to them."""
+    """`passes` of any head on features (B, d), with base logits (B, O) where it adds to them."""
     if isinstance(head, ResidualHead) and head.adds_base_logits:
         return head.passes(x, count, base_logits=base_logits)
     return head.passes(x, count)
 
 
 class HeadSettings(Part, ABC):
-    """What a user chooses about a head. A class of one's own needs `build` and nothing else.
+    """What a user chooses about a head. A subclass needs `build` and nothing else.
 
     Attributes:
-        needs_tree: whether `build` waits for a learned tree.
+        needs_tree: Whether `build` needs a learned tree.
     """
 
     needs_tree: ClassVar[bool] = False
 
     @property
     def asks_base_logits(self) -> bool:
-        """Whether `beside` has something to decide."""
+        """Whether `resolve_skip` has something to decide."""
         return False
 
     @abstractmethod
@@ -146,7 +151,7 @@ class HeadSettings(Part, ABC):
         """The head for `in_features` features and `out_features` outputs, wired by `ggt` where it needs a tree."""
 
     def resolve_skip(self, base_logits: bool) -> HeadSettings:
-        """These settings, where the network's own layer gives outputs that a head could add to, or does not."""
+        """These settings, once it is known whether there are base logits that the head could add to."""
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -162,6 +167,17 @@ class HeadSettings(Part, ABC):
 def check_sizes(in_features: int, out_features: int) -> tuple[int, int]:
     """The sizes of a head as plain numbers, each at least 1."""
     return checks.whole("in_features", in_features, 1, 10**8), checks.whole("out_features", out_features, 1, 10**8)
+
+
+def check_hidden(hidden: int) -> int:
+    """A number of hidden layers, at least 1."""
+    return checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
+
+
+def check_norm(norm: Norm) -> Norm:
+    """A norm as it is, or an error."""
+    checks.one_of("norm", norm, ("batch", None))
+    return norm
 
 
 def check_budget(num_params: Budget) -> Budget:

@@ -18,6 +18,7 @@ from brainet_pl.network.base import (
     Outputs,
     as_features,
     check_budget,
+    check_hidden,
     check_sizes,
     resolve_budget,
 )
@@ -70,11 +71,8 @@ class BayesHead(Head):
     def passes(self, x: Tensor, count: int) -> Outputs:
         """Maps features (B, d) to the outputs of T draws of the weights, (T, B, O)."""
         x = as_features(x, self.in_features, self.output.mean)
-        return Outputs(
-            torch.as_tensor(
-                self(x.repeat(checks.whole("passes", count, 1, MOST_PASSES), 1)).view(count, x.shape[0], -1)
-            )
-        )
+        repeated = x.repeat(checks.whole("passes", count, 1, MOST_PASSES), 1)
+        return Outputs(torch.as_tensor(self(repeated)).view(count, x.shape[0], -1))
 
     def penalty(self) -> Tensor:
         """KL divergence of all layers; divide by the number of training samples."""
@@ -86,14 +84,14 @@ class Bayes(HeadSettings):
     """Bayes by backprop, for comparison: Gaussian weights with batch norm, drawn anew in every pass.
 
     Args:
-        num_params: budget of parameters, means and deviations together; "auto" is 16,000, or 250 for each feature
+        num_params: Budget of parameters, means and deviations together; "auto" is 16,000, or 250 for each feature
             where that is more.
-        hidden: hidden layers.
+        hidden: Number of hidden layers.
     """
 
     def __init__(self, num_params: Budget = "auto", hidden: int = 2) -> None:
         self.num_params = check_budget(num_params)
-        self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
+        self.hidden = check_hidden(hidden)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BayesHead:
         """Builds the network for so many features and outputs."""

@@ -118,9 +118,9 @@ def single_neurons(layers: Sequence[Layer], rows: Sequence[Ints]) -> Bucket | No
     if len({len(read) for read in reads}) != 1:
         return None
     widths = [layer.width for layer in layers]
-    found = np.repeat(np.stack(reads), widths, axis=0)
-    weights = np.arange(found.size)
-    return Bucket(found, np.arange(len(found))[:, None], np.stack([weights, weights], axis=1))
+    reads_of_neuron = np.repeat(np.stack(reads), widths, axis=0)
+    weights = np.arange(reads_of_neuron.size)
+    return Bucket(reads_of_neuron, np.arange(len(reads_of_neuron))[:, None], np.stack([weights, weights], axis=1))
 
 
 def _branch_blocks(layers: Sequence[Layer], reads: Sequence[Ints]) -> list[_Block]:

@@ -51,10 +51,10 @@ def carry(old: Head, new: Head) -> Carried:
     theirs, ours = getattr(old, "layers", None), getattr(new, "layers", None)
     if isinstance(theirs, Executor) and isinstance(ours, Executor) and theirs.members == ours.members:
         inside = {name for name in after if name.startswith("layers.") or name in _READ_ROOT}
-        found = matching(theirs.plan, ours.plan)
-        if not _equal(found, theirs.plan, ours.plan):
+        matched = matching(theirs.plan, ours.plan)
+        if not _equal(matched, theirs.plan, ours.plan):
             same -= inside
-            count = _carry_layers(found, theirs, ours) + _carry_output(found, before, after)
+            count = _carry_layers(matched, theirs, ours) + _carry_output(matched, before, after)
     for name in same - {"layers.layout"}:
         after[name].copy_(before[name])
     whole = frozenset(name for name, _ in new.named_parameters() if name in same)
@@ -67,19 +67,19 @@ def _tensors(head: nn.Module) -> dict[str, Tensor]:
     return dict(head.state_dict(keep_vars=True))
 
 
-def _equal(found: Matching, old: Plan, new: Plan) -> bool:
+def _equal(matched: Matching, old: Plan, new: Plan) -> bool:
     """Whether two plans are wired alike to the last layer, so that every weight stands where it stood."""
     layers = [[(number, x) for number, level in enumerate(plan.levels) for x in level.layers] for plan in (old, new)]
-    in_place = all(pair.old == pair.new and pair.old_level == pair.new_level for pair in found.pairs)
+    in_place = all(pair.old == pair.new and pair.old_level == pair.new_level for pair in matched.pairs)
     return (
-        in_place and len(found.pairs) == len(layers[0]) == len(layers[1]) and len(old.root_rows) == len(new.root_rows)
+        in_place and len(matched.pairs) == len(layers[0]) == len(layers[1]) and len(old.root_rows) == len(new.root_rows)
     )
 
 
-def _carry_layers(found: Matching, old: Executor, new: Executor) -> int:
+def _carry_layers(matched: Matching, old: Executor, new: Executor) -> int:
     """Copy the layers that two executors share; how many trainable numbers these are."""
     count = 0
-    for pair in found.pairs:
+    for pair in matched.pairs:
         mine = slice(pair.new.first_weight, pair.new.first_weight + pair.new.fan_in * pair.new.width)
         yours = slice(pair.old.first_weight, pair.old.first_weight + pair.old.fan_in * pair.old.width)
         new.weight[:, mine] = old.weight[:, yours]
@@ -102,9 +102,9 @@ def _neurons(plan: Plan, level: int, layer: Layer, member: int, members: int) ->
     return slice(first, first + layer.width)
 
 
-def _carry_output(found: Matching, before: dict[str, Tensor], after: dict[str, Tensor]) -> int:
+def _carry_output(matched: Matching, before: dict[str, Tensor], after: dict[str, Tensor]) -> int:
     """Copy what the output layer has for rows of the root that come from the same layers; how many numbers."""
-    rows = found.root_rows
+    rows = matched.root_rows
     count = 0
     for name in _READ_ROOT:
         if name in before and name in after and before[name].shape == after[name].shape and rows:
@@ -137,9 +137,9 @@ def matching(old: Plan, new: Plan) -> Matching:
                     continue
                 if len(old.node_rows[other]) != len(new.node_rows[node]):
                     continue
-                found = _same_layers(theirs[other], ours[node], old, new, partner)
-                if sum(p.new.fan_in * p.new.width for p in found) > sum(p.new.fan_in * p.new.width for p in best):
-                    best, chosen = found, other
+                shared = _same_layers(theirs[other], ours[node], old, new, partner)
+                if sum(p.new.fan_in * p.new.width for p in shared) > sum(p.new.fan_in * p.new.width for p in best):
+                    best, chosen = shared, other
             if chosen is None:
                 continue
             taken.add(chosen)
@@ -153,11 +153,11 @@ def matching(old: Plan, new: Plan) -> Matching:
 
 def _by_node(plan: Plan) -> dict[int, list[tuple[int, Layer]]]:
     """Node number → its layers, each with the number of its level."""
-    found: dict[int, list[tuple[int, Layer]]] = {}
+    layers: dict[int, list[tuple[int, Layer]]] = {}
     for number, level in enumerate(plan.levels):
         for layer in level.layers:
-            found.setdefault(layer.node, []).append((number, layer))
-    return found
+            layers.setdefault(layer.node, []).append((number, layer))
+    return layers
 
 
 def _offset(plan: Plan, level: int, layer: Layer) -> int:

@@ -22,6 +22,8 @@ from brainet_pl.network.base import (
     Norm,
     Outputs,
     check_budget,
+    check_hidden,
+    check_norm,
     check_sizes,
     need_tree,
     resolve_budget,
@@ -35,7 +37,7 @@ from brainet_pl.structure.ggt import Tree as TreeNode
 
 def stacked_tree(in_features: int, hidden: int) -> GGT:
     """Dense layers one upon the other: `hidden` nodes over all d variables, each with one branch and no ancestors."""
-    checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
+    check_hidden(hidden)
     variables = tuple(range(in_features))
     tree: TreeNode = Leaf(variables, tuple(() for _ in variables), 0.0)
     for _ in range(hidden):
@@ -50,16 +52,16 @@ class EnsembleHead(Head):
     and predict exactly as M such heads would, one after the other.
 
     Args:
-        ggt: the wiring; of a tree with several branches a node, the MAP sub-network.
-        out_features: O.
-        num_params: budget of all members together.
-        members: M.
-        min_width: neurons that every layer has at the least.
-        activation: one of relu, gelu, silu, tanh, elu.
+        ggt: The wiring; of a tree with several branches a node, the MAP sub-network.
+        out_features: O, the number of outputs.
+        num_params: Budget of parameters of all members together.
+        members: M, the number of networks.
+        min_width: Smallest number of neurons of a layer.
+        activation: One of relu, gelu, silu, tanh, elu.
         norm: "batch", or None for a bias instead.
-        dropout: of the outputs of layers; with it, `passes` draws masks.
-        momentum: of the running statistics of the norm.
-        eps: added to variances by the norm.
+        dropout: Dropout rate of the outputs of layers; with it, `passes` draws masks.
+        momentum: Momentum of the running statistics of the norm.
+        eps: Number that the norm adds to variances.
     """
 
     def __init__(
@@ -77,17 +79,14 @@ class EnsembleHead(Head):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        checks.one_of("norm", norm, ("batch", None))
-        members, num_params = (
-            checks.whole("members", members, 1, 1000),
-            checks.whole("num_params", num_params, 1, MOST_PARAMS),
-        )
+        members = checks.whole("members", members, 1, 1000)
+        num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
         min_width = checks.whole("min_width", min_width, 1, 10**6)
         wiring = ggt.only(ggt.map())
         self.in_features, out_features = check_sizes(ggt.num_variables, out_features)
         self.out_features, self.members = out_features, members
         self.dropout = checks.share("dropout", dropout)
-        factor = solve_width(wiring, num_params // members, out_features, min_width, 2 if norm else 1)
+        factor = solve_width(wiring, num_params // members, out_features, min_width, 2 if check_norm(norm) else 1)
         self.plan = build_plan(wiring, factor, min_width, members=members)
         settings = {"members": members, "momentum": momentum, "eps": eps}
         self.layers = Executor(self.plan, activation=activation, norm=norm, **settings)  # type: ignore[arg-type]
@@ -139,11 +138,11 @@ class Ensemble(HeadSettings):
     """A deep ensemble of plain dense networks, trained side by side as one batched network.
 
     Args:
-        members: how many networks.
-        num_params: budget of all members together; "auto" is 16,000, or 250 for each feature where that is more.
-        hidden: hidden layers of each member.
+        members: Number of networks.
+        num_params: Budget of all members together; "auto" is 16,000, or 250 for each feature where that is more.
+        hidden: Number of hidden layers of each member.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
-        dropout: of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
+        dropout: Dropout rate of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
     """
 
     def __init__(
@@ -154,13 +153,9 @@ class Ensemble(HeadSettings):
         norm: Norm = "batch",
         dropout: float = 0.0,
     ) -> None:
-        checks.one_of("norm", norm, ("batch", None))
-        self.members, self.num_params = (
-            checks.whole("members", members, 1, 1000),
-            check_budget(num_params),
-        )
-        self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
-        self.norm, self.dropout = norm, checks.share("dropout", dropout)
+        self.members, self.num_params = checks.whole("members", members, 1, 1000), check_budget(num_params)
+        self.hidden, self.norm = check_hidden(hidden), check_norm(norm)
+        self.dropout = checks.share("dropout", dropout)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
         """The head on stacked layers."""
@@ -186,21 +181,20 @@ class _OnMAP(HeadSettings):
         return head
 
     def _keep(self, num_params: Budget, min_width: int, norm: Norm) -> None:
-        checks.one_of("norm", norm, ("batch", None))
-        self.num_params = check_budget(num_params)
-        self.min_width, self.norm = checks.whole("min_width", min_width, 1, 10**6), norm
+        self.num_params, self.norm = check_budget(num_params), check_norm(norm)
+        self.min_width = checks.whole("min_width", min_width, 1, 10**6)
 
 
 class TreeEnsemble(_OnMAP):
     """A deep ensemble whose members are all wired by the best structure of the learned tree.
 
     Args:
-        members: how many networks.
-        num_params: budget of all members together; "auto" is 16,000, or 250 for each feature, or twice what the
+        members: Number of networks.
+        num_params: Budget of all members together; "auto" is 16,000, or 250 for each feature, or twice what the
             structure needs at the least, whichever is more.
-        min_width: neurons that every layer has at the least.
+        min_width: Smallest number of neurons of a layer.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
-        dropout: of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
+        dropout: Dropout rate of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
     """
 
     def __init__(
@@ -223,10 +217,10 @@ class TreeDropout(_OnMAP):
     """MC-dropout on a single network that is wired by the best structure of the learned tree.
 
     Args:
-        rate: share of the outputs of layers that each pass drops.
-        num_params: budget of parameters; "auto" is 16,000, or 250 for each feature, or twice what the structure needs
+        rate: Share of the outputs of layers that each pass drops.
+        num_params: Budget of parameters; "auto" is 16,000, or 250 for each feature, or twice what the structure needs
             at the least, whichever is more.
-        min_width: neurons that every layer has at the least.
+        min_width: Smallest number of neurons of a layer.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
     """
 

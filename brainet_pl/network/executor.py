@@ -5,36 +5,23 @@
     draws       many sub-networks at once, each node of each with the branch that it takes; norm by kept statistics
     chosen      the same from tensors of choices, in shapes that depend on nothing random, for compilers and exports
 
-All weights of all layers lie in one flat vector for each member, layer after layer, so that the optimizer sees few
-tensors and the keys of a state dict depend on nothing but the tree. Activations are kept with features first: a part is
-(M, rows, B), part 0 the inputs and part h + 1 the output of level h.
+Activations have features first: a part is (M, rows, B), part 0 the inputs and part h + 1 the output of level h.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from brainet_pl._utils import checks
-from brainet_pl.network.base import Norm
-from brainet_pl.network.plan import Level, Plan
-from brainet_pl.structure.ggt import Node, SubNetwork
-
-T = TypeVar("T")
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "elu": F.elu,
-}
+from brainet_pl.network.tensors import LevelTensors, repeat_columns
+from brainet_pl.network.weights import ACTIVATIONS, LayerWeights
+from brainet_pl.structure.ggt import SubNetwork
 
 
 class Versions(NamedTuple):
@@ -61,271 +48,19 @@ def share_draws(draws: int, branches: Sequence[int]) -> list[Versions]:
     >>> share_draws(4, [2, 2])  # every branch of every node
     [Versions(columns=1, emitted=2), Versions(columns=2, emitted=4)]
     """
-    emitted, found = min(draws, math.prod(branches)), []
+    emitted, levels = min(draws, math.prod(branches)), []
     for most in reversed(branches):
         columns = -(-emitted // most)
-        found.append(Versions(columns, emitted))
+        levels.append(Versions(columns, emitted))
         emitted = columns
-    return found[::-1]
+    return levels[::-1]
 
 
-class Slice(NamedTuple):
-    """Rows that lie together: so many `rows` of part `part`, from row `first` on."""
+class Executor(LayerWeights):
+    """Runs the dense layers of a plan: dense → norm → activation, level by level.
 
-    part: int
-    first: int
-    rows: int
-
-
-class BucketTensors(nn.Module):
-    """Where one bucket of a level reads and writes.
-
-    Attributes:
-        shape: (G, O, I). Either G or the number of members is 1.
-        slice: where its rows lie, if they lie together; else `rows` (G·I,) picks them from the level's gathered parts.
-        neurons: (N, O) its neurons in the vectors over all neurons, for N = G blocks or members; -1 for padding.
+    With what it inherits it has more methods than most classes here: four ways to run share small steps and weights.
     """
-
-    rows: Tensor
-    neurons: Tensor
-
-    def __init__(self, shape: tuple[int, int, int], neurons: NDArray[np.int64]) -> None:
-        super().__init__()
-        self.shape = shape
-        self.slice: Slice | None = None
-        _index(self, "rows", np.empty(0))
-        _index(self, "neurons", neurons)
-
-
-class LevelTensors(nn.Module):
-    """The index tensors of one level, as buffers that move with the module and stay out of the state dict.
-
-    Attributes:
-        gathered: the parts that buckets without a slice pick their rows from; `zeros` asks for a row of zeros behind.
-        arrange: order of the buckets' outputs that makes them the level's neurons; empty where they are `in_order`.
-        branches: (s·W,) neurons as branches where these are `uneven`, else empty: they are in order.
-        owner: (W,) node of each output row. sizes: (nodes, 1) branches of each node.
-        mix: (s, W, 1) and share: (neurons,) probability of the branch that a neuron belongs to.
-        upto: (nodes, 1, 1, s) probability of a branch and those before it; 1 from a node's last branch on.
-    """
-
-    arrange: Tensor
-    branches: Tensor
-    owner: Tensor
-    sizes: Tensor
-    mix: Tensor
-    share: Tensor
-    upto: Tensor
-
-    def __init__(self, h: int, level: Level, plan: Plan, members: int) -> None:
-        super().__init__()
-        self.number, self.level = h, level
-        first = members * level.first_neuron
-        self.own = slice(first, first + members * level.num_neurons)  # of the vectors over neurons, by level, by member
-        self.num_branches, self.width = level.branch_neurons.shape
-        arrange = np.full(level.num_neurons, -1, dtype=np.int64)
-        outputs = 0
-        self.ordered: list[BucketTensors] = []  # a plain list: `nn.Module` looks up its children slowly
-        for bucket in level.buckets:
-            flat = bucket.neurons.ravel()
-            arrange[flat[flat >= 0]] = outputs + np.flatnonzero(flat >= 0)
-            outputs += len(flat)
-            starts = first + level.num_neurons * np.arange(members)
-            absolute = np.where(bucket.neurons >= 0, bucket.neurons + starts[:, None], -1)
-            self.ordered.append(BucketTensors(bucket.shape, absolute))
-        self.buckets = nn.ModuleList(self.ordered)
-        self.in_order = np.array_equal(arrange, np.arange(outputs))
-        self.uneven = bool((level.branch_neurons < 0).any())
-        sizes = [len(n.branches) if isinstance(n, Node) else 1 for n in (plan.ggt.nodes[i] for i in level.nodes)]
-        _index(self, "arrange", np.empty(0) if self.in_order else arrange)
-        _index(self, "branches", level.branch_neurons.ravel() if self.uneven else np.empty(0))
-        _index(self, "owner", np.repeat(np.arange(len(level.nodes)), level.node_widths))
-        _index(self, "sizes", np.asarray(sizes)[:, None])
-        self.set_mixture([np.full(n, 1.0 / n) for n in sizes], torch.device("cpu"))
-        self._find_rows(plan)
-
-    def set_mixture(self, probabilities: Sequence[NDArray[np.float64]], device: torch.device) -> None:
-        """Take the branch probabilities (s,) of each of the level's nodes."""
-        level = self.level
-        mix, start = np.zeros(level.branch_neurons.shape), 0
-        for p, width in zip(probabilities, level.node_widths, strict=True):
-            mix[: len(p), start : start + width] = p[:, None]
-            start += width
-        share = np.empty(level.num_neurons)
-        share[level.branch_neurons[level.branch_neurons >= 0]] = mix[level.branch_neurons >= 0]
-        upto = np.ones((len(probabilities), 1, 1, self.num_branches))
-        for i, p in enumerate(probabilities):
-            upto[i, 0, 0, : len(p) - 1] = np.cumsum(p)[:-1]
-        for name, values in (("mix", mix[:, :, None]), ("share", share), ("upto", upto)):
-            self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32, device=device), persistent=False)
-
-    def _find_rows(self, plan: Plan) -> None:
-        """How the level finds its rows: slices where they lie together, else one gather from the parts it needs."""
-        h, level = self.number, self.level
-        starts = np.array([0, *(below.first_row for below in plan.levels[:h]), level.first_row])
-        parts: set[int] = set()
-        for bucket, tensors in zip(level.buckets, self.ordered, strict=True):
-            rows = bucket.rows[0]
-            part = int(np.searchsorted(starts, rows[0], side="right")) - 1
-            together = len(bucket.rows) == 1 and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
-            if together and rows[-1] < starts[part + 1 : part + 2].sum():
-                tensors.slice = Slice(part, int(rows[0] - starts[part]), len(rows))
-            else:
-                parts |= set((np.searchsorted(starts, bucket.rows.ravel(), side="right") - 1).tolist())
-        self.zeros = h + 1 in parts  # padding points just behind the last part
-        self.gathered = sorted(parts - {h + 1})
-        place = np.cumsum([0, *(starts[part + 1] - starts[part] for part in self.gathered)])
-        for bucket, tensors in zip(level.buckets, self.ordered, strict=True):
-            if tensors.slice is None:
-                found = np.searchsorted(starts, bucket.rows, side="right") - 1
-                local = bucket.rows.copy()
-                for at, part in zip(place, [*self.gathered, h + 1], strict=True):
-                    local[found == part] += at - starts[part]
-                _index(tensors, "rows", local.ravel())
-
-    def by_branch(self, neurons: Tensor) -> Tensor:
-        """Turns (M, neurons, B) into (M, s, W, B), with zeros where a node has fewer than s branches."""
-        if self.uneven:
-            padded = torch.cat([neurons, neurons.new_zeros(len(neurons), 1, neurons.shape[2])], dim=1)
-            neurons = padded.index_select(1, self.branches.remainder(padded.shape[1]))
-        return neurons.view(len(neurons), self.num_branches, self.width, -1)
-
-    def choose(self, branches: Tensor, choice: Tensor, columns: int) -> Tensor:
-        """Branches (M, s, W, C·B) → (M, W, V·B), the versions that `choice` (nodes, V, samples) names."""
-        members, s, width, total = branches.shape
-        emitted, batch = choice.shape[1], total // columns
-        if s == 1:
-            return _repeat(branches[:, 0], emitted * batch)
-        if choice.shape[2] == 1:
-            row, column = (torch.arange(n, device=choice.device) for n in (width, emitted))
-            place = (choice[self.owner, :, 0] * width + row[:, None]) * columns + column % columns  # (W, V)
-            rows = branches.reshape(members, -1, batch).index_select(1, place.flatten())
-            return rows.view(members, width, emitted * batch)
-        found = []
-        for part in choice.split(columns, dim=1):  # type: ignore[no-untyped-call]
-            taken = part.flatten(1).index_select(0, self.owner)
-            out = branches[:, 0, :, : taken.shape[1]]
-            for t in range(1, s):
-                out = torch.where(taken == t, branches[:, t, :, : taken.shape[1]], out)
-            found.append(out)
-        return found[0] if len(found) == 1 else torch.cat(found, dim=2)
-
-
-class Executor(nn.Module):
-    """The dense layers of a plan, of `members` networks of equal wiring: dense → norm → activation, level by level.
-
-    Its parameters are not initialised here: whoever owns it calls `reset_parameters`.
-
-    Args:
-        plan: what is computed. One with several members has one branch a node and one bucket a level.
-        members: M, networks of equal wiring and separate weights.
-        activation: one of relu, gelu, silu, tanh, elu.
-        norm: "batch", or None for a bias instead.
-        momentum: of the running statistics of the norm.
-        eps: added to variances by the norm.
-        gain: of the initial weights: 1 is as large as those of `nn.Linear`.
-    """
-
-    running_mean: Tensor
-    running_var: Tensor
-    mixed_mean: Tensor
-    mixed_var: Tensor
-    layout: Tensor
-    _position: Tensor
-    _root_rows: Tensor
-
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        members: int = 1,
-        activation: str = "relu",
-        norm: Norm = "batch",
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-        gain: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.gain = gain
-        members = checks.whole("members", members, 1, 1000)
-        checks.one_of("activation", activation, ACTIVATIONS)
-        checks.one_of("norm", norm, ("batch", None))
-        self.plan, self.members, self.norm = plan, members, norm
-        self.activation, self.momentum = activation, checks.share("momentum", momentum)
-        self.eps = checks.number("eps", eps, 0, "it is added to variances")
-        neurons = members * plan.num_neurons
-        self.weight = nn.Parameter(torch.empty(members, plan.num_weights))
-        self.scale = nn.Parameter(torch.empty(neurons)) if norm else None
-        self.bias = nn.Parameter(torch.empty(neurons))
-        self.register_buffer("running_mean", torch.zeros(neurons if norm else 0))
-        self.register_buffer("running_var", torch.ones(neurons if norm else 0))
-        several = any(level.branch_neurons.shape[0] > 1 for level in plan.levels[:-1])  # nothing reads the root's mean
-        self.register_buffer("mixed_mean", torch.zeros(neurons if norm and several else 0))
-        self.register_buffer("mixed_var", torch.ones(neurons if norm and several else 0))
-        self.mixed = False  # whether `evaluate` goes by statistics of its own, of averaged inputs
-        self.register_buffer("layout", torch.tensor(list(bytes.fromhex(plan.layout)), dtype=torch.uint8))
-        self.ordered = [LevelTensors(h, level, plan, members) for h, level in enumerate(plan.levels)]
-        self.levels = nn.ModuleList(self.ordered)
-        self._place_weights()
-        _index(self, "_root_rows", plan.root_rows)
-        self._cache_key: tuple[int, ...] = ()
-        self._cache: dict[tuple[str, int], Any] = {}
-
-    def _place_weights(self) -> None:
-        """Where each weight of the flat vector stands among all blocks of all levels."""
-        position = np.empty(self.plan.num_weights, dtype=np.int64)
-        offset = 0
-        for level in self.plan.levels:
-            for bucket in level.buckets:
-                position[bucket.weights[:, 1]] = offset + bucket.weights[:, 0]
-                offset += math.prod(bucket.shape)
-        self._in_place, self._assembled = np.array_equal(position, np.arange(offset)), offset
-        _index(self, "_position", position)
-
-    def reset_parameters(self) -> None:
-        """Each layer as `nn.Linear` would be, times the gain: uniform within gain/√fan_in; norm to the identity."""
-        with torch.no_grad():
-            for level in self.plan.levels:
-                for layer in level.layers:
-                    bound = self.gain / math.sqrt(layer.fan_in)
-                    self.weight[:, layer.first_weight :][:, : layer.fan_in * layer.width].uniform_(-bound, bound)
-            if self.scale is not None:
-                self.scale.fill_(1.0)
-            self.bias.zero_()
-            self.running_mean.zero_()
-            self.running_var.fill_(1.0)
-        self.use_mixed(False)
-
-    def use_mixed(self, mixed: bool) -> None:
-        """Let `evaluate` go by the statistics that `finalize` found, or by those of training."""
-        self.mixed, self._cache_key = mixed and len(self.mixed_mean) > 0, ()
-
-    def set_mixture(self, probabilities: Sequence[NDArray[np.float64]]) -> None:
-        """Take the branch probabilities (s,) of every node of the tree, by node number, for `evaluate`."""
-        for level in self.ordered:
-            found = (probabilities[node] for node in level.level.nodes)
-            level.set_mixture([p if len(p) else np.ones(1) for p in found], self.weight.device)  # a leaf has one way
-        self._cache_key = ()
-
-    def train(self, mode: bool = True) -> Executor:
-        """Also forgets folded weights: a write through `.data` leaves no other trace."""
-        self._cache_key = ()
-        super().train(mode)
-        return self
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
-        """Refuse weights that lie in another order, or belong to another tree."""
-        theirs = state_dict.get(f"{prefix}layout")
-        if theirs is not None and not torch.equal(theirs.cpu(), self.layout.cpu()):
-            ggt = self.plan.ggt
-            raise ValueError(
-                f"expected weights in the layout {self.plan.layout} of the tree {ggt.fingerprint} over "
-                f"{ggt.num_variables} features, got the layout {bytes(theirs.tolist()).hex()}: build the head from the "
-                "tree and with the settings it was trained with; weights of another version must be trained again"
-            )
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    # -- passes -------------------------------------------------------------------------------------------------------
 
     def draw(self, draws: int, samples: int, generator: torch.Generator | None = None) -> list[Tensor]:
         """The branches that `run_train` takes: for each level (nodes, V, samples), all that is random in it.
@@ -334,16 +69,16 @@ class Executor(nn.Module):
         independent of another's; a node's versions go through its branches in turn, from a random one on, so that C·s
         versions are each branch of each column. `samples` is 1 where all samples of a batch share their draws.
         """
-        found = []
+        choices = []
         for level, (columns, emitted) in zip(self.ordered, self.versions(draws), strict=True):
             if level.num_branches == 1:
-                found.append(level.sizes.new_zeros(len(level.sizes), emitted, 1))
+                choices.append(level.sizes.new_zeros(len(level.sizes), emitted, 1))
                 continue
             each = _uniform((len(level.sizes), 1, samples), level.sizes.device, generator)
             sizes, v = level.sizes.unsqueeze(-1), torch.arange(emitted, device=level.sizes.device).view(1, -1, 1)
             turn = v + v // torch.lcm(sizes, torch.full_like(sizes, columns))  # a column meets another branch each time
-            found.append(((each * sizes).long() + turn) % sizes)
-        return found
+            choices.append(((each * sizes).long() + turn) % sizes)
+        return choices
 
     def draw_posterior(self, draws: int, generator: torch.Generator | None = None) -> list[Tensor]:
         """The branches that `run_chosen` takes, for each level (nodes, draws, 1): draws of the posterior."""
@@ -351,7 +86,7 @@ class Executor(nn.Module):
         return [(u.unsqueeze(-1) >= level.upto).sum(dim=-1) for u, level in zip(each, self.ordered, strict=True)]
 
     def choices(self, subnetworks: Sequence[SubNetwork]) -> list[Tensor]:
-        """The same for given sub-networks; nodes that one does not reach take their first branch, for nobody."""
+        """The branches of given sub-networks for `run_chosen`; nodes that one does not reach take their first."""
         ggt, device = self.plan.ggt, self.weight.device
         taken = np.zeros((len(ggt.nodes), len(subnetworks), 1), dtype=np.int64)
         for u, subnetwork in enumerate(subnetworks):
@@ -426,7 +161,7 @@ class Executor(nn.Module):
 
     @torch.no_grad()
     def set_mixed_statistics(self, x: Tensor) -> None:
-        """Statistics for `evaluate` from features (N, d), in one pass, level by level.
+        """Statistics for `run_evaluate` from features (N, d), in one pass, level by level.
 
         What a node passes on there is the mean of its branches, which varies less than any one of them: the statistics
         of training, which are of drawn branches, would leave the layers above it too small.
@@ -438,16 +173,13 @@ class Executor(nn.Module):
             y = self._multiply(level, parts, [(block, None) for block in blocks])
             exact = y[0].float() if y.element_size() < 4 else y[0]
             var, mean = torch.var_mean(exact, dim=1, correction=min(1, len(x) - 1))
-            self.mixed_mean[level.own], self.mixed_var[level.own] = mean.to(y.dtype), var.to(y.dtype)
-            mean, var = self.mixed_mean[level.own], self.mixed_var[level.own]
-            y = F.batch_norm(y, mean, var, self._own(self.scale, level), self.bias[level.own], False, 0.0, self.eps)
+            at = level.neurons
+            self.mixed_mean[at], self.mixed_var[at] = mean.to(y.dtype), var.to(y.dtype)
+            scale = None if self.scale is None else self.scale[at]
+            y = F.batch_norm(y, self.mixed_mean[at], self.mixed_var[at], scale, self.bias[at], False, 0.0, self.eps)
             y = level.by_branch(self.activate(y)) * level.mix.to(y.dtype)
             parts.append(y.sum(dim=1))
         self.use_mixed(True)
-
-    @staticmethod
-    def _own(vector: Tensor | None, level: LevelTensors) -> Tensor | None:
-        return None if vector is None else vector[level.own]
 
     def run_draws(
         self, x: Tensor, subnetworks: list[SubNetwork], dropout: float, generator: torch.Generator | None
@@ -512,8 +244,6 @@ class Executor(nn.Module):
         root = self._root(parts).squeeze(0)
         return root.view(len(root), columns, batch).transpose(0, 1)
 
-    # -- pieces of a pass ---------------------------------------------------------------------------------------------
-
     def activate(self, y: Tensor) -> Tensor:
         """The activation, element by element."""
         return ACTIVATIONS[self.activation](y)
@@ -544,7 +274,7 @@ class Executor(nn.Module):
         With `batch`, so many columns, for which parts of fewer are repeated.
         """
         batch = parts[0].shape[2] if batch is None else batch
-        gathered = [_repeat(parts[i], batch) for i in level.gathered]
+        gathered = [repeat_columns(parts[i], batch) for i in level.gathered]
         if level.zeros:
             gathered.append(parts[0].new_zeros(1, 1, batch))
         if len(gathered) > 1:
@@ -554,7 +284,7 @@ class Executor(nn.Module):
             if bucket.slice is not None:
                 part, first, count = bucket.slice
                 rows = parts[part] if parts[part].shape[1] == count else parts[part].narrow(1, first, count)
-                rows = _repeat(rows, batch)
+                rows = repeat_columns(rows, batch)
             elif _reads_few(weight, gathered[0]):
                 y = _sparse_product(weight, gathered[0][0], bucket.rows, bias)
                 outputs.append(y.view(self.members, -1, batch))
@@ -568,11 +298,11 @@ class Executor(nn.Module):
 
     def _normalise(self, level: LevelTensors, y: Tensor) -> Tensor:
         """(M, neurons, B): batch norm over the last dimension with the statistics of this batch, or the bias alone."""
-        flat, own = y if self.members == 1 else y.reshape(1, -1, y.shape[2]), level.own
+        flat, at = y if self.members == 1 else y.reshape(1, -1, y.shape[2]), level.neurons
         if self.scale is None:
-            return (flat + self.bias[own].unsqueeze(-1)).view_as(y)
-        mean, var = self.running_mean[own], self.running_var[own]
-        flat = F.batch_norm(flat, mean, var, self.scale[own], self.bias[own], True, self.momentum, self.eps)
+            return (flat + self.bias[at].unsqueeze(-1)).view_as(y)
+        mean, var = self.running_mean[at], self.running_var[at]
+        flat = F.batch_norm(flat, mean, var, self.scale[at], self.bias[at], True, self.momentum, self.eps)
         return flat.view_as(y)
 
     def _root(self, parts: list[Tensor]) -> Tensor:
@@ -583,88 +313,6 @@ class Executor(nn.Module):
     def _each(self, part: Tensor) -> Tensor:
         """A part (1, rows, B) that all members share, or (M, rows, B) → (M, rows, B)."""
         return part if part.shape[0] == self.members else part.expand(self.members, -1, -1)
-
-    # -- weights as blocks --------------------------------------------------------------------------------------------
-
-    def _assemble(self) -> list[list[Tensor]]:
-        """The flat weights as (N, O, I) blocks, zero where a layer does not look, for each level and bucket."""
-        flat = self.weight
-        if not self._in_place:
-            flat = flat.new_zeros(self.members, self._assembled).index_copy(1, self._position, flat)  # type: ignore[assignment]
-        blocks: list[list[Tensor]] = []
-        start = 0
-        for level in self.ordered:
-            blocks.append([])
-            for bucket in level.ordered:
-                size = math.prod(bucket.shape)
-                _, out, fan_in = bucket.shape
-                blocks[-1].append(flat.narrow(1, start, size).view(-1, out, fan_in))  # (M, G, O, I), M or G being 1
-                start += size
-        return blocks
-
-    def _folded(self, averaged: bool = False, shared: bool = False) -> list[list[tuple[Tensor, Tensor]]]:
-        """Blocks and biases of each level with the norm and, if `shared`, branch probabilities folded in.
-
-        With `averaged`, the norm is that of averaged inputs, where there is one.
-        """
-
-        def make() -> list[list[tuple[Tensor, Tensor]]]:
-            return [
-                [
-                    self._fold(level, block, bucket.neurons, averaged and self.mixed, shared)
-                    for bucket, block in zip(level.ordered, blocks, strict=True)
-                ]
-                for level, blocks in zip(self.ordered, self._assemble(), strict=True)
-            ]
-
-        return self._remember((f"folded {averaged} {shared}", 0), make)
-
-    def _folded_branches(self, tensors: LevelTensors) -> list[tuple[Tensor, Tensor]]:
-        """The same for the branch buckets of a level."""
-
-        def make() -> list[tuple[Tensor, Tensor]]:
-            device, weight, folded = self.weight.device, self.weight[0], []
-            for bucket in tensors.level.branch_buckets:
-                position, source = (torch.as_tensor(v, device=device) for v in bucket.weights.T)
-                flat = weight.new_zeros(math.prod(bucket.shape)).index_copy(0, position, weight[source])
-                first = tensors.level.first_neuron
-                neurons = np.where(bucket.neurons >= 0, bucket.neurons + first, -1)
-                folded.append(self._fold(tensors, flat.view(bucket.shape), torch.as_tensor(neurons, device=device)))
-            return folded
-
-        return self._remember(("branches", tensors.number), make)
-
-    def _fold(
-        self, level: LevelTensors, weight: Tensor, neurons: Tensor, averaged: bool = False, shared: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Weights (N, O, I) and biases (N, O, 1) of `neurons` (N, O); evaluation norm is y ↦ scale·y + shift."""
-        at = neurons.clamp_min(level.own.start)
-        shift = self.bias[at]
-        if self.scale is not None:
-            mean, var = (self.mixed_mean, self.mixed_var) if averaged else (self.running_mean, self.running_var)
-            scale = self.scale[at] * torch.rsqrt(var[at] + self.eps)
-            shift = shift - mean[at] * scale
-            weight = weight * scale.unsqueeze(-1)
-        shift = torch.where(neurons >= 0, shift, torch.zeros_like(shift)).unsqueeze(-1)
-        if shared and level.num_branches > 1:
-            share = level.share.to(weight.dtype)[at - level.own.start].unsqueeze(-1)
-            return weight * share, shift * share
-        return weight, shift
-
-    def _remember(self, key: tuple[str, int], make: Callable[[], T]) -> T:
-        """Keep folded blocks until a parameter changes; never while gradients or a compiler look on."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return make()
-        tensors = [self.weight, self.bias, self.running_mean, self.running_var, self.mixed_mean, self.mixed_var]
-        tensors += [self.scale] if self.scale is not None else []
-        if any(t.is_inference() for t in tensors):  # they keep no version
-            return make()
-        now = tuple(v for t in tensors for v in (t.data_ptr(), t._version))
-        if now != self._cache_key:
-            self._cache_key, self._cache = now, {}
-        if key not in self._cache:
-            self._cache[key] = make()
-        return self._cache[key]  # type: ignore[no-any-return]
 
 
 def _product(weight: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -700,14 +348,6 @@ def _sparse_product(weight: Tensor, rows: Tensor, reads: Tensor, bias: Tensor | 
     return y if bias is None else y + bias.squeeze(2).to(y.dtype)
 
 
-def _repeat(part: Tensor, columns: int) -> Tensor:
-    """(M, rows, B) → (M, rows, columns): the same columns again and again."""
-    have = part.shape[2]
-    if have == columns:
-        return part
-    return part.repeat(1, 1, -(-columns // have)).narrow(2, 0, columns)
-
-
 def _uniform(shape: Sequence[int], device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Random numbers from 0 to 1; a compiler takes no generator, not even None."""
     return (
@@ -720,9 +360,3 @@ def _drop(x: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
         return x
     keep = _uniform(x.shape, x.device, generator) >= p
     return x * keep / (1.0 - p)
-
-
-def _index(module: nn.Module, name: str, values: NDArray[Any]) -> None:
-    if not len(values):  # nobody reads it; but torch.export.save takes all empty tensors for one and stumbles
-        values = np.zeros(1)
-    module.register_buffer(name, torch.as_tensor(values.astype(np.int64)), persistent=False)

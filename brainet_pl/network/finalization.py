@@ -42,20 +42,20 @@ def networks_for(ggt: GGT, temperatures: Sequence[float], most: int = NETWORKS, 
     none can have more than `len(temperatures)` times its share: cold and warm posteriors are both met.
     """
     if ggt.num_subnetworks <= most:
-        found = list(ggt.enumerate(most))
-        logs = {t: np.array([ggt.log_prob(g, t) for g in found]) for t in temperatures}
-        return Networks(found, {t: np.exp(log) for t, log in logs.items()})
+        subnetworks = list(ggt.enumerate(most))
+        logs = {t: np.array([ggt.log_prob(g, t) for g in subnetworks]) for t in temperatures}
+        return Networks(subnetworks, {t: np.exp(log) for t, log in logs.items()})
     each = most // len(temperatures)
     drawn = [g for i, t in enumerate(temperatures) for g in ggt.sample(each, t, seed + i)]
     counts = {g: drawn.count(g) for g in dict.fromkeys(drawn)}
-    found = list(counts)
-    logs = {t: np.array([ggt.log_prob(g, t) for g in found]) for t in temperatures}
+    subnetworks = list(counts)
+    logs = {t: np.array([ggt.log_prob(g, t) for g in subnetworks]) for t in temperatures}
     mixture = logsumexp(np.stack(list(logs.values())), axis=0)
     weights = {}
     for t, log in logs.items():
         raw = np.array(list(counts.values())) * np.exp(log - mixture)
         weights[t] = raw / raw.sum()
-    return Networks(found, weights)
+    return Networks(subnetworks, weights)
 
 
 def best_value(losses: dict[float, Tensor], usual: float) -> Choice:
@@ -88,6 +88,6 @@ def choose_temperature(
     usual = ggt.auto_temperature
     temperatures = [usual * factor for factor in FACTORS]
     subnetworks, weights = networks_for(ggt, temperatures)
-    found = outputs(subnetworks)
-    losses = {t: nll(found, torch.as_tensor(w, dtype=found.dtype, device=found.device)) for t, w in weights.items()}
+    values = outputs(subnetworks)
+    losses = {t: nll(values, torch.as_tensor(w, dtype=values.dtype, device=values.device)) for t, w in weights.items()}
     return best_value(losses, usual)

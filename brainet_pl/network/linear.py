@@ -13,8 +13,8 @@ class LinearHead(Head):
     """One dense layer, as the classification layer of most networks is.
 
     Args:
-        in_features: d.
-        out_features: O.
+        in_features: d, the number of features.
+        out_features: O, the number of outputs.
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:

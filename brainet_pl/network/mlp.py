@@ -16,6 +16,8 @@ from brainet_pl.network.base import (
     Outputs,
     as_features,
     check_budget,
+    check_hidden,
+    check_norm,
     check_sizes,
     resolve_budget,
 )
@@ -24,7 +26,7 @@ from brainet_pl.structure.ggt import GGT
 
 def hidden_width(d: int, out: int, hidden: int, num_params: int, norm: bool = True) -> int:
     """The width of `hidden` equal layers whose network (dense, batch norm, ReLU; dense) comes nearest a budget."""
-    checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
+    check_hidden(hidden)
 
     def size(w: int) -> int:
         return d * w + (hidden - 1) * w * w + (1 + norm) * hidden * w + (w + 1) * out
@@ -89,42 +91,32 @@ class MLP(HeadSettings):
     """Stacked dense layers with batch norm and ReLU, one network, for comparison.
 
     Args:
-        num_params: budget of parameters; "auto" is 16,000, or 250 for each feature where that is more.
-        hidden: hidden layers.
+        num_params: Budget of parameters; "auto" is 16,000, or 250 for each feature where that is more.
+        hidden: Number of hidden layers.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
     """
 
+    rate = 0.0  # of dropout
+
     def __init__(self, num_params: Budget = "auto", hidden: int = 2, norm: Norm = "batch") -> None:
-        checks.one_of("norm", norm, ("batch", None))
-        self.num_params = check_budget(num_params)
-        self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
-        self.norm = norm
+        self.num_params, self.hidden, self.norm = check_budget(num_params), check_hidden(hidden), check_norm(norm)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
         """Builds the network for so many features and outputs."""
-        return MLPHead(
-            in_features, out_features, resolve_budget(self.num_params, in_features), self.hidden, 0.0, self.norm
-        )
+        budget = resolve_budget(self.num_params, in_features)
+        return MLPHead(in_features, out_features, budget, self.hidden, self.rate, self.norm)
 
 
-class MCDropout(HeadSettings):
+class MCDropout(MLP):
     """MC-dropout (Gal & Ghahramani 2016): stacked dense layers whose passes draw dropout masks.
 
     Args:
-        rate: share of the outputs of hidden layers that each pass drops.
-        num_params: budget of parameters; "auto" is 16,000, or 250 for each feature where that is more.
-        hidden: hidden layers.
+        rate: Share of the outputs of hidden layers that each pass drops.
+        num_params: Budget of parameters; "auto" is 16,000, or 250 for each feature where that is more.
+        hidden: Number of hidden layers.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
     """
 
     def __init__(self, rate: float = 0.1, num_params: Budget = "auto", hidden: int = 2, norm: Norm = "batch") -> None:
-        checks.one_of("norm", norm, ("batch", None))
-        self.rate, self.num_params = checks.share("rate", rate), check_budget(num_params)
-        self.hidden = checks.whole("hidden", hidden, 1, 100, hint="without a hidden layer, use the head Linear")
-        self.norm = norm
-
-    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
-        """Builds the network for so many features and outputs."""
-        return MLPHead(
-            in_features, out_features, resolve_budget(self.num_params, in_features), self.hidden, self.rate, self.norm
-        )
+        super().__init__(num_params, hidden, norm)
+        self.rate = checks.share("rate", rate)

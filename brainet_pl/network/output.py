@@ -15,9 +15,9 @@ class BranchOutput(nn.Module):
     would ask row i of every branch to mean the same.
 
     Args:
-        branches: s, of the root.
-        rows: R, neurons that each of them gives.
-        out_features: O.
+        branches: s, the number of branches of the root.
+        rows: R, the number of neurons that each of them gives.
+        out_features: O, the number of outputs.
     """
 
     def __init__(self, branches: int, rows: int, out_features: int) -> None:

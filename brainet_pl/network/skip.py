@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, cast, get_args
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from brainet_pl._utils import checks
 from brainet_pl.network.base import Norm
+
+SkipKind = Literal["auto", "linear", "base_logits", "base_logits_or_linear"]
+SkipSetting = Literal[SkipKind, "own", "own_or_linear"]  # the last two as older files and configs have them
+_RENAMED = {"own": "base_logits", "own_or_linear": "base_logits_or_linear"}
+
+
+def skip_setting(skip: Any) -> SkipKind | None:
+    """What a head adds to its outputs, under its current name.
+
+    >>> skip_setting("own_or_linear"), skip_setting("linear")
+    ('base_logits_or_linear', 'linear')
+    """
+    kind = _RENAMED.get(skip, skip) if isinstance(skip, str) else skip
+    checks.one_of("skip", kind, (*get_args(SkipKind), None))
+    return cast(SkipKind | None, kind)
 
 
 class Skip(nn.Module):
@@ -16,11 +34,11 @@ class Skip(nn.Module):
     zero, and has no bias: the output layer that it is added to has one.
 
     Args:
-        in_features: d.
-        out_features: O.
+        in_features: d, the number of features.
+        out_features: O, the number of outputs.
         norm: "batch" scales features, by the batch while training and by kept statistics afterwards; None does not.
-        momentum: of the running statistics of the norm.
-        eps: added to variances by the norm.
+        momentum: Momentum of the running statistics of the norm.
+        eps: Number that the norm adds to variances.
     """
 
     running_mean: Tensor

@@ -1,510 +1,54 @@
-"""`BRAINetHead`: a tree of structures as one module, and its settings, `Tree`.
-
-training       sub-networks drawn for each sample so that all branches take part, or one for each batch (the paper)
-simultaneous   one pass; each node averages its branches with their probabilities
-stochastic     T sub-networks drawn from the posterior; equal draws are computed once
-enumerated     every sub-network, with its exact posterior weight
-
-The branches of the root are whole networks, each with an output layer of its own.
-"""
+"""`Tree`: the settings of a head that is wired by a learned tree of structures."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
-
-import torch
-from torch import Tensor, nn
+from typing import ClassVar, Literal, get_args
 
 from brainet_pl._utils import checks
 from brainet_pl.network.base import (
-    MOST_PARAMS,
     MOST_PASSES,
-    NLL,
     Budget,
     HeadSettings,
     Norm,
-    Outputs,
-    ResidualHead,
-    Rows,
     check_budget,
-    check_sizes,
+    check_norm,
     need_tree,
 )
-from brainet_pl.network.executor import ACTIVATIONS, Executor
-from brainet_pl.network.finalization import NETWORKS, best_value, choose_temperature
-from brainet_pl.network.output import BranchOutput
-from brainet_pl.network.plan import build_plan
-from brainet_pl.network.skip import Skip
-from brainet_pl.network.widths import READS, Size, choose_size, count_parameters, fields_of, root_branches
-from brainet_pl.structure.brai import NEIGHBOURS
-from brainet_pl.structure.ggt import GGT, SubNetwork
-
-Sampling = Literal["batch", "sample"]
-Inference = Literal["auto", "stochastic", "simultaneous", "enumerated"]
-SkipKind = Literal["auto", "linear", "own", "own_or_linear"]
-# Of the initial weights under a norm, to which their size means nothing, but smaller ones turn faster. Layers of a tree
-# read few rows, so the weights of `nn.Linear` are large; a fifth of them trained better on all kinds of features.
-GAIN = 0.2
-MOST_OUTPUTS = 2 * 10**7  # numbers that are held at once while something is chosen
-
-
-class Draws(NamedTuple):
-    """Logits (T, B, C) and the sub-network behind each of the T."""
-
-    logits: Tensor
-    subnetworks: list[SubNetwork]
-
-
-class Enumerated(NamedTuple):
-    """Logits (M, B, C) of all M sub-networks, and their posterior probabilities (M,)."""
-
-    logits: Tensor
-    weights: Tensor
-
-
-class BRAINetHead(ResidualHead):
-    """A head for `ggt.num_variables` features and `out_features` outputs.
-
-    >>> from brainet_pl.structure import learn_structure
-    >>> _ = torch.manual_seed(0)
-    >>> x = torch.randn(200, 6).cumsum(1)
-    >>> head = BRAINetHead(learn_structure(x, progress=False), out_features=3, num_params=2000).eval()
-    >>> head(x[:4]).shape, head.passes(x[:4], 15).values.shape  # their mean in one pass; each of four structures
-    (torch.Size([4, 3]), torch.Size([4, 4, 3]))
-
-    Args:
-        ggt: the learned tree.
-        out_features: classes, or numbers to regress.
-        num_params: a budget; the widths of all layers are scaled to meet it within 2 %. None is 16,000, or 250 for each
-            feature, or twice what the tree needs for layers of `min_width` neurons, whichever is more.
-        width: or the width factor itself: a node over X emits round(width·|X|) neurons.
-        min_width: neurons that every layer has at the least; None is 2, or the most that `num_params` allows, and 1
-            where `width` is given.
-        activation: one of relu, gelu, silu, tanh, elu.
-        norm: "batch", or None for a bias instead.
-        dropout: of the outputs of nodes; with it, `stochastic` also draws dropout masks (BRAINet + MC-dropout), unless
-            `finalize` finds that predictions are better without.
-        temperature: of the posterior over sub-networks in the simultaneous, stochastic and enumerated modes; "auto" is
-            what `finalize` finds best, and until then `GGT.auto_temperature`. It can be changed at any time; training
-            does not depend on it.
-        sampling: while training, draw sub-networks for each batch (the paper) or for each sample.
-        draws: sub-networks that a training step draws for each batch or sample; 1 is the paper, None as many as it
-            takes for each branch of the root to be in one. Each branch of a node is in equally many of its draws.
-        inference: what `passes` does: "stochastic", "simultaneous" or "enumerated"; "auto" is the exact mean of all
-            sub-networks where there are no more than passes, else "stochastic". It can be changed at any time.
-        fields: how many neighbours the neurons of the lowest layer read: each belongs to one feature, and reads it and
-            those that it depends on most in the sample of its structure. "auto" is 16, where the tree knows neighbours
-            and they take no more than half of the budget; None is no such layer: leaves give features as they are.
-        skip: what is added to the outputs of every sub-network: "linear" is a dense layer from the features, whose
-            weights are part of the budget; "own" what the network's own layer gave, which `forward` and `passes` then
-            need; "auto" is "linear" where that takes no more than half of the budget; None is nothing.
-        momentum: of the running statistics of the norm.
-        eps: added to variances by the norm.
-    """
-
-    ggt: GGT
-    settles: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        ggt: GGT,
-        out_features: int,
-        *,
-        num_params: int | None = None,
-        width: float | None = None,
-        min_width: int | None = None,
-        activation: str = "relu",
-        norm: Norm = "batch",
-        dropout: float = 0.0,
-        temperature: float | Literal["auto"] = "auto",
-        sampling: Sampling = "sample",
-        draws: int | None = None,
-        inference: Inference = "auto",
-        fields: int | Literal["auto"] | None = "auto",
-        skip: SkipKind | None = "auto",
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> None:
-        super().__init__()
-        checks.one_of("norm", norm, ("batch", None))
-        checks.one_of("sampling", sampling, get_args(Sampling))
-        if num_params is not None and width is not None:
-            raise ValueError("expected num_params or width, got both: leave one out")
-        self.ggt = ggt
-        self.in_features, self.out_features = check_sizes(ggt.num_variables, out_features)
-        self.dropout, self.sampling = checks.share("dropout", dropout), sampling
-        checks.one_of("skip", skip, (*get_args(SkipKind), None))
-        least = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)
-        width = checks.number_or_none("width", width, 0, "it is the number of neurons for each variable of a node")
-        if num_params is not None:
-            num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
-        direct = None if skip in ("auto", "own_or_linear") else skip == "linear"
-        reads = fields_of(ggt, READS if fields == "auto" else check_fields(fields))
-        if width is None:
-            size = choose_size(
-                ggt,
-                num_params,
-                out_features,
-                min_width=least,
-                per_neuron=2 if norm else 1,
-                skip=direct,
-                fields=reads,
-                wanted=fields == "auto",
-            )
-        else:
-            size = Size(width, least or 1, direct is not False, reads)
-        self.plan = build_plan(ggt, size.factor, size.min_width, fields=size.fields)
-        gain = GAIN if norm else 1.0
-        self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps, gain=gain)
-        self.output = BranchOutput(root_branches(ggt), len(self.plan.root_rows), out_features)
-        self.skip = Skip(self.in_features, out_features, norm, momentum, eps) if size.skip else None
-        self.adds_base_logits = skip == "own"
-        self.draws = self._count_draws(draws)
-        self.prediction_dropout = self.dropout
-        self._statistics_at: float | None = None  # the temperature that the statistics of the simultaneous mode are for
-        self.reset_parameters()
-        self.temperature = temperature
-        self.inference = inference
-        self.held: list[SubNetwork] | None = None
-
-    def reset_parameters(self) -> None:
-        """Draw all weights anew, each layer as `nn.Linear` would.
-
-        The output layer starts at zero where something goes past the tree: the head then begins as a linear layer, or
-        as the network's own, and its structures add what that leaves. Without, features that a linear layer can hardly
-        be beaten on were fitted too closely before that layer had learned.
-        """
-        self._statistics_at = None
-        self.layers.reset_parameters()
-        self.output.reset_parameters()
-        if self.skip is not None:
-            self.skip.reset_parameters()
-        if self.skip is not None or self.adds_base_logits:
-            nn.init.zeros_(self.output.weight)
-            nn.init.zeros_(self.output.bias)
-
-    def _count_draws(self, draws: int | None) -> int:
-        """A number of draws that the tree can give."""
-        branches: list[int] = [level.num_branches for level in self.layers.ordered]
-        most = math.prod(branches)
-        if draws is None:
-            return branches[-1] if branches else 1
-        return min(most, checks.whole("draws", draws, 1, MOST_PASSES))
-
-    @property
-    def temperature(self) -> float:
-        """γ of the posterior over sub-networks."""
-        return self._temperature
-
-    @temperature.setter
-    def temperature(self, value: float | Literal["auto"]) -> None:
-        hint = "0 is the best structure alone, 'auto' the tempered default"
-        self._fixed = value != "auto"
-        self._take(self.ggt.auto_temperature if value == "auto" else checks.at_least("temperature", value, 0, hint))
-
-    def _take(self, temperature: float) -> None:
-        self._temperature = temperature
-        self.layers.set_mixture(self.ggt.branch_probabilities(temperature))
-        self.layers.use_mixed(self._statistics_at == temperature)
-
-    @property
-    def prediction_dropout(self) -> float:
-        """The dropout of stochastic passes: that of training, or 0."""
-        return self._prediction_dropout
-
-    @prediction_dropout.setter
-    def prediction_dropout(self, value: float) -> None:
-        self._prediction_dropout = checks.share("prediction_dropout", value)
-
-    def get_extra_state(self) -> Tensor:
-        """What was settled on data, in 64 bits whatever the weights are in: it travels in the state dict."""
-        settled = self._temperature, self._fixed, self.prediction_dropout, self._statistics_at
-        return torch.tensor([-1.0 if value is None else float(value) for value in settled], dtype=torch.float64)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Take what was settled; a temperature that this head was given stays."""
-        temperature, fixed, dropout, at = state.tolist()
-        self._statistics_at = None if at < 0 else at
-        self.prediction_dropout = dropout
-        self._fixed = self._fixed or bool(fixed)
-        self._take(self._temperature if self._fixed and not fixed else temperature)
-
-    @property
-    def inference(self) -> Inference:
-        """What `passes` does: "stochastic", "simultaneous" or "enumerated"."""
-        return self._inference
-
-    @inference.setter
-    def inference(self, value: Inference) -> None:
-        checks.one_of("inference", value, get_args(Inference))
-        self._inference = value
-
-    @property
-    def perplexity(self) -> float:
-        """Effective number of sub-networks at the current temperature; 1 means that the posterior has collapsed."""
-        return self.ggt.perplexity(self.temperature)
-
-    def facts(self) -> dict[str, Any]:
-        """Temperature, perplexity, inference, and the dropout of predictions where there is one."""
-        found = {"temperature": self.temperature, "perplexity": self.perplexity, "inference": self.inference}
-        return found | ({"dropout": self.prediction_dropout} if self.dropout else {})
-
-    # -- what needs no training -------------------------------------------------------------------------------------
-
-    @property
-    def waits(self) -> bool:
-        """Unless a temperature was given, or there is nothing to weigh."""
-        return not self._fixed and self.ggt.num_subnetworks > 1
-
-    @torch.no_grad()
-    def finalize(self, seen: Rows, held: Rows | None, nll: NLL, passes: int = 15) -> dict[str, float]:
-        """The temperature and the dropout that predict `held` best; statistics of the simultaneous mode from `seen`.
-
-        A temperature that was given stays. What is usual stays too where nothing else is better by a standard error:
-        `GGT.auto_temperature`, and the dropout of training.
-        """
-        training = self.training
-        self.eval()
-        try:
-            if held is not None and self.waits:
-                self._take(self._best_temperature(held, nll))
-            if held is not None and self.dropout:
-                self.prediction_dropout = self._best_dropout(held, nll, passes)
-            self.layers.set_mixed_statistics(seen.x)
-            self._statistics_at = self._temperature
-        finally:
-            self.train(training)
-        found = {"temperature": self._temperature, "perplexity": self.perplexity}
-        return found | ({"dropout": self.prediction_dropout} if self.dropout else {})
-
-    def _best_temperature(self, held: Rows, nll: NLL) -> float:
-        few = _first(held, MOST_OUTPUTS // (NETWORKS * self.out_features))
-
-        def outputs(subnetworks: list[SubNetwork]) -> Tensor:
-            parts = [subnetworks[i : i + 16] for i in range(0, len(subnetworks), 16)]
-            return torch.cat([self._draw(few.x, part, few.base_logits) for part in parts])
-
-        return choose_temperature(self.ggt, outputs, lambda found, weights: nll(found, weights, few.target)).value
-
-    def _best_dropout(self, held: Rows, nll: NLL, passes: int) -> float:
-        few = _first(held, MOST_OUTPUTS // (passes * self.out_features))
-        before, losses = self.prediction_dropout, {}
-        for rate in (self.dropout, 0.0):
-            self.prediction_dropout = rate
-            draw = torch.Generator(few.x.device).manual_seed(0)
-            losses[rate] = nll(
-                self.stochastic(few.x, passes, base_logits=few.base_logits, generator=draw).logits, None, few.target
-            )
-        self.prediction_dropout = before
-        return best_value(losses, self.dropout).value
-
-    def extra_repr(self) -> str:
-        """Says what `print(head)` shows of it."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, num_params={self.num_params:,}, "
-            f"sub-networks={self.ggt.num_subnetworks:,}, depth={self.ggt.depth}, temperature={self.temperature:.4g}"
-        )
-
-    # -- passes -------------------------------------------------------------------------------------------------------
-
-    def forward(
-        self,
-        x: Tensor,
-        generator: torch.Generator | None = None,
-        *,
-        base_logits: Tensor | None = None,
-        draws: int | None = None,
-    ) -> Tensor:
-        """Maps features (B, d) to (B, C) by the simultaneous pass; while training to (M, B, C) of M drawn sub-networks.
-
-        M is `draws`, or the head's own number.
-        """
-        if not self.training:
-            return self.simultaneous(x, base_logits=base_logits)
-        count = self.draws if draws is None else self._count_draws(draws)
-        choices = self.layers.draw(count, len(x) if self.sampling == "sample" else 1, generator)
-        return self.train_on(x, choices, base_logits=base_logits)
-
-    def train_on(self, x: Tensor, choices: Sequence[Tensor], *, base_logits: Tensor | None = None) -> Tensor:
-        """`forward` while training with random `choices` made before, as `layers.draw` makes them."""
-        root = self.layers.run_train(x, choices, self.dropout).squeeze(0)  # (R, V·B)
-        versions = root.shape[1] // max(1, len(x))
-        branch = self.layers.root_choice(choices)
-        if branch is None:  # all branches, one after the other
-            outputs = self.output(root.view(len(root), len(self.output.weight), -1).transpose(0, 1)).flatten(0, 1)
-        else:
-            outputs = self.output.each(root, branch.expand(versions, len(x)).flatten())
-        outputs = outputs.view(versions, len(x), -1)
-        return self._add_skip(outputs if versions > 1 else outputs[0], x, base_logits)
-
-    def passes(self, x: Tensor, count: int, *, base_logits: Tensor | None = None) -> Outputs:
-        """Maps features (B, d) to (T, B, C) as `inference` says, with the exact weights of enumerated sub-networks."""
-        if self.inference == "simultaneous":
-            return Outputs(self.simultaneous(x, base_logits=base_logits).unsqueeze(0))
-        if self.inference == "enumerated":
-            return Outputs(*self.enumerate(x, base_logits=base_logits))
-        if self.held is not None:
-            return Outputs(self.at(x, self.held, base_logits=base_logits))
-        if torch.compiler.is_compiling():
-            choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
-            return Outputs(self.on_choices(x, choices, base_logits=base_logits))
-        if self.inference == "auto" and not self.prediction_dropout and self.ggt.num_subnetworks <= count:
-            return Outputs(*self.enumerate(x, base_logits=base_logits))
-        return Outputs(self.stochastic(x, count, base_logits=base_logits).logits)
-
-    def simultaneous(self, x: Tensor, *, base_logits: Tensor | None = None) -> Tensor:
-        """Maps features (B, d) to (B, C): a node passes on the mean of its branches, weighted by their probability."""
-        return self._add_skip(self.output.mixed(self.layers.run_evaluate_branches(x)), x, base_logits)
-
-    def stochastic(
-        self,
-        x: Tensor,
-        passes: int = 15,
-        *,
-        base_logits: Tensor | None = None,
-        temperature: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Draws:
-        """Maps features (B, d) to (T, B, C) of T sub-networks drawn exactly from their posterior.
-
-        `temperature` None is the head's own. The same generator state gives the same draws.
-        """
-        passes = checks.whole("passes", passes, 1, MOST_PASSES)
-        seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else None))
-        drawn = self.ggt.sample(passes, self.temperature if temperature is None else temperature, seed)
-        return Draws(self.at(x, drawn, generator, base_logits=base_logits), drawn)
-
-    def at(
-        self,
-        x: Tensor,
-        subnetworks: Sequence[SubNetwork],
-        generator: torch.Generator | None = None,
-        *,
-        base_logits: Tensor | None = None,
-    ) -> Tensor:
-        """Maps features (B, d) to the outputs (T, B, C) of given sub-networks.
-
-        Equal ones are computed once, except for dropout.
-        """
-        if torch.compiler.is_dynamo_compiling():
-            return self.on_choices(x, self.layers.choices(subnetworks), base_logits=base_logits)
-        if self.prediction_dropout:
-            return self._draw(x, list(subnetworks), base_logits, self.prediction_dropout, generator)
-        order = {subnetwork: i for i, subnetwork in enumerate(dict.fromkeys(subnetworks))}
-        logits = self._draw(x, list(order), base_logits)
-        return logits if len(order) == len(subnetworks) else logits[[order[drawn] for drawn in subnetworks]]
-
-    def on_choices(self, x: Tensor, choices: Sequence[Tensor], *, base_logits: Tensor | None = None) -> Tensor:
-        """Maps features (B, d) to (T, B, C) of sub-networks as tensors of choices.
-
-        They come from `layers.draw_posterior`, or `layers.choices`. One graph serves all of them, so this is what a
-        compiler sees: draws can be made before and given to it.
-        """
-        root = self.layers.run_chosen(x, choices, self.prediction_dropout)
-        branch = choices[-1][0, :, 0] if len(choices) else torch.zeros(len(root), dtype=torch.int64, device=x.device)
-        return self._add_skip(self.output.of(root, branch), x, base_logits)
-
-    def hold(self, subnetworks: Sequence[SubNetwork] | None) -> None:
-        """Have `passes` take these sub-networks each time instead of drawing; None draws again.
-
-        Predictions of the same input are then the same, which an exported graph needs. `ggt.sample` draws some.
-        """
-        self.held = None if subnetworks is None else list(subnetworks)
-
-    def enumerate(
-        self, x: Tensor, limit: int = 1024, *, base_logits: Tensor | None = None, temperature: float | None = None
-    ) -> Enumerated:
-        """Maps features (B, d) to every sub-network's logits with its posterior; more than `limit` are refused."""
-        if self.ggt.num_subnetworks > limit:
-            raise ValueError(
-                f"expected at most {limit:,} sub-networks to enumerate, got {self.ggt.num_subnetworks:,}: use "
-                "stochastic, simultaneous, or a larger limit"
-            )
-        temperature = self.temperature if temperature is None else temperature
-        everything = list(self.ggt.enumerate(limit))
-        weights = [math.exp(self.ggt.log_prob(subnetwork, temperature)) for subnetwork in everything]
-        parts = [everything[i : i + 64] for i in range(0, len(everything), 64)]
-        logits = torch.cat([self._draw(x, part, base_logits) for part in parts])
-        return Enumerated(logits, torch.tensor(weights, device=x.device))
-
-    def _draw(
-        self,
-        x: Tensor,
-        subnetworks: list[SubNetwork],
-        base_logits: Tensor | None,
-        dropout: float = 0.0,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """(B, d) → (U, B, C) of U sub-networks."""
-        root = self.layers.run_draws(x, subnetworks, dropout, generator)
-        branch = [dict(self.ggt.path(subnetwork)).get(0, 0) for subnetwork in subnetworks]
-        return self._add_skip(self.output.of(root, torch.tensor(branch, device=x.device)), x, base_logits)
-
-    def _add_skip(self, outputs: Tensor, x: Tensor, base_logits: Tensor | None) -> Tensor:
-        """Outputs (B, C) or (U, B, C) of the tree, and what goes past it."""
-        if self.skip is not None:
-            outputs = outputs + self.skip(x)
-        if self.adds_base_logits != (base_logits is not None):
-            raise ValueError(
-                f"expected {'the outputs of the network' if self.adds_base_logits else 'features alone'}, got "
-                f"{'none' if base_logits is None else 'its outputs too'}: this head "
-                f"{'was' if self.adds_base_logits else 'was not'} "
-                "built to add to them (skip='own')"
-            )
-        if base_logits is None:
-            return outputs
-        if base_logits.shape != (x.shape[0], self.out_features):
-            raise ValueError(
-                f"expected base logits of shape {(x.shape[0], self.out_features)}, got {tuple(base_logits.shape)}: "
-                "give those of the same samples and for the same classes, or use skip='linear'"
-            )
-        return outputs + base_logits.to(outputs.dtype)
-
-
-def check_fields(fields: int | Literal["auto"] | None) -> int | None:
-    """A number of neighbours, or none; "auto" is for the tree to say."""
-    if fields is None or fields == "auto":
-        return None
-    hint = '"auto" is what works, None is no layer of fields; a tree knows no more neighbours of a feature'
-    if isinstance(fields, str):
-        checks.one_of("fields", fields, ("auto", None), f"or a number of neighbours up to {NEIGHBOURS}")
-    return checks.whole("fields", fields, 1, NEIGHBOURS, hint=hint)
-
-
-def _first(rows: Rows, count: int) -> Rows:
-    """The first `count` of the samples, and one at the least."""
-    count = max(1, count)
-    return Rows(rows.x[:count], rows.target[:count], None if rows.base_logits is None else rows.base_logits[:count])
+from brainet_pl.network.skip import SkipSetting, skip_setting
+from brainet_pl.network.tree_head import BRAINetHead, Inference, Sampling, check_fields
+from brainet_pl.network.weights import ACTIVATIONS
+from brainet_pl.network.widths import count_parameters
+from brainet_pl.structure.ggt import GGT
 
 
 class Tree(HeadSettings):
     """A BRAINet: the whole learned tree as one network whose sub-networks are sampled by their posterior.
 
     Args:
-        num_params: budget of parameters that the widths of all layers are scaled to; "auto" is 16,000, or 250 for each
+        num_params: Budget of parameters that the widths of all layers are scaled to; "auto" is 16,000, or 250 for each
             feature, or twice what the tree needs for layers of `min_width` neurons (1 for null), whichever is more.
-        min_width: neurons that every layer has at the least; null is 2, or the most that `num_params` allows.
-        activation: relu, gelu, silu, tanh or elu, after every layer.
+        min_width: Smallest number of neurons of a layer; null is 2, or the most that `num_params` allows.
+        activation: Activation after every layer: relu, gelu, silu, tanh or elu.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
-        dropout: of the outputs of nodes; above 0 each stochastic pass also draws a dropout mask, unless validation data
-            are predicted better without.
-        sampling: while training, draw sub-networks for each "batch" (the paper) or for each "sample".
-        draws: sub-networks that a training step draws for each batch or sample, in balance; 1 is the paper, null as
-            many as it takes for each branch of the root to be in one.
-        temperature: of the posterior over sub-networks; null is what predicts the validation data of a fit best, and
-            without such data a tempered default that does not collapse.
-        inference: "stochastic" draws sub-networks, "simultaneous" averages in one pass, "enumerated" is the exact mean,
-            and "auto" that too where there are no more sub-networks than passes, else "stochastic".
-        fields: how many neighbours the neurons of the lowest layer read: each belongs to one feature, and reads it and
-            those that it depends on most. "auto" is 16, where the tree knows neighbours and they take no more than half
-            of the budget; null is no such layer, as in the paper.
-        skip: what is added to the outputs of every sub-network: "linear" a dense layer from the features, "own" what
-            the network's own layer gave, in the place of which the head stands, null nothing. "auto" is "linear" where
-            that takes no more than half of the budget; "own_or_linear" is "own" where there are such outputs for the
-            task. They start a head at the network's answers, but a network that has fitted its training data leaves
-            the head little to learn from them: on the last layer of a ResNet-20 a linear skip predicted better.
+        dropout: Dropout rate of the outputs of nodes; above 0 each stochastic pass also draws a dropout mask, unless
+            validation data are predicted better without.
+        sampling: While training, draw sub-networks for each "batch" (the paper) or for each "sample".
+        draws: Number of sub-networks that a training step draws for each batch or sample, in balance; 1 is the paper,
+            null as many as it takes for each branch of the root to be in one.
+        temperature: Temperature of the posterior over sub-networks; null is what predicts the validation data of a fit
+            best, and without such data a tempered default that does not collapse.
+        inference: "stochastic" draws sub-networks, "simultaneous" averages in one pass, "enumerated" is the exact mean
+            of all sub-networks, and "auto" is "enumerated" where there are no more of them than passes, else
+            "stochastic".
+        fields: Number of neighbours that the neurons of the lowest layer read: each belongs to one feature, and reads
+            it and those that it depends on most. "auto" is 16, where the tree knows neighbours and they take no more
+            than half of the budget; null is no such layer, as in the paper.
+        skip: What is added to the outputs of every sub-network. "linear" is a dense layer from the features;
+            "base_logits" the logits of the classifier that was removed; null nothing. "auto" is "linear" where that
+            takes no more than half of the budget; "base_logits_or_linear" is "base_logits" where there are such logits
+            for the task, else "linear" likewise. Base logits start a head at the answers of the classifier, but one
+            that has fitted its training data leaves the head little to learn from: on the last layer of a ResNet-20
+            "linear" predicted better.
     """
 
     needs_tree: ClassVar[bool] = True
@@ -521,18 +65,16 @@ class Tree(HeadSettings):
         temperature: float | None = None,
         inference: Inference = "auto",
         fields: int | Literal["auto"] | None = "auto",
-        skip: SkipKind | None = "auto",
+        skip: SkipSetting | None = "auto",
     ) -> None:
         check_fields(fields)
-        checks.one_of("skip", skip, (*get_args(SkipKind), None))
         checks.one_of("activation", activation, ACTIVATIONS)
-        checks.one_of("norm", norm, ("batch", None))
         checks.one_of("sampling", sampling, get_args(Sampling))
         checks.one_of("inference", inference, get_args(Inference))
         self.num_params = check_budget(num_params)
         self.min_width = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)
-        self.activation, self.norm, self.sampling, self.inference = activation, norm, sampling, inference
-        self.skip, self.fields = skip, fields
+        self.activation, self.norm, self.sampling, self.inference = activation, check_norm(norm), sampling, inference
+        self.skip, self.fields = skip_setting(skip), fields
         self.dropout = checks.share("dropout", dropout)
         self.draws = None if draws is None else checks.whole("draws", draws, 1, MOST_PASSES)
         hint = "0 is the best structure alone, null the tempered default"
@@ -540,14 +82,14 @@ class Tree(HeadSettings):
 
     @property
     def asks_base_logits(self) -> bool:
-        """Whether it wants the network's own logits: with "own_or_linear"."""
-        return self.skip == "own_or_linear"
+        """Whether `resolve_skip` has something to decide: with "base_logits_or_linear"."""
+        return self.skip == "base_logits_or_linear"
 
     def resolve_skip(self, base_logits: bool) -> Tree:
-        """With "own_or_linear" decided: the network's own outputs, where there are such."""
+        """These settings with "base_logits" in place of "base_logits_or_linear" where there are base logits."""
         if not self.asks_base_logits or not base_logits:
             return self
-        return Tree(**self.settings() | {"skip": "own"})
+        return Tree(**self.settings() | {"skip": "base_logits"})
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BRAINetHead:
         """Builds the head of a tree for so many outputs."""

@@ -86,11 +86,11 @@ def count_parameters(
         if isinstance(node, Leaf):
             total += count_fields(node, fields, per_neuron)
             continue
-        own = width(node)
+        neurons = width(node)
         for branch in node.branches:
-            total += own * (width(branch.descendant) + per_neuron)
+            total += neurons * (width(branch.descendant) + per_neuron)
             if branch.ancestors:
-                shares = split_width(own, [len(a.variables) for a in branch.ancestors], min_width)
+                shares = split_width(neurons, [len(a.variables) for a in branch.ancestors], min_width)
                 total += sum(width(a) * out for a, out in zip(branch.ancestors, shares, strict=True))
     return total + (root_branches(ggt) * width(ggt.root) + 1) * out_features
 

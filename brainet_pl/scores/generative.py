@@ -16,7 +16,7 @@ from brainet_pl._utils.parts import primitive
 from brainet_pl.scores.base import Score, ScoreContext, check_name, check_taps
 from brainet_pl.scores.density import GenerativeScore, Kind, check_density
 from brainet_pl.structure import GGT, FeatureStream, learn_structure
-from brainet_pl.structure.learn import MOST_SAMPLES
+from brainet_pl.structure.settings import MOST_SAMPLES
 from brainet_pl.tasks.passes import Passes
 
 

@@ -12,7 +12,7 @@ from brainet_pl._utils import checks
 from brainet_pl._utils.parts import primitive
 from brainet_pl.scores.base import Score, ScoreContext, check_name, check_taps
 from brainet_pl.scores.generative import Generative
-from brainet_pl.structure.learn import MOST_SAMPLES
+from brainet_pl.structure.settings import MOST_SAMPLES
 from brainet_pl.tasks.passes import Passes
 
 MOST_ROWS = 5000  # training samples that tell mean and deviation of a density

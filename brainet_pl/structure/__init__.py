@@ -3,8 +3,9 @@
 from brainet_pl.structure.data import PreparedData
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, SubNetwork
 from brainet_pl.structure.independence import DSeparation, IndependenceTest, find_test
-from brainet_pl.structure.learn import learn_structure, rai
+from brainet_pl.structure.learn import learn_structure
 from brainet_pl.structure.pdag import PDAG, cpdag
+from brainet_pl.structure.plain_rai import rai
 from brainet_pl.structure.score import Score, find_score
 from brainet_pl.structure.stream import FeatureStream
 

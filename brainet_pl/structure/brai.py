@@ -12,7 +12,8 @@ from itertools import groupby
 
 import numpy as np
 
-from brainet_pl.structure.autonomy import Budget, increase_separation, is_leaf
+from brainet_pl.structure.autonomy import increase_separation, is_leaf
+from brainet_pl.structure.budget import Budget
 from brainet_pl.structure.climb import MOST_ARROWS, improve_parents
 from brainet_pl.structure.data import Path
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
@@ -129,23 +130,23 @@ class BRAI:
         """Lines 3–5: parents from a DAG that the leaf's graph stands for, and their score."""
         scope = np.concatenate([X_ex, X])
         dag = np.zeros((len(scope), len(scope)), dtype=bool)
-        own = np.arange(len(X_ex), len(scope))
-        dag[: len(X_ex), own] = B[np.ix_(X_ex, X)]
-        dag[np.ix_(own, own)] = dag_extension(B[np.ix_(X, X)])
+        ours = np.arange(len(X_ex), len(scope))
+        dag[: len(X_ex), ours] = B[np.ix_(X_ex, X)]
+        dag[np.ix_(ours, ours)] = dag_extension(B[np.ix_(X, X)])
         if self.most_parents is not None:
-            dag = self._without_crowds(dag, own, scope, self.most_parents)
+            dag = self._without_crowds(dag, ours, scope, self.most_parents)
         if self.dependent is not None:
-            dag = self._improved(dag, own, scope, path)
-        parents = [tuple(np.sort(scope[dag[:, j]]).tolist()) for j in own]
+            dag = self._improved(dag, ours, scope, path)
+        parents = [tuple(np.sort(scope[dag[:, j]]).tolist()) for j in ours]
         score = sum(self.score(int(x), p) for x, p in zip(X, parents, strict=True))
         self.on_leaf()
         near = self._neighbours[path[0]] if self._neighbours and path else None
         neighbours = () if near is None else tuple(tuple(near[x].tolist()) for x in X.tolist())
         return Leaf(tuple(X.tolist()), tuple(parents), score, neighbours)
 
-    def _without_crowds(self, dag: Bools, own: Ints, scope: Ints, most: int) -> Bools:
+    def _without_crowds(self, dag: Bools, ours: Ints, scope: Ints, most: int) -> Bools:
         """Only the `most` best of a variable's parents: the strongest, or those that alone raise its score most."""
-        for j in own[dag[:, own].sum(axis=0) > most]:
+        for j in ours[dag[:, ours].sum(axis=0) > most]:
             x, parents = int(scope[j]), np.flatnonzero(dag[:, j])
             if self.strength is None:
                 alone = np.array([self.score(x, (int(p),)) for p in scope[parents]])
@@ -154,7 +155,7 @@ class BRAI:
             dag[parents[np.argsort(-alone, kind="stable")[most:]], j] = False
         return dag
 
-    def _improved(self, dag: Bools, own: Ints, scope: Ints, path: Path) -> Bools:
+    def _improved(self, dag: Bools, ours: Ints, scope: Ints, path: Path) -> Bools:
         """Better parents among all dependent pairs; among the graph's own if those are too many, or as they are.
 
         The first branch of a node asks all rows, the others a sample: what one sample finds and another does not is
@@ -164,8 +165,8 @@ class BRAI:
         score = self.score_on(path) if self.score_on is not None and path and path[-1] else self.score
         within = self.dependent[np.ix_(scope, scope)]
         for candidates in (within, dag | dag.T):
-            if candidates[:, own].sum() <= MOST_ARROWS:
-                return improve_parents(dag, own, candidates, _by_place(score, scope), lambda: self.budget.spent)
+            if candidates[:, ours].sum() <= MOST_ARROWS:
+                return improve_parents(dag, ours, candidates, _by_place(score, scope), lambda: self.budget.spent)
         return dag
 
 
@@ -185,17 +186,17 @@ def strongest_neighbours(test: Margins, X: Ints, most: int) -> Ints:
     compared to six digits, below which they depend on the order of sums; of equal ones the first variable counts.
     """
     k = min(most, len(X) - 1)
-    found = np.zeros((int(X.max()) + 1, k), dtype=np.intp)
+    neighbours = np.zeros((int(X.max()) + 1, k), dtype=np.intp)
     if not k:
-        return found
+        return neighbours
     margins = np.array(test.block((), X, X), dtype=np.float64)
     np.fill_diagonal(margins, -np.inf)
     # Places make equal margins differ by less than the digits that count: then the largest can be looked for alone.
     keys = -np.clip(np.round(margins, 6), -LARGEST, LARGEST) + 1e-12 * np.arange(len(X))
     near = np.argpartition(keys, k - 1, axis=1)[:, :k]
     order = np.argsort(np.take_along_axis(keys, near, axis=1), axis=1)
-    found[X] = X[np.take_along_axis(near, order, axis=1)]
-    return found
+    neighbours[X] = X[np.take_along_axis(near, order, axis=1)]
+    return neighbours
 
 
 def autonomous_sets(
@@ -204,20 +205,20 @@ def autonomous_sets(
     """The sets that branch t of every node of a tree over `X` leads to, with checked colliders: they make up X."""
     B = np.zeros((d, d), dtype=bool)
     B[np.ix_(X, X)] = complete_graph(len(X))
-    level, found = [Call(B, X, np.empty(0, dtype=np.intp))], []
+    level, sets = [Call(B, X, np.empty(0, dtype=np.intp))], []
     for n in range(max_order + 1):
         following = []
         test = test_on((t,) * (n + 1))
         for call in level:
             if budget.spent or is_leaf(call.B, call.X, call.X_ex, n):
-                found.append(call.X)
+                sets.append(call.X)
                 continue
             thinned, _ = increase_separation(call.B, call.X, call.X_ex, n, test, budget, check_colliders=True)
             X_D, X_A = find_autonomous(thinned, call.X)
             exogenous = np.sort(np.concatenate([call.X_ex, *X_A]))
             following += [*(Call(thinned, A, call.X_ex) for A in X_A), Call(thinned, X_D, exogenous)]
         level = following
-    return found + [call.X for call in level]
+    return sets + [call.X for call in level]
 
 
 def _by_place(score: LocalScore, scope: Ints) -> LocalScore:

@@ -18,8 +18,9 @@ from brainet_pl._utils import atomic
 from brainet_pl.structure.canonical import canonical_order
 from brainet_pl.structure.data import PreparedData, as_table
 from brainet_pl.structure.ggt import GGT
-from brainet_pl.structure.learn import choose_test, learn_structure
+from brainet_pl.structure.learn import learn_structure
 from brainet_pl.structure.score import find_score
+from brainet_pl.structure.settings import choose_test
 
 ALGORITHM = 5  # raise it whenever the same features and settings give another tree: old files are then not found
 

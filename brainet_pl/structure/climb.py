@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.autonomy import Budget
+from brainet_pl.structure.budget import Budget
 from brainet_pl.structure.pdag import Bools, Ints, cpdag, dag_extension
 from brainet_pl.structure.score import LocalScore
 

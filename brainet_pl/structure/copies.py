@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.data import Kind, PreparedData, TableData
+from brainet_pl.structure.data import DataKind, PreparedData, TableData
 from brainet_pl.structure.pdag import Bools, Ints, meek
 from brainet_pl.structure.score import LocalScore
 from brainet_pl.structure.tree import Branch, Leaf, Node, Tree
 
 
-def find_copies(data: PreparedData, kind: Kind) -> Ints:
+def find_copies(data: PreparedData, kind: DataKind) -> Ints:
     """Finds for each column the first that it determines and that determines it, as a test sees them, (d,).
 
     Discrete: the levels of one are those of the other by other names. Gaussian: one rises, or falls, exactly where the

@@ -15,7 +15,7 @@ from brainet_pl.structure.canonical import CanonicalOrder, canonical_order
 from brainet_pl.structure.discretize import MAX_LEVELS, discretize, normal_scores
 from brainet_pl.structure.statistics import CodeTable, correlation
 
-Kind = Literal["discrete", "gaussian"]  # of a test or score: whether it reads the codes or the normal scores
+DataKind = Literal["discrete", "gaussian"]  # of a test or score: whether it reads the codes or the normal scores
 Weights = NDArray[np.int64]
 Path = tuple[int, ...]
 Floats = NDArray[np.float64]

@@ -52,6 +52,9 @@ class GGT:
     Sub-networks follow p(G) ∝ exp(score(G) / temperature). Temperature 1 is the paper's, and on real data it collapses
     onto one structure, because scores grow with the number of rows; see `auto_temperature`. Variables may have `names`,
     which drawings and summaries show; they are no part of what makes two trees equal.
+
+    It has more methods than most classes here because it is the one object that users ask about structures; each method
+    is a line or two in front of a function of `tree`, `posterior` or `serialize`.
     """
 
     root: Tree
@@ -227,8 +230,8 @@ class GGT:
 
     def leaves(self, subnetwork: SubNetwork) -> list[Leaf]:
         """The leaves of a sub-network: together they hold every variable once."""
-        found = (self.nodes[i] for i, t in tree.visit(self._tree, subnetwork) if t < 0)
-        return [node for node in found if isinstance(node, Leaf)]
+        visited = (self.nodes[i] for i, t in tree.visit(self._tree, subnetwork) if t < 0)
+        return [node for node in visited if isinstance(node, Leaf)]
 
     def score(self, subnetwork: SubNetwork) -> float:
         """The sum of the scores of its leaves."""
@@ -297,10 +300,10 @@ class GGT:
             parents: list[tuple[int, ...]] = [()] * self.num_variables
             leaves = self.leaves(subnetwork)
             for leaf in leaves:
-                for x, found in zip(leaf.variables, leaf.parents, strict=True):
-                    parents[x] = found
+                for x, of_x in zip(leaf.variables, leaf.parents, strict=True):
+                    parents[x] = of_x
             ways.setdefault(tuple(parents), []).append(math.fsum(leaf.score for leaf in leaves))
-        scores = np.array([found[0] for found in ways.values()])
+        scores = np.array([scores_of_ways[0] for scores_of_ways in ways.values()])
         probabilities = posterior.softmax(scores, temperature)
         order = np.argsort(-probabilities, kind="stable")
         every = list(ways.items())

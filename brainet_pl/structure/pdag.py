@@ -114,7 +114,7 @@ def join_separations(parts: Sequence[Separations]) -> Separations:
     )
 
 
-def collider_votes(A: Bools, found: Separations, targets: Bools) -> Bools:
+def collider_votes(A: Bools, separations: Separations, targets: Bools) -> Bools:
     """Says which edges x → z, (d, d), some v-structure x → z ← y asks for.
 
     For each separated pair (x, y), every z in `targets` (d,) adjacent to both and not in their separating set.
@@ -122,12 +122,12 @@ def collider_votes(A: Bools, found: Separations, targets: Bools) -> Bools:
     d = len(A)
     skeleton = A | A.T
     separated = np.zeros((d, d), dtype=bool)
-    x, y = found.pairs.T
+    x, y = separations.pairs.T
     separated[x, y] = separated[y, x] = True
     # votes[x, z] = number of y separated from x and adjacent to z, less those whose separating set holds z
     votes = _count(separated, skeleton)
     for a, b in ((x, y), (y, x)):
-        holder, other, z = a[found.owner], b[found.owner], found.member
+        holder, other, z = a[separations.owner], b[separations.owner], separations.member
         np.subtract.at(votes, (holder, z), skeleton[other, z].astype(votes.dtype))
     return (votes > 0.5) & skeleton & targets
 
@@ -138,14 +138,14 @@ def orient(A: Bools, votes: Bools) -> Bools:
     return meek(A & ~transposed(towards))
 
 
-def orient_surest_first(skeleton: Bools, found: Separations, order: Ints) -> Bools:
+def orient_surest_first(skeleton: Bools, separations: Separations, order: Ints) -> Bools:
     """Orient v-structures one separated pair after the other, then by Meek's rules; an earlier one is never undone."""
     A = skeleton.copy()
-    ends = np.searchsorted(found.owner, np.arange(len(found.pairs) + 1))
+    ends = np.searchsorted(separations.owner, np.arange(len(separations.pairs) + 1))
     for i in order:
-        x, y = found.pairs[i]
+        x, y = separations.pairs[i]
         middle = skeleton[x] & skeleton[y]
-        middle[found.member[ends[i] : ends[i + 1]]] = False
+        middle[separations.member[ends[i] : ends[i + 1]]] = False
         z = np.flatnonzero(middle & A[x] & A[y])
         A[z, x] = A[z, y] = False
     return meek(A)

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from brainet_pl.structure.data import Kind, PreparedData, Weights
+from brainet_pl.structure.data import DataKind, PreparedData, Weights
 from brainet_pl.structure.registry import register
 from brainet_pl.structure.statistics import CodeTable
 
 Floats = NDArray[np.float64]
 LocalScore = Callable[[int, tuple[int, ...]], float]
 
-_named: dict[tuple[str, Kind], type[Score]] = {}
+_named: dict[tuple[str, DataKind], type[Score]] = {}
 _MAX_CODE = 1 << 40  # joint codes are renumbered before they can overflow 64 bits
 _TINY_LOG = -600.0  # below exp(-600) the rising factorial takes its limit form
 
@@ -158,15 +158,15 @@ class Score(ABC):
     """
 
     name: ClassVar[str]
-    kind: ClassVar[Kind]
-    goes_with: ClassVar[tuple[Kind, ...]]
+    kind: ClassVar[DataKind]
+    goes_with: ClassVar[tuple[DataKind, ...]]
     version: ClassVar[int] = 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             return
-        kinds = get_args(Kind)
+        kinds = get_args(DataKind)
         if getattr(cls, "kind", None) not in kinds:
             raise TypeError(
                 f"expected the score {cls.__qualname__} to declare kind as one of {', '.join(kinds)}, "
@@ -257,24 +257,24 @@ class GaussianBIC(Score):
         return gaussian_bic(data.correlation(), data.n)
 
 
-def known_scores(kind: Kind) -> list[str]:
+def known_scores(kind: DataKind) -> list[str]:
     """The names of all scores that go with a test of this kind, sorted."""
     return sorted(name for name, goes_with in _named if goes_with == kind)
 
 
-def find_score(score: str | type[Score], kind: Kind) -> type[Score]:
+def find_score(score: str | type[Score], kind: DataKind) -> type[Score]:
     """The score of a name for a test of this `kind`; a class is checked and handed back.
 
     Example:
         >>> find_score("bic", "gaussian").__name__
         'GaussianBIC'
     """
-    found = _named.get((score, kind)) if isinstance(score, str) else score
-    if not (inspect.isclass(found) and issubclass(found, Score) and kind in getattr(found, "goes_with", ())):
+    chosen = _named.get((score, kind)) if isinstance(score, str) else score
+    if not (inspect.isclass(chosen) and issubclass(chosen, Score) and kind in getattr(chosen, "goes_with", ())):
         raise ValueError(
             f"expected score to be one of {', '.join(known_scores(kind))} for a {kind} test, got {score!r}: "
             "choose one of these, None for the one that belongs to the test, or another test"
         )
-    if inspect.isabstract(found):
-        raise TypeError(f"expected a complete score, got {found.__qualname__} without `on`: define it in the class")
-    return found
+    if inspect.isabstract(chosen):
+        raise TypeError(f"expected a complete score, got {chosen.__qualname__} without `on`: define it in the class")
+    return chosen

@@ -45,8 +45,8 @@ def write_nodes(tree: NumberedTree) -> list[dict[str, Any]]:
 def read_content(data: Any) -> Content:
     """The tree of a dictionary in the form of `GGT.to_dict`."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
-        raise ValueError(f"expected a GGT in JSON format {FORMAT}, got {found}: learn the structure again")
+        got = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        raise ValueError(f"expected a GGT in JSON format {FORMAT}, got {got}: learn the structure again")
     for key in ("num_variables", "num_rows", "settings", "nodes"):
         if key not in data:
             _refuse(f"the key {key!r}", f"only {', '.join(map(str, data))}", "the tree")
@@ -139,23 +139,23 @@ def _read_leaf(entry: Mapping[str, Any], variables: tuple[int, ...], d: int, whe
     return Leaf(variables, families, float(score), _read_neighbours(entry.get("neighbours", ()), variables, d, where))
 
 
-def _read_neighbours(found: Any, variables: tuple[int, ...], d: int, where: str) -> tuple[tuple[int, ...], ...]:
-    if not _is_list(found) or len(found) not in (0, len(variables)):
-        _refuse(f"neighbours for each of its {len(variables)} variables, or none", shown(found), where)
-    neighbours = tuple(_read_variables(near, d, where) for near in found)
+def _read_neighbours(entries: Any, variables: tuple[int, ...], d: int, where: str) -> tuple[tuple[int, ...], ...]:
+    if not _is_list(entries) or len(entries) not in (0, len(variables)):
+        _refuse(f"neighbours for each of its {len(variables)} variables, or none", shown(entries), where)
+    neighbours = tuple(_read_variables(near, d, where) for near in entries)
     for x, near in zip(variables, neighbours, strict=False):
         if x in near:
             _refuse("no variable to be its own neighbour", f"variable {x} among the neighbours of {x}", where)
     return neighbours
 
 
-def _read_variables(found: Any, d: int, where: str) -> tuple[int, ...]:
-    if not _is_list(found) or not all(_is_whole(v) and 0 <= v < d for v in found):
-        _refuse(f"variables with numbers from 0 to {d - 1}", shown(found), where)
-    repeated = [v for v, times in Counter(found).items() if times > 1]
+def _read_variables(values: Any, d: int, where: str) -> tuple[int, ...]:
+    if not _is_list(values) or not all(_is_whole(v) and 0 <= v < d for v in values):
+        _refuse(f"variables with numbers from 0 to {d - 1}", shown(values), where)
+    repeated = [v for v, times in Counter(values).items() if times > 1]
     if repeated:
         _refuse("every variable once", f"variable {repeated[0]} twice", where)
-    return tuple(int(v) for v in found)
+    return tuple(int(v) for v in values)
 
 
 def _get(entry: Mapping[str, Any], key: str, where: str) -> Any:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from brainet_pl._utils import checks
 from brainet_pl.distributed.collectives import exchange, processes, rank, serve_rank_zero, summed
 from brainet_pl.structure.canonical import Words, column_sums, in_order, refine, row_hashes
+from brainet_pl.structure.cells import RowSample, add_counts, cell_edges, counted, more_levels, union_levels
 from brainet_pl.structure.data import Floats, PreparedData, Weights, as_array, as_table
 from brainet_pl.structure.discretize import MAX_LEVELS, Codes, check_bins, level_edges, level_scores
 from brainet_pl.structure.statistics import CodeTable, self_product, standardised
@@ -37,7 +38,6 @@ RESOLUTION = 4096  # cells of a column; the loss of a correlation is then below 
 _BLOCK_ROWS = 4096  # rows worked on at a time, at the least: sums of large matrices cost as much as small products
 _BLOCK_VALUES = 1 << 21  # values worked on at a time, where rows are short
 _SAMPLE_VALUES = 1 << 26  # of the random sample of rows
-_TAIL = 256  # largest and smallest values of the sample that are all edges: scores change fastest there
 _GRAM_BYTES = 1 << 30  # of all matrices that are summed in one pass
 _MOST_GRAMS = 64  # summed in one pass; more would rather waste work on samples that nobody asks for
 _GROUP = 64  # columns whose values are exchanged at a time
@@ -110,7 +110,7 @@ class FeatureStream:
             yield waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
 
 
-class _Seen(NamedTuple):
+class _FirstPass(NamedTuple):
     """What the first pass finds in a share: sums of hashes (d,), the type of values, and levels where they are few."""
 
     sums: Words
@@ -203,16 +203,16 @@ class StreamedData(PreparedData):
     def _sum_many(self, key: str, weights: NDArray[Any]) -> None:
         """Find the correlation of a sample, and in the same pass of as many announced ones as there is room for."""
         # Whoever was given one has it; what nobody has asked for yet stays.
-        self._known = {name: found for name, found in self._known.items() if name not in self._given}
+        self._known = {name: matrix for name, matrix in self._known.items() if name not in self._given}
         room = min(_MOST_GRAMS, _GRAM_BYTES // (8 * self.d**2)) - len(self._known)
         wanted = {key: weights}
         while len(wanted) < room and (more := next(self._announced, None)) is not None:
             wanted.setdefault(_key(more), _small(more))
         wanted = {name: sample for name, sample in wanted.items() if name not in self._known}
-        found = self.ask(("grams", np.stack(list(wanted.values()))))
+        sums = self.ask(("grams", np.stack(list(wanted.values()))))
         for i, (name, sample) in enumerate(wanted.items()):
-            gram, total = found[i]
-            found[i] = (np.empty(0), np.empty(0))  # one by one, so that no more than one is there twice
+            gram, total = sums[i]
+            sums[i] = (np.empty(0), np.empty(0))  # one by one, so that no more than one is there twice
             self._known[name] = standardised(gram, total, int(sample.sum()))
 
     # -- passes over the data -----------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class StreamedData(PreparedData):
     def _column_sums(self, row_hash: Words | None) -> Words:
         """(d,) `column_sums` of all processes; the first call also finds the columns that have few distinct values."""
 
-        def look() -> _Seen | None:
+        def look() -> _FirstPass | None:
             total: Words | None = None
             levels: list[NDArray[Any] | None] = []
             for start, block in self._blocks():
@@ -261,19 +261,20 @@ class StreamedData(PreparedData):
                 total = sums if total is None else total + sums
                 if row_hash is None:
                     levels = levels or [block[:0, 0]] * block.shape[1]
-                    levels = [_more_levels(found, block[:, j], self._most) for j, found in enumerate(levels)]
-            return None if total is None else _Seen(total, block.dtype, levels)
+                    levels = [more_levels(known, block[:, j], self._most) for j, known in enumerate(levels)]
+            return None if total is None else _FirstPass(total, block.dtype, levels)
 
-        found = [seen for seen in self._together(look) if seen is not None]
-        if not found:
+        shares = [share for share in self._together(look) if share is not None]
+        if not shares:
             raise ValueError("expected features to learn from, got a stream without rows: check the data")
-        if len({(len(seen.sums), seen.dtype) for seen in found}) > 1:
-            shapes = ", ".join(f"{len(seen.sums)} columns of {seen.dtype}" for seen in found)
+        if len({(len(share.sums), share.dtype) for share in shares}) > 1:
+            shapes = ", ".join(f"{len(share.sums)} columns of {share.dtype}" for share in shares)
             raise ValueError(f"expected the same columns in every share, got {shapes}: check what each process reads")
-        self._dtype = found[0].dtype
+        self._dtype = shares[0].dtype
         if row_hash is None and self._most:
-            self._levels = [_union([seen.levels[j] for seen in found], self._most) for j in range(len(found[0].sums))]
-        return np.asarray(np.sum([seen.sums for seen in found], axis=0, dtype=np.uint64))
+            columns = zip(*(share.levels for share in shares), strict=True)
+            self._levels = [union_levels(list(levels), self._most) for levels in columns]
+        return np.asarray(np.sum([share.sums for share in shares], axis=0, dtype=np.uint64))
 
     @property
     def _most(self) -> int:
@@ -286,21 +287,21 @@ class StreamedData(PreparedData):
         )
 
         def look() -> tuple[Words, Words, NDArray[Any]]:
-            hashes, sample = [np.empty(0, dtype=np.uint64)], _Smallest(most, len(column_hash), self._dtype)
+            hashes, sample = [np.empty(0, dtype=np.uint64)], RowSample(most, len(column_hash), self._dtype)
             for _, block in self._blocks():
                 hashes.append(row_hashes(block, column_hash))
                 sample.add(hashes[-1], block)
             return np.concatenate(hashes), sample.hashes, sample.rows
 
-        found = self._together(look)
-        sample = _Smallest(most, len(column_hash), self._dtype)
-        for _, hashes, rows in found:
+        shares = self._together(look)
+        sample = RowSample(most, len(column_hash), self._dtype)
+        for _, hashes, rows in shares:
             sample.add(hashes, rows)
         self._sample = sample.hashes, sample.rows
-        starts = np.cumsum([0, *(len(hashes) for hashes, _, _ in found)])
+        starts = np.cumsum([0, *(len(hashes) for hashes, _, _ in shares)])
         place = rank() if self._shared else 0
         self._own = slice(int(starts[place]), int(starts[place + 1]))
-        return np.concatenate([hashes for hashes, _, _ in found])
+        return np.concatenate([hashes for hashes, _, _ in shares])
 
     # -- ranks --------------------------------------------------------------------------------------------------------
 
@@ -319,9 +320,9 @@ class StreamedData(PreparedData):
         self._edges: list[NDArray[Any]] = []
         for first in range(0, self.d, _GROUP):
             group = range(first, min(first + _GROUP, self.d))
-            found = self._together(partial(_counted, own[:, first : first + _GROUP]))
-            for j, shares in zip(group, zip(*found, strict=True), strict=True):
-                levels, count = _add_counts(shares)
+            counts = self._together(partial(counted, own[:, first : first + _GROUP]))
+            for j, shares in zip(group, zip(*counts, strict=True), strict=True):
+                levels, count = add_counts(shares)
                 self._held_scores[:, j] = level_scores(count)[np.searchsorted(levels, own[:, j])]
                 self._edges.append(level_edges(levels, count, self.bins, self.categories))
         return np.ones(self.d, dtype=bool)
@@ -329,7 +330,7 @@ class StreamedData(PreparedData):
     def _measure_cells(self) -> NDArray[np.bool_]:
         """From counts of the rows in each cell; a column with few distinct values has one of them in each cell."""
         exact = np.array([self._levels[j] is not None for j in self.columns])
-        cells = [_cells(self._levels[j], self._sample[1][:, j], self.stream.resolution) for j in self.columns]
+        cells = [cell_edges(self._levels[j], self._sample[1][:, j], self.stream.resolution) for j in self.columns]
 
         def count() -> list[NDArray[np.int64]]:
             counts = [np.zeros(len(edges) + 1, dtype=np.int64) for edges in cells]
@@ -340,10 +341,10 @@ class StreamedData(PreparedData):
                     counts[j] += np.diff(ends, prepend=0, append=len(column))
             return counts
 
-        found = self._together(count)
+        shares = self._together(count)
         self._cells, self._cell_scores, self._edges = cells, [], []
         for j, edges in enumerate(cells):
-            total = np.asarray(np.sum([counts[j] for counts in found], axis=0, dtype=np.int64))
+            total = np.asarray(np.sum([counts[j] for counts in shares], axis=0, dtype=np.int64))
             filled = np.flatnonzero(total)
             score = np.zeros(len(total), dtype=np.float32)
             score[filled] = level_scores(total[filled])
@@ -404,24 +405,6 @@ class StreamedData(PreparedData):
         return Codes(result, np.array([len(edges) + 1 for edges in self._edges]))
 
 
-class _Smallest:
-    """The rows with the smallest hashes of all that were added: a random sample, and the same in whatever order."""
-
-    def __init__(self, most: int, d: int, dtype: np.dtype[Any] | None) -> None:
-        self.most = most
-        self.hashes: Words = np.empty(0, dtype=np.uint64)
-        self.rows: NDArray[Any] = np.empty((0, d), dtype=dtype)
-
-    def add(self, hashes: Words, rows: NDArray[Any]) -> None:
-        """See rows (m, d) with their hashes (m,)."""
-        few = hashes <= self.hashes.max() if len(self.hashes) == self.most > 0 else np.full(len(hashes), self.most > 0)
-        if not few.any():
-            return
-        hashes, rows = np.concatenate([self.hashes, hashes[few]]), np.concatenate([self.rows, rows[few]])
-        order = np.argsort(hashes, kind="stable")[: self.most]
-        self.hashes, self.rows = hashes[order], rows[order]
-
-
 def _small(weights: NDArray[Any]) -> NDArray[Any]:
     """The same weights in as few bytes as hold them."""
     return weights.astype(np.min_scalar_type(int(weights.max())))
@@ -429,60 +412,6 @@ def _small(weights: NDArray[Any]) -> NDArray[Any]:
 
 def _key(weights: NDArray[Any]) -> str:
     return hashlib.blake2b(np.ascontiguousarray(weights, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
-
-
-def _more_levels(known: NDArray[Any] | None, column: NDArray[Any], most: int) -> NDArray[Any] | None:
-    """The distinct values so far with those of `column`, or None where they are more than `most`."""
-    if known is None or not most:
-        return None
-    if len(known):
-        column = column[known[np.minimum(np.searchsorted(known, column), len(known) - 1)] != column]
-    if len(column):
-        known = np.union1d(known, column)
-    return known if len(known) <= most else None
-
-
-def _union(levels: list[NDArray[Any] | None], most: int) -> NDArray[Any] | None:
-    known: NDArray[Any] | None = levels[0]
-    for more in levels[1:]:
-        known = None if more is None else _more_levels(known, more, most)
-    return known
-
-
-def _counted(values: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """The distinct values of each column of `values` (n, d), and how often they occur."""
-    return [np.unique(column, return_counts=True) for column in values.T]
-
-
-def _add_counts(shares: Iterable[tuple[NDArray[Any], NDArray[np.int64]]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Distinct values and how often they occur, of all shares together."""
-    every = list(shares)
-    levels, place = np.unique(np.concatenate([levels for levels, _ in every]), return_inverse=True)
-    count = np.zeros(len(levels), dtype=np.int64)
-    np.add.at(count, place, np.concatenate([count for _, count in every]))
-    return levels, count
-
-
-def _cells(levels: NDArray[Any] | None, sample: NDArray[Any], most: int) -> NDArray[Any]:
-    """Upper edges (inclusive) of the cells of a column: its distinct values, or at most `most` values of a sample.
-
-    The edges are equally frequent values and all of the extreme ones. A value that occurs again and again (the zeros of
-    a ReLU feature) gets a cell of its own, by an edge just below it.
-    """
-    if levels is not None:
-        return levels[:-1]
-    ordered = np.sort(sample)
-    tail = min(_TAIL, most // 8, len(ordered) // 2)
-    middle = np.linspace(0, len(ordered) - 1, most - 2 * tail - most // 4).astype(np.intp)
-    chosen = np.concatenate([ordered[:tail], ordered[middle], ordered[len(ordered) - tail :]])
-    values, times = np.unique(ordered, return_counts=True)
-    repeated = times > 1
-    most_repeated = values[repeated][np.argsort(-times[repeated], kind="stable")[: most // 8]]
-    if ordered.dtype.kind == "f":
-        below = np.nextafter(most_repeated, np.array(-np.inf, dtype=ordered.dtype))
-    else:
-        below = most_repeated[most_repeated > values[0]] - 1
-    return np.unique(np.concatenate([chosen, most_repeated, below]))
 
 
 def shared_by_processes(learn: Learn) -> Learn:

@@ -45,16 +45,16 @@ def text_summary(ggt: GGT, temperature: float | None = None, width: int = 80, li
 
 def threshold_line(ggt: GGT) -> list[str]:
     """One line on the threshold that the tree was learned with, and how it came about; none where it is not known."""
-    threshold, found = ggt.settings.get("threshold"), ggt.settings.get("modularity")
+    threshold, modularity = ggt.settings.get("threshold"), ggt.settings.get("modularity")
     if not isinstance(threshold, int | float):
         return []
     line = f"{ggt.settings.get('test', 'test')} at threshold {threshold:.4g}"
-    if ggt.settings.get("threshold_by") != "auto" or not isinstance(found, int | float):
+    if ggt.settings.get("threshold_by") != "auto" or not isinstance(modularity, int | float):
         return [line]
     tried = ggt.settings.get("thresholds_tried")
-    if not found:
+    if not modularity:
         return [f"{line}: the test's own, because none of {tried} others gives sets that depend on themselves"]
-    return [f"{line}: the best of {tried}, modularity {found:.2f}"]
+    return [f"{line}: the best of {tried}, modularity {modularity:.2f}"]
 
 
 def _set(node: Tree, ggt: GGT) -> str:

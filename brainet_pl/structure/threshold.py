@@ -108,8 +108,8 @@ def grid(information: Floats) -> list[float]:
     ordered = np.sort(pairs)[::-1]
     kept = dict.fromkeys(round(share * len(ordered)) for share in reversed(shares))
     # Between two pairs, so that no pair lies on a threshold; the information of copies is infinite.
-    found = [0.5 * (ordered[m - 1] + ordered[m]) for m in kept if 0 < m < len(ordered)]
-    return [float(t) for t in dict.fromkeys(found) if 0 < t < np.inf]
+    thresholds = [0.5 * (ordered[m - 1] + ordered[m]) for m in kept if 0 < m < len(ordered)]
+    return [float(t) for t in dict.fromkeys(thresholds) if 0 < t < np.inf]
 
 
 def choose_threshold(
@@ -127,10 +127,10 @@ def choose_threshold(
     tried: list[tuple[float, float]] = []
     best, behind = 0.0, 0
     for candidate in grid(information):
-        found = split(candidate)
+        splits = split(candidate)
         if spent():
             break
-        value = float(np.mean([modularity(strength, sets) for sets in found]))
+        value = float(np.mean([modularity(strength, sets) for sets in splits]))
         tried.append((candidate, value))
         behind = 0 if value > best else behind + 1
         best = max(best, value)
@@ -149,8 +149,8 @@ class AtThreshold:
 
     keeps_all = False
 
-    def __init__(self, test: IndependenceTest, own: float, threshold: float) -> None:
-        self.test, self.shift, self.capped = test, threshold - own, test.capped
+    def __init__(self, test: IndependenceTest, bound: float, threshold: float) -> None:
+        self.test, self.shift, self.capped = test, threshold - bound, test.capped
         for name in ("strength", "list_length"):
             if hasattr(test, name):
                 setattr(self, name, getattr(test, name))
@@ -165,7 +165,7 @@ class AtThreshold:
 
 
 class SinglesAtThreshold(AtThreshold):
-    """The same of a test that finds the best of many single conditions by itself."""
+    """`AtThreshold` of a test that finds the best of many single conditions by itself."""
 
     def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
         """Finds the smallest margin of `x` and each of `y` (Y,) given one of `z`, and its place in z."""
@@ -174,7 +174,7 @@ class SinglesAtThreshold(AtThreshold):
         return margin - self.shift, place
 
 
-def at_threshold(test: IndependenceTest, own: float, threshold: float) -> Margins:
-    """`test`, which is bound to its `own` threshold, as it would be with another one."""
+def at_threshold(test: IndependenceTest, bound: float, threshold: float) -> Margins:
+    """A test that was made with the threshold `bound`, as it would be with another one."""
     kind = SinglesAtThreshold if isinstance(test, SingleMargins) else AtThreshold
-    return kind(test, own, threshold)
+    return kind(test, bound, threshold)

@@ -90,10 +90,10 @@ def number_nodes(root: Tree) -> NumberedTree:
 
 def heights(tree: NumberedTree) -> tuple[int, ...]:
     """For each node 0 for a leaf, else one more than the highest child."""
-    found = [0] * len(tree.nodes)
-    for i in range(len(found) - 1, -1, -1):  # children have larger numbers than their node
-        found[i] = max((1 + found[c] for branch in tree.branches[i] for c in branch), default=0)
-    return tuple(found)
+    height = [0] * len(tree.nodes)
+    for i in range(len(height) - 1, -1, -1):  # children have larger numbers than their node
+        height[i] = max((1 + height[c] for branch in tree.branches[i] for c in branch), default=0)
+    return tuple(height)
 
 
 def count_subnetworks(node: Tree) -> int:

@@ -123,6 +123,6 @@ def test_advice_names_what_the_head_does_not_do_yet():
     tree = stacked_tree(4, 1)
     without, base_logits = (Tree(skip=skip).build(4, 2, tree) for skip in (None, "own"))
     assert "skip='linear'" in advice(without, LINEAR, "at the best checkpoint")
-    assert "skip='own'" in advice(without, OWN, "at the best checkpoint")
+    assert "skip='base_logits'" in advice(without, OWN, "at the best checkpoint")
     assert "skip" not in advice(base_logits, OWN, "at the best checkpoint")
     assert "more epochs" in advice(base_logits, OWN, "after the last epoch")

@@ -230,7 +230,7 @@ def test_bad_tables_say_what_to_do(csv_file, tmp_path):
     numbers = {"target": "colour", "task": "regression"}
     refuse("expected finite numbers in column 'colour', got", drop=["id"], file=clean(csv_file), **numbers)
     refuse("test_fraction", test_fraction=1.5)
-    refuse("expected task to be one of auto, regression, classification, got 'ranking'", task="ranking")
+    refuse("expected task to be one of 'auto', 'regression', 'classification', got 'ranking'", task="ranking")
     bad = tmp_path / "bad.csv"
     bad.write_text("a,b\n1,2\n3\n")
     refuse("expected 2 values in row 3 of .*, got 1: check the delimiter", file=str(bad))
@@ -295,7 +295,7 @@ def test_uci_sets_keep_their_published_splits(uci):
 def test_wrong_uci_names_and_splits_are_named(uci):
     root, _ = uci
     for wrong, error, message in (
-        ({"name": "iris"}, ValueError, "expected name to be one of boston, concrete"),
+        ({"name": "iris"}, ValueError, "expected name to be one of 'boston', 'concrete'"),
         ({"name": "yacht", "split": 2}, ValueError, "expected a split of yacht from 0 to 1, got 2"),
         ({"name": "wine"}, FileNotFoundError, "root must hold the folders of the UCI sets"),
     ):
@@ -423,13 +423,13 @@ def test_a_value_far_from_all_training_rows_is_told_once(tmp_path):
     test, new = tmp_path / "test.csv", tmp_path / "new.csv"
     test.write_text("size,n,price\n1,1,2\n1e30,2,2\n")
     data = Table(train, "price", test=str(test))
-    message = r"within 1,000,000 training standard deviations .*, got 1e30 in column 'size', row 3 of .*test.csv: mend"
+    message = r"within 1,000,000 training standard deviations .*, got 1e30 in column 'size', row 3 of .*test.csv: fix"
     with pytest.warns(UserWarning, match=message) as caught:
         data.setup("test")
     assert len([w for w in caught if "standard deviations" in str(w.message)]) == 1
     new.write_text("n,size\n" + "-1e9,1e9\n" * 4)
     data = Table(train, "price", test=str(test), predict=str(new))
-    with pytest.warns(UserWarning, match=r"1e30 .*; 1e9 in column 'size', row 2 of .*; -1e9 .*'n'.* and 6 more: mend"):
+    with pytest.warns(UserWarning, match=r"1e30 .*; 1e9 in column 'size', row 2 of .*; -1e9 .*'n'.* and 6 more: fix"):
         data.setup("predict")
 
 

@@ -199,8 +199,11 @@ def test_a_fit_may_follow_a_validation(tmp_path, quiet_trainer):
     scores = [Generative(progress=False)]
     model = BRAINet(8, head=Tree(num_params=4000), scores=scores, calibration=TemperatureScaling())
     quiet_trainer(tmp_path, structure()).fit(model, datamodule=Digits())
-    quiet_trainer(tmp_path).validate(model, datamodule=Digits(), verbose=False)
+    (before,) = quiet_trainer(tmp_path).validate(model, datamodule=Digits(), verbose=False)
     quiet_trainer(tmp_path, structure()).fit(model, datamodule=Digits())
+    (after,) = quiet_trainer(tmp_path).validate(model, datamodule=Digits(), verbose=False)
+    assert after["val/cls/NLL"] < before["val/cls/NLL"]  # it went on to learn
+    assert not any(tensor.is_inference() for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor))
 
 
 def test_the_sanity_check_fits_nothing(tmp_path, quiet_trainer):

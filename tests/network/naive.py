@@ -185,7 +185,7 @@ def flat_of(head):
 
 def alone(head, x, subnetwork):
     """The outputs (B, C) of one sub-network."""
-    return head._draw(x, [subnetwork], None)[0]
+    return head.run_subnetworks(x, [subnetwork], None)[0]
 
 
 def flat_gradient(naive, head):

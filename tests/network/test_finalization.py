@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from naive import NaiveHead, fixed_ggt, randomise, trees
 from torch.nn import functional as F
 
-from brainet_pl.network import BRAINetHead, Tree
-from brainet_pl.network.base import Rows
+from brainet_pl.network import BRAINetHead, Tree, tree_head
+from brainet_pl.network.base import HeadInputs
 from brainet_pl.network.finalization import FACTORS, NETWORKS, best_value, choose_temperature, networks_for
 from brainet_pl.structure import GGT, Branch, Leaf, Node
 
@@ -23,7 +23,7 @@ def nll(outputs, weights, target):
 
 def rows(n=200, d=12, classes=3, seed=0):
     draw = torch.Generator().manual_seed(seed)
-    return Rows(torch.randn(n, d, generator=draw), torch.randint(classes, (n,), generator=draw))
+    return HeadInputs(torch.randn(n, d, generator=draw), torch.randint(classes, (n,), generator=draw))
 
 
 # -- statistics of the simultaneous mode ------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_statistics_equal_those_of_the_naive_tree(tree, activation):
     naive, x = NaiveHead(head).eval(), torch.randn(40, 7, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         drawn = head.enumerate(x[:5], limit=10**6).logits if ggt.num_subnetworks < 100 else None
-        head.finalize(Rows(x, torch.zeros(40)), None, nll)
+        head.finalize(HeadInputs(x, torch.zeros(40)), None, nll)
         if any(isinstance(node, Node) and len(node.branches) > 1 for node in ggt.nodes[1:]):  # some layer reads a mean
             settle_naively(naive, x, 1.0, len(head.plan.levels))
         torch.testing.assert_close(head(x), naive.simultaneous(x, 1.0), rtol=1e-3, atol=1e-4)
@@ -168,12 +168,12 @@ def test_the_temperature_follows_what_predicts(good):
         assert value == pytest.approx(F.nll_loss(mean.log(), target).item(), rel=1e-4)
 
 
-def test_a_settled_head_travels_and_a_given_temperature_stays(monkeypatch):
+def test_a_finalized_head_travels_and_a_given_temperature_stays(monkeypatch):
     torch.manual_seed(0)
     ggt, held = fixed_ggt(), rows()
     head = randomise(BRAINetHead(ggt, 3, num_params=2000, dropout=0.3)).eval()
-    monkeypatch.setattr(BRAINetHead, "_best_temperature", lambda self, held, nll: 7.5)
-    monkeypatch.setattr(BRAINetHead, "_best_dropout", lambda self, held, nll, passes: 0.0)
+    monkeypatch.setattr(tree_head, "_best_temperature", lambda head, held, nll: 7.5)
+    monkeypatch.setattr(tree_head, "_best_dropout", lambda head, held, nll, passes: 0.0)
     found = head.finalize(held, held, nll)
     assert found == {"temperature": 7.5, "perplexity": ggt.perplexity(7.5), "dropout": 0.0}
     assert head.facts()["temperature"] == head.temperature == 7.5
@@ -205,13 +205,13 @@ def test_dropout_is_left_out_where_it_harms():
         head.output.weight *= 2000
         logits, weights = head.enumerate(held.x, limit=10**5)
         target = torch.tensordot(weights, logits.softmax(-1), dims=1).argmax(1)
-        head.finalize(held, Rows(held.x, target), nll)
+        head.finalize(held, HeadInputs(held.x, target), nll)
         assert head.prediction_dropout == 0.0
         assert head.dropout == 0.5
         a, b = head.stochastic(held.x, 2, temperature=0.0).logits
         torch.testing.assert_close(a, b)
         head.prediction_dropout = 0.5
-        head.finalize(held, Rows(held.x, torch.randint(3, (400,))), lambda outputs, *_: torch.zeros(400))
+        head.finalize(held, HeadInputs(held.x, torch.randint(3, (400,))), lambda outputs, *_: torch.zeros(400))
         assert head.prediction_dropout == 0.5  # nothing is better: as trained
 
 
@@ -222,5 +222,5 @@ def test_settling_draws_no_random_number_and_keeps_the_mode():
     assert torch.equal(torch.get_rng_state(), state)
     assert head.training
     assert all(p.grad is None for p in head.parameters())
-    assert Tree().build(12, 3, head.ggt).waits
-    assert not Tree(temperature=3.0).build(12, 3, head.ggt).waits
+    assert Tree().build(12, 3, head.ggt).needs_validation_data
+    assert not Tree(temperature=3.0).build(12, 3, head.ggt).needs_validation_data

@@ -338,7 +338,7 @@ def test_a_budget_that_cannot_be_met_closely_is_said():
 
 def test_a_head_starts_at_the_networks_own_answer_and_learns_beside_it():
     torch.manual_seed(0)
-    head = BRAINetHead(fixed_ggt(), 3, width=1.0, skip="own")
+    head = BRAINetHead(fixed_ggt(), 3, width=1.0, skip="base_logits")
     x, base_logits = torch.randn(8, 12), torch.randn(8, 3)
     assert head.skip is None
     for outputs in (
@@ -362,7 +362,10 @@ def test_a_head_starts_at_the_networks_own_answer_and_learns_beside_it():
         (lambda: head(x), "expected the outputs of the network, got none"),
         (lambda: plain(x, base_logits=base_logits), "expected features alone, got its outputs too"),
         (lambda: head(x, base_logits=base_logits[:, :2]), r"base logits of shape \(8, 3\), got \(8, 2\)"),
-        (lambda: BRAINetHead(fixed_ggt(), 3, skip="identity"), "'auto', 'linear', 'own', 'own_or_linear', None"),
+        (
+            lambda: BRAINetHead(fixed_ggt(), 3, skip="identity"),
+            "'linear', 'base_logits', 'base_logits_or_linear', None",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             wrong()
@@ -609,3 +612,12 @@ def test_fields_of_unequal_sizes_equal_the_naive_tree():
     assert {layer.fan_in for layer in head.plan.levels[0].layers} == {2, 3, 4}
     for subnetwork in ggt.enumerate():
         torch.testing.assert_close(alone(head, x, subnetwork), naive.subnetwork(x, subnetwork), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("old", "new"), [("own", "base_logits"), ("own_or_linear", "base_logits_or_linear")])
+def test_former_names_of_skip_mean_the_same(old, new):
+    assert Tree(skip=old) == Tree(skip=new)
+    assert Tree(skip=old).settings()["skip"] == new
+    assert Tree(skip=old).to_dict()["init_args"]["skip"] == new
+    heads = [BRAINetHead(fixed_ggt(), 3, width=1.0, skip=name) for name in (old, new)]
+    assert heads[0].adds_base_logits == heads[1].adds_base_logits

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from brainet_pl.structure import PreparedData, autonomy, find_test, learn_structure
-from brainet_pl.structure.autonomy import Budget, Evidence, strongest
+from brainet_pl.structure import PreparedData, find_test, learn_structure
+from brainet_pl.structure import evidence as evidence_module
+from brainet_pl.structure.budget import Budget
+from brainet_pl.structure.evidence import Evidence, strongest
 from brainet_pl.structure.independence import SingleMargins
 from brainet_pl.structure.pdag import complete_graph
 
@@ -19,7 +21,7 @@ class OnlyBlocks:
 @pytest.mark.parametrize("name", ["gaussian", "fisher_z"])
 @pytest.mark.parametrize("ends", [64, 3])
 def test_single_conditions_in_one_go_or_one_by_one(features, name, ends, monkeypatch):
-    monkeypatch.setattr(autonomy, "ENDS", ends)
+    monkeypatch.setattr(evidence_module, "ENDS", ends)
     data = PreparedData.prepare(features, 3)
     test = find_test(name).on(data, None, 0.05)
     assert isinstance(test, SingleMargins)
@@ -58,7 +60,7 @@ def test_of_very_many_conditions_the_strongest_count(features, monkeypatch):
     test = find_test("gaussian").on(PreparedData.prepare(features, 3), None, 0.05)
     potential = complete_graph(10)
     assert strongest(potential, test) is potential  # nothing to leave out
-    monkeypatch.setattr(autonomy, "MOST_CONDITIONS", 3)
+    monkeypatch.setattr(evidence_module, "MOST_CONDITIONS", 3)
     kept = strongest(potential, test)
     for x in range(10):
         others = np.delete(np.arange(10), x)
@@ -68,7 +70,7 @@ def test_of_very_many_conditions_the_strongest_count(features, monkeypatch):
 
 
 def test_the_cap_keeps_trees_independent_of_the_order_of_columns(features, monkeypatch):
-    monkeypatch.setattr(autonomy, "MOST_CONDITIONS", 2)
+    monkeypatch.setattr(evidence_module, "MOST_CONDITIONS", 2)
     columns = np.random.default_rng(0).permutation(10)
     one = learn_structure(features, test="gaussian", threshold=0.02, progress=False)
     other = learn_structure(features[:, columns], test="gaussian", threshold=0.02, progress=False)
@@ -82,7 +84,7 @@ def leaf_sets(ggt, names):
 def test_the_paper_s_samples_meet_no_cap(features, monkeypatch):
     settings = {"test": "gaussian", "threshold": 0.02, "progress": False}
     before = {b: learn_structure(features, bootstrap=b, **settings).fingerprint for b in ("paper", "half")}
-    monkeypatch.setattr(autonomy, "MOST_CONDITIONS", 1)
+    monkeypatch.setattr(evidence_module, "MOST_CONDITIONS", 1)
     after = {b: learn_structure(features, bootstrap=b, **settings).fingerprint for b in ("paper", "half")}
     assert after["paper"] == before["paper"]
     assert after["half"] != before["half"]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl._utils.checks import shown
-from brainet_pl.structure.data import Kind, PreparedData, Weights
+from brainet_pl.structure.data import DataKind, PreparedData, Weights
 from brainet_pl.structure.registry import register
 
 Ints = NDArray[np.intp]
@@ -76,7 +76,7 @@ class IndependenceTest(ABC):
     """
 
     name: ClassVar[str]
-    kind: ClassVar[Kind]
+    kind: ClassVar[DataKind]
     unit: ClassVar[Unit]
     default_threshold: ClassVar[float]
     default_score: ClassVar[str]
@@ -130,7 +130,7 @@ class IndependenceTest(ABC):
 
 def _check_declaration(cls: type[IndependenceTest]) -> None:
     """Refuse a test that does not say what it is when its class is defined, not in the midst of learning."""
-    declared = {"name": (), "kind": get_args(Kind), "unit": get_args(Unit), "default_score": ()}
+    declared = {"name": (), "kind": get_args(DataKind), "unit": get_args(Unit), "default_score": ()}
     for attribute, choices in declared.items():
         value = getattr(cls, attribute, None)
         if not isinstance(value, str) or not value or (choices and value not in choices):
@@ -160,18 +160,18 @@ def find_test(test: str | type[IndependenceTest]) -> type[IndependenceTest]:
         'nats'
     """
     if isinstance(test, str) and test in _named:
-        found = _named[test]
+        chosen = _named[test]
     elif inspect.isclass(test) and issubclass(test, IndependenceTest):
-        found = test
+        chosen = test
     else:
         raise ValueError(
             f"expected test to be one of {', '.join(known_tests())} or a subclass of IndependenceTest, "
             f"got {shown(test)}: choose one of these, or define a subclass with this name (and import its module) first"
         )
-    if inspect.isabstract(found) or not hasattr(found, "name"):
-        missing = sorted(found.__abstractmethods__) or ["name"]
+    if inspect.isabstract(chosen) or not hasattr(chosen, "name"):
+        missing = sorted(chosen.__abstractmethods__) or ["name"]
         raise TypeError(
-            f"expected a complete independence test, got {found.__qualname__} without {', '.join(missing)}: "
+            f"expected a complete independence test, got {chosen.__qualname__} without {', '.join(missing)}: "
             "define what is missing in the class"
         )
-    return found
+    return chosen

@@ -2,56 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.independence.base import Floats, Ints
+from brainet_pl.structure.data import PreparedData, Weights
+from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
 from brainet_pl.structure.statistics import CountSample, JointCounts
 
 MOST_CELLS = 1 << 21  # of the dense tables in memory at a time
 SIZES_TOGETHER = 3.0  # bits by which tables of one list may differ in size before they are padded
 
 
-class CountTest(Protocol):
-    """A test that reads a sample of counts, in blocks or, for few pairs, from dense tables."""
+class CountTest(IndependenceTest):
+    """The base of tests that read a sample of counts, in blocks or, for few pairs, from dense tables."""
 
-    sample: CountSample
+    kind = "discrete"
+    default_score = "bdeu"
 
-    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
-        """Computes the margins (L, R) of left × right given `condition`."""
-        ...
+    def __init__(self, sample: CountSample, threshold: float) -> None:
+        self.sample, self.threshold = sample, threshold
 
+    @classmethod
+    def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> CountTest:
+        """The test on the codes of `data`, rows counted as often as `weights` (N,) says."""
+        return cls(CountSample(data.table, weights), threshold)
+
+    @abstractmethod
     def small_list(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
         """Computes margins (T,) from dense tables of counts."""
-        ...
 
+    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
+        """Computes margins (T,), as many tests at a time as dense tables allow, or one by one where one is too large.
 
-def in_small_lists(test: CountTest, x: Ints, y: Ints, conditions: Ints) -> Floats:
-    """Computes margins (T,), as many tests at a time as dense tables allow, or one by one where a table is too large.
-
-    Tables of a list are padded to one shape, so tests are gathered by the size of their own: a variable with many
-    levels would otherwise make all tables of its list as large.
-    """
-    arities = test.sample.table.arities
-    swap = arities[x] < arities[y]
-    x, y = np.where(swap, y, x), np.where(swap, x, y)
-    sizes = np.log2(arities[x]) + np.log2(arities[y]) + np.log2(arities[conditions]).sum(axis=1)
-    group_of = (sizes / SIZES_TOGETHER).astype(np.intp)
-    margins = np.empty(len(x))
-    for number in np.unique(group_of):
-        group = np.flatnonzero(group_of == number)
-        cells = test.sample.table_cells(x[group], y[group], conditions[group])
-        if cells > MOST_CELLS:
-            for i in group:
-                margins[i] = test.block(tuple(conditions[i].tolist()), x[i : i + 1], y[i : i + 1])[0, 0]
-            continue
-        step = MOST_CELLS // cells
-        for start in range(0, len(group), step):
-            part = group[start : start + step]
-            margins[part] = test.small_list(x[part], y[part], conditions[part])
-    return margins
+        Tables of a list are padded to one shape, so tests are gathered by the size of their own: a variable with many
+        levels would otherwise make all tables of its list as large.
+        """
+        arities = self.sample.table.arities
+        swap = arities[x] < arities[y]
+        x, y = np.where(swap, y, x), np.where(swap, x, y)
+        sizes = np.log2(arities[x]) + np.log2(arities[y]) + np.log2(arities[conditions]).sum(axis=1)
+        group_of = (sizes / SIZES_TOGETHER).astype(np.intp)
+        margins = np.empty(len(x))
+        for number in np.unique(group_of):
+            group = np.flatnonzero(group_of == number)
+            cells = self.sample.table_cells(x[group], y[group], conditions[group])
+            if cells > MOST_CELLS:
+                for i in group:
+                    margins[i] = self.block(tuple(conditions[i].tolist()), x[i : i + 1], y[i : i + 1])[0, 0]
+                continue
+            step = MOST_CELLS // cells
+            for start in range(0, len(group), step):
+                part = group[start : start + step]
+                margins[part] = self.small_list(x[part], y[part], conditions[part])
+        return margins
 
 
 def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:

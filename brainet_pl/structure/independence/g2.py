@@ -5,18 +5,11 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import gammaincc
 
-from brainet_pl.structure.data import PreparedData, Weights
-from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
-from brainet_pl.structure.independence.counts import (
-    degrees_of_freedom,
-    in_small_lists,
-    information,
-    table_information,
-)
-from brainet_pl.structure.statistics import CountSample
+from brainet_pl.structure.independence.base import Floats, Ints
+from brainet_pl.structure.independence.counts import CountTest, degrees_of_freedom, information, table_information
 
 
-class GSquare(IndependenceTest):
+class GSquare(CountTest):
     """The likelihood-ratio test: independent when G² = 2·N·CMI is unsurprising at significance level `threshold`.
 
     Degrees of freedom count only levels that occur in each configuration of the condition set. Without any, because the
@@ -24,27 +17,13 @@ class GSquare(IndependenceTest):
     """
 
     name = "g2"
-    kind = "discrete"
     unit = "significance level"
     default_threshold = 0.01
-    default_score = "bdeu"
-
-    def __init__(self, sample: CountSample, threshold: float) -> None:
-        self.sample, self.threshold = sample, threshold
-
-    @classmethod
-    def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> GSquare:
-        """The test on the codes of `data`, rows counted as often as `weights` (N,) says."""
-        return cls(CountSample(data.table, weights), threshold)
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """Computes the significance level less the p-value, (L, R)."""
         joint = self.sample.joint(condition, left, right)
         return self._margin(information(joint, self.sample.n_log_n), degrees_of_freedom(joint), len(condition))
-
-    def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """Computes the significance level less the p-value, (T,)."""
-        return in_small_lists(self, x, y, conditions)
 
     def small_list(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
         """Computes margins (T,) from dense tables of counts."""

@@ -1,0 +1,260 @@
+"""One graph instead of a tree: plain recursive autonomy identification, a second pass of tests, and a climb."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from brainet_pl._utils import checks
+from brainet_pl.structure.autonomy import increase_separation, is_leaf
+from brainet_pl.structure.budget import Budget
+from brainet_pl.structure.climb import MOST_ARROWS, climb_from
+from brainet_pl.structure.copies import find_copies, with_copies
+from brainet_pl.structure.data import PreparedData
+from brainet_pl.structure.discretize import check_bins
+from brainet_pl.structure.evidence import Evidence, marginally_dependent, remove_separated
+from brainet_pl.structure.independence import IndependenceTest, Margins
+from brainet_pl.structure.pdag import (
+    PDAG,
+    Bools,
+    Ints,
+    Separations,
+    complete_graph,
+    find_autonomous,
+    join_separations,
+    orient_surest_first,
+)
+from brainet_pl.structure.score import FamilyScore, find_score
+from brainet_pl.structure.settings import AUTO, check_limits, check_order, check_rows, choose_test, warn_of_few_rows
+from brainet_pl.structure.stream import shared_by_processes
+
+ESS = 5.0  # weight of the prior in the climb: better than 1 or 10 on most networks at 500 rows
+RECURSION_ORDER = 1  # of plain RAI before the second pass takes over: later calls find little and cost most
+REPAIR_ORDER = 3  # largest set weighed when a v-structure is decided; more only adds noise and time
+
+
+@shared_by_processes
+def rai(
+    features: Any,
+    *,
+    test: str | type[IndependenceTest] | Margins = AUTO,
+    threshold: float | None = None,
+    max_order: int | None = 3,
+    bins: int = 3,
+    max_rows: int | None = None,
+    max_tests: int | None = None,
+    max_seconds: float | None = None,
+    second_pass: bool = True,
+    climb: bool | None = None,
+) -> PDAG:
+    """Learn one structure by recursive autonomy identification, without bootstrap.
+
+    The recursion thins the complete graph; a second pass tests what is left without believing any direction, and
+    directs it; then greedy steps of the test's score begin where the tests ended. With a perfect oracle and no limit on
+    the order the result is the equivalence class of the true graph; where a limit, such as the default 3, is below the
+    size of some separating set, as in dense graphs, the edge stays.
+
+    Columns that determine each other are tested as one, and joined to the first of them afterwards.
+
+    Args:
+        features: An array or tensor (N, d) or a `FeatureStream`, as in `learn_structure`; with a test object, the
+            number of variables d.
+        test: Name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
+            methods `block` and `pairs`, such as `DSeparation`. "auto" is "g2" for a table of categories and "fisher_z"
+            for any other: a graph should have the weak edges too, which a tree for a network is better without.
+        threshold: Threshold of the test, in its unit; None is the test's own, as in `learn_structure`. A test object
+            brings its own.
+        max_order: Size of the largest condition set. None: no limit.
+        bins: Number of levels of a continuous column in the discrete tests, from 2 to 256.
+        max_rows: Learn from a random sample of at most this many rows. None: from all.
+        max_tests: Number of tests after which the edges left stay, with a warning. None: no limit.
+        max_seconds: Time after which the edges left stay, with a warning. None: no limit.
+        second_pass: Whether to test the edges that the recursion leaves once more, first given every single variable
+            that depends on one of their ends, then given neighbours, and orient anew; False gives the recursion's own
+            graph.
+        climb: Whether to take, after the second pass, greedy steps of the test's score, each edge at a cost of log d
+            nats. None: for significance tests only, because a threshold in nats asks for strong edges, and a score for
+            all that the data support. A test object has no data to score.
+
+    Example:
+        Two causes are independent until their effect is known, and that fixes both arrows. An oracle that reads a known
+        graph finds them:
+
+        >>> import numpy as np
+        >>> from brainet_pl.structure import DSeparation
+        >>> dag = np.array([[0, 0, 1], [0, 0, 1], [0, 0, 0]], dtype=bool)  # 0 → 2 ← 1
+        >>> rai(3, test=DSeparation(dag)).directed.astype(int).tolist()
+        [[0, 0, 1], [0, 0, 1], [0, 0, 0]]
+
+        A significance test on data finds the same:
+
+        >>> rng = np.random.default_rng(0)
+        >>> a, b, noise = rng.integers(0, 2, size=(3, 1000))
+        >>> rai(np.stack([a, b, a + b + noise], axis=1), test="g2", threshold=0.01).directed.astype(int).tolist()
+        [[0, 0, 1], [0, 0, 1], [0, 0, 0]]
+    """
+    order = check_order(max_order)
+    bins, max_rows = check_bins(bins), check_rows(max_rows)
+    again = checks.flag("second_pass", second_pass)
+    climbing = None if climb is None else checks.flag("climb", climb)
+    budget = Budget(*check_limits(max_tests, max_seconds))
+    tester: Margins
+    score: FamilyScore | None = None
+    if isinstance(test, str | type):
+        data = PreparedData.prepare(features, bins, max_rows)
+        warn_of_few_rows(data)
+        chosen = choose_test(test, data, "fisher_z")
+        threshold = chosen.check_threshold(threshold, data.d)
+        columns, d = data.columns, data.d
+        original = find_copies(data, chosen.kind)
+        tester = chosen.on(data, None, threshold)
+        if again and (chosen.unit == "significance level" if climbing is None else climbing):
+            score = FamilyScore(find_score(chosen.default_score, chosen.kind).on(data, ESS))
+    else:
+        tester, d = _check_object(test), _check_variables(features)
+        for name, value in (("threshold", threshold), ("max_rows", max_rows), ("climb", climbing or None)):
+            if value is not None:
+                raise ValueError(
+                    f"expected no {name} beside a test object, got {value}: the object decides on its own; drop {name}"
+                )
+        columns = original = np.arange(d)
+        known = getattr(test, "num_variables", d)
+        if known != d:
+            raise ValueError(
+                f"expected the number of variables of the test object, {known}, in place of features, got {d}: give "
+                f"rai({known}, test=...)"
+            )
+    most = d if order is None else min(order, d)
+    nothing = np.empty(0, dtype=np.intp)
+    first = min(most, RECURSION_ORDER) if again else most
+    X = np.flatnonzero(original == np.arange(d))
+    start = np.zeros((d, d), dtype=bool)
+    start[np.ix_(X, X)] = complete_graph(len(X))
+    A, separations = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
+    if again:
+        skeleton, separations = retest_widely(A, X, separations, most, tester, budget)
+        A = orient_by_evidence(skeleton, separations, most, tester, budget)
+    if score is not None and most:  # order 0 asks for dependence given nothing, which no score looks for
+        allowed = marginally_dependent(d, X, tester, budget)
+        unexplained: Callable[[Bools], Bools] = Unexplained(X, tester, budget)
+        if allowed.sum() > MOST_ARROWS:
+            allowed, unexplained = A | A.T, _nothing_more
+        if allowed.sum() <= MOST_ARROWS:
+            A = climb_from(A, allowed, unexplained, score, float(np.log(d)), budget)
+    A = with_copies(A, original)
+    if budget.spent:
+        warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
+    return PDAG(A).permute(np.argsort(columns))
+
+
+def recursive_autonomy(
+    A: Bools, X: Ints, X_ex: Ints, n: int, max_order: int, test: Margins, budget: Budget
+) -> tuple[Bools, Separations]:
+    """Plain RAI: Algorithm 1 with one pass instead of s, and the whole graph as its result."""
+    if n > max_order or is_leaf(A, X, X_ex, n) or budget.spent:
+        return A, join_separations([])
+    A, separations = increase_separation(A, X, X_ex, n, test, budget)
+    descendant, ancestors = find_autonomous(A, X)
+    exogenous = np.sort(np.concatenate([X_ex, *ancestors]))
+    calls = [(part, X_ex) for part in ancestors] + [(descendant, exogenous)]
+    results = [recursive_autonomy(A, part, part_ex, n + 1, max_order, test, budget) for part, part_ex in calls]
+    merged = np.logical_and.reduce([graph for graph, _ in results])
+    return merged, join_separations([separations, *(more for _, more in results)])
+
+
+class Unexplained:
+    """From a DAG (d, d) to the pairs of `X` (d, d) that are dependent given the parents of either end.
+
+    Dependences that cancel, such as a direct one and one by another way, show only here and not given nothing. What was
+    tested once is remembered, because most parents stay from one DAG to the next.
+    """
+
+    def __init__(self, X: Ints, test: Margins, budget: Budget) -> None:
+        self.X, self.test, self.budget = X, test, budget
+        self._known: dict[tuple[int, tuple[int, ...]], Ints] = {}
+
+    def __call__(self, dag: Bools) -> Bools:
+        """(d, d), symmetric."""
+        pairs = np.zeros(dag.shape, dtype=bool)
+        for x in self.X.tolist():
+            parents = tuple(np.flatnonzero(dag[:, x]).tolist())
+            if parents and not self.budget.spent:
+                pairs[x, self._dependent(x, parents)] = True
+        return pairs | pairs.T
+
+    def _dependent(self, x: int, parents: tuple[int, ...]) -> Ints:
+        if (x, parents) not in self._known:
+            others = np.setdiff1d(self.X, [x, *parents])
+            if len(others):
+                self.budget.count(len(others))
+                others = others[self.test.block(parents, np.array([x]), others)[0] > 0]
+            self._known[x, parents] = others
+        return self._known[x, parents]
+
+
+def retest_widely(
+    A: Bools, X: Ints, separations: Separations, max_order: int, test: Margins, budget: Budget
+) -> tuple[Bools, Separations]:
+    """Second thoughts about the edges among `X` that the recursion left: no direction is believed any more.
+
+    A weak dependence that an early test misses makes a false v-structure, which hides separating sets from later
+    calls. So every remaining edge is tested given each single variable that depends on one of its ends, neighbour or
+    not (one such test often does what would take two neighbours), and then given neighbours of either end up to
+    `max_order`. Returns the skeleton, and `separations` with what was separated here.
+    """
+    skeleton = A | A.T
+    if max_order < 1:
+        return skeleton, separations
+    dependent = marginally_dependent(len(A), X, test, budget)
+    parts = [separations]
+    for n in range(1, max_order + 1):
+        candidates = dependent if n == 1 else skeleton
+        if n > 1 and skeleton.sum(axis=0).max() <= n:
+            break
+        skeleton, removed = remove_separated(skeleton, skeleton, candidates, n, test, budget)
+        parts.append(removed)
+    return skeleton, join_separations(parts)
+
+
+def orient_by_evidence(
+    skeleton: Bools, separations: Separations, max_order: int, test: Margins, budget: Budget
+) -> Bools:
+    """Direct the edges of a finished skeleton: v-structures, the surest first, then Meek's rules.
+
+    The ends of each open triple x — z — y are tested given neighbours of either end, and the set that makes them most
+    independent says whether z is in the middle. Where none of these sets separates them, the one in
+    `separations`, which did, decides: with a perfect oracle every decision is therefore right.
+    """
+    d = len(skeleton)
+    common = (skeleton.astype(np.float32) @ skeleton.astype(np.float32)) > 0
+    open_ends = common & ~skeleton & complete_graph(d)
+    evidence = Evidence.none(d)
+    for n in range(min(max_order, REPAIR_ORDER) + 1):
+        evidence.collect(open_ends, skeleton, n, test, budget)
+    evidence.add(separations, open_ends & (evidence.best >= 0), test, budget)
+    chosen = evidence.separations(open_ends & (evidence.best < 0))
+    x, y = chosen.pairs.T
+    return orient_surest_first(skeleton, chosen, np.argsort(evidence.best[x, y], kind="stable"))
+
+
+def _nothing_more(dag: Bools) -> Bools:
+    """No further pairs (d, d) to join."""
+    return np.zeros_like(dag)
+
+
+def _check_object(test: Any) -> Margins:
+    if not (callable(getattr(test, "block", None)) and callable(getattr(test, "pairs", None))):
+        raise ValueError(
+            f"expected test to be a name, a subclass of IndependenceTest or an object with the methods block and "
+            f"pairs, got {checks.shown(test)}: choose a name, or give the object both methods"
+        )
+    tester: Margins = test
+    return tester
+
+
+def _check_variables(features: Any) -> int:
+    hint = "a test object has its own data, so give the number of variables in place of the features"
+    return checks.whole("features", features, 1, hint=hint)

@@ -1,0 +1,139 @@
+"""Settings of `learn_structure` and `rai`: their checks, and the choice of a test."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from numpy.typing import NDArray
+
+from brainet_pl._utils import checks
+from brainet_pl.structure.data import PreparedData, are_categories
+from brainet_pl.structure.discretize import check_bins
+from brainet_pl.structure.independence import IndependenceTest, find_test
+from brainet_pl.structure.score import Score, find_score
+
+Bootstrap = Literal["half", "paper"]
+# As a test: the one that belongs to the data. As a threshold: the one that splits the data best.
+AUTO: Literal["auto"] = "auto"
+SAMPLES = (4, 1)  # of the root, and of the nodes below it
+MOST_SAMPLES = 1000  # samples of a node; a tree of more would not fit anywhere
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of `learn_structure` as plain values: `s` for each level, `threshold` None where "auto" was given."""
+
+    s: tuple[int, ...]
+    max_order: int | None
+    test: str | type[IndependenceTest]
+    threshold: float | None
+    search_threshold: bool
+    bootstrap: Bootstrap
+    bins: int
+    score: str | type[Score] | None
+    ess: float
+    seed: int
+    max_rows: int | None
+    max_tests: int | None
+    max_seconds: float | None
+
+    @property
+    def as_in_paper(self) -> bool:
+        """Whether Algorithm 1 is followed to the letter."""
+        return self.bootstrap == "paper"
+
+
+def check_settings(
+    s: int | Sequence[int],
+    max_order: int | None,
+    test: str | type[IndependenceTest],
+    threshold: float | Literal["auto"] | None,
+    bootstrap: Bootstrap,
+    bins: int,
+    score: str | type[Score] | None,
+    ess: float,
+    seed: int,
+    max_rows: int | None,
+    max_tests: int | None,
+    max_seconds: float | None,
+) -> Settings:
+    """Settings of `learn_structure` as plain values, or an error; what only the data can tell is checked later."""
+    search = isinstance(threshold, str) and threshold == AUTO  # any other word is for the test to refuse
+    given = None if search else threshold
+    chosen = find_test("gaussian" if test == AUTO else test)  # which "auto" is, is known once there is data
+    chosen.check_threshold(given)  # type: ignore[arg-type]
+    if test != AUTO:
+        find_score(chosen.default_score if score is None else score, chosen.kind)
+    if bootstrap not in get_args(Bootstrap):
+        raise ValueError(
+            f"expected bootstrap to be one of {', '.join(get_args(Bootstrap))}, got {checks.shown(bootstrap)}: half is "
+            "the better one, paper is Algorithm 1 to the letter"
+        )
+    return Settings(
+        check_samples(s),
+        check_order(max_order),
+        test,
+        given,  # type: ignore[arg-type]
+        search,
+        bootstrap,
+        check_bins(bins),
+        score,
+        checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior; 1 is common"),
+        checks.whole("seed", seed, 0, hint="any number from 0 on will do"),
+        check_rows(max_rows),
+        *check_limits(max_tests, max_seconds),
+    )
+
+
+def check_samples(s: Any) -> tuple[int, ...]:
+    """The samples of the nodes of each level, from a number for all or a list.
+
+    >>> check_samples(2), check_samples([4, 1])
+    ((2,), (4, 1))
+    """
+    hint = "it is the number of samples of a node; 1 gives a single structure"
+    if not isinstance(s, Sequence) or isinstance(s, str):
+        return (checks.whole("s", s, 1, MOST_SAMPLES, hint=hint),)
+    if not s:
+        raise ValueError(f"expected s to have a number for the root, got an empty list: {hint}")
+    return tuple(checks.whole("s", value, 1, MOST_SAMPLES, hint=hint) for value in s)
+
+
+def check_order(max_order: int | None) -> int | None:
+    """The size of the largest condition set, or None."""
+    hint = "it is the size of the largest condition set; None: no limit"
+    return checks.whole_or_none("max_order", max_order, 0, hint)
+
+
+def check_rows(max_rows: int | None) -> int | None:
+    """The number of rows to learn from at most, or None."""
+    return checks.whole_or_none("max_rows", max_rows, 2, "dependence can't be seen in fewer; None learns from all rows")
+
+
+def check_limits(max_tests: int | None, max_seconds: float | None) -> tuple[int | None, float | None]:
+    """The limits of a `Budget`."""
+    tests = checks.whole_or_none("max_tests", max_tests, 0, "None sets no limit")
+    return tests, checks.number_or_none("max_seconds", max_seconds, 0, "None sets no limit")
+
+
+def choose_test(
+    test: str | type[IndependenceTest], data: PreparedData | NDArray[Any], of_numbers: str = "gaussian"
+) -> type[IndependenceTest]:
+    """The test of a name or class; "auto" looks at the data, prepared or as a table (N, d)."""
+    if isinstance(test, str) and test == AUTO:
+        categories = data.only_categories if isinstance(data, PreparedData) else are_categories(data)
+        return find_test("g2" if categories else of_numbers)
+    return find_test(test)
+
+
+def warn_of_few_rows(data: PreparedData) -> None:
+    """Warn where there are fewer rows than columns."""
+    if data.n < data.d:
+        warnings.warn(
+            f"expected more rows than columns, got {data.n:,} rows of {data.d:,}: much that is found will be chance; "
+            "give more rows, or fewer features",
+            stacklevel=4,  # past the decorator of the caller
+        )
