@@ -58,6 +58,7 @@ from brainet_pl.metrics.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, ResidualHead, Rows, need_tree, run_head, train_head
 from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
+from brainet_pl.scores.fitting import fit_score, fit_score_on_shares
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
 from brainet_pl.tasks.classification import check_class_names, same_classes
@@ -168,7 +169,7 @@ class BRAINet(pl.LightningModule):
         self.calibration = None if calibration is None else make_part(Calibrator, calibration, "calibration")
         if self.calibration is not None:
             self.calibration.check(self.task)
-            self.calibration.bring(self.scores, None if self.backbone.raw else self.backbone.model)
+            self.calibration.add_required_scores(self.scores, None if self.backbone.raw else self.backbone.model)
         self._tap_scores()
         self.verdict = Verdict(**verdict) if isinstance(verdict, Mapping) else verdict or Verdict()
         self.verdict.choose([], list(self.scores.units))
@@ -467,13 +468,9 @@ class BRAINet(pl.LightningModule):
             widths, scaled = self.backbone.widths(score.taps), self.backbone.scales(score.taps)
             score.set_context(ScoreContext(classes, self.backbone.raw, self.ggt, widths, scaled))
             if found is not None:
-                score.learn(found.readings.view(score.taps), labels)
-                continue
-            assert share is not None
-            if score.sums:
-                score.learn_share(share.together(score.taps)[0], labels)
-            else:
-                score.learn_alone(share._replace(targets=list(labels.split([len(part) for part in share.targets]))))  # type: ignore[no-untyped-call]
+                fit_score(score, found.readings.view(score.taps), labels)
+            if share is not None:
+                fit_score_on_shares(score, share, labels)
 
     def on_fit_start(self) -> None:
         """The set-up is over."""
@@ -835,7 +832,7 @@ class BRAINet(pl.LightningModule):
 
     def _base_predicted(self, passes: Passes) -> Tensor | None:
         """What the network predicts without the new head; None where it can't, or is no longer what it was."""
-        base_logits = None if passes.readings is None else passes.readings.base_logits
+        base_logits = None if passes.backbone_output is None else passes.backbone_output.base_logits
         return self.task.base_predicted(base_logits) if base_logits is not None and self.backbone.frozen else None
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from brainet_pl.features.extraction import bounded, extract, read
 from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
 from brainet_pl.network.base import LEAST, ResidualHead, Rows, run_head, train_head
 from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification
 from brainet_pl.tasks.passes import Passes
@@ -133,7 +134,7 @@ class SwappedModel(nn.Module):
         calibrator = make_part(Calibrator, calibration, "calibration")
         calibrator.check(task)
         found = ScoreSet([make_part(Score, score, "scores") for score in scores], task.units)
-        calibrator.bring(found, None if self.backbone.raw else self.backbone.model)
+        calibrator.add_required_scores(found, None if self.backbone.raw else self.backbone.model)
         chosen = verdict or Verdict()
         chosen.choose([], list(found.units))
         for taps in (score.taps for score in found):
@@ -145,7 +146,7 @@ class SwappedModel(nn.Module):
             widths, scaled = self.backbone.widths(score.taps), self.backbone.scales(score.taps)
             score.set_context(ScoreContext(task.num_classes, self.backbone.raw, self.head.ggt, widths, scaled))
             if score.needs_fit:
-                score.learn(readings.view(score.taps), task.check(seen.targets))
+                fit_score(score, readings.view(score.taps), task.check(seen.targets))
         inside = extract(self.backbone, _pairs(held, "held"), progress=progress)
         device = next((p.device for p in self.head.parameters()), torch.device("cpu"))
         found, calibrator = found.to(device), calibrator.to(device)

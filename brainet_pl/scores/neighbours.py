@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from brainet_pl._utils import checks
-from brainet_pl.scores.base import Score, check_name, check_taps
+from brainet_pl.scores.base import Score, set_source
 from brainet_pl.scores.density import in_parts
 from brainet_pl.tasks.passes import Passes
 
@@ -46,8 +46,7 @@ class KNN(Score):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self.layers, self.pool, self.name = layers, pool, check_name(name)
-        check_taps(self)
+        set_source(self, layers, pool, name)
         self.k, self.max_rows = checks.whole("k", k, 1), checks.whole("max_rows", max_rows, 1)
         self.seed = checks.whole("seed", seed, 0, 2**63 - 1)
         self.register_buffer("bank", torch.empty(0, 0))

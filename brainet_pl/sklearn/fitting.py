@@ -15,7 +15,7 @@ from brainet_pl import uncertainty
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.network import BRAINetHead, HeadSettings
 from brainet_pl.network.tree import Tree, smallest_budget
-from brainet_pl.scores.density import GenerativeScore
+from brainet_pl.scores.density import TreeDensity, density_threshold
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification, Task
 
@@ -40,7 +40,7 @@ class Fitted(nn.Module):
     held_target: Tensor
     held_scores: Tensor
 
-    def __init__(self, task: Task, head: BRAINetHead, density: GenerativeScore, shapes: tuple[int, int, int]) -> None:
+    def __init__(self, task: Task, head: BRAINetHead, density: TreeDensity, shapes: tuple[int, int, int]) -> None:
         super().__init__()
         columns, held, outputs = shapes
         self.task, self.head, self.density = task, head, density
@@ -129,7 +129,7 @@ class Fitted(nn.Module):
         ggt = GGT.from_dict(data["ggt"])
         head = build_head(settings, task, ggt)
         columns, held, outputs = data["shapes"]
-        return cls(task, head, GenerativeScore.from_dict(data["density"]), (columns, held, outputs)).double()
+        return cls(task, head, TreeDensity.from_dict(data["density"]), (columns, held, outputs)).double()
 
 
 def build_head(settings: HeadSettings, task: Task, ggt: GGT) -> BRAINetHead:
@@ -176,9 +176,9 @@ def fit_network(
     if task.needs_targets:
         task.prepare(labels)
     classes = task.num_classes if isinstance(task, Classification) else 1
-    threshold = max(DENSITY_THRESHOLD, 6 / len(own))  # below it noise alone would make edges
+    threshold = density_threshold(DENSITY_THRESHOLD, len(own))
     tree = learn_structure(features.numpy(), test="gaussian", threshold=threshold, progress=verbose, seed=learn["seed"])
-    density = GenerativeScore(tree, classes, normalize=False)
+    density = TreeDensity(tree, classes, normalize=False)
     density.fit(features, labels if classes > 1 else torch.zeros(len(own), dtype=torch.long))
     outputs = classes if classes > 1 else 2
     network = Fitted(task, build_head(head, task, ggt), density, (rows.shape[1], len(held), outputs))

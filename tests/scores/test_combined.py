@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreSet
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.scores.reference import fit_surprise
 from brainet_pl.tasks.passes import Passes
 
@@ -104,7 +105,7 @@ def test_a_density_knows_its_own_scores_by_any_name(data):
         [Generative(progress=False), Generative(progress=False, normalize=False, name="b")], {"energy": ""}
     )
     for score in scores:
-        score.learn(data, labels)
+        fit_score(score, data, labels)
     settled(scores, data)
     columns = {name: scores.reference[name] for name in ("combined", "combined_b")}
     for name, values in columns.items():
@@ -116,7 +117,7 @@ def test_a_density_knows_its_own_scores_by_any_name(data):
 def test_of_many_features_some_are_read(data):
     wide = torch.cat([data, data.square(), data.abs()], dim=1)
     score, again = Generative(progress=False, max_features=4), Generative(max_features=4)
-    score.learn(wide, torch.zeros(1000))
+    fit_score(score, wide, torch.zeros(1000))
     passes = Passes(torch.zeros(1, 1000, 1), None, wide, torch.ones(1000, 1))
     found = score(passes)["generative"]
     assert score.density.ggt.num_variables == len(score.chosen) == 4
@@ -124,5 +125,5 @@ def test_of_many_features_some_are_read(data):
     again.load_state_dict(score.state_dict())
     torch.testing.assert_close(again(passes)["generative"], found)
     every = Generative(progress=False, max_features=9)
-    every.learn(wide, torch.zeros(1000))
+    fit_score(every, wide, torch.zeros(1000))
     assert not len(every.chosen)

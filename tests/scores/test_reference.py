@@ -1,4 +1,4 @@
-"""What validation data tell about scores: p-values, the surprise, thresholds."""
+"""What validation data tell about scores: p-values and the surprise."""
 
 import math
 import warnings
@@ -40,16 +40,6 @@ def test_false_alarms_are_the_level_within_binomial_error(n, level):
     # The tests of a trial share their validation set, which adds to the binomial error.
     error = math.sqrt(share * (1 - share) * (1 / (trials * tests) + 1 / (trials * n)))
     assert abs(alarms / (trials * tests) - share) < 4 * error
-
-
-@given(NUMBERS, st.floats(0.01, 0.99))
-@settings(max_examples=50, deadline=None)
-def test_the_threshold_is_where_p_values_cross_the_level(values, level):
-    reference = Reference()
-    reference.keep({"score": torch.tensor(values)})
-    found = reference.threshold("score", level)
-    for s in [*torch.tensor(values).tolist(), -200.0, 200.0]:
-        assert bool(reference({"score": torch.tensor([s])})["score"] <= level) == (s > found)
 
 
 def test_the_surprise_is_minus_the_log_of_the_share_and_rises_for_ever():
