@@ -16,28 +16,28 @@ class ScoreFit(Callback):
     or after every epoch where nothing is validated.
 
     Args:
-        progress: show progress bars.
+        progress: Show progress bars.
     """
 
     def __init__(self, progress: bool = True) -> None:
         self.progress = progress
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Fit what no checkpoint brought, and what moves."""
+        """Fit what no checkpoint brought, and all scores where the backbone trains."""
         if isinstance(pl_module, BRAINet):
             self._fit(pl_module, pl_module.scores.unfitted if pl_module.backbone.frozen else list(pl_module.scores))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Fit again where the backbone trains: a checkpoint is written after the validation that follows."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self._follow(pl_module)
+            self._fit_again(pl_module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The same where nothing is validated; checkpoints are written after this hook of all other callbacks."""
+        """Fit again where nothing is validated; checkpoints are written after this hook of all other callbacks."""
         if not trainer.enable_validation:
-            self._follow(pl_module)
+            self._fit_again(pl_module)
 
-    def _follow(self, module: pl.LightningModule) -> None:
+    def _fit_again(self, module: pl.LightningModule) -> None:
         if isinstance(module, BRAINet) and not module.backbone.frozen:
             self._fit(module, list(module.scores))
 

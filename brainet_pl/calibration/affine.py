@@ -67,6 +67,7 @@ class VectorScaling(Calibrator):
     Unlike a temperature it can correct one class and not another, and may change answers. It has no settings.
     """
 
+    spread: float | None = None  # of weights off the diagonal; None has none
     weight: Tensor
     bias: Tensor
 
@@ -74,10 +75,6 @@ class VectorScaling(Calibrator):
         super().__init__()
         self.register_buffer("weight", torch.eye(1))
         self.register_buffer("bias", torch.zeros(1))
-
-    @property
-    def _spread(self) -> float | None:
-        return None
 
     def check(self, task: Task) -> None:
         """Make room for the classes."""
@@ -89,7 +86,7 @@ class VectorScaling(Calibrator):
         """Weights and biases of the largest posterior, from probabilities (N, C) that are finite."""
         probs, target = finite_rows(predicted, target)
         if len(target):
-            weight, bias = fit_affine(probs, target, self._spread)
+            weight, bias = fit_affine(probs, target, self.spread)
             self.weight.copy_(weight)
             self.bias.copy_(bias)
         return {"weight": self.weight.diagonal().mean(), "bias": self.bias.abs().max()}
@@ -108,17 +105,13 @@ class DirichletScaling(VectorScaling):
     """Dirichlet calibration (Kull et al. 2019): softmax(W·log p̄ + b), a matrix that can tell classes that are confused.
 
     Args:
-        spread: how far from 0 the weights off the diagonal are thought to lie, before any data is seen; a larger one
-            learns more, and needs more validation samples. It takes the place of the published penalty.
+        spread: Prior standard deviation of the weights off the diagonal; a larger one learns more, and needs more
+            validation samples. It takes the place of the published penalty.
     """
 
     def __init__(self, spread: float = 0.03) -> None:
         super().__init__()
         self.spread = checks.above_zero("spread", spread)
-
-    @property
-    def _spread(self) -> float | None:
-        return self.spread
 
     def label(self) -> str:
         """Says in a few words, for figures, what was done to the prediction."""

@@ -202,11 +202,11 @@ class Conformal(Part, DataSizedBuffers):
 
     Args:
         method: "lac", "aps" or "raps" for classes, "scaled" or "quantile" for numbers; "auto" is "lac" or "scaled".
-        level: the share of samples whose set or interval is to hold the truth, above 0 and below 1.
-        per_class: a threshold for each class, from its own validation samples, so that the level holds for every class;
+        level: The share of samples whose set or interval is to hold the truth, above 0 and below 1.
+        per_class: A threshold for each class, from its own validation samples, so that the level holds for every class;
             sets are larger, and a class with few samples is in all of them.
-        penalty: of "raps", for every place of a class behind the `free_places` most probable ones.
-        free_places: of "raps", places without a penalty.
+        penalty: What "raps" adds for every place of a class behind the `free_places` most probable ones.
+        free_places: Most probable classes that "raps" adds no penalty to.
     """
 
     may_be_missing: ClassVar[bool] = True  # a checkpoint without thresholds leaves them as they are

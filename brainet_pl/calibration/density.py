@@ -117,10 +117,10 @@ class DensityScaling(Calibrator, DataSizedBuffers):
     tensor([0.9400, 0.5000])
 
     Args:
-        cost: how much worse known inputs may be predicted than by temperature scaling: a share of its negative
+        cost: How much worse known inputs may be predicted than by temperature scaling: a share of its negative
             log-likelihood on validation data, or of one nat for a regression, where that number has no zero.
-        score: the name of the score that tells what is strange; null is the density of the features of all stages of
-            the backbone, or of the inputs where there is none, which the model is then given by itself.
+        score: Name of the score that tells how unlike the training data an input is; null is the density of the features
+            of all stages of the backbone, or of the inputs where there is none, which is then added to the model.
     """
 
     tasks: ClassVar[tuple[type[Task], ...]] = (Classification, Regression)
@@ -170,8 +170,8 @@ class DensityScaling(Calibrator, DataSizedBuffers):
         if len(target) < FEW and not self._warned:
             self._warned = True
             rank_zero_warn(
-                f"predictions fade by the strangest of {len(target)} validation samples: expected at least {FEW}; how "
-                "strange an input is can be told from so few roughly at best, give more of them"
+                f"predictions fade by the strangest of {len(target)} validation samples: expected at least {FEW}; so "
+                "few say only roughly how strange an input is, give more of them"
             )
         surprise = fit_surprise(score)
         self.knots, self.heights, self.slope = (part.to(self.tau.device) for part in surprise)
@@ -220,9 +220,9 @@ class DensityScaling(Calibrator, DataSizedBuffers):
 
 
 def make_density(model: nn.Module | None) -> Generative | Stages:
-    """The density that fits a backbone: of all its stages where it has maps, else of what the head reads.
+    """The density for a backbone: of all stages of a convolutional network, else of the features that the head reads.
 
-    What the last layer finds strange is mostly what the prediction is unsure of anyway; early layers tell more.
+    The last layer mostly finds unlikely what the prediction is unsure of anyway; early layers tell more.
     """
     if model is not None and any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return Stages()

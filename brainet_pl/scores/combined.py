@@ -23,9 +23,9 @@ class Combined(JoinedScore):
     finds strange still counts. How likely such a sum is, though scores depend on each other, is what `known_p` tells.
 
     Args:
-        of: names of the scores; null takes the first score of every other part in `scores`, and the energy where there
-            is one.
-        name: what tells it from another Combined of the model: its score ends with `_<name>`; null for the only one.
+        of: Names of the scores that are added; null takes the first score of every other part in `scores`, and the
+            energy where there is one.
+        name: Suffix of its score, `_<name>`, where a model has more than one Combined; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"joint": "nats"}

@@ -46,15 +46,16 @@ class TreeDensity(DataSizedBuffers):
     Its tensors are buffers whose shapes follow from the arguments, so its weights load into what `from_dict` builds.
 
     Args:
-        ggt: the tree.
-        num_classes: C; 1 for a density without classes.
+        ggt: The learned tree.
+        num_classes: Number of classes C; 1 for a density without classes.
         kind: "gaussian", linear regressions on the parents, or "discrete", tables of quantile codes with BDeu's counts.
-        normalize: divide each sample's features by their Euclidean length first.
-        prior: weight, in rows, of what all classes have in common when a class's own parameters are estimated. None is
+        normalize: Divide each sample's features by their Euclidean length first.
+        prior: Weight, in rows, of what all classes have in common when a class's own parameters are estimated. None is
             16 for each variable (gaussian) or 5 (discrete).
-        max_parents: of a family. None keeps the 64 most correlated ones (gaussian) or the 2 best by score (discrete).
-        bins: levels of a feature, for "discrete".
-        temperature: of the posterior over sub-networks; "auto" is `GGT.auto_temperature`.
+        max_parents: Parents that a feature may have. None keeps the 64 most correlated ones (gaussian) or the 2 best by
+            score (discrete).
+        bins: Levels of a feature, for "discrete".
+        temperature: Temperature of the posterior over sub-networks; "auto" is `GGT.auto_temperature`.
     """
 
     _dtype: Tensor

@@ -29,24 +29,25 @@ class Generative(Score):
 
     Args:
         kind: "gaussian", linear regressions on the parents, or "discrete", tables of quantile codes with BDeu's counts.
-        threshold: of the tree that is learned for the density, in nats; a density wants more edges than a network of
-            dense layers. It is raised to 6/N for N samples, where noise alone would make edges. null takes the tree of
-            the head.
-        s: samples at every node of that tree.
-        max_order: largest condition set while that tree is learned.
-        seed: of its samples of rows.
-        normalize: bring the features of every sample to length 1 first; null does so for the last layer of a backbone
-            only: inputs, and taps on a scale of their own, are read as they are.
-        prior: weight, in rows, of what all classes have in common when a class's own parameters are estimated. null is
+        threshold: Threshold of the independence test that learns the density's tree, in nats; a density wants more
+            edges than a network of dense layers. It is raised to 6/N for N samples, where noise alone would make edges.
+            null takes the tree of the head.
+        s: Bootstrap samples at every node of that tree.
+        max_order: Largest condition set while that tree is learned.
+        seed: Seed of the bootstrap samples.
+        normalize: Bring the features of every sample to length 1 first; null does so for the last layer of a backbone
+            only: inputs, and taps, which have been standardised, are read as they are.
+        prior: Weight, in rows, of what all classes have in common when a class's own parameters are estimated. null is
             16 for each variable (gaussian) or 5 (discrete).
-        bins: levels of a feature, for "discrete".
-        max_parents: of a family. null keeps the 64 most correlated ones (gaussian) or the 2 best by score (discrete).
-        max_features: of more features than these, a random choice is read: it tells as well what is strange, and a tree
-            of thousands takes long to learn. null reads all.
-        progress: show a progress bar while the tree is learned.
-        layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
-        pool: how their maps and tokens become features, as in `Backbone`.
-        name: what tells it from another Generative of the model: its scores end with `_<name>`; null for the only one.
+        bins: Levels of a feature, for "discrete".
+        max_parents: Parents that a feature may have. null keeps the 64 most correlated ones (gaussian) or the 2 best by
+            score (discrete).
+        max_features: Features that are read, a random choice of them: it detects unknown inputs as well, and a tree of
+            thousands takes long to learn. null reads all.
+        progress: Show a progress bar while the tree is learned.
+        layers: Layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
+        pool: How the maps and tokens of these layers become features, as in `Backbone`.
+        name: Suffix of its scores, `_<name>`, where a model has more than one Generative; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"generative": "nats", "generative_weighted": "nats", "combined": "deviations"}

@@ -16,7 +16,7 @@ from brainet_pl.tasks.passes import Passes
 
 
 class Mahalanobis(Score):
-    """Distance to the nearest class mean under one covariance, and the same relative to one Gaussian of all data.
+    """Distance to the nearest class mean under one covariance, and that distance relative to one Gaussian of all data.
 
     `mahalanobis` is min_c (x - μ_c)ᵀ Σ⁻¹ (x - μ_c), Σ the covariance within classes; `mahalanobis_relative` subtracts
     (x - μ)ᵀ Σ₀⁻¹ (x - μ) with mean and covariance of all training data. Directions in which training features do not
@@ -29,10 +29,10 @@ class Mahalanobis(Score):
     tensor([0., 9.])
 
     Args:
-        normalize: bring the features of every sample to length 1 first.
-        layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
-        pool: how their maps and tokens become features, as in `Backbone`.
-        name: what tells it from another Mahalanobis of the model: its scores end with `_<name>`; null for the only one.
+        normalize: Bring the features of every sample to length 1 first.
+        layers: Layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
+        pool: How the maps and tokens of these layers become features, as in `Backbone`.
+        name: Suffix of its scores, `_<name>`, where a model has more than one Mahalanobis; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"mahalanobis": "", "mahalanobis_relative": ""}

@@ -25,12 +25,12 @@ class KNN(Score):
     tensor([0., 2.])
 
     Args:
-        k: which neighbour; fewer training samples than that count as so many.
-        max_rows: training samples that are kept at the most, a random choice of them; they travel in the checkpoint.
-        seed: of that choice.
-        layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
-        pool: how their maps and tokens become features, as in `Backbone`.
-        name: what tells it from another KNN of the model: its scores end with `_<name>`; null for the only one.
+        k: Which neighbour's distance is the score; the last one where there are fewer training samples.
+        max_rows: Most training samples that are kept, a random choice of them; they travel in the checkpoint.
+        seed: Seed of that random choice.
+        layers: Layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
+        pool: How the maps and tokens of these layers become features, as in `Backbone`.
+        name: Suffix of its scores, `_<name>`, where a model has more than one KNN; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"knn": ""}

@@ -162,10 +162,6 @@ class Reference(DataSizedBuffers):
                 f"validation samples in the fit, got {n}; give more of them"
             )
 
-    def forward(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Scores (B,) → their p-values (B,), of those that have a reference."""
-        return {name: p_values(values, self[name]) for name, values in scores.items() if name in self}
-
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
         """Make room for whatever scores a checkpoint has."""
         known = {key: values for key, values in stored.items() if key.startswith(_PREFIX)}

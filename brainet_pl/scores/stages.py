@@ -1,4 +1,4 @@
-"""How unlikely what a network makes of an input is, stage by stage."""
+"""How unlikely the features of an input are in each stage of a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_ROWS = 5000  # training samples that tell mean and deviation of a density
 
 
 class Stages(Score):
-    """The sum over the layers of a network of minus the log-density of their features, each in its own deviations.
+    """One density for each stage of a network: minus the log-densities of their features, standardised and summed.
 
     `stages` is Σ_l (-max_c log p_l(x | c) - μ_l) / σ_l: p_l is the density of layer l under the networks of a tree that
     is learned for it alone, as in `Generative`, μ_l and σ_l are mean and deviation over training samples. So an early
@@ -28,16 +28,17 @@ class Stages(Score):
     network makes of them.
 
     Args:
-        threshold: of the trees, in nats, raised to 6/N for N samples; a density wants many edges.
-        s: samples at every node of a tree.
-        max_order: largest condition set while a tree is learned.
-        seed: of the samples of rows.
-        max_parents: of a family; the most correlated ones are kept.
-        max_features: of a layer with more features than these, a random choice is read. null reads all.
-        progress: show progress bars while trees are learned.
-        layers: layers of the backbone, as in `Backbone`; "auto" is the ends of its stages.
-        pool: how their maps and tokens become features, as in `Backbone`.
-        name: what tells it from another Stages of the model: its score ends with `_<name>`; null for the only one.
+        threshold: Threshold of the independence test that learns the trees, in nats; raised to 6/N for N samples. A
+            density wants many edges.
+        s: Bootstrap samples at every node of a tree.
+        max_order: Largest condition set while a tree is learned.
+        seed: Seed of the bootstrap samples.
+        max_parents: Parents that a feature may have; the most correlated ones are kept.
+        max_features: Features that are read of each layer, a random choice of them. null reads all.
+        progress: Show progress bars while trees are learned.
+        layers: Layers of the backbone, as in `Backbone`; "auto" is the ends of its stages.
+        pool: How the maps and tokens of these layers become features, as in `Backbone`.
+        name: Suffix of its score, `_<name>`, where a model has more than one Stages; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"stages": "deviations"}

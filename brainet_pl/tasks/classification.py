@@ -62,10 +62,10 @@ class Classification(Task):
     """C classes, from C logits; with the "confidence" loss one more output is the logit of a learned confidence.
 
     Args:
-        num_classes: C.
+        num_classes: Number of classes C.
         loss: "cross_entropy", or "confidence" (DeVries & Taylor 2018), whose confidence becomes a further score.
-        label_smoothing: share of the label that either loss spreads over all classes.
-        confidence_budget: the mean -log confidence that the price of a hint is steered to.
+        label_smoothing: Share of the label that either loss spreads over all classes.
+        confidence_budget: The mean -log confidence that the price of a hint is steered to.
     """
 
     group: ClassVar[str] = "cls"

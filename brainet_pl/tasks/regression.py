@@ -26,7 +26,7 @@ class Regression(Task):
     `prepare`, and are buffers: predictions, metrics and scores are in the units of the target, from a checkpoint alone.
 
     Args:
-        min_variance: added to every variance, as a share of the variance of the training targets.
+        min_variance: Added to every variance, as a share of the variance of the training targets.
     """
 
     group: ClassVar[str] = "reg"
