@@ -119,8 +119,8 @@ class DensityScaling(Calibrator, DataSizedBuffers):
     Args:
         cost: How much worse known inputs may be predicted than by temperature scaling: a share of its negative
             log-likelihood on validation data, or of one nat for a regression, where that number has no zero.
-        score: Name of the score that tells how unlike the training data an input is; null is the density of the features
-            of all stages of the backbone, or of the inputs where there is none, which is then added to the model.
+        score: Name of the score that tells how unlike the training data an input is; null is the density of the
+            features of all stages of the backbone, or of the inputs where there is none, and adds it to the model.
     """
 
     tasks: ClassVar[tuple[type[Task], ...]] = (Classification, Regression)
