@@ -30,7 +30,7 @@ class EpochBuffer:
         self._batches.append({name: values.detach() for name, values in columns.items()})
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Forget all batches of the epoch."""
         self._batches = []
 
     def collect(self) -> dict[str, Tensor]:

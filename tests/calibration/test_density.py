@@ -37,7 +37,7 @@ def classes(n=2000, seed=0):
     return (2.5 * logits).softmax(1), target, torch.randn(n, generator=rng).square()
 
 
-def settled(calibrator, predicted, target, score):
+def finalized(calibrator, predicted, target, score):
     for rows in torch.arange(len(target)).split(300):
         calibrator.observe(predicted[rows], target[rows], {"generative": score[rows], "other": score[rows]})
     return calibrator.finalize()
@@ -109,7 +109,7 @@ def test_widening_is_that_of_a_grid():
 def test_known_data_pay_what_was_agreed(cost):
     probs, target, score = classes()
     calibrator = DensityScaling(cost=cost)
-    logged = settled(calibrator, probs, target, score)
+    logged = finalized(calibrator, probs, target, score)
     least = float(F.nll_loss(scale(probs.double(), fit_temperature(probs, target)).log(), target))
     paid = float(F.nll_loss(calibrator(probs, {"generative": score}).double().log(), target)) - least
     assert paid == pytest.approx(cost * least, abs=2e-3 * least)
@@ -128,7 +128,7 @@ def test_a_model_without_an_error_still_fades():
     probs = 0.999 * F.one_hot(target, 4) + 0.001 / 4
     score = torch.randn(1000, generator=torch.Generator().manual_seed(0)).exp()
     calibrator = DensityScaling()
-    logged = settled(calibrator, probs, target, score)
+    logged = finalized(calibrator, probs, target, score)
     assert logged["cost"] <= 0.01 * LEAST_NLL
     assert calibrator(probs[:1], {"generative": torch.tensor([1e5])}).max() < 0.6
 
@@ -142,7 +142,7 @@ def test_errors_among_the_strangest_alone_do_not_make_all_others_certain():
     target, strangest = probs.argmax(1), score.argsort()[-4:]
     target[strangest] = (target[strangest] + 1) % 4
     calibrator = DensityScaling()
-    settled(calibrator, probs, target, score)
+    finalized(calibrator, probs, target, score)
     usual = calibrator(probs, {"generative": torch.full((300,), float(score.median()))})
     dearest = -usual.log().amin()  # what an error among usual samples costs at the most
     plain = -scale(probs, fit_temperature(probs, target)).log().amin()
@@ -160,16 +160,16 @@ def test_before_validation_nothing_changes():
 def test_few_validation_samples_are_said_once():
     calibrator = DensityScaling()
     with pytest.warns(UserWarning, match="strangest of 100 validation samples: expected at least 200"):
-        settled(calibrator, *classes(100))
+        finalized(calibrator, *classes(100))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        settled(calibrator, *classes(100))
+        finalized(calibrator, *classes(100))
     assert calibrator.kappa > 0
 
 
 def test_a_single_validation_sample_is_too_few():
     with pytest.raises(ValueError, match="at least two finite scores of validation data, got 1"):
-        settled(DensityScaling(), *classes(1))
+        finalized(DensityScaling(), *classes(1))
 
 
 def test_variances_widen_and_means_stay():
@@ -177,7 +177,7 @@ def test_variances_widen_and_means_stay():
     predicted = torch.stack([torch.randn(1000, generator=rng), torch.full((1000,), 0.04)], dim=1)
     target, score = predicted[:, 0] + 0.4 * torch.randn(1000, generator=rng), torch.randn(1000, generator=rng).exp()
     calibrator = DensityScaling(cost=0.02)
-    logged = settled(calibrator, predicted, target, score)
+    logged = finalized(calibrator, predicted, target, score)
     assert float(logged["cost"]) == pytest.approx(0.02, abs=1e-3)
     found = calibrator(predicted, {"generative": torch.linspace(0, 1000, 1000)})
     assert torch.equal(found[:, 0], predicted[:, 0])
@@ -189,7 +189,7 @@ def test_variances_widen_and_means_stay():
 def test_it_travels_in_weights():
     probs, target, score = classes()
     calibrator, again = DensityScaling(), DensityScaling()
-    settled(calibrator, probs, target, score)
+    finalized(calibrator, probs, target, score)
     again.load_state_dict(calibrator.state_dict())
     torch.testing.assert_close(again(probs, {"generative": score}), calibrator(probs, {"generative": score}))
     fresh = DensityScaling()
