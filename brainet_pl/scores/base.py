@@ -127,11 +127,12 @@ class JoinedScore(Score):
     """A score that is made of the other scores of a model, which are in the `scores` of the passes that it is given.
 
     Attributes:
-        leading: the first score of every other part, and the energy where there is one; `ScoreSet` says so.
+        default_names: the scores that are joined where none are named: the first of every other part, and the energy
+            where there is one. `ScoreSet` sets it.
     """
 
     needs_fit: ClassVar[bool] = False
-    leading: Sequence[str] = ()
+    default_names: Sequence[str] = ()
 
 
 def check_name(name: Any) -> str | None:
@@ -184,7 +185,7 @@ class ScoreSet(nn.Module):
             )
         self.members[score.key] = score
         for joined in self._joined:
-            joined.leading = self._leading
+            joined.default_names = self._first_names
 
     @property
     def units(self) -> dict[str, str]:
@@ -195,12 +196,12 @@ class ScoreSet(nn.Module):
     @property
     def for_verdict(self) -> list[str]:
         """The names of scores by which an input is best called unknown, the best first."""
-        return [*sorted(self._joined_names), *self._leading]
+        return [*sorted(self._joined_names), *self._first_names]
 
     @property
-    def _leading(self) -> list[str]:
+    def _first_names(self) -> list[str]:
         """The first score of every part that is not joined, and the energy where there is one."""
-        first = [part.name_in_model(next(iter(part.units))) for part in self._separate]
+        first = [part.name_in_model(next(iter(part.units))) for part in self._independent]
         return first + ["energy"] * ("energy" in self._task_units)
 
     @property
@@ -212,7 +213,7 @@ class ScoreSet(nn.Module):
         return {score.name_in_model(name) for score in self._joined for name in score.units}
 
     @property
-    def _separate(self) -> list[Score]:
+    def _independent(self) -> list[Score]:
         return [score for score in self if not isinstance(score, JoinedScore)]
 
     def __iter__(self) -> Iterator[Score]:
@@ -232,13 +233,13 @@ class ScoreSet(nn.Module):
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes → all scores (B,): the prediction's own, then those of every score that is ready."""
         scores = dict(passes.scores)
-        for score in self._separate:
+        for score in self._independent:
             if score.ready:
                 scores |= _named(score, score(passes.with_features_of(score.taps)))
-        separate = replace(passes, scores=scores)
+        independent = replace(passes, scores=scores)
         for joined in self._joined:
             if joined.ready:
-                scores = scores | _named(joined, joined(separate))
+                scores = scores | _named(joined, joined(independent))
         return scores
 
     def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
@@ -254,7 +255,7 @@ class ScoreSet(nn.Module):
         columns = self._observed.collect()
         if not columns:
             return
-        for score in self._separate:
+        for score in self._independent:
             if score.ready:
                 columns |= _named(score, score.finalize(_by_own_names(score, columns)))
         made = [_named(joined, joined.finalize(columns)) for joined in self._joined]

@@ -54,7 +54,7 @@ class Combined(JoinedScore):
 
     def finalize(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Learn the surprise of every score from all scores (N,) of validation data; gives their `joint`."""
-        names = list(self.leading if self.of is None else self.of)
+        names = list(self.default_names if self.of is None else self.of)
         missing = [name for name in names if name not in columns]
         if missing or not names:
             raise ValueError(

@@ -54,6 +54,33 @@ def test_scores_of_one_class_live_side_by_side_under_names(data):
         scores.add(Column(0, "second"))
 
 
+class Relative(Column):
+    """A column in means of the validation data, which it counts itself."""
+
+    units = {"column": "u", "relative": ""}  # noqa: RUF012
+
+    def __init__(self, column=0, name=None):
+        super().__init__(column, name)
+        self.rows, self.mean = 0, None
+
+    def observe(self, passes, scores):
+        self.rows += len(passes.features)
+        assert torch.equal(scores["column"], passes.features[:, self.column])
+
+    def finalize(self, columns):
+        assert len(columns["column"]) == self.rows
+        self.mean = columns["column"].mean()
+        return {"relative": columns["column"] / self.mean}
+
+
+def test_a_score_of_ones_own_may_learn_from_validation_data(data):
+    score = Relative(1, "own")
+    scores = finalized(ScoreSet([score]), data)
+    assert score.rows == 1000
+    expected = (data[:, 1] / data[:, 1].mean()).sort().values
+    torch.testing.assert_close(scores.reference["relative_own"], expected)
+
+
 @pytest.mark.parametrize("name", ["a b", "1", "", 3])
 def test_names_are_words(name):
     with pytest.raises(ValueError, match="name of a score"):
