@@ -54,6 +54,7 @@ from brainet_pl.datamodules.digits import Digits
 from brainet_pl.metrics.curves import N_BINS, separation
 from brainet_pl.network import Ensemble, Head, MCDropout, Tree
 from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreContext, Stages
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.structure.ggt import Leaf
 from brainet_pl.tasks import Classification
@@ -119,14 +120,14 @@ class World(NamedTuple):
 class Shuffled(Generative):
     """The same tree with its variables exchanged at random."""
 
-    def _tree(self, features: Tensor) -> GGT:
-        return shuffled(super()._tree(features))
+    def _tree(self, features: Tensor, shared: bool) -> GGT:
+        return shuffled(super()._tree(features, shared))
 
 
 class Edgeless(Generative):
     """Features are independent within a class."""
 
-    def _tree(self, features: Tensor) -> GGT:
+    def _tree(self, features: Tensor, shared: bool) -> GGT:
         d = features.shape[1]
         return GGT(Leaf(tuple(range(d)), ((),) * d, 0.0), d, len(features))
 
@@ -134,7 +135,7 @@ class Edgeless(Generative):
 class Full(Generative):
     """Every feature depends on all before it: a covariance for each class."""
 
-    def _tree(self, features: Tensor) -> GGT:
+    def _tree(self, features: Tensor, shared: bool) -> GGT:
         d = features.shape[1]
         self.max_parents = d
         return GGT(Leaf(tuple(range(d)), tuple(tuple(range(i)) for i in range(d)), 0.0), d, len(features))
@@ -352,7 +353,7 @@ class Bench:
             part, seen = make(), self.world.read("train")
             widths = self.world.widths if view == "stages" else ()
             part.set_context(ScoreContext(int(seen.y.max()) + 1, self.world.raw, None, widths))
-            part.learn(seen.views[view], seen.y)
+            fit_score(part, seen.views[view], seen.y)
             self._fitted[score] = part
         seen = self.world.read(name)
         probs = next(iter(seen.predicted.values()))
@@ -459,13 +460,13 @@ def combined(bench: Bench) -> Cell:
         return found | {"energy": -torch.logsumexp(bench.world.read(name).logits, dim=1)}
 
     joint = Combined(of=[*parts, "energy"])
-    joint.refer(columns("val"))
+    joint.finalize(columns("val"))
     known = columns("test")
-    known |= joint.join(known)
+    known |= joint.combine(known)
     cell = {}
     for name in bench.world.unknown:
         outside = columns(name)
-        outside |= joint.join(outside)
+        outside |= joint.combine(outside)
         cell |= {f"{name} {key}": 100 * separation(known[key], outside[key])["AUROC"] for key in known}
     return cell
 

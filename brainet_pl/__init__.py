@@ -1,7 +1,7 @@
 """BRAINet for PyTorch Lightning: heads whose wiring is learned from the data.
 
 `learn_structure` and `rai` learn structures, `BRAINetHead` turns one into a module, `swap_head` puts it on a trained
-model, `GenerativeScore` tells inputs unlike the training data, and `BRAINet` is the LightningModule around it all. Its
+model, `TreeDensity` tells inputs unlike the training data, and `BRAINet` is the LightningModule around it all. Its
 parts are in `brainet_pl.network` (heads), `brainet_pl.scores`, `brainet_pl.calibration` and `brainet_pl.tasks`.
 `BRAINetClassifier` and `BRAINetRegressor` are the same for people who know scikit-learn.
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from brainet_pl.model.lightning import BRAINet
     from brainet_pl.model.swap import SwappedModel, swap_head
     from brainet_pl.network import BRAINetHead
-    from brainet_pl.scores import GenerativeScore
+    from brainet_pl.scores import GenerativeScore, TreeDensity
     from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
     from brainet_pl.structure import GGT, learn_structure, rai
 
@@ -33,6 +33,7 @@ __all__ = [
     "Backbone",
     "GenerativeScore",
     "SwappedModel",
+    "TreeDensity",
     "__version__",
     "continue_run",
     "export_onnx",
@@ -51,6 +52,7 @@ _HOMES = {
     "Backbone": "backbones",
     "GenerativeScore": "scores",
     "SwappedModel": "model.swap",
+    "TreeDensity": "scores",
     "continue_run": "checkpoints.runs",
     "export_onnx": "model.export",
     "export_program": "model.export",

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from brainet_pl import GenerativeScore, learn_structure
+from brainet_pl import TreeDensity, learn_structure
 
 x, y = load_digits(return_X_y=True)
 order = np.random.default_rng(0).permutation(np.flatnonzero(y < 8))
@@ -15,7 +15,7 @@ pixels, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
 train, held, test = order[:900], order[900:1200], order[1200:]
 
 tree = learn_structure(pixels[train], test="gaussian", threshold=0.02, progress=False)
-score = GenerativeScore(tree, num_classes=8).fit(pixels[train], labels[train])
+score = TreeDensity(tree, num_classes=8).fit(pixels[train], labels[train])
 reference = score.scores(pixels[held])["generative"]
 
 

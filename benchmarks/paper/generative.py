@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from brainet_pl.metrics.curves import separation
 from brainet_pl.scores import KNN, Generative, Mahalanobis, ScoreContext
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.structure.ggt import Leaf
 from brainet_pl.tasks import Classification
@@ -71,10 +72,9 @@ def generative(ggt: GGT, data: Data, layer: nn.Linear, **settings: Any) -> dict[
     """The three generative scores on a tree, and the mean log-likelihood of validation features given their class."""
     score = Generative(threshold=None, **settings)
     score.set_context(ScoreContext(num_classes=10, ggt=ggt))
-    score.learn(*data.plain)
+    fit_score(score, *data.plain)
     val = look(data.val[0], layer)
-    score.observe(val, val.scores | score(val))
-    score.finalize()
+    score.finalize(val.scores | score(val))
     known, unknown = score(look(data.test[0], layer)), {k: score(look(v, layer)) for k, v in data.ood.items()}
     density = score.density(data.val[0]).gather(1, data.val[1][:, None])
     likelihood = {"val log-likelihood": density.mean().item()}

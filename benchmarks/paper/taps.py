@@ -245,8 +245,7 @@ def ood(taps: CifarTaps, store: Store) -> None:
             score.fit((x - centre) / scale, train["y"])
         parts = {k: v[: len(v) // 5] for k, v in test.items()}  # the first 2,000, which choose everywhere
         val = look(parts, view, centre, scale)
-        density.observe(val, val.scores | density(val))
-        density.finalize()
+        density.finalize(val.scores | density(val))
 
         def scores(found: dict[str, Tensor]) -> dict[str, Tensor]:
             passes = look(found, view, centre, scale)

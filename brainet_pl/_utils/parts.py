@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from brainet_pl._utils.checks import shown
 
@@ -17,11 +17,18 @@ P = TypeVar("P", bound="Part")
 
 
 class Part:
-    """The base of heads, scores, calibrators and tasks."""
+    """The base of heads, scores, calibrators and tasks.
+
+    Attributes:
+        kept_as: constructor argument → attribute that keeps it, where a method has the argument's name.
+    """
+
+    kept_as: ClassVar[Mapping[str, str]] = {}
 
     def settings(self) -> dict[str, Any]:
         """Every constructor argument and its value."""
-        return {argument.name: getattr(self, argument.name) for argument in arguments(type(self))}
+        names = [argument.name for argument in arguments(type(self))]
+        return {name: getattr(self, self.kept_as.get(name, name)) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
         """The part as primitives, in the form that YAML, jsonargparse and `make_part` read."""

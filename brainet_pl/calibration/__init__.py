@@ -1,4 +1,4 @@
-"""Calibrators: they watch the validation data of a fit, settle, and map averaged predictions to what a user gets.
+"""Calibrators: they learn from the validation data of a fit how to map averaged predictions to what a user gets.
 
 `Conformal` comes after them: sets and intervals of what they give.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +10,6 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl._utils import checks
 from brainet_pl.calibration.base import Calibrator
@@ -23,29 +20,11 @@ Floats = NDArray[np.float64]
 LEAST = 1e-12  # a probability of 0 would be -∞, whatever the weights
 
 
-class WatchedPredictions(Metric):
-    """Collects predictions and labels of a validation epoch, of all processes."""
-
-    full_state_update = False
-    probs: list[Tensor]
-    target: list[Tensor]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("probs", [], dist_reduce_fx="cat")
-        self.add_state("target", [], dist_reduce_fx="cat")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: probabilities (B, C) and labels (B,)."""
-        check_classes(preds, target)
-        self.probs.append(preds.detach())
-        self.target.append(target)
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        """All of them; those whose prediction is not a number are left out."""
-        probs, target = dim_zero_cat(self.probs), dim_zero_cat(self.target)
-        fine = probs.isfinite().all(dim=1)
-        return probs[fine], target[fine]
+def finite_rows(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities (N, C) and labels (N,) without the samples whose prediction has NaN or infinity."""
+    check_classes(probs, target)
+    fine = probs.isfinite().all(dim=1)
+    return probs[fine], target[fine]
 
 
 def fit_affine(probs: Tensor, target: Tensor, spread: float | None) -> tuple[Tensor, Tensor]:
@@ -85,21 +64,17 @@ def fit_affine(probs: Tensor, target: Tensor, spread: float | None) -> tuple[Ten
 class VectorScaling(Calibrator):
     """Vector scaling (Guo et al. 2017): softmax(w·log p̄ + b), a weight and a bias for each class, from validation data.
 
-    Unlike a temperature it can mend one class and not another, and may change answers. It has no settings.
+    Unlike a temperature it can correct one class and not another, and may change answers. It has no settings.
     """
 
+    spread: float | None = None  # of weights off the diagonal; None has none
     weight: Tensor
     bias: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.collected = WatchedPredictions()
         self.register_buffer("weight", torch.eye(1))
         self.register_buffer("bias", torch.zeros(1))
-
-    @property
-    def _spread(self) -> float | None:
-        return None
 
     def check(self, task: Task) -> None:
         """Make room for the classes."""
@@ -107,18 +82,11 @@ class VectorScaling(Calibrator):
         assert isinstance(task, Classification)
         self.weight, self.bias = torch.eye(task.num_classes), torch.zeros(task.num_classes)
 
-    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
-        """Keeps probabilities (B, C) and labels (B,) of a validation batch."""
-        self.collected.update(predicted, target)
-
-    def finalize(self) -> dict[str, Tensor]:
-        """Weights and biases of the largest posterior; without validation data they stay."""
-        if not self.collected.update_called:
-            return {}
-        probs, target = self.collected.compute()
-        self.collected.reset()
+    def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None = None) -> dict[str, Tensor]:
+        """Weights and biases of the largest posterior, from probabilities (N, C) that are finite."""
+        probs, target = finite_rows(predicted, target)
         if len(target):
-            weight, bias = fit_affine(probs, target, self._spread)
+            weight, bias = fit_affine(probs, target, self.spread)
             self.weight.copy_(weight)
             self.bias.copy_(bias)
         return {"weight": self.weight.diagonal().mean(), "bias": self.bias.abs().max()}
@@ -137,17 +105,13 @@ class DirichletScaling(VectorScaling):
     """Dirichlet calibration (Kull et al. 2019): softmax(W·log p̄ + b), a matrix that can tell classes that are confused.
 
     Args:
-        spread: how far from 0 the weights off the diagonal are thought to lie, before any data is seen; a larger one
-            learns more, and needs more validation samples. It takes the place of the published penalty.
+        spread: Prior standard deviation of the weights off the diagonal; a larger one learns more, and needs more
+            validation samples. It takes the place of the published penalty.
     """
 
     def __init__(self, spread: float = 0.03) -> None:
         super().__init__()
         self.spread = checks.above_zero("spread", spread)
-
-    @property
-    def _spread(self) -> float | None:
-        return self.spread
 
     def label(self) -> str:
         """Says in a few words, for figures, what was done to the prediction."""

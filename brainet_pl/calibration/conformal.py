@@ -13,18 +13,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
+from torch import Tensor
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl._utils.parts import Part
 from brainet_pl.calibration.base import Calibrator
 from brainet_pl.distributed.collectives import total
+from brainet_pl.distributed.epoch_buffer import EpochBuffer
 from brainet_pl.metrics.measures import (
     BoundCoverage,
     BoundWidth,
@@ -35,7 +35,6 @@ from brainet_pl.metrics.measures import (
     check_classes,
     check_numbers,
 )
-from brainet_pl.scores.density import keep_wide
 from brainet_pl.tasks import Classification, Regression, Task
 
 Method = Literal["auto", "lac", "aps", "raps", "scaled", "quantile"]
@@ -87,13 +86,13 @@ def least_ambiguous(probs: Tensor) -> Tensor:
     return -probs.float()
 
 
-def dice(ordered: Tensor) -> Tensor:
+def tie_breaker(ordered: Tensor) -> Tensor:
     """Probabilities (B, C), the largest first → (B, 1) a number in [0, 1) for each row, as good as drawn, but its own.
 
     It is the fraction of 100·log(p₁/p₂). Coverage holds whatever this number is, and the same input always gets the
     same set.
 
-    >>> dice(torch.tensor([[0.7, 0.3], [0.6, 0.4]])).squeeze(1)
+    >>> tie_breaker(torch.tensor([[0.7, 0.3], [0.6, 0.4]])).squeeze(1)
     tensor([0.7298, 0.5465])
     """
     least = torch.finfo(torch.float32).tiny
@@ -105,7 +104,7 @@ def adaptive(probs: Tensor, penalty: float = 0.0, free: int = 0) -> Tensor:
 
     Σ of the probabilities down to this class, minus u times its own, minus 1, plus penalty·max(0, place - free) for the
     place of the class, from 1. The first and the third are minus what the classes behind it have together: summed from
-    the end, it keeps its digits where the model is almost certain. u is not drawn, see `dice`.
+    the end, it keeps its digits where the model is almost certain. u is not drawn, see `tie_breaker`.
 
     >>> adaptive(torch.tensor([[0.5, 0.2, 0.3]]))  # u = 0.0826
     tensor([[-0.5413, -0.0165, -0.2248]])
@@ -114,7 +113,7 @@ def adaptive(probs: Tensor, penalty: float = 0.0, free: int = 0) -> Tensor:
     behind = ordered.flip(1).cumsum(1).flip(1)[:, 1:]
     behind = torch.cat([behind, torch.zeros_like(ordered[:, :1])], dim=1)
     place = torch.arange(1, probs.shape[1] + 1, device=probs.device)
-    scores = penalty * (place - free).clamp_min(0) - behind - dice(ordered) * ordered
+    scores = penalty * (place - free).clamp_min(0) - behind - tie_breaker(ordered) * ordered
     return torch.empty_like(scores).scatter(1, order, scores)
 
 
@@ -140,30 +139,8 @@ def residuals(method: str, predicted: Tensor, target: Tensor, level: float) -> T
 # -- the part ---------------------------------------------------------------------------------------------------------
 
 
-class Nonconformities(Metric):
-    """Collects nonconformities (N,) and labels (N,) of a validation epoch, of all processes."""
-
-    full_state_update = False
-    values: list[Tensor]
-    labels: list[Tensor]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("values", [], dist_reduce_fx="cat")
-        self.add_state("labels", [], dist_reduce_fx="cat")
-
-    def update(self, values: Tensor, labels: Tensor) -> None:
-        """Adds the nonconformities and labels of a batch."""
-        self.values.append(values.detach())
-        self.labels.append(labels.long())
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        """Gives the nonconformities and labels of all batches, of all processes."""
-        return dim_zero_cat(self.values), dim_zero_cat(self.labels)
-
-
-class Kept(NamedTuple):
-    """A batch of validation data whose calibrator has not settled yet.
+class UncalibratedBatch(NamedTuple):
+    """A batch of validation data whose calibrator is not fitted yet.
 
     Attributes:
         numbers: (B,) the place of each sample in its set.
@@ -177,10 +154,10 @@ class Kept(NamedTuple):
     target: Tensor
     scores: dict[str, Tensor]
 
-    def take(self, chosen: Tensor) -> Kept:
+    def take(self, chosen: Tensor) -> UncalibratedBatch:
         """The samples (B,) for which this is true."""
         scores = {name: values[chosen] for name, values in self.scores.items()}
-        return Kept(self.numbers[chosen], self.predicted[chosen], self.target[chosen], scores)
+        return UncalibratedBatch(self.numbers[chosen], self.predicted[chosen], self.target[chosen], scores)
 
 
 def fold_of(numbers: Tensor) -> Tensor:
@@ -188,32 +165,32 @@ def fold_of(numbers: Tensor) -> Tensor:
     return (numbers * 2654435769 % 2**32) * FOLDS // 2**32
 
 
-def cross_fitted(calibration: Calibrator, kept: Sequence[Kept]) -> Iterator[tuple[Tensor, Tensor]]:
+def cross_fitted(calibration: Calibrator, batches: Sequence[UncalibratedBatch]) -> Iterator[tuple[Tensor, Tensor]]:
     """Validation batches → predictions as a user gets them, and targets, each by a calibrator that did not see it.
 
-    One that has settled on these very samples fits them better than those to come, and the more so the more it learns:
-    with a matrix of 10 × 10, settled on 300 samples, sets made for 90 % hold 81 %. So twins of it learn from all folds
+    One that was fitted to these very samples fits them better than those to come, and the more so the more it learns:
+    with a matrix of 10 × 10, fitted to 300 samples, sets made for 90 % hold 81 %. So copies of it learn from all folds
     but one, and map that one. A collective where there are several processes: all hold a part of every fold.
     """
-    folds = [fold_of(batch.numbers) for batch in kept]
-    counts = total(torch.bincount(torch.cat(folds), minlength=FOLDS)) if folds else torch.zeros(FOLDS)
+    folds = [fold_of(batch.numbers) for batch in batches]
+    counts = total(torch.bincount(torch.cat(folds or [torch.empty(0, dtype=torch.long)]), minlength=FOLDS))
     for fold in range(FOLDS):
-        twin = calibration
+        refitted = calibration
         if 0 < counts[fold] < counts.sum():
-            twin = copy.deepcopy(calibration)
-            for batch, own in zip(kept, folds, strict=True):
+            refitted = copy.deepcopy(calibration)
+            for batch, own in zip(batches, folds, strict=True):
                 others = batch.take(own != fold)
-                twin.observe(others.predicted, others.target, others.scores)
-            twin.finalize()
-        for batch, own in zip(kept, folds, strict=True):
+                refitted.observe(others.predicted, others.target, others.scores)
+            refitted.finalize()
+        for batch, own in zip(batches, folds, strict=True):
             part = batch.take(own == fold)
-            yield twin(part.predicted, part.scores), part.target
+            yield refitted(part.predicted, part.scores), part.target
 
 
-class Conformal(Part, nn.Module):
+class Conformal(Part, DataSizedBuffers):
     """Sets of classes, or intervals of numbers, that hold the truth for at least `level` of the samples.
 
-    It watches the validation data of a fit, after calibration, and settles at the end of every validation. Predictions
+    It learns from the validation data of a fit, after calibration, at the end of every validation. Predictions
     then have `set` (B, C), which always holds the most probable class, or `lower` and `upper` (B,). With too few
     validation samples for the level, sets hold all classes and intervals have no end. Without Lightning, `fit` it.
 
@@ -225,13 +202,14 @@ class Conformal(Part, nn.Module):
 
     Args:
         method: "lac", "aps" or "raps" for classes, "scaled" or "quantile" for numbers; "auto" is "lac" or "scaled".
-        level: the share of samples whose set or interval is to hold the truth, above 0 and below 1.
-        per_class: a threshold for each class, from its own validation samples, so that the level holds for every class;
+        level: The share of samples whose set or interval is to hold the truth, above 0 and below 1.
+        per_class: A threshold for each class, from its own validation samples, so that the level holds for every class;
             sets are larger, and a class with few samples is in all of them.
-        penalty: of "raps", for every place of a class behind the `free_places` most probable ones.
-        free_places: of "raps", places without a penalty.
+        penalty: What "raps" adds for every place of a class behind the `free_places` most probable ones.
+        free_places: Most probable classes that "raps" adds no penalty to.
     """
 
+    may_be_missing: ClassVar[bool] = True  # a checkpoint without thresholds leaves them as they are
     limits: Tensor
     samples: Tensor
 
@@ -252,9 +230,9 @@ class Conformal(Part, nn.Module):
         self.per_class = checks.flag("per_class", per_class)
         self.penalty = checks.number("penalty", penalty, 0, "0 is the method aps")
         self.free_places = checks.whole("free_places", free_places, 0)
-        self.collected = Nonconformities()
+        self._observed = EpochBuffer()  # nonconformities and the thresholds that they belong to
         self._chosen: str = method
-        self._kept: list[Kept] = []
+        self._uncalibrated: list[UncalibratedBatch] = []
         self.register_buffer("limits", torch.full((1,), math.inf))
         self.register_buffer("samples", torch.zeros((), dtype=torch.long))
 
@@ -307,21 +285,23 @@ class Conformal(Part, nn.Module):
         if numbers is None:
             self._add(predicted, target)
         else:
-            self._kept.append(Kept(numbers.to(target.device), predicted.detach(), target, dict(scores)))
+            self._uncalibrated.append(
+                UncalibratedBatch(numbers.to(target.device), predicted.detach(), target, dict(scores))
+            )
 
     def _add(self, final: Tensor, target: Tensor) -> None:
         labels = target.long() if self.per_class else torch.zeros_like(target, dtype=torch.long)
-        self.collected.update(self.nonconformity(final, target), labels)
+        self._observed.append({"values": self.nonconformity(final, target), "labels": labels})
 
     def finalize(self, calibration: Calibrator | None = None) -> dict[str, Tensor]:
-        """Take the thresholds of what was watched, and forget it; gives scalars to log as `val/conformal/<name>`."""
-        kept, self._kept = self._kept, []
-        for final, target in cross_fitted(calibration, kept) if calibration is not None else ():
+        """Take the thresholds of what was observed, and forget it; gives scalars to log as `val/conformal/<name>`."""
+        batches, self._uncalibrated = self._uncalibrated, []
+        for final, target in cross_fitted(calibration, batches) if calibration is not None else ():
             self._add(final, target)
-        if not self.collected.update_called:
+        columns = self._observed.collect()
+        if not columns:
             return {}
-        values, labels = (part.reshape(-1) for part in self.collected.compute())  # of one sample a bare number
-        self.collected.reset()
+        values, labels = columns["values"], columns["labels"]
         parts = [values[labels == c] for c in range(len(self.limits))]
         # In place: a validation in inference mode would leave a tensor that nobody may write to later.
         self.limits.copy_(torch.stack([threshold(part, self.level) for part in parts]))
@@ -356,8 +336,8 @@ class Conformal(Part, nn.Module):
             )
         if self.per_class and self._chosen in SETS:
             self._widen(final.shape[1])
-        self.collected.reset()
-        self._kept = []
+        self._observed.reset()
+        self._uncalibrated = []
         self._add(final, target)
         self.finalize()
         return self
@@ -405,14 +385,3 @@ class Conformal(Part, nn.Module):
             return dict(found)
         held = found["set"].gather(1, target.long()[:, None]).squeeze(1)
         return {"set_size": found["set"].sum(dim=1), "covered": held.float()}
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moves as any module, but keeps 32 bits where the rest is made 16: a threshold is compared exactly."""
-        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take the number of thresholds of what is loaded; a checkpoint without any leaves them as they are."""
-        stored = state_dict.get(f"{prefix}limits")
-        if stored is not None:
-            self.limits = self.limits.new_empty(stored.shape)
-            super()._load_from_state_dict(state_dict, prefix, *args)

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl.calibration.base import Calibrator
 from brainet_pl.calibration.temperature import HIGHEST, LOWEST
 from brainet_pl.scores import Generative, ScoreSet, Stages
-from brainet_pl.scores.density import keep_wide
 from brainet_pl.scores.reference import FEW, Surprise, fit_surprise
 from brainet_pl.tasks import Classification, Regression, Task
 
@@ -90,7 +88,7 @@ def fit_faded(probs: Tensor, target: Tensor, prior: Tensor, factor: Tensor, doub
 
 
 def fit_widened(predicted: Tensor, target: Tensor, factor: Tensor) -> tuple[float, float]:
-    """The same for means and variances (N, 2): variances are multiplied by (τ·f)²."""
+    """The best τ and its likelihood for means and variances (N, 2): variances are multiplied by (τ·f)²."""
     mean, variance = predicted.double().unbind(dim=1)
     variance = variance * factor.double().square()
     scale = ((target.double() - mean).square() / variance).mean().clamp(LOWEST**2, HIGHEST**2)
@@ -101,37 +99,13 @@ def fit_widened(predicted: Tensor, target: Tensor, factor: Tensor) -> tuple[floa
 # -- the calibrator ---------------------------------------------------------------------------------------------------
 
 
-class Watched(Metric):
-    """Collects predictions, targets and a score of a validation epoch, of all processes."""
-
-    full_state_update = False
-    predicted: list[Tensor]
-    target: list[Tensor]
-    score: list[Tensor]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        for name in ("predicted", "target", "score"):
-            self.add_state(name, [], dist_reduce_fx="cat")
-
-    def update(self, predicted: Tensor, target: Tensor, score: Tensor) -> None:
-        """Adds a batch: predictions (B, C) or (B, 2), targets (B,) and the score (B,)."""
-        self.predicted.append(predicted.detach())
-        self.target.append(target)
-        self.score.append(score.detach())
-
-    def compute(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Gives predictions, targets and scores of all batches, of all processes."""
-        return dim_zero_cat(self.predicted), dim_zero_cat(self.target), dim_zero_cat(self.score)
-
-
-class DensityScaling(Calibrator):
+class DensityScaling(Calibrator, DataSizedBuffers):
     """Probabilities fade towards the class prior, and variances widen, as inputs leave the training data.
 
     The temperature of an input is τ·u^-κ, u the share of validation samples at least as strange as it, with an
     exponential tail beyond the strangest tenth. κ is as large as validation data allow at the price `cost`, τ being
     fitted anew for every κ. The answer never changes. Works for every head, without unknown data, from the checkpoint
-    alone; until it has settled, predictions stay as they are.
+    alone; before any validation data, predictions stay as they are.
 
     >>> scaling = DensityScaling(cost=0.04)
     >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).repeat(150, 1)
@@ -143,10 +117,10 @@ class DensityScaling(Calibrator):
     tensor([0.9400, 0.5000])
 
     Args:
-        cost: how much worse known inputs may be predicted than by temperature scaling: a share of its negative
+        cost: How much worse known inputs may be predicted than by temperature scaling: a share of its negative
             log-likelihood on validation data, or of one nat for a regression, where that number has no zero.
-        score: the name of the score that tells what is strange; null is the density of the features of all stages of
-            the backbone, or of the inputs where there is none, which the model is then given by itself.
+        score: Name of the score that tells how unlike the training data an input is; null is the density of the
+            features of all stages of the backbone, or of the inputs where there is none, and adds it to the model.
     """
 
     tasks: ClassVar[tuple[type[Task], ...]] = (Classification, Regression)
@@ -164,7 +138,6 @@ class DensityScaling(Calibrator):
         if not isinstance(score, str | None):
             raise ValueError(f"expected score to be the name of one, got {checks.shown(score)}: give a name, or none")
         self.score = score
-        self.collected = Watched()
         self._own: str | None = None
         self._warned = False
         for name, value in (("tau", 1.0), ("kappa", 0.0), ("slope", 0.0)):
@@ -174,11 +147,11 @@ class DensityScaling(Calibrator):
 
     @property
     def score_name(self) -> str:
-        """The score that it looks at."""
+        """The score that it reads."""
         return self._own if self.score is None and self._own is not None else self.score or "generative"
 
-    def bring(self, scores: ScoreSet, model: nn.Module | None) -> None:
-        """Give the model a density to look at, unless it has the score."""
+    def add_required_scores(self, scores: ScoreSet, model: nn.Module | None) -> None:
+        """Give the model a density to read, unless it has the score."""
         if self.score is not None:
             if self.score not in scores.units:
                 raise ValueError(
@@ -189,25 +162,16 @@ class DensityScaling(Calibrator):
         own = make_density(model)
         if own.key not in scores:
             scores.add(own)
-        self._own = own.called(next(iter(own.units)))
+        self._own = own.name_in_model(next(iter(own.units)))
 
-    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
-        """Keep averaged predictions (B, C) or (B, 2), targets (B,) and the score (B,)."""
-        if self.score_name in scores:
-            self.collected.update(predicted, target, scores[self.score_name])
-
-    def finalize(self) -> dict[str, Tensor]:
-        """Find κ and τ; without validation data they stay."""
-        if not self.collected.update_called:
-            return {}
-        predicted, target, score = self.collected.compute()
-        target, score = target.view(-1), score.view(-1)  # torchmetrics makes numbers of single samples
-        self.collected.reset()
+    def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None) -> dict[str, Tensor]:
+        """Find κ and τ from predictions (N, C) or (N, 2), targets (N,) and the score (N,)."""
+        assert score is not None
         if len(target) < FEW and not self._warned:
             self._warned = True
             rank_zero_warn(
-                f"predictions fade by the strangest of {len(target)} validation samples: expected at least {FEW}; how "
-                "strange an input is can be told from so few roughly at best, give more of them"
+                f"predictions fade by the strangest of {len(target)} validation samples: expected at least {FEW}; so "
+                "few say only roughly how strange an input is, give more of them"
             )
         surprise = fit_surprise(score)
         self.knots, self.heights, self.slope = (part.to(self.tau.device) for part in surprise)
@@ -220,24 +184,24 @@ class DensityScaling(Calibrator):
         # set are among its strange samples, τ would fall to its floor, and the next error cost a hundred nats.
         doubt = 1.0 / (len(target) + 2)
 
-        def fit(kappa: float) -> tuple[float, float]:
+        def best(kappa: float) -> tuple[float, float]:
             factor = (kappa * strange).exp().clamp_max(MOST)
             if classes:
                 return fit_faded(predicted, target, self.prior, factor, doubt)
             return fit_widened(predicted, target, factor)
 
-        tau, least = fit(0.0)
+        tau, least = best(0.0)
         limit = least + self.cost * (max(least, LEAST_NLL) if classes else 1.0)
         low, high = 0.0, FASTEST
-        if fit(high)[1] <= limit:
+        if best(high)[1] <= limit:
             low = high
         for _ in range(20 if low < high else 0):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if fit(middle)[1] <= limit else (low, middle)
-        tau, found = fit(low)
+            low, high = (middle, high) if best(middle)[1] <= limit else (low, middle)
+        tau, nll = best(low)
         self.tau.fill_(tau)
         self.kappa.fill_(low)
-        return {"temperature": self.tau, "fading": self.kappa, "cost": torch.tensor(found - least)}
+        return {"temperature": self.tau, "fading": self.kappa, "cost": torch.tensor(nll - least)}
 
     def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
         """Fades probabilities (B, C) to the prior; widens the variances of means and variances (B, 2)."""
@@ -254,23 +218,11 @@ class DensityScaling(Calibrator):
         """The temperature in the middle of the data, and how fast it rises."""
         return f"after scaling by density, τ = {float(self.tau):.3g}, κ = {float(self.kappa):.2g}"
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moves as any module, but keeps 32 bits."""
-        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
-        """Take the shapes of what is loaded."""
-        for name in ("prior", "knots", "heights"):
-            stored = state_dict.get(prefix + name)
-            if stored is not None:
-                self._buffers[name] = getattr(self, name).new_empty(stored.shape)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 def make_density(model: nn.Module | None) -> Generative | Stages:
-    """The density that fits a backbone: of all its stages where it has maps, else of what the head reads.
+    """The density for a backbone: of all stages of a convolutional network, else of the features that the head reads.
 
-    What the last layer finds strange is mostly what the prediction is unsure of anyway; early layers tell more.
+    The last layer mostly finds unlikely what the prediction is unsure of anyway; early layers tell more.
     """
     if model is not None and any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return Stages()

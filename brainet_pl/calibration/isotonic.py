@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.search import places
-from brainet_pl.calibration.affine import WatchedPredictions
+from brainet_pl.calibration.affine import finite_rows
 from brainet_pl.calibration.base import Calibrator
 
 
@@ -39,7 +39,7 @@ def interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
     return (y0 + share * (y1 - y0)).T
 
 
-class IsotonicScaling(Calibrator):
+class IsotonicScaling(Calibrator, DataSizedBuffers):
     """Isotonic regression of each class against the others (Zadrozny & Elkan 2002), brought to a sum of 1.
 
     It makes no assumption but order, and needs some thousand validation samples; answers may change. A share of
@@ -52,21 +52,13 @@ class IsotonicScaling(Calibrator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.collected = WatchedPredictions()
         self.register_buffer("knots", torch.empty(0, 0))
         self.register_buffer("values", torch.empty(0, 0))
         self.register_buffer("kept", torch.ones(()))
 
-    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
-        """Keeps probabilities (B, C) and labels (B,) of a validation batch."""
-        self.collected.update(predicted, target)
-
-    def finalize(self) -> dict[str, Tensor]:
-        """A curve for each class; without validation data they stay."""
-        if not self.collected.update_called:
-            return {}
-        probs, target = self.collected.compute()
-        self.collected.reset()
+    def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None = None) -> dict[str, Tensor]:
+        """Find a curve for each class, from probabilities (N, C) that are finite."""
+        probs, target = finite_rows(predicted, target)
         if len(target):
             with torch.inference_mode(False):  # their size changes, and a checkpoint may be loaded into them later
                 knots, values = fit_isotonic(probs.clone(), target.clone())
@@ -87,11 +79,3 @@ class IsotonicScaling(Calibrator):
     def label(self) -> str:
         """Says in a few words, for figures, what was done to the prediction."""
         return "after isotonic calibration"
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take the sizes of what is loaded."""
-        for name in ("knots", "values"):
-            stored = state_dict.get(prefix + name)
-            if stored is not None:
-                setattr(self, name, getattr(self, name).new_empty(stored.shape))
-        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl.calibration.base import Calibrator
 from brainet_pl.metrics.measures import check_classes
@@ -53,51 +50,21 @@ def fit_temperature(probs: Tensor, target: Tensor) -> Tensor:
     return torch.tensor(2.0 / (low + high), dtype=torch.float32, device=probs.device)
 
 
-class TemperatureFit(Metric):
-    """Collects predictions and labels of a validation epoch, of all processes; `compute` is their best τ."""
-
-    full_state_update = False
-    probs: list[Tensor]
-    target: list[Tensor]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("probs", [], dist_reduce_fx="cat")
-        self.add_state("target", [], dist_reduce_fx="cat")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: probabilities (B, C) and labels (B,)."""
-        self.probs.append(preds.detach())
-        self.target.append(target)
-
-    def compute(self) -> Tensor:
-        """Finds the best temperature for all that was collected, a scalar."""
-        return fit_temperature(dim_zero_cat(self.probs), dim_zero_cat(self.target))
-
-
 class TemperatureScaling(Calibrator):
     """Temperature scaling (Guo et al. 2017) of the averaged prediction, fitted after every validation of a fit.
 
-    Until it has settled the temperature is 1, which changes nothing. It has no settings.
+    Until then the temperature is 1, which changes nothing. It has no settings.
     """
 
     tau: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.collected = TemperatureFit()
         self.register_buffer("tau", torch.ones(()))
 
-    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
-        """Keeps probabilities (B, C) and labels (B,) of a validation batch."""
-        self.collected.update(predicted, target)
-
-    def finalize(self) -> dict[str, Tensor]:
-        """The temperature of the least negative log-likelihood; without validation data it stays."""
-        if not self.collected.update_called:
-            return {}
-        self.tau.copy_(self.collected.compute())
-        self.collected.reset()
+    def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None = None) -> dict[str, Tensor]:
+        """Find the temperature of the least negative log-likelihood; NaN among predictions (N, C) is an error."""
+        self.tau.copy_(fit_temperature(predicted, target))
         return {"temperature": self.tau}
 
     def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:

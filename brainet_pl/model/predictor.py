@@ -18,6 +18,7 @@ from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, HeadInputs, ResidualHead, need_tree, run_head, train_head
 from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
+from brainet_pl.scores.fitting import fit_score, fit_score_on_shares
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Task
 from brainet_pl.tasks.passes import Passes
@@ -71,7 +72,7 @@ class Predictor(nn.Module):
         calibrator = None if calibration is None else make_part(Calibrator, calibration, "calibration")
         if calibrator is not None:
             calibrator.check(self.task)
-            calibrator.bring(found, None if self.backbone.raw else self.backbone.model)
+            calibrator.add_required_scores(found, None if self.backbone.raw else self.backbone.model)
         chosen = Verdict(**verdict) if isinstance(verdict, Mapping) else verdict or Verdict()
         chosen.choose([], list(found.units))
         sets = None if conformal is None else make_part(Conformal, conformal, "conformal")
@@ -199,14 +200,10 @@ class Predictor(nn.Module):
         for score in scores:
             widths, scaled = self.backbone.widths(score.taps), self.backbone.scales(score.taps)
             score.set_context(ScoreContext(classes, self.backbone.raw, self.ggt, widths, scaled))
-            if found is not None:
-                score.learn(found.readings.view(score.taps), labels)
-                continue
-            assert share is not None
-            if score.sums:
-                score.learn_share(share.together(score.taps)[0], labels)
-            else:
-                score.learn_alone(share._replace(targets=list(labels.split([len(part) for part in share.targets]))))  # type: ignore[no-untyped-call]
+            if share is not None:
+                fit_score_on_shares(score, share, labels)
+            elif found is not None:
+                fit_score(score, found.readings.view(score.taps), labels)
 
     def finalize_head(self, seen: Extracted, held: Extracted | None) -> dict[str, float]:
         """Let the head choose what needs no training, from training samples and, where there are some, held-out ones.

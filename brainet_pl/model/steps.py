@@ -39,7 +39,7 @@ class EvaluatedBatch(NamedTuple):
 
 def base_prediction(predictor: Predictor, passes: Passes) -> Tensor | None:
     """What the network predicts without the new head; None where it can't, or is no longer what it was."""
-    logits = None if passes.readings is None else passes.readings.base_logits
+    logits = None if passes.backbone_output is None else passes.backbone_output.base_logits
     return predictor.task.base_predicted(logits) if logits is not None and predictor.backbone.frozen else None
 
 

@@ -7,13 +7,15 @@ of the prediction itself (`max_softmax`, `entropy`, `mutual_information` …) co
 
 from brainet_pl.scores.base import JoinedScore, Score, ScoreContext, ScoreSet
 from brainet_pl.scores.combined import Combined
-from brainet_pl.scores.density import GenerativeScore
+from brainet_pl.scores.density import TreeDensity
 from brainet_pl.scores.generative import Generative
 from brainet_pl.scores.mahalanobis import Mahalanobis
 from brainet_pl.scores.neighbours import KNN
 from brainet_pl.scores.own import Own
 from brainet_pl.scores.reference import Verdict
 from brainet_pl.scores.stages import Stages
+
+GenerativeScore = TreeDensity  # its name until 0.2
 
 __all__ = [
     "KNN",
@@ -27,5 +29,6 @@ __all__ = [
     "ScoreContext",
     "ScoreSet",
     "Stages",
+    "TreeDensity",
     "Verdict",
 ]

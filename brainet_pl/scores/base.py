@@ -1,25 +1,24 @@
 """What every score is: a number for each sample that is higher for an input more unlike the training data.
 
-A score may learn from the features of the training data (`fit`), and from the validation data of a fit (`observe` each
-batch, `finalize` at the end of the epoch). What it learned are buffers: they travel in every checkpoint by themselves.
+A score may learn from the features of the training data (`fit`), and from the scores of the validation data of a fit
+(`finalize`, at the end of the epoch). What it learned are buffers: they travel in every checkpoint by themselves.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.parts import Part
 from brainet_pl.backbones.taps import Taps
-from brainet_pl.distributed.collectives import exchange, rank, serve_rank_zero, total
-from brainet_pl.features.extraction import ExtractedShare
-from brainet_pl.scores.density import check_training, keep_wide
+from brainet_pl.distributed.epoch_buffer import EpochBuffer
 from brainet_pl.scores.reference import Reference, Verdict, p_values
 from brainet_pl.structure.ggt import GGT
 from brainet_pl.tasks.passes import Passes
@@ -45,7 +44,7 @@ class ScoreContext:
     scaled: bool = False
 
 
-class Score(Part, nn.Module, ABC):
+class Score(Part, DataSizedBuffers, ABC):
     """One score, or a few that share their work. A class of one's own needs `forward`, and `fit` if it learns.
 
     Buffers registered in the constructor may have any shape there: they take the shape of what a checkpoint holds.
@@ -54,14 +53,20 @@ class Score(Part, nn.Module, ABC):
         units: name → unit of each score that `forward` may give; "" for a number without one. Every score is higher for
             an input more unlike the training data.
         needs_fit: whether `fit` must run before the score can be used.
+        fits_shares: whether `fit` takes `shared=True`: its rows are then a share of the samples, and it sums over all
+            processes.
         name: what tells it from others of its class in one model: its scores end with `_<name>`. None for the only one.
-        shared: while `fit` runs, whether it is given a share of the samples and other processes have the rest.
+        layers: layers of the backbone whose features are read; None is what the head reads.
+        pool: how their maps and tokens become features.
     """
 
+    may_be_missing: ClassVar[bool] = True  # a checkpoint without this score leaves it unfitted
     units: ClassVar[Mapping[str, str]]
     needs_fit: ClassVar[bool] = True
+    fits_shares: bool = False
     name: str | None = None
-    shared: bool = False
+    layers: str | list[str] | None = None
+    pool: str | list[str] | None = None
     fitted: Tensor
 
     def __init__(self) -> None:
@@ -71,15 +76,15 @@ class Score(Part, nn.Module, ABC):
 
     @property
     def taps(self) -> Taps | None:
-        """The layers whose features the score reads, from its settings `layers` and `pool`; None is the head's."""
-        return Taps.of(getattr(self, "layers", None), getattr(self, "pool", None))
+        """The layers whose features the score reads; None is the head's."""
+        return Taps.of(self.layers, self.pool)
 
     @property
     def key(self) -> str:
         """What it is called among the scores of a model."""
-        return type(self).__name__ if self.name is None else f"{type(self).__name__}_{self.name}"
+        return self.name_in_model(type(self).__name__)
 
-    def called(self, score: str) -> str:
+    def name_in_model(self, score: str) -> str:
         """The name in `units` and of `forward` → that in a model, which may have several of this class."""
         return score if self.name is None else f"{score}_{self.name}"
 
@@ -88,119 +93,46 @@ class Score(Part, nn.Module, ABC):
         """Whether it can be used."""
         return self._ready
 
-    def _mark(self, ready: bool) -> None:
+    def set_ready(self, ready: bool) -> None:
+        """Say whether it can be used, here and in every checkpoint."""
         self._ready = ready
         self.fitted.fill_(ready)
 
     def set_context(self, context: ScoreContext) -> None:
-        """Hear of the model around, before `fit`."""
-
-    def learn(self, features: Tensor, labels: Tensor) -> None:
-        """`fit` after a check of what it is given; afterwards the score is ready.
-
-        Args:
-            features: (N, d) of the training data.
-            labels: (N,) from 0 on; all 0 where there are no classes.
-        """
-        check_training(features, labels)
-        self.fit(features, labels)
-        self._mark(True)
-
-    @property
-    def sums(self) -> bool:
-        """Whether `fit` can take a share of the samples, because it passes all that it adds up through `sum`."""
-        return False
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """A sum over the samples that `fit` was given → over those of all processes."""
-        return total(tensor) if self.shared else tensor
-
-    def learn_share(self, features: Tensor, labels: Tensor) -> None:
-        """`learn` from shares (n, d) and (n,) of the samples in all processes; a collective, for a score that `sums`.
-
-        A share may be empty, whatever its d.
-        """
-
-        def check() -> int:
-            if len(features):
-                check_training(features, labels)
-            return int(features.shape[1])
-
-        width = max(exchange(check))
-        self.shared = True
-        try:
-            self.fit(features if len(features) else features.new_empty(0, width), labels)
-        finally:
-            self.shared = False
-        self._mark(True)
-
-    def learn_alone(self, share: ExtractedShare) -> None:
-        """`learn` in the first process, from the samples of all; the others take what it learned. A collective."""
-        found = share.gathered()
-
-        def work(ask: Any) -> dict[str, Tensor]:
-            self.learn(found.readings.view(self.taps), found.targets)
-            return {name: value.cpu() for name, value in self.state_dict().items()}
-
-        learned = serve_rank_zero(work, lambda request: None)
-        if rank() > 0:
-            self.load_state_dict(learned)
+        """Take what is known of the model around, before `fit`."""
 
     def fit(self, features: Tensor, labels: Tensor) -> Any:
-        """Learn from training features (N, d) and labels (N,)."""
+        """Learn from training features (N, d) and labels (N,); see `brainet_pl.scores.fitting` for who calls it."""
 
     def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
         """See a batch of the validation data of a fit, with all scores (B,) of it."""
 
-    def finalize(self) -> None:
-        """Take what `observe` saw of the epoch as the reference from now on."""
+    def finalize(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Take all scores (N,) of a validation epoch as the reference from now on.
 
-    def complete(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """After `finalize`, all scores (N,) of the epoch → those of its own that follow from the new reference."""
+        Gives those of its own scores of the epoch that follow from the new reference.
+        """
         return {}
 
     @abstractmethod
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes → the scores (B,) by name."""
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moves as any module, but keeps 32 bits where the rest is made 16: scores are sums of many terms."""
-        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
-        """Take the shapes of what is loaded; a checkpoint without this score leaves it unfitted."""
-        if f"{prefix}fitted" not in state_dict:
-            self._mark(not self.needs_fit)
-            return
-        self._ready = bool(state_dict[f"{prefix}fitted"])
-        for name, buffer in list(self._buffers.items()):
-            stored = state_dict.get(prefix + name)
-            if buffer is not None and stored is not None and stored.shape != buffer.shape:
-                self._buffers[name] = buffer.new_empty(stored.shape)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def before_load(self, stored: Mapping[str, Tensor]) -> None:
+        """Read whether the score of the checkpoint was fitted."""
+        self.set_ready(bool(stored.get("fitted", not self.needs_fit)))
 
 
 class JoinedScore(Score):
-    """A score that is made of the other scores of a model, and knows those of the validation data.
+    """A score that is made of the other scores of a model, which are in the `scores` of the passes that it is given.
 
     Attributes:
-        leading: the first score of every other part, and the energy where there is one; the model says so.
+        default_names: the scores that are joined where none are named: the first of every other part, and the energy
+            where there is one. `ScoreSet` sets it.
     """
 
     needs_fit: ClassVar[bool] = False
-    leading: Sequence[str] = ()
-
-    @abstractmethod
-    def refer(self, columns: Mapping[str, Tensor]) -> None:
-        """Take all other scores (N,) of a validation epoch as the reference from now on."""
-
-    @abstractmethod
-    def join(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All other scores (B,) → those made of them (B,)."""
-
-    def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """The same of the scores in passes."""
-        return self.join(passes.scores)
+    default_names: Sequence[str] = ()
 
 
 def check_name(name: Any) -> str | None:
@@ -213,12 +145,13 @@ def check_name(name: Any) -> str | None:
     )
 
 
-def check_taps(score: Score) -> None:
-    """Refuse layers or pools that a score can't read."""
-    if score.taps is None and getattr(score, "pool", None) is not None:
+def set_source(score: Score, layers: str | list[str] | None, pool: str | list[str] | None, name: str | None) -> None:
+    """Keep which layers a score reads and what it is called; refuses what it can't read."""
+    score.layers, score.pool, score.name = layers, pool, check_name(name)
+    if score.taps is None and pool is not None:
         raise ValueError(
-            f"expected layers of {type(score).__name__} to pool, got pool={score.pool!r} alone: give layers too, or "
-            "leave pool out"
+            f"expected layers of {type(score).__name__} to pool, got pool={pool!r} alone: give layers too, or leave "
+            "pool out"
         )
 
 
@@ -227,47 +160,61 @@ class ScoreSet(nn.Module):
 
     Args:
         scores: no two of which may give a score of the same name.
-        taken: name → unit of the task's own scores.
+        task_units: name → unit of the scores of the prediction itself, which the task gives.
 
     Attributes:
         reference: all scores of the last validation epoch of a fit.
     """
 
-    def __init__(self, scores: Iterable[Score], taken: Mapping[str, str] | None = None) -> None:
+    def __init__(self, scores: Iterable[Score], task_units: Mapping[str, str] | None = None) -> None:
         super().__init__()
-        self._taken = dict(taken or {})
+        self._task_units = dict(task_units or {})
         self.members = nn.ModuleDict()
         self.reference = Reference()
+        self._observed = EpochBuffer()
         for score in scores:
             self.add(score)
 
     def add(self, score: Score) -> None:
         """Adds one more score to the set, under its key."""
-        twice = sorted(set(self.units) & {score.called(name) for name in score.units})
+        twice = sorted(set(self.units) & {score.name_in_model(name) for name in score.units})
         if twice:
             raise ValueError(
                 f"expected scores of different names, got {', '.join(twice)} twice: leave one "
                 f"{type(score).__name__} out, or give it a name of its own, {type(score).__name__}(name=…)"
             )
         self.members[score.key] = score
-        for part in self:
-            if isinstance(part, JoinedScore):
-                part.leading = self._leading()
+        for joined in self._joined:
+            joined.default_names = self._first_names
 
     @property
     def units(self) -> dict[str, str]:
         """Name → unit of every score that a model may give, the prediction's own first."""
-        ours = {score.called(name): unit for score in self for name, unit in score.units.items()}
-        return self._taken | ours
+        ours = {score.name_in_model(name): unit for score in self for name, unit in score.units.items()}
+        return self._task_units | ours
 
     @property
-    def preferred(self) -> list[str]:
-        """The names of scores by which an input is best called strange, the best first."""
-        return [*sorted(self._joined), *self._leading()]
+    def for_verdict(self) -> list[str]:
+        """The names of scores by which an input is best called unknown, the best first."""
+        return [*sorted(self._joined_names), *self._first_names]
 
-    def _leading(self) -> list[str]:
-        parts = [part for part in self if not isinstance(part, JoinedScore)]
-        return [part.called(next(iter(part.units))) for part in parts] + ["energy"] * ("energy" in self._taken)
+    @property
+    def _first_names(self) -> list[str]:
+        """The first score of every part that is not joined, and the energy where there is one."""
+        first = [part.name_in_model(next(iter(part.units))) for part in self._independent]
+        return first + ["energy"] * ("energy" in self._task_units)
+
+    @property
+    def _joined(self) -> list[JoinedScore]:
+        return [score for score in self if isinstance(score, JoinedScore)]
+
+    @property
+    def _joined_names(self) -> set[str]:
+        return {score.name_in_model(name) for score in self._joined for name in score.units}
+
+    @property
+    def _independent(self) -> list[Score]:
+        return [score for score in self if not isinstance(score, JoinedScore)]
 
     def __iter__(self) -> Iterator[Score]:
         return iter(self.members.values())  # type: ignore[arg-type]
@@ -285,37 +232,42 @@ class ScoreSet(nn.Module):
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes → all scores (B,): the prediction's own, then those of every score that is ready."""
-        found = dict(passes.scores)
-        for score in self:
-            if score.ready and not isinstance(score, JoinedScore):
-                found |= {score.called(name): values for name, values in score(passes.seen_by(score.taps)).items()}
-        return found | self._read(found)
-
-    def _read(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Scores (B,) → the scores that are made of them."""
-        more: dict[str, Tensor] = {}
-        for score in self:
-            if isinstance(score, JoinedScore) and score.ready:
-                more |= {score.called(name): values for name, values in score.join(found).items()}
-        return more
+        scores = dict(passes.scores)
+        for score in self._independent:
+            if score.ready:
+                scores |= _named(score, score(passes.with_features_of(score.taps)))
+        independent = replace(passes, scores=scores)
+        for joined in self._joined:
+            if joined.ready:
+                scores = scores | _named(joined, joined(independent))
+        return scores
 
     def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
         """Show a batch of validation data and its scores to all, each with its own scores by the names it knows."""
-        self.reference.collected.update({name: v for name, v in scores.items() if name not in self._joined})
+        joined = self._joined_names
+        self._observed.append({name: values.float() for name, values in scores.items() if name not in joined})
         for score in self:
             if score.ready:
-                score.observe(passes.seen_by(score.taps), self._as_known_to(score, scores))
+                score.observe(passes.with_features_of(score.taps), _by_own_names(score, scores))
 
-    @staticmethod
-    def _as_known_to(score: Score, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        own = {name: scores[score.called(name)] for name in score.units if score.called(name) in scores}
-        return {**scores, **own}
+    def finalize(self) -> None:
+        """End a validation epoch: its scores are the reference from now on."""
+        columns = self._observed.collect()
+        if not columns:
+            return
+        for score in self._independent:
+            if score.ready:
+                columns |= _named(score, score.finalize(_by_own_names(score, columns)))
+        made = [_named(joined, joined.finalize(columns)) for joined in self._joined]
+        for more in made:
+            columns |= more
+        self.reference.keep(columns)
 
     def judge(self, scores: Mapping[str, Tensor], verdict: Verdict, first: str | None = None) -> dict[str, Tensor]:
         """Scores (B,) → the verdict: `known_p`, a conformal p-value, and `known`; nothing without validation data.
 
         `known_p` is (1 + #{validation samples at least as strange}) / (n + 1). Of inputs like the validation data at
-        most a share `verdict.level` is called unknown, whatever the model; an input with NaN in its score is.
+        most a share `verdict.level` is called unknown, whatever the model; an input with NaN in its score has 0 and is.
 
         Args:
             scores: name → (B,).
@@ -325,29 +277,18 @@ class ScoreSet(nn.Module):
         there = [name for name in scores if name in self.reference]
         if not there or (verdict.score is not None and verdict.score not in there):
             return {}
-        score = verdict.choose([*([] if first is None else [first]), *self.preferred], there)
+        score = verdict.choose([*([] if first is None else [first]), *self.for_verdict], there)
         self.reference.warn_of_few(score)
         p = p_values(scores[score], self.reference[score])
         return {"known_p": p, "known": p > verdict.level}
 
-    @property
-    def _joined(self) -> set[str]:
-        return {score.called(name) for score in self if isinstance(score, JoinedScore) for name in score.units}
 
-    def finalize(self) -> None:
-        """End a validation epoch: its scores are the reference from now on."""
-        for score in self:
-            if score.ready:
-                score.finalize()
-        if not self.reference.collected.update_called:
-            return
-        columns = self.reference.collected.columns()
-        self.reference.collected.reset()
-        for score in self:
-            if score.ready:
-                more = score.complete(self._as_known_to(score, columns))
-                columns |= {score.called(name): values for name, values in more.items()}
-        for score in self:
-            if isinstance(score, JoinedScore):
-                score.refer(columns)
-        self.reference.keep(columns | self._read(columns))
+def _named(score: Score, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a score gave, under the names that it has in a model."""
+    return {score.name_in_model(name): column for name, column in values.items()}
+
+
+def _by_own_names(score: Score, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All scores of a model, and those of one score also under the names in its `units`."""
+    own = {name: scores[score.name_in_model(name)] for name in score.units if score.name_in_model(name) in scores}
+    return {**scores, **own}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from brainet_pl._utils import checks
 from brainet_pl.scores.base import JoinedScore, check_name
 from brainet_pl.scores.reference import Surprise, fit_surprise
+from brainet_pl.tasks.passes import Passes
 
 
 class Combined(JoinedScore):
@@ -22,9 +23,9 @@ class Combined(JoinedScore):
     finds strange still counts. How likely such a sum is, though scores depend on each other, is what `known_p` tells.
 
     Args:
-        of: names of the scores; null takes the first score of every other part in `scores`, and the energy where there
-            is one.
-        name: what tells it from another Combined of the model: its score ends with `_<name>`; null for the only one.
+        of: Names of the scores that are added; null takes the first score of every other part in `scores`, and the
+            energy where there is one.
+        name: Suffix of its score, `_<name>`, where a model has more than one Combined; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"joint": "nats"}
@@ -51,9 +52,9 @@ class Combined(JoinedScore):
         """Whether it has seen validation data."""
         return len(self.names) > 0
 
-    def refer(self, columns: Mapping[str, Tensor]) -> None:
-        """Learn the surprise of every score from those of validation data (N,)."""
-        names = list(self.leading if self.of is None else self.of)
+    def finalize(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Learn the surprise of every score from all scores (N,) of validation data; gives their `joint`."""
+        names = list(self.default_names if self.of is None else self.of)
         missing = [name for name in names if name not in columns]
         if missing or not names:
             raise ValueError(
@@ -65,16 +66,21 @@ class Combined(JoinedScore):
         self.knots, self.heights, self.slopes = (torch.stack(part).to(device) for part in parts)
         self.names = names
         self.listed = torch.frombuffer(bytearray(json.dumps(names).encode()), dtype=torch.uint8).to(device)
+        return self.combine(columns)
 
-    def join(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """One set of passes with all other scores → `joint` (B,)."""
+        return self.combine(passes.scores)
+
+    def combine(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All other scores (B,) → `joint` (B,); NaN in one of them is as strange as can be."""
         if not self.names:  # no validation data has come yet
             return {}
         fitted = zip(self.names, self.knots, self.heights, self.slopes, strict=True)
         return {"joint": torch.stack([Surprise(*one)(scores[name]) for name, *one in fitted]).sum(dim=0)}
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Read the names too."""
-        listed = state_dict.get(f"{prefix}listed")
-        self.names = [] if listed is None or not len(listed) else json.loads(bytes(listed.tolist()).decode())
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def before_load(self, stored: Mapping[str, Tensor]) -> None:
+        """Read the names of the scores that are added."""
+        super().before_load(stored)
+        listed = stored.get("listed", self.listed[:0])
+        self.names = json.loads(bytes(listed.tolist()).decode()) if len(listed) else []

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.search import places
 from brainet_pl.distributed.collectives import processes, rank, run_or_fail_together, total
 from brainet_pl.structure.ggt import GGT, Leaf
@@ -39,21 +40,22 @@ def families_of(ggt: GGT) -> list[Family]:
     return sorted({family for leaf in leaves for family in zip(leaf.variables, leaf.parents, strict=True)})
 
 
-class GenerativeScore(nn.Module):
+class TreeDensity(DataSizedBuffers):
     """Log-densities (B, C) of features under a tree's networks, and the scores made of them.
 
     Its tensors are buffers whose shapes follow from the arguments, so its weights load into what `from_dict` builds.
 
     Args:
-        ggt: the tree.
-        num_classes: C; 1 for a density without classes.
+        ggt: The learned tree.
+        num_classes: Number of classes C; 1 for a density without classes.
         kind: "gaussian", linear regressions on the parents, or "discrete", tables of quantile codes with BDeu's counts.
-        normalize: divide each sample's features by their Euclidean length first.
-        prior: weight, in rows, of what all classes have in common when a class's own parameters are estimated. None is
+        normalize: Divide each sample's features by their Euclidean length first.
+        prior: Weight, in rows, of what all classes have in common when a class's own parameters are estimated. None is
             16 for each variable (gaussian) or 5 (discrete).
-        max_parents: of a family. None keeps the 64 most correlated ones (gaussian) or the 2 best by score (discrete).
-        bins: levels of a feature, for "discrete".
-        temperature: of the posterior over sub-networks; "auto" is `GGT.auto_temperature`.
+        max_parents: Parents that a feature may have. None keeps the 64 most correlated ones (gaussian) or the 2 best by
+            score (discrete).
+        bins: Levels of a feature, for "discrete".
+        temperature: Temperature of the posterior over sub-networks; "auto" is `GGT.auto_temperature`.
     """
 
     _dtype: Tensor
@@ -93,40 +95,32 @@ class GenerativeScore(nn.Module):
         self.average = TreeAverage(ggt, families, gamma)
         self.register_buffer("_dtype", torch.empty(0), persistent=False)  # follows `module.double()`
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moves as any module, but keeps 32 bits where the rest is made 16: densities are sums of many terms."""
-        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-able primitives that `from_dict` rebuilds an empty score from."""
         return {"ggt": self.ggt.to_dict(), "num_classes": self.num_classes, "settings": dict(self._settings)}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> GenerativeScore:
+    def from_dict(cls, data: dict[str, Any]) -> TreeDensity:
         """A score of the same shape, for its tensors to be loaded into."""
         return cls(GGT.from_dict(data["ggt"]), int(data["num_classes"]), **data["settings"])
 
     @torch.no_grad()
-    def fit(self, features: Tensor, labels: Tensor) -> GenerativeScore:
-        """Estimate all parameters from finite training features (N, d) and labels (N,) from 0 to C - 1."""
-        self._check(features)
-        check_training(features, labels, self.num_classes)
-        self.families.fit(self._prepare(features), labels.long())
-        return self
+    def fit(self, features: Tensor, labels: Tensor, shared: bool = False) -> TreeDensity:
+        """Estimate all parameters from finite training features (N, d) and labels (N,) from 0 to C - 1.
 
-    @torch.no_grad()
-    def fit_share(self, features: Tensor, labels: Tensor) -> GenerativeScore:
-        """`fit`, in all processes, each with a share of the samples, which may be empty; for "gaussian" only."""
-        assert isinstance(self.families, GaussianFamilies)
-        families = self.families
+        With `shared`, for "gaussian" only, all processes fit together, each to its share of the samples or to none.
+        """
 
         def check() -> None:
             self._check(features)
-            if len(features):
+            if len(features) or not shared:
                 check_training(features, labels, self.num_classes)
 
-        run_or_fail_together(check)
-        families.fit(self._prepare(features), labels.long(), shared=True)
+        if shared:
+            run_or_fail_together(check)
+        else:
+            check()
+        self.families.fit(self._prepare(features), labels.long(), shared)
         return self
 
     @torch.no_grad()
@@ -201,7 +195,7 @@ def check_training(features: Tensor, labels: Tensor, num_classes: int | None = N
     if bad:
         raise ValueError(
             f"expected finite features to fit a score to, got {bad} of {len(features)} rows with NaN or infinite "
-            "values: mend the inputs or the backbone"
+            "values: fix the inputs or the backbone"
         )
     low, high = labels.min().item(), labels.max().item()
     fractions = labels.is_floating_point() and bool((labels != labels.round()).any())  # 2.0 is a label, 0.7 is none
@@ -213,14 +207,20 @@ def check_training(features: Tensor, labels: Tensor, num_classes: int | None = N
         )
 
 
-def keep_wide(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The same move of a tensor to a device or a type, except into 16 bits."""
+def density_threshold(threshold: float, rows: int) -> float:
+    """The least mutual information in nats that makes an edge in the tree of a density, learned from so many rows.
 
-    def wide(t: Tensor) -> Tensor:
-        moved = fn(t)
-        return t.to(moved.device) if moved.is_floating_point() and moved.element_size() < 4 else moved
+    It is at least 6/N: of N rows, independent pairs have about 1/(2N) nats, and one in two thousand exceeds 6/N.
 
-    return wide
+    >>> density_threshold(0.02, 1000), density_threshold(0.02, 60)
+    (0.02, 0.1)
+    """
+    return max(threshold, 6.0 / rows)
+
+
+def reducer(shared: bool) -> Callable[[Tensor], Tensor]:
+    """What turns a sum over this process's rows into one over all samples: where they are shared, a collective."""
+    return total if shared else lambda tensor: tensor
 
 
 class _Step(nn.Module):
@@ -325,11 +325,7 @@ class GaussianFamilies(nn.Module):
         With `shared`, these are a share of the samples: sums go over all processes, and each solves a part of the
         families.
         """
-        classes = self._classes
-
-        def over_all(tensor: Tensor) -> Tensor:
-            return total(tensor) if shared else tensor
-
+        classes, over_all = self._classes, reducer(shared)
         x, count = x.double(), over_all(torch.bincount(labels, minlength=classes).double())
         onehot = F.one_hot(labels, classes).double()
         n, sums = count.sum(), over_all(onehot.t() @ x)
@@ -395,8 +391,9 @@ class DiscreteFamilies(nn.Module):
         self.register_buffer("chosen", torch.full((len(families), max_parents), d))  # column d is code 0
         self.register_buffer("tables", torch.zeros(len(families), bins**max_parents * bins, num_classes))
 
-    def fit(self, x: Tensor, labels: Tensor) -> None:
-        """Counts levels of features (N, d) by family and by label (N,)."""
+    def fit(self, x: Tensor, labels: Tensor, shared: bool = False) -> None:
+        """Counts levels of features (N, d) by family and by label (N,), in one process: quantiles are no sums."""
+        assert not shared
         inner = torch.linspace(0, 1, self.bins + 1, dtype=x.dtype, device=x.device)[1:-1]
         self.edges.copy_(torch.stack([torch.quantile(column, inner) for column in x.t()]))
         codes = self._codes(x)
@@ -404,9 +401,8 @@ class DiscreteFamilies(nn.Module):
             kept = self._select(codes, labels, v, parents)
             self.chosen[i, : len(kept)] = torch.tensor(kept, dtype=torch.long, device=self.chosen.device)
             table = self._predictive(self._counts(codes, labels, v, kept)).log().permute(1, 2, 0).flatten(0, 1)
-            repeat = self.tables.shape[1] // len(
-                table
-            )  # parents not there have code 0, so only the first rows are read
+            # Parents that are not there have code 0, so that only the first rows are read.
+            repeat = self.tables.shape[1] // len(table)
             self.tables[i] = F.pad(table, (0, 0, 0, len(table) * (repeat - 1)))
 
     def _codes(self, x: Tensor) -> Tensor:

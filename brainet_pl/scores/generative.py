@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import primitive
-from brainet_pl.scores.base import Score, ScoreContext, check_name, check_taps
-from brainet_pl.scores.density import GenerativeScore, Kind, check_density
+from brainet_pl.scores.base import Score, ScoreContext, set_source
+from brainet_pl.scores.density import Kind, TreeDensity, check_density, density_threshold, reducer
 from brainet_pl.structure import GGT, FeatureStream, learn_structure
 from brainet_pl.structure.settings import MOST_SAMPLES
 from brainet_pl.tasks.passes import Passes
@@ -30,24 +29,25 @@ class Generative(Score):
 
     Args:
         kind: "gaussian", linear regressions on the parents, or "discrete", tables of quantile codes with BDeu's counts.
-        threshold: of the tree that is learned for the density, in nats; a density wants more edges than a network of
-            dense layers. It is raised to 6/N for N samples, where noise alone would make edges. null takes the tree of
-            the head.
-        s: samples at every node of that tree.
-        max_order: largest condition set while that tree is learned.
-        seed: of its samples of rows.
-        normalize: bring the features of every sample to length 1 first; null does so for the last layer of a backbone
-            only: inputs, and taps on a scale of their own, are read as they are.
-        prior: weight, in rows, of what all classes have in common when a class's own parameters are estimated. null is
+        threshold: Threshold of the independence test that learns the density's tree, in nats; a density wants more
+            edges than a network of dense layers. It is raised to 6/N for N samples, where noise alone would make edges.
+            null takes the tree of the head.
+        s: Bootstrap samples at every node of that tree.
+        max_order: Largest condition set while that tree is learned.
+        seed: Seed of the bootstrap samples.
+        normalize: Bring the features of every sample to length 1 first; null does so for the last layer of a backbone
+            only: inputs, and taps, which have been standardised, are read as they are.
+        prior: Weight, in rows, of what all classes have in common when a class's own parameters are estimated. null is
             16 for each variable (gaussian) or 5 (discrete).
-        bins: levels of a feature, for "discrete".
-        max_parents: of a family. null keeps the 64 most correlated ones (gaussian) or the 2 best by score (discrete).
-        max_features: of more features than these, a random choice is read: it tells as well what is strange, and a tree
-            of thousands takes long to learn. null reads all.
-        progress: show a progress bar while the tree is learned.
-        layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
-        pool: how their maps and tokens become features, as in `Backbone`.
-        name: what tells it from another Generative of the model: its scores end with `_<name>`; null for the only one.
+        bins: Levels of a feature, for "discrete".
+        max_parents: Parents that a feature may have. null keeps the 64 most correlated ones (gaussian) or the 2 best by
+            score (discrete).
+        max_features: Features that are read, a random choice of them: it detects unknown inputs as well, and a tree of
+            thousands takes long to learn. null reads all.
+        progress: Show a progress bar while the tree is learned.
+        layers: Layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
+        pool: How the maps and tokens of these layers become features, as in `Backbone`.
+        name: Suffix of its scores, `_<name>`, where a model has more than one Generative; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"generative": "nats", "generative_weighted": "nats", "combined": "deviations"}
@@ -73,9 +73,9 @@ class Generative(Score):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self.layers, self.pool, self.name = layers, pool, check_name(name)
-        check_taps(self)
+        set_source(self, layers, pool, name)
         self.kind = kind
+        self.fits_shares = kind == "gaussian"  # means and covariances are sums; quantiles are not
         self.prior, self.bins, self.max_parents = check_density(kind, prior, bins, max_parents)
         self.threshold = checks.number_or_none("threshold", threshold, 0, "None takes the tree of the head")
         self.s, self.max_order = checks.whole("s", s, 1, MOST_SAMPLES), checks.whole("max_order", max_order, 0)
@@ -83,38 +83,31 @@ class Generative(Score):
         self.max_features = checks.whole_or_none("max_features", max_features, 1, "None reads all features")
         self.normalize = None if normalize is None else checks.flag("normalize", normalize)
         self.progress = checks.flag("progress", progress)
-        self.density: GenerativeScore | None = None
-        self.moments = ScoreMoments()
-        self._around = ScoreContext(num_classes=1)
+        self.density: TreeDensity | None = None
+        self._context = ScoreContext(num_classes=1)
         self.register_buffer("chosen", torch.empty(0, dtype=torch.long))  # columns that are read; none is all
         self.register_buffer("reference", torch.full((2, 2), math.nan))
         self._refers = False  # whether the reference is known, outside the tensor for the sake of exported graphs
         self.register_buffer("blueprint", torch.empty(0, dtype=torch.uint8))  # what rebuilds the density, as JSON
 
     def set_context(self, context: ScoreContext) -> None:
-        """Hear of classes, of the head's tree and of whether features are raw."""
-        self._around = context
+        """Take the number of classes, the head's tree and whether features are raw."""
+        self._context = context
 
-    def fit(self, features: Tensor, labels: Tensor) -> Generative:
+    def fit(self, features: Tensor, labels: Tensor, shared: bool = False) -> Generative:
         """Learn the tree from training features (N, d), then its parameters for each class of labels (N,)."""
         features = features[:, self._choose(features.shape[1])]
-        as_they_are = self._around.raw or self._around.scaled
+        as_they_are = self._context.raw or self._context.scaled
         normalize = not as_they_are if self.normalize is None else self.normalize
         settings = {"kind": self.kind, "prior": self.prior, "bins": self.bins, "max_parents": self.max_parents}
-        classes = self._around.num_classes
-        if not self.shared:  # a share need not hold the last class
+        classes = self._context.num_classes
+        if not shared:  # a share need not hold the last class
             classes = max(classes, int(labels.max()) + 1)
-        score = GenerativeScore(self._tree(features), classes, normalize=normalize, **settings)  # type: ignore[arg-type]
-        fitted = score.fit_share(features, labels) if self.shared else score.fit(features, labels)
-        self.density = fitted.to(self.reference.device)
+        density = TreeDensity(self._tree(features, shared), classes, normalize=normalize, **settings)  # type: ignore[arg-type]
+        self.density = density.fit(features, labels, shared).to(self.reference.device)
         text = json.dumps(primitive(self.density.to_dict()), separators=(",", ":"))
         self.blueprint = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.reference.device)
         return self
-
-    @property
-    def sums(self) -> bool:
-        """Means and covariances are sums; quantiles, which a discrete density needs, are not."""
-        return self.kind == "gaussian"
 
     def _choose(self, width: int) -> Tensor:
         """(d,) which of the features are read."""
@@ -125,14 +118,13 @@ class Generative(Score):
         self.chosen = every.sort().values.to(self.reference.device) if few else self.chosen.new_empty(0)
         return every.sort().values
 
-    def _tree(self, features: Tensor) -> GGT:
+    def _tree(self, features: Tensor, shared: bool) -> GGT:
         if self.threshold is not None:
-            rows = int(self.sum(torch.tensor(len(features))))
-            # N independent pairs have a mutual information of about 1/(2N) nats; one in two thousand exceeds 6/N.
+            rows = int(reducer(shared)(torch.tensor(len(features))))
             return learn_structure(
-                FeatureStream.share(features) if self.shared else features,
+                FeatureStream.share(features) if shared else features,
                 test="gaussian" if self.kind == "gaussian" else "cmi",
-                threshold=max(self.threshold, 6.0 / rows),
+                threshold=density_threshold(self.threshold, rows),
                 bins=4,
                 s=self.s,
                 max_order=self.max_order,
@@ -144,30 +136,22 @@ class Generative(Score):
                 f"expected a threshold to learn a tree of {self.taps} with, got none: the tree of the head is one of "
                 "other features; give Generative a threshold"
             )
-        if self._around.ggt is None:
+        if self._context.ggt is None:
             raise RuntimeError(
                 "expected a learned tree to take for the generative score, got a head without one: give Generative a "
                 "threshold, so that it learns its own"
             )
-        return self._around.ggt
+        return self._context.ggt
 
-    def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
-        """Add a validation batch to the reference of `combined`."""
-        if "energy" in scores:
-            self.moments.update(torch.stack([scores["generative"], scores["energy"]], dim=1))
-
-    def finalize(self) -> None:
-        """Take mean and deviation of the validation epoch as the reference."""
-        if self.moments.update_called:
-            self.reference.copy_(self.moments.compute())
-            self._refers = bool(self.reference.isfinite().all())
-            self.moments.reset()
-
-    def complete(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`combined` of the epoch that gave its reference."""
-        if "energy" not in columns or not self._refers:
+    def finalize(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Take mean and deviation of the validation epoch as the reference of `combined`; NaN in one gives none."""
+        if "energy" not in columns:
             return {}
-        return {"combined": self._combined(columns["generative"], columns["energy"])}
+        both = torch.stack([columns["generative"], columns["energy"]], dim=1).double()
+        mean, square = both.mean(dim=0), (both**2).mean(dim=0)
+        self.reference.copy_(torch.stack([mean, (square - mean**2).clamp_min(1e-12).sqrt()]).float())
+        self._refers = bool(self.reference.isfinite().all())
+        return {"combined": self._combined(columns["generative"], columns["energy"])} if self._refers else {}
 
     def _combined(self, generative: Tensor, energy: Tensor) -> Tensor:
         both = torch.stack([generative, energy.to(generative.dtype)], dim=1)
@@ -183,38 +167,12 @@ class Generative(Score):
             found["combined"] = self._combined(found["generative"], energy)
         return found
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Build the density that the weights belong to before they are loaded."""
-        stored = state_dict.get(f"{prefix}blueprint")
+    def before_load(self, stored: Mapping[str, Tensor]) -> None:
+        """Build the density that the tensors belong to."""
+        super().before_load(stored)
+        blueprint = stored.get("blueprint", self.blueprint[:0])
         self.density = None
-        if stored is not None and len(stored):
-            data = json.loads(bytes(stored.tolist()).decode())
-            self.density = GenerativeScore.from_dict(data).to(self.reference.device)
-        reference = state_dict.get(f"{prefix}reference")
-        self._refers = reference is not None and bool(reference.isfinite().all())
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-class ScoreMoments(Metric):
-    """Mean and standard deviation of two scores over a validation epoch, of all processes."""
-
-    full_state_update = False
-    sums: Tensor
-    count: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("sums", torch.zeros(2, 2, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, scores: Tensor) -> None:
-        """Adds the two scores (B, 2) of a batch."""
-        scores = scores.double()
-        # Never in place, as in `brainet_pl.metrics`: a fit may follow a validation in inference mode.
-        self.sums = self.sums + torch.stack([scores.sum(dim=0), (scores**2).sum(dim=0)])
-        self.count = self.count + len(scores)
-
-    def compute(self) -> Tensor:
-        """Gives means and then deviations of both scores, (2, 2); deviations are never 0."""
-        mean, square = self.sums / self.count
-        return torch.stack([mean, (square - mean**2).clamp_min(1e-12).sqrt()]).float()
+        if len(blueprint):
+            data = json.loads(bytes(blueprint.tolist()).decode())
+            self.density = TreeDensity.from_dict(data).to(self.reference.device)
+        self._refers = "reference" in stored and bool(stored["reference"].isfinite().all())

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from brainet_pl._utils import checks
-from brainet_pl.scores.base import Score, ScoreContext, check_name, check_taps
+from brainet_pl.scores.base import Score, ScoreContext, set_source
+from brainet_pl.scores.density import reducer
 from brainet_pl.tasks.passes import Passes
 
 
 class Mahalanobis(Score):
-    """Distance to the nearest class mean under one covariance, and the same relative to one Gaussian of all data.
+    """Distance to the nearest class mean under one covariance, and that distance relative to one Gaussian of all data.
 
     `mahalanobis` is min_c (x - μ_c)ᵀ Σ⁻¹ (x - μ_c), Σ the covariance within classes; `mahalanobis_relative` subtracts
     (x - μ)ᵀ Σ₀⁻¹ (x - μ) with mean and covariance of all training data. Directions in which training features do not
@@ -28,13 +29,14 @@ class Mahalanobis(Score):
     tensor([0., 9.])
 
     Args:
-        normalize: bring the features of every sample to length 1 first.
-        layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
-        pool: how their maps and tokens become features, as in `Backbone`.
-        name: what tells it from another Mahalanobis of the model: its scores end with `_<name>`; null for the only one.
+        normalize: Bring the features of every sample to length 1 first.
+        layers: Layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
+        pool: How the maps and tokens of these layers become features, as in `Backbone`.
+        name: Suffix of its scores, `_<name>`, where a model has more than one Mahalanobis; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"mahalanobis": "", "mahalanobis_relative": ""}
+    fits_shares = True  # means and covariances are sums
     means: Tensor
     within: Tensor
     center: Tensor
@@ -48,35 +50,30 @@ class Mahalanobis(Score):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self.layers, self.pool, self.name = layers, pool, check_name(name)
-        check_taps(self)
-        self.normalize, self._classes = checks.flag("normalize", normalize), None
+        set_source(self, layers, pool, name)
+        self.normalize, self._classes = checks.flag("normalize", normalize), 0
         for name in ("means", "within", "center", "overall"):
             self.register_buffer(name, torch.empty(0))
 
     def set_context(self, context: ScoreContext) -> None:
-        """Hear how many classes there are."""
-        self._classes = context.num_classes  # type: ignore[assignment]
+        """Take the number of classes."""
+        self._classes = context.num_classes
 
     @torch.no_grad()
-    def fit(self, features: Tensor, labels: Tensor) -> Mahalanobis:
+    def fit(self, features: Tensor, labels: Tensor, shared: bool = False) -> Mahalanobis:
         """Means and covariances of training features (N, d); a class without a sample is left out."""
+        total = reducer(shared)
         x, labels = self._prepare(features).double(), labels.long()
         seen = int(labels.max()) + 1 if len(labels) else 0  # a share may be empty
-        onehot = F.one_hot(labels, max(self._classes or 0, seen)).double()
-        count = self.sum(onehot.sum(dim=0))
-        n, sums = count.sum(), self.sum(onehot.t() @ x)
+        onehot = F.one_hot(labels, max(self._classes, seen)).double()
+        count = total(onehot.sum(dim=0))
+        n, sums = count.sum(), total(onehot.t() @ x)
         means, center = sums / count.clamp_min(1)[:, None], sums.sum(dim=0) / n
-        rounding = torch.finfo(self.means.dtype).eps * (self.sum(x.square().sum(dim=0)) / n).sqrt()
+        rounding = torch.finfo(self.means.dtype).eps * (total(x.square().sum(dim=0)) / n).sqrt()
         for name, gap in (("within", x - means[labels]), ("overall", x - center)):
-            setattr(self, name, _whitening(self.sum(gap.t() @ gap) / n, rounding).to(self.means))
+            setattr(self, name, _whitening(total(gap.t() @ gap) / n, rounding).to(self.means))
         self.means, self.center = means[count > 0].to(self.means), center.to(self.center)
         return self
-
-    @property
-    def sums(self) -> bool:
-        """Means and covariances are sums."""
-        return True
 
     @torch.no_grad()
     def distances(self, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from brainet_pl._utils import checks
-from brainet_pl.scores.base import Score, check_name, check_taps
+from brainet_pl.scores.base import Score, set_source
 from brainet_pl.scores.density import in_parts
 from brainet_pl.tasks.passes import Passes
 
@@ -25,12 +25,12 @@ class KNN(Score):
     tensor([0., 2.])
 
     Args:
-        k: which neighbour; fewer training samples than that count as so many.
-        max_rows: training samples that are kept at the most, a random choice of them; they travel in the checkpoint.
-        seed: of that choice.
-        layers: layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
-        pool: how their maps and tokens become features, as in `Backbone`.
-        name: what tells it from another KNN of the model: its scores end with `_<name>`; null for the only one.
+        k: Which neighbour's distance is the score; the last one where there are fewer training samples.
+        max_rows: Most training samples that are kept, a random choice of them; they travel in the checkpoint.
+        seed: Seed of that random choice.
+        layers: Layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
+        pool: How the maps and tokens of these layers become features, as in `Backbone`.
+        name: Suffix of its scores, `_<name>`, where a model has more than one KNN; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"knn": ""}
@@ -46,8 +46,7 @@ class KNN(Score):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self.layers, self.pool, self.name = layers, pool, check_name(name)
-        check_taps(self)
+        set_source(self, layers, pool, name)
         self.k, self.max_rows = checks.whole("k", k, 1), checks.whole("max_rows", max_rows, 1)
         self.seed = checks.whole("seed", seed, 0, 2**63 - 1)
         self.register_buffer("bank", torch.empty(0, 0))

@@ -24,7 +24,7 @@ class Own(Score):
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """`own_energy` and `own_max_softmax`, each (B,)."""
-        base_logits = None if passes.readings is None else passes.readings.base_logits
+        base_logits = None if passes.backbone_output is None else passes.backbone_output.base_logits
         if base_logits is None:
             raise ValueError(
                 "expected the logits of the network's own classification layer for the score Own, got a backbone "

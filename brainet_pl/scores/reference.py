@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
+from torch import Tensor
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl._utils.search import places
-from brainet_pl.scores.density import keep_wide
 
 MOST_KEPT = 10_000  # validation samples whose scores travel in a checkpoint; more say hardly more about a p-value
 FEW = 200  # validation samples below which p-values are so coarse that a user should hear of it
@@ -29,7 +27,9 @@ _PREFIX = "of_"  # so that no score is called like something that a module has
 
 
 def p_values(scores: Tensor, reference: Tensor) -> Tensor:
-    """Scores (B,) and sorted scores (n,) of validation data → conformal p-values (B,); 0 for NaN.
+    """Scores (B,) and sorted scores (n,) of validation data → conformal p-values (B,).
+
+    The one definition of `known_p`. NaN has 0: below every level, and so never known.
 
     >>> p_values(torch.tensor([0.5, 9.0, float("nan")]), torch.tensor([1.0, 2.0, 3.0]))
     tensor([1.0000, 0.2500, 0.0000])
@@ -103,7 +103,7 @@ def fit_surprise(reference: Tensor) -> Surprise:
     n = len(values)
     if n < 2:
         raise ValueError(
-            f"expected at least two finite scores of validation data, got {n}: give validation data, or mend the score"
+            f"expected at least two finite scores of validation data, got {n}: give more, or correct the score"
         )
     shares = torch.linspace(1.0, TAIL, LEVELS + 1, dtype=torch.double, device=values.device)
     knots = torch.quantile(values, 1.0 - shares)
@@ -114,37 +114,14 @@ def fit_surprise(reference: Tensor) -> Surprise:
     return Surprise(knots.float(), -shares.log().float(), (1.0 / scale).float())
 
 
-class ScoreColumns(Metric):
-    """Collects the scores of a validation epoch, of all processes."""
-
-    full_state_update = False
-    values: list[Tensor]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("values", [], dist_reduce_fx="cat")
-        self.names: list[str] = []
-
-    def update(self, scores: Mapping[str, Tensor]) -> None:
-        """Adds a batch of scores by name, each (B,)."""
-        self.names = list(scores)
-        self.values.append(torch.stack([values.detach().float() for values in scores.values()], dim=1))
-
-    def compute(self) -> Tensor:
-        """Gives all scores (N, K), one column for each name."""
-        return dim_zero_cat(self.values)
-
-    def columns(self) -> dict[str, Tensor]:
-        """Name → (N,); torchmetrics would make a number of a tensor with one sample."""
-        return dict(zip(self.names, self.compute().view(-1, len(self.names)).unbind(dim=1), strict=True))
-
-
-class Reference(nn.Module):
+class Reference(DataSizedBuffers):
     """Sorted scores of validation data, by name; buffers, so that they travel in every checkpoint."""
+
+    _device: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.collected = ScoreColumns()
+        self.register_buffer("_device", torch.empty(0), persistent=False)  # follows `module.to(device)`
         self._warned = False
 
     def __contains__(self, score: object) -> bool:
@@ -156,25 +133,24 @@ class Reference(nn.Module):
     @property
     def names(self) -> list[str]:
         """The scores that there is a reference for."""
-        return [name.removeprefix(_PREFIX) for name in self._buffers]
+        return [name.removeprefix(_PREFIX) for name in self._buffers if name.startswith(_PREFIX)]
+
+    def _replace(self, columns: Mapping[str, Tensor]) -> None:
+        for name in self.names:
+            del self._buffers[_PREFIX + name]
+        for name, values in columns.items():
+            self.register_buffer(_PREFIX + name, values)
 
     def keep(self, columns: Mapping[str, Tensor]) -> None:
         """Take scores (N,) of validation data as the reference from now on; NaN counts as the strangest."""
-        self._buffers.clear()
+        kept = {}
         for name, values in columns.items():
             if len(values) > MOST_KEPT:  # any sample of the samples is as good a reference
                 rows = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:MOST_KEPT]
                 values = values[rows.to(values.device)]
             ordered = values.nan_to_num(nan=torch.inf, posinf=torch.inf).sort().values
-            self.register_buffer(f"{_PREFIX}{name}", ordered.clone(memory_format=torch.contiguous_format))
-
-    def threshold(self, score: str, level: float) -> float:
-        """The value above which p-values are at most `level`; ∞ where there are too few validation samples for that."""
-        values = self[score]
-        n, stranger = len(values), int(level * (len(values) + 1) + 1e-9) - 1  # samples that may be stranger
-        if stranger < 0:
-            return torch.inf
-        return float(values[n - 1 - stranger]) if stranger < n else -torch.inf
+            kept[name] = ordered.clone(memory_format=torch.contiguous_format)
+        self._replace(kept)
 
     def warn_of_few(self, score: str) -> None:
         """Say once that p-values of a score are coarse."""
@@ -186,19 +162,8 @@ class Reference(nn.Module):
                 f"validation samples in the fit, got {n}; give more of them"
             )
 
-    def forward(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Scores (B,) → their p-values (B,), of those that have a reference."""
-        return {name: p_values(values, self[name]) for name, values in scores.items() if name in self}
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moves as any module, but keeps 32 bits."""
-        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-untyped-call]
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
-        """Take whatever scores a checkpoint has."""
-        device = self.collected.device
-        found = {key.removeprefix(prefix): v for key, v in state_dict.items() if key.startswith(prefix + _PREFIX)}
-        self._buffers.clear()
-        for name, values in found.items():
-            self.register_buffer(name, torch.empty_like(values, device=device))
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def before_load(self, stored: Mapping[str, Tensor]) -> None:
+        """Make room for whatever scores a checkpoint has."""
+        known = {key: values for key, values in stored.items() if key.startswith(_PREFIX)}
+        device = self._device.device
+        self._replace({key.removeprefix(_PREFIX): torch.empty_like(v, device=device) for key, v in known.items()})

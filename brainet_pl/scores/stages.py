@@ -1,16 +1,17 @@
-"""How unlikely what a network makes of an input is, stage by stage."""
+"""How unlikely the features of an input are in each stage of a network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import primitive
-from brainet_pl.scores.base import Score, ScoreContext, check_name, check_taps
+from brainet_pl.scores.base import Score, ScoreContext, set_source
+from brainet_pl.scores.density import reducer
 from brainet_pl.scores.generative import Generative
 from brainet_pl.structure.settings import MOST_SAMPLES
 from brainet_pl.tasks.passes import Passes
@@ -19,7 +20,7 @@ MOST_ROWS = 5000  # training samples that tell mean and deviation of a density
 
 
 class Stages(Score):
-    """The sum over the layers of a network of minus the log-density of their features, each in its own deviations.
+    """One density for each stage of a network: minus the log-densities of their features, standardised and summed.
 
     `stages` is Σ_l (-max_c log p_l(x | c) - μ_l) / σ_l: p_l is the density of layer l under the networks of a tree that
     is learned for it alone, as in `Generative`, μ_l and σ_l are mean and deviation over training samples. So an early
@@ -27,19 +28,21 @@ class Stages(Score):
     network makes of them.
 
     Args:
-        threshold: of the trees, in nats, raised to 6/N for N samples; a density wants many edges.
-        s: samples at every node of a tree.
-        max_order: largest condition set while a tree is learned.
-        seed: of the samples of rows.
-        max_parents: of a family; the most correlated ones are kept.
-        max_features: of a layer with more features than these, a random choice is read. null reads all.
-        progress: show progress bars while trees are learned.
-        layers: layers of the backbone, as in `Backbone`; "auto" is the ends of its stages.
-        pool: how their maps and tokens become features, as in `Backbone`.
-        name: what tells it from another Stages of the model: its score ends with `_<name>`; null for the only one.
+        threshold: Threshold of the independence test that learns the trees, in nats; raised to 6/N for N samples. A
+            density wants many edges.
+        s: Bootstrap samples at every node of a tree.
+        max_order: Largest condition set while a tree is learned.
+        seed: Seed of the bootstrap samples.
+        max_parents: Parents that a feature may have; the most correlated ones are kept.
+        max_features: Features that are read of each layer, a random choice of them. null reads all.
+        progress: Show progress bars while trees are learned.
+        layers: Layers of the backbone, as in `Backbone`; "auto" is the ends of its stages.
+        pool: How the maps and tokens of these layers become features, as in `Backbone`.
+        name: Suffix of its score, `_<name>`, where a model has more than one Stages; null for the only one.
     """
 
     units: ClassVar[Mapping[str, str]] = {"stages": "deviations"}
+    fits_shares = True  # means and covariances are sums
     _density: ClassVar[type[Generative]] = Generative
     widths: Tensor
     moments: Tensor
@@ -58,8 +61,7 @@ class Stages(Score):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self.layers, self.pool, self.name = layers, pool, check_name(name)
-        check_taps(self)
+        set_source(self, layers, pool, name)
         self.threshold = checks.at_least("threshold", threshold, 0, "such as 0.001")
         self.s, self.max_order = checks.whole("s", s, 1, MOST_SAMPLES), checks.whole("max_order", max_order, 0)
         self.seed = checks.whole("seed", seed, 0)
@@ -68,36 +70,33 @@ class Stages(Score):
         self.progress = checks.flag("progress", progress)
         self.parts = nn.ModuleList()
         self._split: list[int] = []  # the widths outside the tensor: an exported graph can't split by one
-        self._around = ScoreContext(num_classes=1)
+        self._context = ScoreContext(num_classes=1)
         self.register_buffer("widths", torch.empty(0, dtype=torch.long))
         self.register_buffer("moments", torch.empty(0, 2))
 
     def set_context(self, context: ScoreContext) -> None:
-        """Hear of classes and of the widths of layers."""
-        self._around = context
+        """Take the number of classes and the widths of layers."""
+        self._context = context
 
-    def fit(self, features: Tensor, labels: Tensor) -> Stages:
+    def fit(self, features: Tensor, labels: Tensor, shared: bool = False) -> Stages:
         """Learn a tree and a density for each layer from training features (N, d) and labels (N,)."""
-        self._build(list(self._around.widths or (features.shape[1],)))
+        self._build(list(self._context.widths or (features.shape[1],)))
         self.widths = torch.tensor(self._split, device=self.widths.device)
         few = slice(None, None, max(1, len(features) // MOST_ROWS))
         moments = []
         for part, x in zip(self._densities(), torch.split(features, self._split, dim=1), strict=True):
-            part.set_context(self._around)
-            part.shared = self.shared
-            part.fit(x, labels)
-            part.shared = False
-            part._mark(True)
-            moments.append(self._moments(self._surprise(part, x[few])))
+            part.set_context(self._context)
+            part.fit(x, labels, shared)
+            part.set_ready(True)
+            moments.append(_moments(self._surprise(part, x[few]), shared))
         self.moments = torch.stack(moments).to(self.moments)
         return self
 
     def _build(self, widths: list[int]) -> None:
-        settings: dict[str, Any] = {"threshold": self.threshold, "s": self.s, "max_order": self.max_order}
-        settings |= {"seed": self.seed, "max_parents": self.max_parents, "max_features": self.max_features}
-        settings["progress"] = self.progress
+        names = ("threshold", "s", "max_order", "seed", "max_parents", "max_features", "progress")
+        settings = {name: primitive(getattr(self, name)) for name in names}
         self._split = widths
-        self.parts = nn.ModuleList(self._density(normalize=False, **primitive(settings)) for _ in widths)
+        self.parts = nn.ModuleList(self._density(normalize=False, **settings) for _ in widths)
         self.parts.to(self.fitted.device)
 
     def _densities(self) -> list[Generative]:
@@ -110,18 +109,6 @@ class Stages(Score):
         x = x.index_select(1, part.chosen) if len(part.chosen) else x
         return part.density.scores(x.to(part.reference))["generative"]
 
-    def _moments(self, values: Tensor) -> Tensor:
-        """(n,) → mean and deviation (2,), over all processes that have a share."""
-        values = values.double()
-        count, first, second = self.sum(torch.stack([values.new_tensor(len(values)), values.sum(), (values**2).sum()]))
-        mean = first / count
-        return torch.stack([mean, (second / count - mean**2).clamp_min(1e-12).sqrt()])
-
-    @property
-    def sums(self) -> bool:
-        """Means and covariances are sums."""
-        return True
-
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """Gives the score `stages` of a batch, (B,)."""
         if passes.features.shape[1] != sum(self._split):
@@ -131,8 +118,16 @@ class Stages(Score):
         layers = zip(self._densities(), torch.split(passes.features, self._split, dim=1), self.moments, strict=True)
         return {"stages": torch.stack([(self._surprise(part, x) - m[0]) / m[1] for part, x, m in layers]).sum(dim=0)}
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Make room for the densities before they are loaded."""
-        stored = state_dict.get(f"{prefix}widths")
-        self._build([] if stored is None else [int(width) for width in stored])
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def before_load(self, stored: Mapping[str, Tensor]) -> None:
+        """Build the densities that the tensors belong to."""
+        super().before_load(stored)
+        self._build([int(width) for width in stored.get("widths", ())])
+
+
+def _moments(values: Tensor, shared: bool) -> Tensor:
+    """(n,) → mean and deviation (2,), over all processes where each has a share."""
+    values = values.double()
+    sums = torch.stack([values.new_tensor(len(values)), values.sum(), (values**2).sum()])
+    count, first, second = reducer(shared)(sums)
+    mean = first / count
+    return torch.stack([mean, (second / count - mean**2).clamp_min(1e-12).sqrt()])

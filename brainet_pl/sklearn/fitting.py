@@ -17,6 +17,8 @@ from brainet_pl.network import BRAINetHead, HeadSettings
 from brainet_pl.network.training import fit_head
 from brainet_pl.network.tree import Tree, smallest_budget
 from brainet_pl.scores import Generative, ScoreContext
+from brainet_pl.scores.density import density_threshold
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.scores.reference import p_values
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification, Task
@@ -173,8 +175,7 @@ def fit_network(
     features, held_features = scaling(rows[train]), scaling(rows[held])
     settings = {name: value for name, value in learn.items() if value is not None}
     ggt = learn_structure(features.numpy(), progress=verbose, **settings).named(list(names) if names else None)
-    # N independent pairs have a mutual information of about 1/(2N) nats: below 6/N noise alone would make edges.
-    threshold = max(DENSITY_THRESHOLD, 6 / len(features))
+    threshold = density_threshold(DENSITY_THRESHOLD, len(features))
     density = learn_structure(
         features.numpy(), test="gaussian", threshold=threshold, progress=verbose, seed=learn["seed"]
     )
@@ -184,7 +185,7 @@ def fit_network(
     network.backbone.model.load_state_dict(scaling.state_dict())
     for score in network.scores:
         score.set_context(ScoreContext(count, raw=True, ggt=density))
-        score.learn(features, classes)
+        fit_score(score, features, classes)
 
     def validate() -> float:
         return float(task.loss(network.head.passes(held_features, 8).values, target[held]))

@@ -15,7 +15,7 @@ from brainet_pl._utils.parts import Part
 from brainet_pl.metrics.measures import Measure
 from brainet_pl.metrics.passes import PassTrace
 from brainet_pl.metrics.shift import Sums
-from brainet_pl.tasks.linear import Predictor
+from brainet_pl.tasks.linear import PredictFunction
 from brainet_pl.tasks.passes import Passes
 
 
@@ -98,7 +98,7 @@ class Task(Part, nn.Module, ABC):
         """What another pass buys, from outputs (T, B, O); None where the task does not tell."""
         return None
 
-    def linear(self, x: Tensor, target: Tensor) -> Predictor | None:
+    def linear(self, x: Tensor, target: Tensor) -> PredictFunction | None:
         """A linear layer on features (N, d), fitted in seconds, that gives what `predictive` gives, or None."""
         return None
 

@@ -16,7 +16,7 @@ from brainet_pl.metrics.measures import Measure, classification_measures
 from brainet_pl.metrics.passes import PassTrace, trace_passes
 from brainet_pl.metrics.shift import Sums, class_sums
 from brainet_pl.tasks.base import Task
-from brainet_pl.tasks.linear import Predictor, fit_softmax
+from brainet_pl.tasks.linear import PredictFunction, fit_softmax
 from brainet_pl.tasks.passes import Passes
 from brainet_pl.tasks.predictive import PREDICTIVE_UNITS, predictive_scores
 
@@ -62,14 +62,15 @@ class Classification(Task):
     """C classes, from C logits; with the "confidence" loss one more output is the logit of a learned confidence.
 
     Args:
-        num_classes: C.
+        num_classes: Number of classes C.
         loss: "cross_entropy", or "confidence" (DeVries & Taylor 2018), whose confidence becomes a further score.
-        label_smoothing: share of the label that either loss spreads over all classes.
-        confidence_budget: the mean -log confidence that the price of a hint is steered to.
+        label_smoothing: Share of the label that either loss spreads over all classes.
+        confidence_budget: The mean -log confidence that the price of a hint is steered to.
     """
 
     group: ClassVar[str] = "cls"
     units: ClassVar[Mapping[str, str]] = {**PREDICTIVE_UNITS, "confidence": ""}
+    kept_as: ClassVar[Mapping[str, str]] = {"loss": "loss_name"}
     price: Tensor
 
     def __init__(
@@ -171,7 +172,7 @@ class Classification(Task):
             found["confidence"] = 1.0 - uncertainty.predictive(outputs[..., -1].float().sigmoid(), weights)
         return found
 
-    def linear(self, x: Tensor, target: Tensor) -> Predictor | None:
+    def linear(self, x: Tensor, target: Tensor) -> PredictFunction | None:
         """Fit a multinomial logistic regression to features (N, d) and labels (N,)."""
         return fit_softmax(x, self.check(target), self.num_classes)
 
@@ -203,8 +204,3 @@ class Classification(Task):
     def classes(self, target: Tensor) -> tuple[Tensor, int]:
         """Gives the labels themselves, for scores that are fitted class by class."""
         return self.check(target), self.num_classes
-
-    def settings(self) -> dict[str, Any]:
-        """As of any part; the argument `loss` is kept under another name, because the method has its own."""
-        names = ("num_classes", "label_smoothing", "confidence_budget")
-        return {name: getattr(self, name) for name in names} | {"loss": self.loss_name}

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Predictor = Callable[[Tensor], Tensor]  # features (B, d) → what `Task.predictive` gives
+PredictFunction = Callable[[Tensor], Tensor]  # features (B, d) → what `Task.predictive` gives
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)  # of squared weights, beside the mean loss
 MOST_WORK = 4 * 10**7  # rows · features · classes: more would take longer than a few seconds
 ROWS_PER_CLASS = 5
 
 
-def scalings(x: Tensor) -> list[Predictor]:
+def scalings(x: Tensor) -> list[PredictFunction]:
     """Functions that bring features (N, d) to mean 0 and variance 1: each by itself, constant ones to 0; all alike."""
     mean, std = x.mean(dim=0), x.std(dim=0, correction=0)
     each = torch.where(std > 1e-6 * (1 + mean.abs()), 1 / std.clamp_min(1e-30), torch.zeros_like(std))
@@ -27,11 +27,11 @@ def scalings(x: Tensor) -> list[Predictor]:
     return [_scaled(mean, scale) for scale in (each, alike)]
 
 
-def _scaled(mean: Tensor, scale: Tensor) -> Predictor:
+def _scaled(mean: Tensor, scale: Tensor) -> PredictFunction:
     return lambda values: (values.to(mean) - mean) * scale
 
 
-def fit_softmax(x: Tensor, target: Tensor, classes: int) -> Predictor | None:
+def fit_softmax(x: Tensor, target: Tensor, classes: int) -> PredictFunction | None:
     """Multinomial logistic regression on features (N, d) and labels (N,), by L-BFGS; gives probabilities (B, C).
 
     None where it would take too long, or where there are too few rows for so many classes.
@@ -42,7 +42,7 @@ def fit_softmax(x: Tensor, target: Tensor, classes: int) -> Predictor | None:
     every = -(-len(x) // rows)
     x, target = x[::every].float(), target[::every]
     held = torch.arange(len(x), device=x.device) % 5 == 4
-    found: list[tuple[float, Predictor, float, Tensor]] = []
+    found: list[tuple[float, PredictFunction, float, Tensor]] = []
     for prepare in scalings(x):
         z = _with_one(prepare(x))
         weight = z.new_zeros(z.shape[1], classes)
@@ -74,7 +74,7 @@ def _descend(z: Tensor, target: Tensor, penalty: float, start: Tensor) -> Tensor
     return weight.detach()
 
 
-def fit_ridge(x: Tensor, target: Tensor) -> Predictor | None:
+def fit_ridge(x: Tensor, target: Tensor) -> PredictFunction | None:
     """Ridge regression on features (N, d) and numbers (N,); gives mean and variance (B, 2).
 
     The penalty and the variance are those of leave-one-out errors. None where there are too few rows to tell.
@@ -84,7 +84,7 @@ def fit_ridge(x: Tensor, target: Tensor) -> Predictor | None:
     x, target = x.double(), target.double()
     center = target.mean()
     y = target - center
-    found: list[tuple[float, Predictor, Tensor]] = []
+    found: list[tuple[float, PredictFunction, Tensor]] = []
     for prepare in scalings(x):
         u, s, vt = torch.linalg.svd(prepare(x), full_matrices=False)
         along = u.t() @ y

@@ -17,10 +17,10 @@ class Passes:
     Attributes:
         outputs: (T, B, O) what the head gave in each pass.
         weights: (T,) weights of the passes, or None where all count alike.
-        features: (B, d) what the head read, and scores without layers of their own.
+        features: (B, d) what the head reads, or what a score with layers of its own reads.
         predicted: the task's average over passes: probabilities (B, C), or mean and variance (B, 2).
         scores: name → (B,) the scores of the prediction itself, higher for a less certain sample.
-        readings: all that the backbone gave; None where it is the features alone.
+        backbone_output: all that the backbone gave; None where it is the features alone.
     """
 
     outputs: Tensor
@@ -28,18 +28,18 @@ class Passes:
     features: Tensor
     predicted: Tensor
     scores: dict[str, Tensor] = field(default_factory=dict)
-    readings: BackboneOutput | None = None
+    backbone_output: BackboneOutput | None = None
 
     def first(self, n: int) -> Passes:
-        """The same of the first n samples of the batch."""
+        """The passes of the first n samples of the batch."""
         scores = {name: values[:n] for name, values in self.scores.items()}
-        readings = None if self.readings is None else self.readings[:n]
-        return Passes(self.outputs[:, :n], self.weights, self.features[:n], self.predicted[:n], scores, readings)
+        output = None if self.backbone_output is None else self.backbone_output[:n]
+        return Passes(self.outputs[:, :n], self.weights, self.features[:n], self.predicted[:n], scores, output)
 
-    def seen_by(self, taps: Taps | None) -> Passes:
-        """The same for who reads other layers: `features` are theirs."""
+    def with_features_of(self, taps: Taps | None) -> Passes:
+        """The same passes with the features of other layers; None is what the head reads."""
         if taps is None:
             return self
-        # Never `self.readings or …`: it asks for a length, which an exported graph has none of.
-        readings = BackboneOutput(self.features) if self.readings is None else self.readings
-        return replace(self, features=readings.view(taps))
+        # Never `self.backbone_output or …`: it asks for a length, which an exported graph has none of.
+        output = BackboneOutput(self.features) if self.backbone_output is None else self.backbone_output
+        return replace(self, features=output.view(taps))

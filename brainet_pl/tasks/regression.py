@@ -15,7 +15,7 @@ from brainet_pl.metrics.losses import gaussian_nll
 from brainet_pl.metrics.measures import Measure, regression_measures
 from brainet_pl.metrics.shift import Sums, number_sums
 from brainet_pl.tasks.base import Task
-from brainet_pl.tasks.linear import Predictor, fit_ridge
+from brainet_pl.tasks.linear import PredictFunction, fit_ridge
 from brainet_pl.tasks.passes import Passes
 
 
@@ -26,7 +26,7 @@ class Regression(Task):
     `prepare`, and are buffers: predictions, metrics and scores are in the units of the target, from a checkpoint alone.
 
     Args:
-        min_variance: added to every variance, as a share of the variance of the training targets.
+        min_variance: Added to every variance, as a share of the variance of the training targets.
     """
 
     group: ClassVar[str] = "reg"
@@ -67,7 +67,7 @@ class Regression(Task):
         bad = int((~y.isfinite()).sum())
         if bad:
             raise ValueError(
-                f"expected finite targets, got {bad} NaN or infinite of {len(y)}: drop these rows or mend them"
+                f"expected finite targets, got {bad} NaN or infinite of {len(y)}: drop or correct these rows"
             )
         return y
 
@@ -131,7 +131,7 @@ class Regression(Task):
             "aleatoric_std": aleatoric.sqrt(),
         }
 
-    def linear(self, x: Tensor, target: Tensor) -> Predictor | None:
+    def linear(self, x: Tensor, target: Tensor) -> PredictFunction | None:
         """Fit a ridge regression to features (N, d) and numbers (N,)."""
         return fit_ridge(x, self.check(target))
 

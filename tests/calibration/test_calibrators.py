@@ -38,7 +38,7 @@ def nll(probs, labels):
     return -float(probs.gather(1, labels[:, None]).clamp_min(1e-12).log().mean())
 
 
-def settled(part, probs, labels):
+def finalized(part, probs, labels):
     part.check(Classification(probs.shape[1]))
     for p, y in zip(probs.split(70), labels.split(70), strict=True):
         part.observe(p, y, {})
@@ -105,7 +105,7 @@ def test_isotonic_against_scikit_learn():
     (probs, labels), (new, _) = skewed(600), skewed(400, seed=1)
     theirs = CalibratedClassifierCV(frozen.FrozenEstimator(Given()), method="isotonic", cv=3, ensemble=False)
     theirs.fit(probs.double().numpy(), labels.numpy())
-    part = settled(IsotonicScaling(), probs, labels)
+    part = finalized(IsotonicScaling(), probs, labels)
     assert float(part.kept) == pytest.approx(1 / 601)
     part.kept.zero_()  # they let nothing of the prediction stay
     np.testing.assert_allclose(part(new, {}), theirs.predict_proba(new.double().numpy()), atol=1e-4)
@@ -127,12 +127,12 @@ def test_interpolation_against_numpy():
 class TestAll:
     def test_helps_on_new_samples(self, kind):
         (probs, labels), (new, truth) = skewed(3000), skewed(3000, seed=1)
-        final = settled(kind(), probs, labels)(new, {})
+        final = finalized(kind(), probs, labels)(new, {})
         assert nll(final, truth) < nll(new, truth) - 0.05
         torch.testing.assert_close(final.sum(1), torch.ones(3000))
         assert (final > 0).all()
 
-    def test_changes_nothing_before_it_has_settled(self, kind):
+    def test_changes_nothing_before_it_was_fitted(self, kind):
         probs, _ = skewed(20)
         part = kind()
         part.check(Classification(4))
@@ -144,7 +144,7 @@ class TestAll:
         labels[labels == 3] = 0
         probs[0] = torch.tensor([1.0, 0.0, 0.0, 0.0])
         probs[1] = math.nan
-        final = settled(kind(), probs, labels)(skewed(50, seed=1)[0], {})
+        final = finalized(kind(), probs, labels)(skewed(50, seed=1)[0], {})
         assert final.isfinite().all()
         assert nll(final, skewed(50, seed=1)[1]) < 5
 

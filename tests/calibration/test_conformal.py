@@ -371,11 +371,11 @@ class Memory(Calibrator):
 
     def forward(self, predicted, scores):
         distance, place = torch.cdist(predicted, self.known[0]).min(dim=1)
-        told = torch.nn.functional.one_hot(self.known[1][place], predicted.shape[1]).float()
-        return torch.where((distance < 1e-3)[:, None], 0.99 * told + 0.01 * predicted, predicted)
+        known = torch.nn.functional.one_hot(self.known[1][place], predicted.shape[1]).float()
+        return torch.where((distance < 1e-3)[:, None], 0.99 * known + 0.01 * predicted, predicted)
 
 
-def settled(calibration, p, y, level=0.9, method="lac"):
+def finalized(calibration, p, y, level=0.9, method="lac"):
     part = Conformal(method, level)
     for places in torch.arange(len(y)).split(64):
         calibration.observe(p[places], y[places], {})
@@ -388,7 +388,7 @@ def settled(calibration, p, y, level=0.9, method="lac"):
 def test_a_calibrator_that_learned_the_validation_data_does_not_spoil_coverage():
     (p, y), (new, labels) = classes(800), classes(2000, seed=1)
     memory = Memory()
-    part = settled(memory, p, y)
+    part = finalized(memory, p, y)
     held = part(memory(new, {}))["set"].gather(1, labels[:, None]).sum()
     assert abs(float(held) / 2000 - 0.9) < 4 * math.sqrt(0.09 * (1 / 2000 + 1 / 800))
     spoilt = Conformal("lac").fit(memory(p, {}), y)
@@ -399,7 +399,7 @@ def test_a_calibrator_that_learned_the_validation_data_does_not_spoil_coverage()
 def test_after_temperature_scaling(method):
     (p, y), (new, labels) = classes(1500), classes(4000, seed=1)
     scaling = TemperatureScaling()
-    part = settled(scaling, p, y, method=method)
+    part = finalized(scaling, p, y, method=method)
     assert scaling.tau > 1.2
     final = scaling(new, {})
     held = part(final)["set"].gather(1, labels[:, None]).sum()
@@ -429,8 +429,8 @@ def test_through_fit_checkpoint_test_and_predict(tmp_path, quiet_trainer):
     assert again.conformal.settings() == model.conformal.settings()
     assert torch.equal(again.conformal.limits, model.conformal.limits)
     assert model.conformal.limits.isfinite()
-    told = Evaluation(figures=False)
-    trainer = quiet_trainer(tmp_path, told, PredictionFile())
+    evaluation = Evaluation(figures=False)
+    trainer = quiet_trainer(tmp_path, evaluation, PredictionFile())
     trainer.test(again, datamodule=Digits(), verbose=False)
     found = {name: float(value) for name, value in trainer.callback_metrics.items()}
     trainer.predict(again, datamodule=Digits(), return_predictions=False)

@@ -25,6 +25,7 @@ from brainet_pl.features.extraction import extract_features
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.scores import Generative, Mahalanobis, ScoreContext, Stages
+from brainet_pl.scores.fitting import fit_score_on_rows
 from brainet_pl.structure import GGT, FeatureStream, learn_structure, rai
 from brainet_pl.structure.independence.gaussian import PartialCorrelation
 from brainet_pl.tasks.passes import Passes
@@ -91,7 +92,7 @@ def stages(folder):
     ):
         score = Stages(progress=False)
         score.set_context(ScoreContext(3, widths=(3, 5)))
-        score.learn_share(x[rows], y[rows])
+        fit_score_on_rows(score, x[rows], y[rows])
         passes = Passes(torch.zeros(1, 50, 3), None, x[:50], torch.full((50, 3), 1 / 3))
         found[name] = score(passes)["stages"].tolist()
     return found

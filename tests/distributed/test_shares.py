@@ -13,6 +13,7 @@ import torch
 
 import brainet_pl
 from brainet_pl.scores import ScoreContext, Stages
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.structure import GGT, FeatureStream, Leaf, learn_structure, rai
 from brainet_pl.tasks.passes import Passes
 
@@ -90,7 +91,7 @@ def test_densities_of_stages_are_those_of_one_process(folder):
     x, y = (torch.from_numpy(part) for part in runpy.run_path(str(SCRIPT))["table"]())
     score = Stages(progress=False)
     score.set_context(ScoreContext(3, widths=(3, 5)))
-    score.learn(x, y)
+    fit_score(score, x, y)
     expected = score(Passes(torch.zeros(1, 50, 3), None, x[:50], torch.full((50, 3), 1 / 3)))["stages"]
     for one in found(folder / "stages"):
         for values in one.values():

@@ -30,6 +30,7 @@ from brainet_pl.metrics import curves
 from brainet_pl.metrics.measures import classification_measures, regression_measures
 from brainet_pl.network import HeadSettings, Linear, Tree
 from brainet_pl.scores import Score, ScoreContext
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.structure import GGT, Branch, DSeparation, Leaf, Node
 from brainet_pl.tasks import Classification, Regression, Task
 from brainet_pl.tasks.passes import Passes
@@ -413,7 +414,7 @@ def scores(draw):
     d, n = draw(st.integers(1, 5)), draw(st.integers(1, 30))
     classes = draw(st.integers(1, 3))
     part.set_context(ScoreContext(classes, draw(st.booleans()), rarely(draw, st.none(), st.just(None))))
-    part.learn(tensor(draw, n, d), labels(draw, n, classes))
+    fit_score(part, tensor(draw, n, d), labels(draw, n, classes))
     features = tensor(draw, 4, d)
     probs = torch.full((len(features) if features.dim() else 1, classes), 1 / classes)
     energy = {"energy": torch.zeros(len(probs))} if draw(st.booleans()) else {}

@@ -15,7 +15,8 @@ from brainet_pl.datamodules import Table
 from brainet_pl.metrics.curves import adaptive_calibration_error, calibration_sums, risk_coverage
 from brainet_pl.metrics.measures import NegativeLogLikelihood, RiskAtCoverage, SquaredError
 from brainet_pl.network import MLP, Ensemble, HeadSettings, LinearHead, MLPHead, Tree
-from brainet_pl.scores import KNN, Generative, GenerativeScore, Mahalanobis
+from brainet_pl.scores import KNN, Generative, Mahalanobis, TreeDensity
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.structure import GGT, DSeparation, Leaf
 
 LEAF = GGT(Leaf((0, 1), ((), ()), 0.0), 2)
@@ -40,11 +41,11 @@ NAN = float("nan")
         (lambda: Ensemble(members=10**6), "members of at least 1 and at most 1000, got"),
         (lambda: LinearHead(2**70, 3), "in_features of at least 1 and at most"),
         (lambda: MLPHead(2, 3, 100)(torch.zeros(3, 5)), r"shape \(batch, 2\) in real numbers, got \(3, 5\)"),
-        (lambda: KNN().learn(torch.zeros(4), torch.zeros(4).long()), r"features \(N, d\) and as many labels"),
-        (lambda: KNN().learn(TWO, torch.zeros(3).long()), r"got \(4, 2\) of torch.float32 and \(3,\)"),
-        (lambda: Mahalanobis().learn(TWO, torch.full((4,), -1)), "from 0 on as labels, got -1 to -1"),
-        (lambda: Mahalanobis().learn(TWO, torch.full((4,), 0.5)), "whole numbers from 0 on as labels, got 0.5"),
-        (lambda: GenerativeScore(LEAF, 2).fit(TWO, torch.full((4,), 2)), "from 0 to 1 as labels, got 2 to 2"),
+        (lambda: fit_score(KNN(), torch.zeros(4), torch.zeros(4).long()), r"features \(N, d\) and as many labels"),
+        (lambda: fit_score(KNN(), TWO, torch.zeros(3).long()), r"got \(4, 2\) of torch.float32 and \(3,\)"),
+        (lambda: fit_score(Mahalanobis(), TWO, torch.full((4,), -1)), "from 0 on as labels, got -1 to -1"),
+        (lambda: fit_score(Mahalanobis(), TWO, torch.full((4,), 0.5)), "whole numbers from 0 on as labels, got 0.5"),
+        (lambda: TreeDensity(LEAF, 2).fit(TWO, torch.full((4,), 2)), "from 0 to 1 as labels, got 2 to 2"),
         (lambda: Generative(kind="discrete", bins=200, max_parents=5), r"at most 1,048,576 cells .* got 64,000,000"),
         (lambda: Generative(threshold=float("inf")), "threshold to be a finite number, got inf"),
         (lambda: KNN(seed=-1), "expected seed of at least 0 and at most"),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from brainet_pl.calibration.temperature import TemperatureFit, fit_temperature, scale
+from brainet_pl.calibration.temperature import TemperatureScaling, fit_temperature, scale
 from brainet_pl.metrics.losses import confidence_loss
 
 
@@ -56,7 +56,7 @@ def test_temperature_of_a_faultless_validation_set_is_bounded_and_zeros_are_fine
     assert fit_temperature(probs, torch.tensor([0, 1])).isfinite()
     assert fit_temperature(probs, torch.tensor([1, 0])) == pytest.approx(20, rel=1e-3)
     torch.testing.assert_close(scale(torch.tensor([[0.5, 0.5, 0.0]]), 2.0).sum(), torch.tensor(1.0))
-    fit = TemperatureFit()
+    scaling = TemperatureScaling()
     for i in range(2):
-        fit.update(torch.tensor([[0.9, 0.1]]), torch.tensor([i]))
-    assert fit.compute() == pytest.approx(20, rel=1e-3)  # right as often as wrong: as uncertain as can be
+        scaling.observe(torch.tensor([[0.9, 0.1]]), torch.tensor([i]), {})
+    assert scaling.finalize()["temperature"] == pytest.approx(20, rel=1e-3)  # right as often as wrong

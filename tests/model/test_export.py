@@ -97,7 +97,7 @@ def test_what_was_fitted_is_in_the_graph(name, tmp_path, quiet_trainer):
     trainer.fit(model, datamodule=data)
     model.eval()
     names = export_onnx(model, tmp_path / "model.onnx", seed=2)
-    wanted = {score.called(unit) for score in model.scores for unit in score.units}
+    wanted = {score.name_in_model(unit) for score in model.scores for unit in score.units}
     assert {"class", "probabilities", "known", "known_p", "energy", *wanted} <= set(names)
     assert ("set" in names) == (sets is not None)
     if isinstance(model.head, BRAINetHead):

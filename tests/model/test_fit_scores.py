@@ -15,6 +15,7 @@ from brainet_pl.metrics.curves import separation
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import KNN, Generative, Mahalanobis, Score, ScoreSet
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.tasks.passes import Passes
 
 HEADS = [
@@ -54,7 +55,7 @@ def aurocs(x, labels):
     """Score → how well it tells held-out digits from the test set, with no model around it."""
     data, scores, found = digits(), ScoreSet([KNN(), Mahalanobis()]), []
     for score in scores:
-        score.learn(x, labels)
+        fit_score(score, x, labels)
     for samples in (data.test_set, data.ood_sets["held_out"]):
         empty = torch.zeros(1, len(samples), 8)
         found.append(scores(Passes(empty, None, inputs(samples), empty[0])))
@@ -91,7 +92,7 @@ def test_scores_are_fitted_to_all_training_data_and_travel_in_the_checkpoint(tmp
     assert not again.scores.unfitted
     alone = ScoreSet([KNN(k=3), Mahalanobis(normalize=False)])
     for score in alone:
-        score.learn(*training_data())
+        fit_score(score, *training_data())
     x = inputs(digits().test_set)
     passes = again.predictor.passes(x)
     found, expected, before = again.scores(passes), alone(passes), model.scores(passes)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreSet
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.scores.reference import fit_surprise
 from brainet_pl.tasks.passes import Passes
 
@@ -33,7 +34,7 @@ def data():
     return torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
 
 
-def settled(scores, x):
+def finalized(scores, x):
     for part in x.split(100):
         passes = passes_of(part)
         scores.observe(passes, scores(passes))
@@ -42,7 +43,7 @@ def settled(scores, x):
 
 
 def test_scores_of_one_class_live_side_by_side_under_names(data):
-    scores = settled(ScoreSet([Column(1), Column(2, "second")], {"energy": "nats"}), data)
+    scores = finalized(ScoreSet([Column(1), Column(2, "second")], {"energy": "nats"}), data)
     assert list(scores.members) == ["Column", "Column_second"]
     found = scores(passes_of(data[:5]))
     torch.testing.assert_close(found["column"], data[:5, 1])
@@ -53,6 +54,33 @@ def test_scores_of_one_class_live_side_by_side_under_names(data):
         scores.add(Column(0, "second"))
 
 
+class Relative(Column):
+    """A column in means of the validation data, which it counts itself."""
+
+    units = {"column": "u", "relative": ""}  # noqa: RUF012
+
+    def __init__(self, column=0, name=None):
+        super().__init__(column, name)
+        self.rows, self.mean = 0, None
+
+    def observe(self, passes, scores):
+        self.rows += len(passes.features)
+        assert torch.equal(scores["column"], passes.features[:, self.column])
+
+    def finalize(self, columns):
+        assert len(columns["column"]) == self.rows
+        self.mean = columns["column"].mean()
+        return {"relative": columns["column"] / self.mean}
+
+
+def test_a_score_of_ones_own_may_learn_from_validation_data(data):
+    score = Relative(1, "own")
+    scores = finalized(ScoreSet([score]), data)
+    assert score.rows == 1000
+    expected = (data[:, 1] / data[:, 1].mean()).sort().values
+    torch.testing.assert_close(scores.reference["relative_own"], expected)
+
+
 @pytest.mark.parametrize("name", ["a b", "1", "", 3])
 def test_names_are_words(name):
     with pytest.raises(ValueError, match="name of a score"):
@@ -60,25 +88,25 @@ def test_names_are_words(name):
 
 
 def test_the_joint_score_is_the_sum_of_surprises_from_the_first_epoch_on(data):
-    scores = settled(ScoreSet([Combined(), Column(1), Column(2, "second")], {"energy": ""}), data)
+    scores = finalized(ScoreSet([Combined(), Column(1), Column(2, "second")], {"energy": ""}), data)
     x = 3 * torch.randn(50, 3)
     expected = sum(fit_surprise(data[:, c])(x[:, c]) for c in (1, 2, 0))
     torch.testing.assert_close(scores(passes_of(x))["joint"], expected)
     assert "joint" in scores.reference
     assert len(scores.reference["joint"]) == 1000
-    chosen = settled(ScoreSet([Combined(of=["column"], name="one"), Column(1)]), data)
+    chosen = finalized(ScoreSet([Combined(of=["column"], name="one"), Column(1)]), data)
     torch.testing.assert_close(chosen(passes_of(x))["joint_one"], fit_surprise(data[:, 1])(x[:, 1]))
 
 
 def test_nan_in_one_score_is_as_strange_as_can_be(data):
-    scores = settled(ScoreSet([Combined(), Column(1)], {"energy": ""}), data)
+    scores = finalized(ScoreSet([Combined(), Column(1)], {"energy": ""}), data)
     x = torch.tensor([[0.0, math.nan, 0.0], [0.0, 0.0, 0.0]])
     joint = scores(passes_of(x))["joint"]
     assert joint[0] >= 1e9 > joint[1]
 
 
 def test_weights_bring_the_joint_score_back_even_beside_others(data):
-    scores = settled(ScoreSet([Column(1), Combined()], {"energy": ""}), data)
+    scores = finalized(ScoreSet([Column(1), Combined()], {"energy": ""}), data)
     again = ScoreSet([Column(1), Column(2, "second"), Combined()], {"energy": ""})
     again.load_state_dict(scores.state_dict(), strict=False)
     x = passes_of(torch.randn(9, 3))
@@ -86,13 +114,13 @@ def test_weights_bring_the_joint_score_back_even_beside_others(data):
 
 
 def test_one_validation_sample_is_a_reference_too(data):
-    scores = settled(ScoreSet([Column(1)]), data[:1])
+    scores = finalized(ScoreSet([Column(1)]), data[:1])
     assert scores.reference["column"].tolist() == data[:1, 1].tolist()
 
 
 def test_what_is_not_there_is_said(data):
     with pytest.raises(ValueError, match=r"got knn: it has energy"):
-        settled(ScoreSet([Combined(of=["knn"])], {"energy": ""}), data)
+        finalized(ScoreSet([Combined(of=["knn"])], {"energy": ""}), data)
     with pytest.raises(ValueError, match="expected of to be a list of names"):
         Combined(of="generative")
 
@@ -104,8 +132,8 @@ def test_a_density_knows_its_own_scores_by_any_name(data):
         [Generative(progress=False), Generative(progress=False, normalize=False, name="b")], {"energy": ""}
     )
     for score in scores:
-        score.learn(data, labels)
-    settled(scores, data)
+        fit_score(score, data, labels)
+    finalized(scores, data)
     columns = {name: scores.reference[name] for name in ("combined", "combined_b")}
     for name, values in columns.items():
         assert values.mean().abs() < 0.05, name
@@ -116,7 +144,7 @@ def test_a_density_knows_its_own_scores_by_any_name(data):
 def test_of_many_features_some_are_read(data):
     wide = torch.cat([data, data.square(), data.abs()], dim=1)
     score, again = Generative(progress=False, max_features=4), Generative(max_features=4)
-    score.learn(wide, torch.zeros(1000))
+    fit_score(score, wide, torch.zeros(1000))
     passes = Passes(torch.zeros(1, 1000, 1), None, wide, torch.ones(1000, 1))
     found = score(passes)["generative"]
     assert score.density.ggt.num_variables == len(score.chosen) == 4
@@ -124,5 +152,5 @@ def test_of_many_features_some_are_read(data):
     again.load_state_dict(score.state_dict())
     torch.testing.assert_close(again(passes)["generative"], found)
     every = Generative(progress=False, max_features=9)
-    every.learn(wide, torch.zeros(1000))
+    fit_score(every, wide, torch.zeros(1000))
     assert not len(every.chosen)

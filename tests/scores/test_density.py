@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from brainet_pl.scores import Generative, GenerativeScore, ScoreContext
-from brainet_pl.scores.generative import ScoreMoments
+from brainet_pl.scores import Generative, ScoreContext, TreeDensity
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.structure import learn_structure
 from brainet_pl.structure.ggt import GGT, Leaf
 from brainet_pl.tasks.passes import Passes
@@ -50,7 +50,7 @@ def mixture(score, x, log_family):
 
 def test_gaussian_densities_are_those_of_every_network_in_turn(data, ggt):
     x, y = data
-    score = GenerativeScore(ggt, CLASSES, normalize=False, prior=30).fit(x, y)
+    score = TreeDensity(ggt, CLASSES, normalize=False, prior=30).fit(x, y)
     a, b = x.double().numpy(), y.numpy()
     means = np.stack([a[b == c].mean(0) for c in range(CLASSES)])
     common = np.cov((a - means[b]).T, bias=True)
@@ -72,7 +72,7 @@ def test_discrete_densities_are_those_of_every_network_in_turn(data, ggt, max_pa
     x, y = data
     bins, prior = 3, 4.0
     settings = {"kind": "discrete", "bins": bins, "prior": prior, "max_parents": max_parents, "normalize": False}
-    score = GenerativeScore(ggt, CLASSES, **settings).fit(x, y)
+    score = TreeDensity(ggt, CLASSES, **settings).fit(x, y)
     edges = np.quantile(x.numpy(), [1 / 3, 2 / 3], axis=0)
     codes = (x.numpy()[:, None, :] > edges).sum(1)
     chosen = dict(zip(score.families._families, score.families.chosen.tolist(), strict=True))
@@ -97,18 +97,16 @@ def test_discrete_densities_are_those_of_every_network_in_turn(data, ggt, max_pa
 
 def test_few_parents_and_one_covariance_for_all(data, ggt, monkeypatch):
     x, y = data
-    few = GenerativeScore(ggt, CLASSES, normalize=False, max_parents=1).fit(x, y)
+    few = TreeDensity(ggt, CLASSES, normalize=False, max_parents=1).fit(x, y)
     assert few.families.slopes.shape[1] == 1
     assert len({row for row in few.families.parents[:, 0].tolist() if row < 8}) > 2
-    all_parents, none = (
-        GenerativeScore(ggt, CLASSES, normalize=False, **s).fit(x, y) for s in ({}, {"max_parents": 0})
-    )
+    all_parents, none = (TreeDensity(ggt, CLASSES, normalize=False, **s).fit(x, y) for s in ({}, {"max_parents": 0}))
     likelihoods = [s(x).gather(1, y[:, None]).mean().item() for s in (none, few, all_parents)]
     assert likelihoods == sorted(likelihoods)
     monkeypatch.setattr("brainet_pl.scores.density._TIED", 10)
-    tied = GenerativeScore(ggt, CLASSES, normalize=False).fit(x, y)
+    tied = TreeDensity(ggt, CLASSES, normalize=False).fit(x, y)
     monkeypatch.undo()
-    same = GenerativeScore(ggt, CLASSES, normalize=False, prior=1e12).fit(x, y)
+    same = TreeDensity(ggt, CLASSES, normalize=False, prior=1e12).fit(x, y)
     assert tied.families.slopes.shape[2] == 1
     torch.testing.assert_close(tied(x), same(x), atol=1e-3, rtol=1e-3)
     monkeypatch.setattr("brainet_pl.scores.density._ROOM", 10)  # sample by sample
@@ -119,7 +117,7 @@ def test_a_table_of_probabilities_sums_to_one(data):
     """Over all 3^4 configurations of four variables, whatever the tree."""
     x, y = data
     tree = learn_structure(x[:, :4], test="gaussian", threshold=0.05, s=2, max_order=1, progress=False)
-    score = GenerativeScore(tree, CLASSES, kind="discrete", bins=3, normalize=False).fit(x[:, :4], y)
+    score = TreeDensity(tree, CLASSES, kind="discrete", bins=3, normalize=False).fit(x[:, :4], y)
     edges = score.families.edges
     middle = torch.stack([edges[:, 0] - 1, edges.mean(1), edges[:, 1] + 1])  # one value in each bin
     grid = torch.cartesian_prod(*middle.t())
@@ -129,8 +127,8 @@ def test_a_table_of_probabilities_sums_to_one(data):
 @pytest.mark.parametrize("kind", ["gaussian", "discrete"])
 def test_unlike_features_score_high_and_a_copy_is_exact(data, ggt, kind):
     x, y = data
-    score = GenerativeScore(ggt, CLASSES, kind=kind).fit(x, y)
-    again = GenerativeScore.from_dict(score.to_dict())
+    score = TreeDensity(ggt, CLASSES, kind=kind).fit(x, y)
+    again = TreeDensity.from_dict(score.to_dict())
     again.load_state_dict(score.state_dict())
     shuffled = torch.stack([column[torch.randperm(len(x))] for column in x.t()], dim=1)  # same margins, no dependence
     known, unknown = (again.scores(v)["generative"] for v in (x, shuffled))
@@ -148,18 +146,16 @@ def test_scores_by_hand_and_the_reference_of_the_combination(data):
     x, y = data
     score = Generative(normalize=False, progress=False)
     score.set_context(ScoreContext(CLASSES))
-    score.learn(x, y)
+    fit_score(score, x, y)
     probs, energy = torch.rand(len(x), CLASSES).softmax(1), torch.randn(len(x))
     found = score(passes_of(x, probs, energy))
     assert set(found) == {"generative", "generative_weighted"}  # nothing to compare with yet
     density = score.density(x)
     torch.testing.assert_close(found["generative"], -density.max(1).values)
     torch.testing.assert_close(found["generative_weighted"], -(probs * density).sum(1))
-    for part in range(0, 600, 200):
-        rows = slice(part, part + 200)
-        score.observe(None, {"generative": found["generative"][rows], "energy": energy[rows]})
-    score.finalize()
+    of_epoch = score.finalize({"generative": found["generative"], "energy": energy})["combined"]
     combined = score(passes_of(x, probs, energy))["combined"]
+    torch.testing.assert_close(of_epoch, combined)
     expected = sum((v - v.mean()) / v.std(correction=0) for v in (found["generative"], energy))
     torch.testing.assert_close(combined, expected, atol=1e-3, rtol=1e-3)
     again = Generative(normalize=False)
@@ -170,22 +166,22 @@ def test_scores_by_hand_and_the_reference_of_the_combination(data):
 def test_edge_cases(data, ggt):
     x, y = data
     with pytest.raises(ValueError, match=r"expected features of shape \(batch, 8\), got \(4, 3\)"):
-        GenerativeScore(ggt, CLASSES)(torch.rand(4, 3))
+        TreeDensity(ggt, CLASSES)(torch.rand(4, 3))
     with pytest.raises(ValueError, match="as many labels"):
-        GenerativeScore(ggt, CLASSES).fit(x, y[:5])
+        TreeDensity(ggt, CLASSES).fit(x, y[:5])
     with pytest.raises(ValueError, match="expected kind"):
-        GenerativeScore(ggt, CLASSES, kind="tree")
+        TreeDensity(ggt, CLASSES, kind="tree")
     constant = x.clone()
     constant[:, 0], constant[:, 1] = 0.0, constant[:, 2]  # a dead feature and a copy
     for kind in ("gaussian", "discrete"):
-        score = GenerativeScore(ggt, CLASSES + 1, kind=kind).fit(constant, y)  # one class has no row
+        score = TreeDensity(ggt, CLASSES + 1, kind=kind).fit(constant, y)  # one class has no row
         assert score(torch.cat([constant, 100 * torch.rand(4, 8), torch.zeros(1, 8)])).isfinite().all()
         assert score(x[:0]).shape == (0, CLASSES + 1)
     single = GGT(Leaf((0, 1), ((), (0,)), 0.0), 2)
-    assert GenerativeScore(single, 1).fit(x[:, :2], torch.zeros(600)).scores(x[:3, :2])["generative"].shape == (3,)
-    moments = ScoreMoments()
-    moments.update(torch.ones(3, 2))
-    assert (moments.compute()[1] > 0).all()
+    assert TreeDensity(single, 1).fit(x[:, :2], torch.zeros(600)).scores(x[:3, :2])["generative"].shape == (3,)
+    same = Generative()
+    same.finalize({"generative": torch.ones(3), "energy": torch.ones(3)})
+    assert (same.reference[1] > 0).all()
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "discrete"])
@@ -193,10 +189,9 @@ def test_densities_keep_their_precision(data, kind):
     x, y = data
     score = Generative(kind=kind, progress=False)
     score.set_context(ScoreContext(CLASSES))
-    score.learn(x, y)
+    fit_score(score, x, y)
     passes = passes_of(x[:20], torch.full((20, CLASSES), 1 / CLASSES), torch.rand(20))
-    score.observe(None, {"generative": torch.rand(20), "energy": passes.scores["energy"]})
-    score.finalize()
+    score.finalize({"generative": torch.rand(20), "energy": passes.scores["energy"]})
     expected = score(passes)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = score(passes)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sklearn.covariance import EmpiricalCovariance
 
 from brainet_pl.scores import Mahalanobis, ScoreContext
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.tasks.passes import Passes
 
 
@@ -15,7 +16,7 @@ def fitted(x, y, classes=None, **settings):
     score = Mahalanobis(**settings)
     if classes is not None:
         score.set_context(ScoreContext(classes))
-    score.learn(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y))
+    fit_score(score, torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y))
     return score
 
 

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from sklearn.neighbors import NearestNeighbors
 
 from brainet_pl.scores import KNN, neighbours
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.tasks.passes import Passes
 
 
 def fitted(x, **settings):
     score = KNN(**settings)
-    score.learn(torch.as_tensor(x, dtype=torch.float32), torch.zeros(len(x), dtype=torch.long))
+    fit_score(score, torch.as_tensor(x, dtype=torch.float32), torch.zeros(len(x), dtype=torch.long))
     return score
 
 
@@ -117,7 +118,7 @@ def test_sixteen_bits_around_it_do_not_reach_it():
         found = score.distances(new)
     torch.testing.assert_close(found, expected)
     again = KNN(k=3).to(torch.bfloat16)
-    again.learn(torch.tensor(units(0, 60, 5)).to(torch.bfloat16), torch.zeros(60))
+    fit_score(again, torch.tensor(units(0, 60, 5)).to(torch.bfloat16), torch.zeros(60))
     assert again.bank.dtype == torch.float32
 
 

@@ -1,4 +1,4 @@
-"""What validation data tell about scores: p-values, the surprise, thresholds."""
+"""What validation data tell about scores: p-values and the surprise."""
 
 import math
 import warnings
@@ -42,16 +42,6 @@ def test_false_alarms_are_the_level_within_binomial_error(n, level):
     assert abs(alarms / (trials * tests) - share) < 4 * error
 
 
-@given(NUMBERS, st.floats(0.01, 0.99))
-@settings(max_examples=50, deadline=None)
-def test_the_threshold_is_where_p_values_cross_the_level(values, level):
-    reference = Reference()
-    reference.keep({"score": torch.tensor(values)})
-    found = reference.threshold("score", level)
-    for s in [*torch.tensor(values).tolist(), -200.0, 200.0]:
-        assert bool(reference({"score": torch.tensor([s])})["score"] <= level) == (s > found)
-
-
 def test_the_surprise_is_minus_the_log_of_the_share_and_rises_for_ever():
     values = torch.from_numpy(np.random.default_rng(0).exponential(size=5000)).float()
     surprise = fit_surprise(values)
@@ -91,7 +81,7 @@ def test_few_samples_are_said_once_and_many_are_sampled():
         reference.warn_of_few("a")
     reference.keep({"a": torch.arange(2.0 * MOST_KEPT)})
     assert len(reference["a"]) == MOST_KEPT
-    assert reference({"a": torch.tensor([1.0 * MOST_KEPT])})["a"].item() == pytest.approx(0.5, abs=0.02)
+    assert p_values(torch.tensor([1.0 * MOST_KEPT]), reference["a"]).item() == pytest.approx(0.5, abs=0.02)
 
 
 def test_a_reference_travels_in_weights():

@@ -10,6 +10,7 @@ from brainet_pl.calibration import DensityScaling
 from brainet_pl.model.export import export_program
 from brainet_pl.network import Linear
 from brainet_pl.scores import Generative, ScoreContext, Stages
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.tasks.passes import Passes
 
 WIDTHS = (6, 10)
@@ -29,7 +30,7 @@ def fitted(**settings):
     x, y = layers()
     score = Stages(progress=False, **settings)
     score.set_context(ScoreContext(3, widths=WIDTHS))
-    score.learn(x, y)
+    fit_score(score, x, y)
     return score
 
 
@@ -44,7 +45,7 @@ def test_the_sum_of_densities_that_were_fitted_one_by_one(most):
     for columns in (slice(0, 6), slice(6, 16)):
         one = Generative(threshold=0.001, normalize=False, max_parents=16, max_features=most, progress=False)
         one.set_context(ScoreContext(3))
-        one.learn(x[:, columns], y)
+        fit_score(one, x[:, columns], y)
         inside, outside = (one(seen(part[:, columns]))["generative"] for part in (x, new))
         expected += (outside - inside.mean()) / inside.std(correction=0)
     torch.testing.assert_close(fitted(max_features=most)(seen(new))["stages"], expected, rtol=1e-3, atol=1e-3)
