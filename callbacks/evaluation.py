@@ -36,7 +36,7 @@ from brainet_pl.evaluation import charts, shift_charts, summary
 from brainet_pl.evaluation.chart import Chart, Matrix, readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.features.extraction import inputs_of, is_sharded
-from brainet_pl.metrics.curves import SEPARATION
+from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.shift import LOADER, is_shift, means
 from brainet_pl.model import costs
 from brainet_pl.model.lightning import BRAINet
