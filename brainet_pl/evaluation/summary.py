@@ -14,7 +14,7 @@ from torchmetrics import MetricCollection
 from brainet_pl.evaluation.chart import Chart, Matrix, to_primitive
 from brainet_pl.evaluation.charts import ClassNumbers
 from brainet_pl.evaluation.record import Measured, TestRecord
-from brainet_pl.metrics.catalogue import SEPARATION, direction
+from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.measures import Measure
 from brainet_pl.structure import GGT
 from brainet_pl.structure.draw import draw_ggt
@@ -106,7 +106,7 @@ def metric_entries(collections: Sequence[MetricCollection | None], values: Mappi
                 value = float(values[key])
                 title = measure.title or key.rpartition("/")[2]
                 known = {"key": key, "value": value if math.isfinite(value) else None, "title": title}
-                entries.append(known | {"unit": measure.unit, "better": direction(measure.higher_is_better)})
+                entries.append(known | {"unit": measure.unit, "better": measure.better})
     return entries
 
 

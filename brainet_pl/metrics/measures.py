@@ -8,8 +8,7 @@ the units of the target, and `target` (B,).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl._utils import checks
-from brainet_pl.metrics.catalogue import CATALOGUE, facts_of
+from brainet_pl.metrics.catalogue import CATALOGUE, Better, direction, facts_of
 from brainet_pl.metrics.curves import (
     adaptive_calibration_error,
     calibration_error,
@@ -59,6 +58,11 @@ class Measure(Metric):
         for name, value in known._asdict().items() if known else ():
             if name not in vars(cls):
                 setattr(cls, name, value)
+
+    @property
+    def better(self) -> Better:
+        """Whether "higher" or "lower" values are better; None where neither is."""
+        return direction(self.higher_is_better)
 
 
 def check_classes(preds: Tensor, target: Tensor) -> None:
@@ -159,7 +163,7 @@ class CalibrationError(Measure):
     """Expected calibration error with equal bins; a confidence of exactly 1 belongs to the last bin."""
 
     key = "cal/ECE"
-    sums_of: ClassVar[Callable[[Tensor, Tensor], Tensor]] = staticmethod(calibration_sums)
+    sums_of: Any = staticmethod(calibration_sums)
     sums: Tensor
     count: Tensor
 
@@ -278,16 +282,10 @@ class RiskAtCoverage(_Ranked):
 def classification_measures(num_classes: int) -> list[Measure]:
     """Accuracy, NLL, Brier, four calibration errors, AURC and risk at 80 % coverage, fresh."""
     return [
-        Accuracy(num_classes, average="micro", validate_args=False),
-        NegativeLogLikelihood(),
-        BrierScore(),
-        CalibrationError(),
-        AdaptiveCalibrationError(),
-        MaximumCalibrationError(),
-        SmoothCalibrationError(),
-        AreaUnderRiskCoverage(),
-        RiskAtCoverage(0.8),
-    ]
+        Accuracy(num_classes, average="micro", validate_args=False), NegativeLogLikelihood(), BrierScore(),
+        CalibrationError(), AdaptiveCalibrationError(), MaximumCalibrationError(), SmoothCalibrationError(),
+        AreaUnderRiskCoverage(), RiskAtCoverage(0.8),
+    ]  # fmt: skip
 
 
 def collect(measures: list[Measure], prefix: str, group: str) -> MetricCollection:
@@ -395,16 +393,8 @@ def _central(preds: Tensor, target: Tensor) -> Tensor:
 
 def regression_measures() -> list[Measure]:
     """RMSE, MAE, NLL, coverage at 50, 80 and 95 %, sharpness and QCE, fresh."""
-    return [
-        SquaredError(),
-        AbsoluteError(),
-        GaussianNLL(),
-        IntervalCoverage(0.5),
-        IntervalCoverage(0.8),
-        IntervalCoverage(0.95),
-        Sharpness(),
-        QuantileCalibrationError(),
-    ]
+    intervals = [IntervalCoverage(level) for level in (0.5, 0.8, 0.95)]
+    return [SquaredError(), AbsoluteError(), GaussianNLL(), *intervals, Sharpness(), QuantileCalibrationError()]
 
 
 # -- sets and intervals -----------------------------------------------------------------------------------------------
