@@ -338,7 +338,7 @@ class Evaluation(Callback):
         rows: list[dict[str, Any]],
         classes: Sequence[charts.ClassNumbers],
         names: Sequence[str] | None,
-    ) -> dict[str, summary.TableData]:
+    ) -> dict[str, summary.LoggedTable]:
         made = {}
         if self._doubtful:
             cells = list(self._doubtful[0].cells)
@@ -348,7 +348,7 @@ class Evaluation(Callback):
 
             pictures = any(sample.picture is not None for sample in self._doubtful)
             by, n = readable(score), len(self._doubtful)
-            made[MOST_UNCERTAIN] = summary.TableData(
+            made[MOST_UNCERTAIN] = summary.LoggedTable(
                 f"The {n} test samples of the highest {by}, the most uncertain first",
                 ["sample", *(["picture"] if pictures else []), *cells],
                 [

@@ -16,7 +16,7 @@ from brainet_pl._utils.framework import is_csv, is_tensorboard, is_wandb, pl, ra
 from brainet_pl.callbacks.sinks import Drawn, Sink, Tabled, rgb, sink_of
 from brainet_pl.evaluation import figures
 from brainet_pl.evaluation.chart import Chart, Matrix
-from brainet_pl.evaluation.summary import TableData
+from brainet_pl.evaluation.summary import LoggedTable
 
 _TOLD: WeakSet[Any] = WeakSet()  # loggers of which it was said that they don't take everything
 
@@ -137,7 +137,7 @@ def log_numbers(trainer: pl.Trainer, numbers: Mapping[str, float]) -> None:
 
 
 @rank_zero_only
-def log_scores(trainer: pl.Trainer, make: Callable[[], TableData]) -> None:
+def log_scores(trainer: pl.Trainer, make: Callable[[], LoggedTable]) -> None:
     """Send the table of single samples to W&B, where it can be filtered; others have `scores.csv`."""
     boards: list[Any] = [logger for logger in trainer.loggers if is_wandb(logger)]
     if boards:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from brainet_pl.evaluation.chart import Chart, readable
-from brainet_pl.evaluation.report.read import Record
+from brainet_pl.evaluation.schema import Record
 
 Tone = Literal["good", "fair", "poor", "plain"]
 
@@ -94,7 +94,7 @@ def _intervals(values: dict[str, float]) -> Line | None:
 
 def _unknown(record: Record) -> list[Line]:
     """Of 100 unknown inputs, how many rank above a known one: that is what an AUROC says."""
-    found = {row.set: row.values.get("AUROC") for row in record.separation if row.score == record.headline_score}
+    found = {row.set: row.AUROC for row in record.separation if row.score == record.headline_score}
     lines = []
     for part in record.sets:
         value = found.get(part.name) if part.role != "known" else None
