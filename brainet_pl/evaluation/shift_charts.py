@@ -12,12 +12,12 @@ from brainet_pl.evaluation.record import TestRecord
 from brainet_pl.evaluation.summary import LoggedTable
 from brainet_pl.metrics.catalogue import CATALOGUE, SHIFTED
 from brainet_pl.metrics.curves import calibration_error
-from brainet_pl.metrics.shift import Shifted, means, parse_shift
+from brainet_pl.metrics.shift import ShiftResult, means, parse_shift
 
 WORDS = {"predicted": "as predicted", "final": "after calibration"}
 
 
-def shift_table(shifts: Sequence[Shifted]) -> LoggedTable:
+def shift_table(shifts: Sequence[ShiftResult]) -> LoggedTable:
     """Corruption × severity × measure, as a table for loggers; measures after calibration are `scaled_…`."""
     first = shifts[0]
     columns = ["corruption", "severity", "samples", *first.predicted, *(f"scaled_{m}" for m in first.final or ())]
@@ -53,7 +53,7 @@ def shift_charts(record: TestRecord) -> list[Chart]:
     return made
 
 
-def severity_chart(shifts: Sequence[Shifted]) -> Chart:
+def severity_chart(shifts: Sequence[ShiftResult]) -> Chart:
     """A panel for each measure: its mean over corruptions against severity, with the least and the worst corruption.
 
     Severity 0 is the test set itself.
