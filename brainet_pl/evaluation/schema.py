@@ -29,7 +29,7 @@ class PartCost(Struct, frozen=True):
     seconds: Finite
 
 
-class Costs(Struct, frozen=True):
+class ModelCosts(Struct, frozen=True):
     """What a prediction costs: the size of the batch that was timed, and each part that was measured."""
 
     samples: Count
@@ -52,7 +52,7 @@ class Model(Struct, frozen=True):
     parameters: Count | None
     passes: Count | None
     temperature: float | None
-    costs: Costs | None = None
+    costs: ModelCosts | None = None
 
 
 class DataSet(Struct, frozen=True):

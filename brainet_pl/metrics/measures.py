@@ -308,7 +308,7 @@ class SquaredError(_SampleMean):
     key = "reg/RMSE"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,) the squared errors."""
+        """Computes the squared error of each mean, (B,)."""
         check_numbers(preds, target)
         return (preds[:, 0] - target) ** 2
 
@@ -323,7 +323,7 @@ class AbsoluteError(_SampleMean):
     key = "reg/MAE"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,) the absolute errors."""
+        """Computes the absolute error of each mean, (B,)."""
         check_numbers(preds, target)
         return (preds[:, 0] - target).abs()
 
@@ -376,7 +376,7 @@ class QuantileCalibrationError(_SampleMean):
     shape = (len(_LEVELS),)
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B, 19) whether each target lies in the interval of each level, as zeros and ones."""
+        """Computes whether each target lies in the interval of each level, (B, 19) of zeros and ones."""
         return (_central(preds, target)[:, None] <= torch.tensor(_LEVELS, device=preds.device)).float()
 
     def compute(self) -> Tensor:
