@@ -272,7 +272,7 @@ class Evaluation(Callback):
             tables={name: table for name, table in tables.items() if name in (MOST_UNCERTAIN, CLASSES)},
             files=files,
             seed=_seed(),
-            settings=_settings(pl_module),
+            settings=json.loads(json.dumps(dict(pl_module.hparams), default=str)),
         )
         (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
         made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
@@ -441,12 +441,6 @@ def _seed() -> int | None:
     """What `seed_everything` was given, or None."""
     seed = os.environ.get("PL_GLOBAL_SEED", "")
     return int(seed) if seed.isdigit() else None
-
-
-def _settings(module: pl.LightningModule) -> dict[str, Any]:
-    """The settings of the model as JSON holds them."""
-    settings: dict[str, Any] = json.loads(json.dumps(dict(module.hparams), default=str))
-    return settings
 
 
 def _facts(module: pl.LightningModule) -> dict[str, Any]:

@@ -27,10 +27,10 @@ class PredictionFile(Callback):
     Columns are `loader` (its name in a dictionary of loaders, else its number), `sample` (the number of the sample in
     its loader), the columns of the loader's data set, and what the model gives. A data set gives the name of each
     sample as an attribute `files`, and further columns by name as `told`: a `Table` gives `row`, and `id` where it has
-    one. A model with `class_names` also names the class, and columns of one number for each class bear
-    their names. Where a model judges inputs (`known`), the number of those that look unknown is reported at the end. Rows
-    are written batch by batch to a part file of each process. When the prediction is over, the parts become one file in
-    the order of the samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
+    one. A model with `class_names` also names the class, and columns of one number for each class bear their names.
+    Where a model judges inputs (`known`), the number of those that look unknown is reported at the end. Rows are
+    written batch by batch to a part file of each process. When the prediction is over, the parts become one file in the
+    order of the samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
 
     Args:
         file: its name, without folders; "" writes none.

@@ -38,15 +38,13 @@ def shift_charts(record: TestRecord) -> list[Chart]:
     made = [severity_chart(shifts)]
     bins = pooled_bins(record)
     if bins:
-        told = "; ".join(
-            f"{label}, calibration error {100 * float(calibration_error(b)):.2f} %" for label, b in bins.items()
-        )
+        errors = {label: f"{100 * float(calibration_error(part)):.2f} %" for label, part in bins.items()}
         made.append(
             Chart(
                 "shift/reliability",
                 "shift",
                 "Is the confidence still right? Clean and shifted test samples, as predicted and calibrated.",
-                f"Reliability diagram: {told}",
+                "Reliability diagram: " + "; ".join(f"{label}, calibration error {e}" for label, e in errors.items()),
                 reliability_panels(bins),
             )
         )

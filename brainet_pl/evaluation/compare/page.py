@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -38,13 +39,14 @@ def page_of(found: Comparison) -> Page:
     )
     if 1 < count < 6:
         note += f" With {count} runs that happens by chance in {100 * chance(count):.0f} % of the comparisons."
+    training = [drawing_of(chart) for chart in _overlaid(found, _training_curves)]
     sections = [
         Section("table", "Heads and metrics", [_table(found, note)]),
         Section("differences", f"Differences from {first}", _differences(found)),
         Section("charts", "Curves", _overlays(found)),
         Section("settings", "Settings that differ", _settings(found)),
         Section("costs", "What a prediction costs", _costs(found)),
-        Section("training", "Training", _training(found)),
+        Section("training", "Training", [Charts(training)] if training else []),
         Section("runs", "Runs", [_runs(found)]),
     ]
     total = sum(len(group.members) for group in found.groups)
@@ -146,28 +148,34 @@ def _costs(found: Comparison) -> list[Block]:
     return [PageTable(note, [columns[j] for j in used], [[row[j] for j in used] for row in rows])]
 
 
-def _overlays(found: Comparison) -> list[Block]:
-    """Charts that runs have in common, one line for each run, of the headline's or the only curve of each."""
+def _overlaid(found: Comparison, curves: Callable[[Member], Iterable[tuple[Chart, Series]]]) -> list[Chart]:
+    """One chart for all runs of each that `curves` gives for a run, empty, with the line of that run."""
     charts: dict[str, Chart] = {}
     for group in found.groups:
         for i, member in enumerate(group.members):
-            drawn = member.record.charts if member.record else []
-            for chart, panel in ((part, panel) for part in drawn for panel in part.panels):
-                key, series = f"{chart.name}/{panel.key}", _headline(member, panel)
-                if chart.choose or series is None or panel.key == "counts":
-                    continue
-                if key not in charts:
-                    guides = [s for s in panel.series if s.kind == "guide" and s.name != "best possible"]
-                    title = _title(chart, panel, series)
-                    empty = Panel(panel.key, title, panel.x, panel.y, guides)
-                    charts[key] = Chart(key, "test", "", f"{title} of all runs", [empty])
-                line = Series(
-                    group.label(i), series.x, series.y, note=series.note.replace("ECE ", ""), group=group.name
-                )
-                charts[key].panels[0].series.append(line)
-    drawings = [drawing_of(_same_axes(chart)) for chart in charts.values()]
+            for empty, line in curves(member):
+                chart = charts.setdefault(empty.name, empty)
+                chart.panels[0].series.append(replace(line, name=group.label(i), group=group.name))
+    return list(charts.values())
+
+
+def _overlays(found: Comparison) -> list[Block]:
+    """Charts that runs have in common, one line for each run, of the headline's or the only curve of each."""
+    drawings = [drawing_of(_same_axes(chart)) for chart in _overlaid(found, _test_curves)]
     several = [drawing for drawing in drawings if sum(key.kind != "guide" for key in drawing.keys) > 1]
     return [Charts(several)] if drawings else []
+
+
+def _test_curves(member: Member) -> Iterator[tuple[Chart, Series]]:
+    charts = member.record.charts if member.record else []
+    for chart, panel in ((part, panel) for part in charts if not part.choose for panel in part.panels):
+        series = _headline(member, panel)
+        if series is not None and panel.key != "counts":
+            title = _title(chart, panel, series)
+            guides = [s for s in panel.series if s.kind == "guide" and s.name != "best possible"]
+            empty = Panel(panel.key, title, panel.x, panel.y, guides)
+            line = Series(series.name, series.x, series.y, note=series.note.replace("ECE ", ""))
+            yield Chart(f"{chart.name}/{panel.key}", "test", "", f"{title} of all runs", [empty]), line
 
 
 def _title(chart: Chart, panel: Panel, series: Series) -> str:
@@ -202,21 +210,13 @@ def _settings(found: Comparison) -> list[Block]:
     return [PageTable("Settings that are not the same in all configurations.", columns, rows)]
 
 
-def _training(found: Comparison) -> list[Block]:
-    """Validation curves, one line for each run."""
-    charts: dict[str, Chart] = {}
-    for group in found.groups:
-        for i, member in enumerate(group.members):
-            chart = chart_of_history(member.history, TRAINING)
-            for panel in chart.panels if chart else ():
-                line = next((s for s in panel.series if s.name == "validation"), panel.series[0])
-                if panel.key == "Learning rate":
-                    continue
-                title = f"{panel.title}, {line.name}" if line.name != "training" else panel.title
-                empty = replace(panel, series=[])
-                made = charts.setdefault(panel.key, Chart(panel.key, "training", "", title, [empty]))
-                made.panels[0].series.append(replace(line, name=group.label(i), group=group.name))
-    return [Charts([drawing_of(chart) for chart in charts.values()])] if charts else []
+def _training_curves(member: Member) -> Iterator[tuple[Chart, Series]]:
+    """Validation curves; training curves of what is not validated."""
+    chart = chart_of_history(member.history, [key for key in TRAINING if key != "train/lr"])
+    for panel in chart.panels if chart else ():
+        line = next((s for s in panel.series if s.name == "validation"), panel.series[0])
+        title = f"{panel.title}, {line.name}" if line.name != "training" else panel.title
+        yield Chart(panel.key, "training", "", title, [replace(panel, series=[])]), line
 
 
 def _runs(found: Comparison) -> PageTable:

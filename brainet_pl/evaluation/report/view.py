@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -166,11 +166,12 @@ def page_of(run: Run) -> Page:
     temperature = record.model.temperature if record else None
     others = [table for name, table in tables.items() if name not in (DOUBTFUL, CLASSES)]
     training = chart_of_history(run.history, TRAINING)
+    matrix = [grid_of(record.confusion)] if record and record.confusion else []
     sections = [
         Section("test", "Calibration and certainty", _charts(record, "test")),
         Section("shift", "After a shift of the inputs", _charts(record, "shift")),
         Section("unknown", "Inputs unlike the training data", [*_unknown(record), *_separation(record)]),
-        Section("classes", "Classes", [*_matrix(record), *_tables(run.folder, [tables.get(CLASSES)])]),
+        Section("classes", "Classes", [*matrix, *_tables(run.folder, [tables.get(CLASSES)])]),
         Section("doubtful", "Most uncertain samples", _tables(run.folder, [tables.get(DOUBTFUL)])),
         Section("training", "Training", [Charts([drawing_of(training)])] if training else []),
         Section("costs", "What a prediction costs", _costs(record)),
@@ -332,10 +333,6 @@ def _unknown(record: Record | None) -> list[Block]:
     return [Switch("Unknown set", list(sets), titles), *(Charts(drawn, name) for name, drawn in sets.items())]
 
 
-def _matrix(record: Record | None) -> list[Block]:
-    return [grid_of(record.confusion)] if record and record.confusion else []
-
-
 def grid_of(matrix: Matrix) -> Grid:
     """A confusion matrix, each cell with its share of its row."""
     rows = []
@@ -388,11 +385,7 @@ def _separation(record: Record | None) -> list[Block]:
         "How well each score tells each set from the test set; unknown inputs are the positive class. "
         "Bold: the best of a set"
     )
-    return [PageTable(caption, _readable(columns), rows, texts=2)]
-
-
-def _readable(names: Iterable[str]) -> list[str]:
-    return [readable(name) for name in names]
+    return [PageTable(caption, list(map(readable, columns)), rows, texts=2)]
 
 
 def _tables(folder: Path, tables: Sequence[RecordTable | None]) -> list[Block]:
@@ -403,7 +396,7 @@ def _tables(folder: Path, tables: Sequence[RecordTable | None]) -> list[Block]:
             answered = {"predicted", "label"} <= set(table.columns)
             caption = f"{table.caption}. ✗ marks a wrong prediction." if answered else f"{table.caption}."
             rows = [_row(folder / "tables", table.columns, row) for row in table.rows]
-            shown.append(PageTable(caption, _readable(table.columns), rows))
+            shown.append(PageTable(caption, list(map(readable, table.columns)), rows))
     return shown
 
 
