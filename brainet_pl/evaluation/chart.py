@@ -114,8 +114,12 @@ class Chart(Struct, frozen=True):
     group: ChartGroup
     caption: str
     alt: str
-    panels: Annotated[list[Panel], Meta(min_length=1)]
+    panels: list[Panel]
     choose: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.panels:
+            raise ValueError("at least one panel @ panels")
 
 
 class Matrix(Struct, frozen=True):

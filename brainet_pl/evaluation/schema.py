@@ -204,22 +204,23 @@ def _completed(entry: Any) -> Any:
 
 def _explained(message: str, content: Any) -> str:
     """A message of msgspec, or "<what> @ <where>" of a check above, as "expected <what> as <where>, got <value>"."""
-    message, _, where = message.partition(" - at `$")
-    message, _, inner = message.partition(" @ ")
-    where = ".".join(filter(None, (where.strip("`."), inner)))
+    message, _, where = message.rpartition(" - at `$") if " - at `$" in message else (message, "", "")
+    where = where.strip("`.")
+    if message.startswith("Invalid enum value"):  # which quotes what came: nothing in it is a place
+        expected = f"one of {', '.join(map(json.dumps, _choices(where)))}"
+    else:
+        what, _, inner = message.partition(" @ ")
+        where = ".".join(filter(None, (where, inner)))
+        quoted = re.match(r"Expected `([^`]*)`", what)
+        expected = quoted.group(1) if quoted else what
     value = content
     for name, index in re.findall(r"(\w+)|\[(\d+)\]", where):
         value = value.get(name) if name else value[int(index)]
-    missing = re.search(r"missing required field `(\w+)`", message)
+    missing = re.match(r"Object missing required field `(\w+)`", message)
     if missing:
         key = ".".join(filter(None, (where, missing.group(1))))
         return f"expected the key {key}, got only {shortened(', '.join(value)) or 'an empty object'}"
-    quoted = re.match(r"Expected `([^`]*)`", message)
-    kind = quoted.group(1) if quoted else message
-    expected = WORDS.get(kind, kind)
-    if message.startswith("Invalid enum value"):
-        expected = f"one of {', '.join(map(json.dumps, _choices(where)))}"
-    return f"expected {expected} as {where}, got {shortened(json.dumps(value))}"
+    return f"expected {WORDS.get(expected, expected)} as {where}, got {shortened(json.dumps(value))}"
 
 
 def _choices(where: str) -> list[Any]:

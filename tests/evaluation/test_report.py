@@ -658,6 +658,12 @@ def test_every_value_of_a_record_is_checked(tmp_path):
     ("way", "value", "message"),
     [
         (("sets", 1, "role"), "unknown", r'one of "known", "near", "far" as sets\[1\].role, got "unknown"'),
+        (
+            ("sets", 1, "role"),
+            "a @ b - at `$.c`",
+            r'one of "known", "near", "far" as sets\[1\].role, got "a @ b - at .*"',
+        ),
+        (("charts", 0, "panels"), [], r"at least one panel as charts\[0\].panels, got \[\]"),
         (("sets", 1, "samples"), -1, r"a count as sets\[1\].samples, got -1"),
         (("sets", 1, "samples"), True, r"a count as sets\[1\].samples, got true"),
         (("metrics", 0, "value"), "0.98", r'a number or null as metrics\[0\].value, got "0.98"'),

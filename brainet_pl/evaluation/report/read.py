@@ -27,9 +27,6 @@ class Run(NamedTuple):
     ggt: GGT | None
 
 
-# -- the folder -----------------------------------------------------------------------------------------------------
-
-
 def read_run(folder: str | Path) -> Run:
     """Read a run's folder, or say why it is none."""
     folder = Path(folder)
