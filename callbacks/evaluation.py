@@ -32,20 +32,21 @@ from brainet_pl.callbacks.logging import (
 )
 from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
 from brainet_pl.evaluation import charts, shift_charts, summary
-from brainet_pl.evaluation.chart import Chart, Matrix, readable
+from brainet_pl.evaluation.chart import readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import inputs_of, is_sharded
-from brainet_pl.metrics.curves import SEPARATION
+from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.shift import LOADER, is_shift, means
 from brainet_pl.model import costs
 from brainet_pl.model.lightning import BRAINet
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
+RECORDED = ("test_metrics", "pass_metrics", "scaled_metrics", "base_metrics", "conformal_metrics")  # of a BRAINet
 MOST_UNCERTAIN, CLASSES, CONFUSION = "test/most_uncertain", "test/classes", "test/confusion"
 
 
-class Sample(NamedTuple):
+class DoubtfulSample(NamedTuple):
     """A doubtful test sample: its rank in doubt, number, table cells, and picture (H, W) or (H, W, 3) or None."""
 
     doubt: float
@@ -55,7 +56,7 @@ class Sample(NamedTuple):
 
 
 class Evaluation(Callback, EvaluatesAllSets):
-    """Fills the record of a test, batch by batch, and tells everybody about it when the test is over.
+    """Fills the record of a test, batch by batch, and writes and logs it when the test is over.
 
     - metrics `ood/<set>/<score>/<measure>` of every unknown set, and the means `near_mean` and `far_mean` of sets of a
       kind;
@@ -107,7 +108,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         self.record: TestRecord | None = None
         self._names: list[str] = []
         self._places = Places()
-        self._doubtful: list[Sample] = []
+        self._doubtful: list[DoubtfulSample] = []
         self._found: dict[str, Measured] = {}
         self._costs: costs.Costs | None = None
 
@@ -124,7 +125,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             define_summaries(trainer, best, hidden=part != "val_metrics")
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin a record; a wrong name is told before the work, not after it."""
+        """Begin a record; a wrong name of a set is an error before the work, not after it."""
         sets = test_sets(trainer)
         self._names, self._doubtful, self._found = list(sets), [], {}
         self._costs = None
@@ -149,7 +150,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         if not outputs.scores:
             return
         if dataloader_idx == 0:
-            summary.headline(list(outputs.scores), self.score)  # a wrong score is told at the first batch
+            summary.headline(list(outputs.scores), self.score)  # a wrong score is an error at the first batch
         if dataloader_idx == batch_idx == 0 and trainer.is_global_zero and isinstance(pl_module, BRAINet):
             self._costs = _measured(pl_module, batch)
         numbers = outputs.numbers
@@ -177,14 +178,14 @@ class Evaluation(Callback, EvaluatesAllSets):
         cells = {k: v for k, v in answers.items() if k not in ("wrong", "calibrated", "covered")} | batch.scores
         for i in doubt.topk(min(self.most_uncertain, len(doubt))).indices.tolist():
             row = {name: values[i].item() for name, values in cells.items()}
-            self._doubtful.append(Sample(float(doubt[i]), int(numbers[i]), row, inputs[i]))
+            self._doubtful.append(DoubtfulSample(float(doubt[i]), int(numbers[i]), row, inputs[i]))
         # Only now, for the few that stay: pictures are made once.
         self._doubtful = [
             s._replace(picture=thumbnail(s.picture, self.image_shape)) if isinstance(s.picture, Tensor) else s
             for s in _most_doubtful(self._doubtful, self.most_uncertain)
         ]
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- gathering and measuring --------------------------------------------------------------------------------------
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Bring the parts of all processes together, compare each set with the test set by every score, and log."""
@@ -193,71 +194,39 @@ class Evaluation(Callback, EvaluatesAllSets):
         record = self.record.gather()
         doubtful = [sample for part in all_gather(self._doubtful) for sample in part]
         self._doubtful = _most_doubtful(doubtful, self.most_uncertain)
-        empty = [part.name for part in record.sets.values() if not len(part)]
-        if len(empty) == len(record.sets):
+        if not any(map(len, record.sets.values())):
             self.record = None
             rank_zero_warn(
                 "nothing was recorded: expected test_step to return a brainet_pl.evaluation.record.SampleBatch, got "
                 "something else; only a BRAINet, or a module whose test_step does so, can be evaluated"
             )
             return
-        if empty:
-            raise RuntimeError(
-                f"expected samples of every set ({', '.join(record.sets)}), got none of {', '.join(empty)}: check its "
-                "loader, or leave the set out of test_dataloader"
-            )
-        shifted = {name for name in record.shift_sums if is_shift(name)}
-        lost = [
-            name for name in self._names if is_shift(name) and name not in shifted and not (name == LOADER and shifted)
-        ]
-        if lost:
-            raise RuntimeError(
-                f"expected samples of every shifted set, got none of {', '.join(lost)}: check its loader; a model that "
-                "is no BRAINet gives SampleBatch(shifts=…)"
-            )
-        for part in record.sets.values():
-            bad = sorted(set(part.scores) - set(part.rankable()))
-            if bad:
-                rank_zero_warn(f"not compared and not in the figures, because of NaN in {part.name}: {', '.join(bad)}")
+        _check_complete(record, self._names)
         found = record.separations()
         self._found = found | group_means(found, list(record.unknown))
-        for name, scores in self._found.items():
-            for score, measures in scores.items():
-                for measure, value in measures.items():
-                    key = f"ood/{name}/{score}/{measure}"
-                    pl_module.log(key, float(value), rank_zero_only=True, add_dataloader_idx=False)
-        for part in record.sets.values():
-            unknown = record.look_unknown(part)
-            if unknown is not None:
-                key = f"verdict/{part.name}/Unknown"
-                pl_module.log(key, unknown / len(part), rank_zero_only=True, add_dataloader_idx=False)
-        for which, found_means in means(record.shifts()).items():
-            for measure, value in found_means.items():
-                key = f"shift/{'scaled/' if which == 'final' else ''}mean/{measure}"
-                pl_module.log(key, value, rank_zero_only=True, add_dataloader_idx=False)
+        for key, value in _metrics_of(record, self._found).items():
+            pl_module.log(key, value, rank_zero_only=True, add_dataloader_idx=False)
         if trainer.is_global_zero:
             # Each would be a panel with one point: W&B has them in a table, and the headline's in the summary.
             headline = summary.headline(list(record.known.scores), self.score)
-            define_summaries(
-                trainer,
-                {
-                    f"ood/{name}/{score}/{measure}": {"higher": "max", "lower": "min"}.get(better or "", "none")
-                    if score == headline
-                    else "none"
-                    for name, scores in self._found.items()
-                    for score in scores
-                    for measure, better in SEPARATION.items()
-                },
-                hidden=True,
-            )
+            best = {"higher": "max", "lower": "min", None: "none"}
+            keys = {
+                f"ood/{name}/{score}/{measure}": best[better] if score == headline else "none"
+                for name, scores in self._found.items()
+                for score in scores
+                for measure, better in SEPARATION.items()
+            }
+            define_summaries(trainer, keys, hidden=True)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write and draw; after `on_test_epoch_end`, so that the metrics of all callbacks are there."""
         record, self.record = self.record, None
         if record is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            on_rank_zero(trainer, lambda: self._tell(trainer, pl_module, record))
+            on_rank_zero(trainer, lambda: self._write(trainer, pl_module, record))
 
-    def _tell(self, trainer: pl.Trainer, pl_module: pl.LightningModule, record: TestRecord) -> None:
+    def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, record: TestRecord) -> None:
         folder = run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         if self.score_file:
@@ -266,11 +235,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         ggt = None if brainet is None else brainet.ggt
         if ggt is not None:
             (folder / "structure.json").write_text(ggt.to_json())
-        model = _facts(pl_module)
-        if self._costs is not None:
-            model |= {"cost": self._costs.line(), "costs": self._costs.to_dict()}
-            rank_zero_info(f"a prediction costs: {self._costs.line()}")
-            log_numbers(trainer, self._costs.numbers())
+        model = _facts(pl_module) | self._log_costs(trainer)
         rows = summary.separation_rows(self._found)
         score = summary.headline(list(record.known.scores), self.score)
         names = _class_names(pl_module, record)
@@ -280,10 +245,11 @@ class Evaluation(Callback, EvaluatesAllSets):
         drawn, tables, files = {}, {}, {}
         if self.figures:
             drawn = summary.tree_picture(ggt, model.get("temperature"))
-            tables = self._tables(score, rows, charts.class_numbers(record.known, names), names)
-            self._show(trainer, made, matrix)
-            if record.shifts():
-                tables["shift/table"] = shift_charts.shift_table(record.shifts())
+            tables = self._tables(record, score, rows, names)
+            for chart in made:
+                log_chart(trainer, chart)
+            if matrix is not None:
+                log_matrix(trainer, CONFUSION, matrix)
         for name, picture in drawn.items():
             log_figure(trainer, name, picture.figure)
             files[name] = f"{file_name(name)}.png"
@@ -292,9 +258,8 @@ class Evaluation(Callback, EvaluatesAllSets):
         log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
         if self.figures and self.most_scores:
             log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
-        parts = ("test_metrics", "pass_metrics", "scaled_metrics", "base_metrics", "conformal_metrics")
-        metrics = [getattr(pl_module, name, None) for name in parts]
-        entries = summary.metric_entries(metrics, trainer.callback_metrics)
+        collections = [getattr(pl_module, name, None) for name in RECORDED]
+        entries = summary.metric_entries(collections, trainer.callback_metrics)
         content = summary.to_json(
             record,
             model=model,
@@ -307,60 +272,103 @@ class Evaluation(Callback, EvaluatesAllSets):
             tables={name: table for name, table in tables.items() if name in (MOST_UNCERTAIN, CLASSES)},
             files=files,
             seed=_seed(),
-            settings=_settings(pl_module),
+            settings=json.loads(json.dumps(dict(pl_module.hparams), default=str)),
         )
         (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
         made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
         facts = {"checkpoint": made_by, "structure": None if ggt is None else ggt.fingerprint}
         self._finish(trainer, folder, facts | {entry["key"]: entry["value"] for entry in entries})
 
-    def _show(self, trainer: pl.Trainer, made: list[Chart], matrix: Matrix | None) -> None:
-        for chart in made:
-            log_chart(trainer, chart)
-        if matrix is not None:
-            log_matrix(trainer, CONFUSION, matrix)
+    def _log_costs(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """Log what a prediction costs; returned as the record holds it, nothing where it was not measured."""
+        if self._costs is None:
+            return {}
+        rank_zero_info(f"a prediction costs: {self._costs.line()}")
+        log_numbers(trainer, self._costs.numbers())
+        return {"cost": self._costs.line(), "costs": self._costs.to_dict()}
 
     def _finish(self, trainer: pl.Trainer, folder: Path, values: dict[str, Any]) -> None:
         """The page of the run, all files of the test as one artifact, and where to look."""
-        told = folder
+        shown, names = folder, ["record.json", self.score_file]
         if self.report:
             from brainet_pl.evaluation.report import write_report
 
-            told = write_report(folder)
-        names = ("record.json", self.score_file or "record.json", "report.html" if self.report else "record.json")
-        files = [folder / name for name in dict.fromkeys(names)]
-        log_files(trainer, "evaluation", [path for path in files if path.is_file()], values)
-        rank_zero_info(f"tested: {told}")
+            shown = write_report(folder)
+            names.append("report.html")
+        files = [folder / name for name in names if name and (folder / name).is_file()]
+        log_files(trainer, "evaluation", files, values)
+        rank_zero_info(f"tested: {shown}")
 
     def _tables(
-        self,
-        score: str,
-        rows: list[dict[str, Any]],
-        classes: Sequence[charts.ClassNumbers],
-        names: Sequence[str] | None,
-    ) -> dict[str, summary.TableData]:
+        self, record: TestRecord, score: str, rows: list[dict[str, Any]], names: Sequence[str] | None
+    ) -> dict[str, summary.LoggedTable]:
         made = {}
         if self._doubtful:
-            cells = list(self._doubtful[0].cells)
-
-            def shown(name: str, value: Any) -> Any:
-                return names[int(value)] if names is not None and name in ("predicted", "label") else value
-
-            pictures = any(sample.picture is not None for sample in self._doubtful)
-            by, n = readable(score), len(self._doubtful)
-            made[MOST_UNCERTAIN] = summary.TableData(
-                f"The {n} test samples of the highest {by}, the most uncertain first",
-                ["sample", *(["picture"] if pictures else []), *cells],
-                [
-                    [s.number, *([s.picture] if pictures else []), *(shown(name, s.cells[name]) for name in cells)]
-                    for s in self._doubtful
-                ],
-            )
+            made[MOST_UNCERTAIN] = _doubtful_table(self._doubtful, readable(score), names)
+        classes = charts.class_numbers(record.known, names)
         if classes:
             made[CLASSES] = summary.class_table(classes)
         if rows:
             made["ood/table"] = summary.separation_table(rows)
+        if record.shifts():
+            made["shift/table"] = shift_charts.shift_table(record.shifts())
         return made
+
+
+def _check_complete(record: TestRecord, loaders: Sequence[str]) -> None:
+    """Refuse a set without samples, which can't be skipped unnoticed; warn of scores with NaN."""
+    empty = [part.name for part in record.sets.values() if not len(part)]
+    if empty:
+        raise RuntimeError(
+            f"expected samples of every set ({', '.join(record.sets)}), got none of {', '.join(empty)}: check its "
+            "loader, or leave the set out of test_dataloader"
+        )
+    shifted = {name for name in record.shift_sums if is_shift(name)}
+    lost = [name for name in loaders if is_shift(name) and name not in shifted and not (name == LOADER and shifted)]
+    if lost:
+        raise RuntimeError(
+            f"expected samples of every shifted set, got none of {', '.join(lost)}: check its loader; a model that "
+            "is no BRAINet gives SampleBatch(shifts=…)"
+        )
+    for part in record.sets.values():
+        bad = sorted(set(part.scores) - set(part.rankable()))
+        if bad:
+            rank_zero_warn(f"not compared and not in the figures, because of NaN in {part.name}: {', '.join(bad)}")
+
+
+def _metrics_of(record: TestRecord, found: Mapping[str, Measured]) -> dict[str, float]:
+    """What is logged beside the metrics of the model: separations, shares that look unknown, means over shifts."""
+    values = {
+        f"ood/{name}/{score}/{measure}": float(value)
+        for name, scores in found.items()
+        for score, measures in scores.items()
+        for measure, value in measures.items()
+    }
+    for part in record.sets.values():
+        unknown = record.look_unknown(part)
+        if unknown is not None:
+            values[f"verdict/{part.name}/Unknown"] = unknown / len(part)
+    for which, measures in means(record.shifts()).items():
+        prefix = "shift/scaled/mean" if which == "final" else "shift/mean"
+        values |= {f"{prefix}/{measure}": value for measure, value in measures.items()}
+    return values
+
+
+def _doubtful_table(samples: Sequence[DoubtfulSample], score: str, names: Sequence[str] | None) -> summary.LoggedTable:
+    """The most uncertain samples with their pictures, where there are some, and classes by their names."""
+    cells, pictures = list(samples[0].cells), any(sample.picture is not None for sample in samples)
+
+    def shown(name: str, value: Any) -> Any:
+        return names[int(value)] if names is not None and name in ("predicted", "label") else value
+
+    return summary.LoggedTable(
+        f"The {len(samples)} test samples of the highest {score}, the most uncertain first",
+        ["sample", *(["picture"] if pictures else []), *cells],
+        [
+            [s.number, *([s.picture] if pictures else []), *(shown(name, s.cells[name]) for name in cells)]
+            for s in samples
+        ],
+    )
 
 
 def write_scores(path: Path, record: TestRecord) -> None:
@@ -406,7 +414,7 @@ def _shown(inputs: Any) -> Any:
     return next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
 
 
-def _most_doubtful(samples: list[Sample], k: int) -> list[Sample]:
+def _most_doubtful(samples: list[DoubtfulSample], k: int) -> list[DoubtfulSample]:
     return sorted(samples, key=lambda sample: (-sample.doubt, sample.number))[:k]
 
 
@@ -433,12 +441,6 @@ def _seed() -> int | None:
     """What `seed_everything` was given, or None."""
     seed = os.environ.get("PL_GLOBAL_SEED", "")
     return int(seed) if seed.isdigit() else None
-
-
-def _settings(module: pl.LightningModule) -> dict[str, Any]:
-    """The settings of the model as JSON holds them."""
-    settings: dict[str, Any] = json.loads(json.dumps(dict(module.hparams), default=str))
-    return settings
 
 
 def _facts(module: pl.LightningModule) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from matplotlib.image import imsave
 
 from brainet_pl._utils.csv import write_rows
 from brainet_pl._utils.framework import is_csv, is_tensorboard, is_wandb, pl, rank_zero_info, rank_zero_only
-from brainet_pl.callbacks.sinks import Drawn, Sink, Tabled, rgb, sink_of
+from brainet_pl.callbacks.sinks import SavedFigure, SavedTable, Sink, rgb, sink_of
 from brainet_pl.evaluation import figures
 from brainet_pl.evaluation.chart import Chart, Matrix
-from brainet_pl.evaluation.summary import TableData
+from brainet_pl.evaluation.summary import LoggedTable
 
-_TOLD: WeakSet[Any] = WeakSet()  # loggers of which it was said that they don't take everything
+_NOTED: WeakSet[Any] = WeakSet()  # loggers of which it was said that they don't take everything
 
 
 def run_folder(trainer: pl.Trainer) -> Path:
@@ -38,24 +38,21 @@ def file_name(name: str) -> str:
 def log_figure(trainer: pl.Trainer, name: str, figure: Figure) -> None:
     """Send a figure to every logger and save it as `figures/<name>.png` in the run's folder."""
     drawn = _saved_figure(trainer, name, figure)
-    for sink in _sinks(trainer):
-        _tell(sink, sink.picture(drawn), "pictures", drawn.path.parent)
+    _send(trainer, "pictures", drawn.path.parent, lambda sink: sink.picture(drawn))
 
 
 @rank_zero_only
 def log_chart(trainer: pl.Trainer, chart: Chart) -> None:
     """Send a chart to every logger, as data where it draws charts itself, and save its picture in `figures`."""
     drawn = _saved_figure(trainer, chart.name, figures.draw(chart))
-    for sink in _sinks(trainer):
-        _tell(sink, sink.chart(chart, drawn), "pictures", drawn.path.parent)
+    _send(trainer, "pictures", drawn.path.parent, lambda sink: sink.chart(chart, drawn))
 
 
 @rank_zero_only
 def log_matrix(trainer: pl.Trainer, name: str, matrix: Matrix) -> None:
     """Send a confusion matrix to every logger, and save its picture in `figures`."""
     drawn = _saved_figure(trainer, name, figures.draw_matrix(matrix))
-    for sink in _sinks(trainer):
-        _tell(sink, sink.matrix(matrix, drawn), "pictures", drawn.path.parent)
+    _send(trainer, "pictures", drawn.path.parent, lambda sink: sink.matrix(matrix, drawn))
 
 
 @rank_zero_only
@@ -79,9 +76,8 @@ def log_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequ
     plain = [[_saved(cell, path, f"{i}_{j}") for j, cell in enumerate(row)] for i, row in enumerate(rows)]
     with path.open("w", newline="", encoding="utf-8") as file:
         write_rows(file, [list(columns), *plain])
-    table = Tabled(name, list(columns), rows, plain, path, _step(trainer))
-    for sink in _sinks(trainer):
-        _tell(sink, sink.table(table), "tables", path.parent)
+    table = SavedTable(name, list(columns), rows, plain, path, _step(trainer))
+    _send(trainer, "tables", path.parent, lambda sink: sink.table(table))
     shown = ((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if isinstance(cell, np.ndarray))
     return {f"{name}/{i}/{j}": str(plain[i][j]) for i, j in shown}
 
@@ -107,7 +103,7 @@ def log_files(
         aliases: of this version, such as "best".
         used: whether the rest of the run is made from them, as a model is from its structure.
     """
-    for sink in _sinks(trainer):
+    for sink in map(sink_of, trainer.loggers):
         if not (used and sink.uses(kind, name, paths, facts)):
             sink.files(kind, name, paths, facts, list(aliases))
 
@@ -115,7 +111,7 @@ def log_files(
 @rank_zero_only
 def log_use(trainer: pl.Trainer, run: str, path: Path, facts: Mapping[str, Any]) -> None:
     """Note in W&B that what follows is made by the model that another of its runs has logged, from its checkpoint."""
-    for sink in _sinks(trainer):
+    for sink in map(sink_of, trainer.loggers):
         if is_wandb(sink.logger) and sink.logger.experiment.id != run:  # in one's own run it is there as an output
             sink.uses("model", f"model-{run}", [path], facts)
 
@@ -137,7 +133,7 @@ def log_numbers(trainer: pl.Trainer, numbers: Mapping[str, float]) -> None:
 
 
 @rank_zero_only
-def log_scores(trainer: pl.Trainer, make: Callable[[], TableData]) -> None:
+def log_scores(trainer: pl.Trainer, make: Callable[[], LoggedTable]) -> None:
     """Send the table of single samples to W&B, where it can be filtered; others have `scores.csv`."""
     boards: list[Any] = [logger for logger in trainer.loggers if is_wandb(logger)]
     if boards:
@@ -163,27 +159,26 @@ def define_summaries(trainer: pl.Trainer, best: Mapping[str, str], hidden: bool 
                 )
 
 
-def _sinks(trainer: pl.Trainer) -> list[Sink]:
-    return [sink_of(logger) for logger in trainer.loggers]
-
-
 def _step(trainer: pl.Trainer) -> int:
     """The step at which Lightning logs: that of the last training, or of the checkpoint of a run that goes on."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
-def _tell(sink: Sink, taken: bool, what: str, folder: Path) -> None:
-    """Say once of a logger that it does not take something."""
-    if not taken and not sink.quiet and sink.logger not in _TOLD:
-        _TOLD.add(sink.logger)
-        rank_zero_info(f"{type(sink.logger).__name__} takes no {what}: they are in {folder}")
+def _send(trainer: pl.Trainer, what: str, folder: Path, log: Callable[[Sink], None]) -> None:
+    """Log to every logger that takes such a thing; say once of each other one where the files are."""
+    for sink in map(sink_of, trainer.loggers):
+        if what in sink.takes:
+            log(sink)
+        elif not sink.quiet and sink.logger not in _NOTED:
+            _NOTED.add(sink.logger)
+            rank_zero_info(f"{type(sink.logger).__name__} takes no {what}: they are in {folder}")
 
 
-def _saved_figure(trainer: pl.Trainer, name: str, figure: Figure) -> Drawn:
+def _saved_figure(trainer: pl.Trainer, name: str, figure: Figure) -> SavedFigure:
     path = run_folder(trainer) / "figures" / f"{file_name(name)}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    return Drawn(name, figure, path, _step(trainer))
+    return SavedFigure(name, figure, path, _step(trainer))
 
 
 def _saved(cell: Any, table: Path, name: str) -> Any:

@@ -25,12 +25,12 @@ class PredictionFile(Callback):
     """Writes what `predict_step` returns, one row a sample, to a CSV file in the run's folder.
 
     Columns are `loader` (its name in a dictionary of loaders, else its number), `sample` (the number of the sample in
-    its loader), what the loader's data set tells of its samples, and what the model gives. A data set tells the name of
-    each sample by an attribute `files`, and whatever else by `told`, columns by name: a `Table` tells `row`, and `id`
-    where it has one. A model with `class_names` also names the class, and columns of one number for each class bear
-    their names. Where a model judges inputs (`known`), the number of those that look unknown is told at the end. Rows
-    are written batch by batch to a part file of each process. When the prediction is over, the parts become one file in
-    the order of the samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
+    its loader), the columns of the loader's data set, and what the model gives. A data set gives the name of each
+    sample as an attribute `files`, and further columns by name as `told`: a `Table` gives `row`, and `id` where it has
+    one. A model with `class_names` also names the class, and columns of one number for each class bear their names.
+    Where a model judges inputs (`known`), the number of those that look unknown is reported at the end. Rows are
+    written batch by batch to a part file of each process. When the prediction is over, the parts become one file in the
+    order of the samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
 
     Args:
         file: its name, without folders; "" writes none.
@@ -82,16 +82,14 @@ class PredictionFile(Callback):
         if "known" in columns:
             verdicts = columns["known"][: len(numbers)]
             self._judged, self._unknown = self._judged + len(verdicts), self._unknown + verdicts.count(False)
-        told = {
-            name: [str(values[n]) for n in numbers] for name, values in self._told_of(trainer, dataloader_idx).items()
-        }
-        columns = {**told, **columns}
+        given = self._given_columns(trainer, dataloader_idx)
+        columns = {**{name: [str(values[n]) for n in numbers] for name, values in given.items()}, **columns}
         file = self._open_part(trainer, list(columns))
         rows = zip(*(values[: len(numbers)] for values in columns.values()), strict=True)
         write_rows(file, ([self._names[dataloader_idx], n, *row] for n, row in zip(numbers, rows, strict=True)))
 
-    def _told_of(self, trainer: pl.Trainer, dataloader_idx: int) -> dict[str, Sequence[Any]]:
-        """What the data set of a loader tells of its samples, by column: names of files, numbers of rows."""
+    def _given_columns(self, trainer: pl.Trainer, dataloader_idx: int) -> dict[str, Sequence[Any]]:
+        """Columns that the data set of a loader gives for its samples: names of files, numbers of rows."""
         loaders: Any = trainer.predict_dataloaders
         if isinstance(loaders, Mapping):
             loaders = list(loaders.values())

@@ -1,8 +1,7 @@
-"""What each logger takes beside numbers: charts, pictures, tables and files, told by what it can do.
+"""Adapters from loggers to one small interface for what they take beside numbers: charts, pictures, tables, files.
 
-A sink is one logger seen through one small interface. It says whether it has taken a thing; what nobody takes is in the
-run's folder all the same, and `logging.py` says so once. Nothing here imports a logger's package before that logger is
-there.
+What a logger does not take is in the run's folder all the same, and `logging.py` says so once. The package of a logger
+is imported only when such a logger is used.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from brainet_pl._utils.framework import is_csv, is_wandb
-from brainet_pl.evaluation.chart import Chart, Matrix, Panel, Series
+from brainet_pl.evaluation.chart import Chart, Matrix, Series
 
 
-class Drawn(NamedTuple):
+class SavedFigure(NamedTuple):
     """A picture: its name, its figure, the PNG file it was saved to, and the step to log it at."""
 
     name: str
@@ -28,7 +27,7 @@ class Drawn(NamedTuple):
     step: int
 
 
-class Tabled(NamedTuple):
+class SavedTable(NamedTuple):
     """A table: its name, columns, rows, rows without pictures as the CSV file has them, that file, and the step.
 
     A cell of `rows` is a text, a number, None, or a picture: uint8 (H, W) or (H, W, 3).
@@ -43,43 +42,41 @@ class Tabled(NamedTuple):
 
 
 class Sink:
-    """A logger that takes nothing but numbers; others override what they can.
+    """A logger that takes nothing but numbers; subclasses override what theirs can.
 
     Args:
-        logger: of Lightning.
+        logger: A logger of Lightning.
     """
 
+    takes: tuple[str, ...] = ()  # "pictures", "tables"
     quiet = False  # whether nothing needs to be said about what is not taken
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
 
-    def picture(self, drawn: Drawn) -> bool:
-        """Takes a matplotlib figure by its name."""
-        return False
+    def picture(self, drawn: SavedFigure) -> None:
+        """Log a matplotlib figure under its name."""
 
-    def chart(self, chart: Chart, drawn: Drawn) -> bool:
-        """Take a chart as data; where there is no such thing, its picture."""
-        return self.picture(drawn)
+    def chart(self, chart: Chart, drawn: SavedFigure) -> None:
+        """Log a chart as data; where a logger has no such thing, as its picture."""
+        self.picture(drawn)
 
-    def matrix(self, matrix: Matrix, drawn: Drawn) -> bool:
-        """Take a matrix of counts; where there is no such thing, its picture."""
-        return self.picture(drawn)
+    def matrix(self, matrix: Matrix, drawn: SavedFigure) -> None:
+        """Log a matrix of counts; where a logger has no such thing, as its picture."""
+        self.picture(drawn)
 
-    def table(self, table: Tabled) -> bool:
-        """Takes the rows of a table by its name."""
-        return False
+    def table(self, table: SavedTable) -> None:
+        """Log the rows of a table under its name."""
 
-    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
-        """Take files of a kind, such as "model", that the run has made, with what is known about them."""
-        return False
+    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> None:
+        """Log files of a kind, such as "model", that the run has made, with what is known about them."""
 
     def uses(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any]) -> bool:
         """Note files that the run is made from, where a logger draws how one thing came from another."""
         return False
 
 
-class Files(Sink):
+class FolderSink(Sink):
     """A logger whose place is the run's folder, where everything is written anyway."""
 
     quiet = True
@@ -88,57 +85,36 @@ class Files(Sink):
 class WandbSink(Sink):
     """Weights & Biases: charts that overlay runs, tables with pictures, versioned artifacts, a summary."""
 
-    def picture(self, drawn: Drawn) -> bool:
+    takes = ("pictures", "tables")
+
+    def picture(self, drawn: SavedFigure) -> None:
         """Logs the figure as an image of W&B."""
         self.logger.log_image(drawn.name, [str(drawn.path)], step=drawn.step)
-        return True
 
-    def chart(self, chart: Chart, drawn: Drawn) -> bool:
+    def chart(self, chart: Chart, drawn: SavedFigure) -> None:
         """A custom chart for each panel; of panels that are looked at one at a time, the first."""
-        import wandb
-
         panels = chart.panels[:1] if chart.choose else chart.panels
         for panel in panels:
             name = chart.name if len(panels) == 1 else f"{chart.name}/{panel.key}"
             scatter = [series for series in panel.series if series.kind == "points"]
             if scatter:
-                rows = [[a, b] for series in scatter for a, b in zip(series.x, series.y, strict=True)]
-                made = wandb.plot_table(
-                    "wandb/scatter/v0",
-                    wandb.Table(columns=["x", "y"], data=rows),
-                    {"x": "x", "y": "y"},
-                    {"title": panel.title},
-                )
+                rows: list[list[Any]] = [[a, b] for series in scatter for a, b in zip(series.x, series.y, strict=True)]
+                self._plot(name, "wandb/scatter/v0", ["x", "y"], rows, {"title": panel.title}, drawn.step)
             else:
-                made = wandb.plot_table(
-                    "wandb/area-under-curve/v0",  # lines by class; W&B's own ROC and PR curves are this too
-                    wandb.Table(columns=["class", "x", "y"], data=_lines(panel)),
-                    {"x": "x", "y": "y", "class": "class"},
-                    {"title": panel.title, "x-axis-title": panel.x.label, "y-axis-title": panel.y.label},
-                )
-            self._log({name: made}, drawn.step)
-        return True
+                rows = [[s.name, a, b] for s in panel.series for a, b in zip(*outline(s), strict=True)]
+                titles = {"title": panel.title, "x-axis-title": panel.x.label, "y-axis-title": panel.y.label}
+                # lines by class; W&B's own ROC and PR curves are this too
+                self._plot(name, "wandb/area-under-curve/v0", ["class", "x", "y"], rows, titles, drawn.step)
 
-    def matrix(self, matrix: Matrix, drawn: Drawn) -> bool:
+    def matrix(self, matrix: Matrix, drawn: SavedFigure) -> None:
         """Logs a confusion matrix as W&B's own chart."""
-        import wandb
+        names = matrix.names
+        rows = [[names[i], names[j], n] for i, counts in enumerate(matrix.counts) for j, n in enumerate(counts)]
+        columns = ["Actual", "Predicted", "nPredictions"]
+        titles = {"title": "Confusion matrix"}
+        self._plot(drawn.name, "wandb/confusion_matrix/v1", columns, rows, titles, drawn.step)
 
-        rows = [
-            [matrix.names[i], matrix.names[j], count]
-            for i, counts in enumerate(matrix.counts)
-            for j, count in enumerate(counts)
-        ]
-        columns: list[Any] = ["Actual", "Predicted", "nPredictions"]
-        made = wandb.plot_table(
-            "wandb/confusion_matrix/v1",
-            wandb.Table(columns=columns, data=rows),
-            {column: column for column in columns},
-            {"title": "Confusion matrix"},
-        )
-        self._log({drawn.name: made}, drawn.step)
-        return True
-
-    def table(self, table: Tabled) -> bool:
+    def table(self, table: SavedTable) -> None:
         """As a table, thumbnails as images in it."""
         import wandb
 
@@ -146,9 +122,8 @@ class WandbSink(Sink):
             [wandb.Image(rgb(cell)) if isinstance(cell, np.ndarray) else cell for cell in row] for row in table.rows
         ]
         self.logger.log_table(table.name, columns=table.columns, data=data, step=table.step)
-        return True
 
-    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
+    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> None:
         """As a version of an artifact; equal content stays one version.
 
         An offline run keeps it until `wandb sync`; a disabled one has no place for it.
@@ -156,7 +131,6 @@ class WandbSink(Sink):
         artifact = self._artifact(kind, name, paths, facts)
         if artifact is not None:
             self.logger.experiment.log_artifact(artifact, aliases=aliases or None)
-        return True
 
     def uses(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any]) -> bool:
         """As an input of the run: in W&B's graph an arrow leads from the artifact to the run, and on to what it logs.
@@ -180,19 +154,27 @@ class WandbSink(Sink):
             artifact.add_file(str(path), name="model.ckpt" if kind == "model" else path.name)  # as Lightning calls it
         return artifact
 
-    def _log(self, content: dict[str, Any], step: int) -> None:
-        self.logger.experiment.log(content | {"trainer/global_step": step})
+    def _plot(
+        self, name: str, kind: str, columns: list[Any], rows: list[list[Any]], titles: dict[str, Any], step: int
+    ) -> None:
+        """Log a custom chart of W&B."""
+        import wandb
+
+        table = wandb.Table(columns=columns, data=rows)
+        made = wandb.plot_table(kind, table, {column: column for column in columns}, titles)
+        self.logger.experiment.log({name: made, "trainer/global_step": step})
 
 
 class TensorBoardSink(Sink):
     """Anything with TensorBoard's `add_figure`, `add_text` and `add_images`."""
 
-    def picture(self, drawn: Drawn) -> bool:
+    takes = ("pictures", "tables")
+
+    def picture(self, drawn: SavedFigure) -> None:
         """Adds the figure to TensorBoard's images."""
         self.logger.experiment.add_figure(drawn.name, drawn.figure, drawn.step)
-        return True
 
-    def table(self, table: Tabled) -> bool:
+    def table(self, table: SavedTable) -> None:
         """As text in Markdown; pictures of one size as images beside it."""
         self.logger.experiment.add_text(table.name, markdown(table.columns, table.plain), table.step)
         for j, column in enumerate(table.columns):
@@ -200,107 +182,103 @@ class TensorBoardSink(Sink):
             if pictures and len({p.shape for p in pictures}) == 1:
                 grid = np.stack([rgb(p) for p in pictures])
                 self.logger.experiment.add_images(f"{table.name}/{column}", grid, table.step, dataformats="NHWC")
-        return True
 
 
 class MLflowSink(Sink):
     """MLflow's client: everything is an artifact of the run."""
 
-    def picture(self, drawn: Drawn) -> bool:
+    takes = ("pictures", "tables")
+
+    def picture(self, drawn: SavedFigure) -> None:
         """Logs the figure as a PNG among the run's files."""
-        return self._artifact(drawn.path, "figures")
+        self._artifact(drawn.path, "figures")
 
-    def table(self, table: Tabled) -> bool:
+    def table(self, table: SavedTable) -> None:
         """Logs the table as a CSV file of the run."""
-        return self._artifact(table.path, "tables")
+        self._artifact(table.path, "tables")
 
-    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
+    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> None:
         """In a folder of their kind."""
         for path in paths:
             self._artifact(path, kind)
-        return True
 
-    def _artifact(self, path: Path, folder: str) -> bool:
+    def _artifact(self, path: Path, folder: str) -> None:
         self.logger.experiment.log_artifact(self.logger.run_id, str(path), folder)
-        return True
 
 
 class CometSink(Sink):
     """Hands charts, tables and files to Comet's experiment."""
 
-    def picture(self, drawn: Drawn) -> bool:
+    takes = ("pictures", "tables")
+
+    def picture(self, drawn: SavedFigure) -> None:
         """Logs the figure as one of Comet's figures."""
         self.logger.experiment.log_figure(figure_name=drawn.name, figure=drawn.figure, step=drawn.step)
-        return True
 
-    def matrix(self, matrix: Matrix, drawn: Drawn) -> bool:
+    def matrix(self, matrix: Matrix, drawn: SavedFigure) -> None:
         """Logs a confusion matrix as Comet's own chart."""
         self.logger.experiment.log_confusion_matrix(
             matrix=matrix.counts, labels=matrix.names, file_name=f"{drawn.path.stem}.json", step=drawn.step
         )
-        return True
 
-    def table(self, table: Tabled) -> bool:
+    def table(self, table: SavedTable) -> None:
         """Logs the rows as a table, without pictures in it."""
         self.logger.experiment.log_table(
             f"{table.path.name}", tabular_data=[list(row) for row in table.plain], headers=table.columns
         )
-        return True
 
-    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
+    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> None:
         """Logs files as assets of the experiment."""
         for path in paths:
             self.logger.experiment.log_asset(str(path), file_name=f"{kind}/{path.name}")
-        return True
 
 
 class TrackioSink(Sink):
     """A run of Trackio, which takes images and tables among its numbers."""
 
-    def picture(self, drawn: Drawn) -> bool:
+    takes = ("pictures", "tables")
+
+    def picture(self, drawn: SavedFigure) -> None:
         """Logs the figure as an image of Trackio."""
         import trackio  # type: ignore[import-not-found, unused-ignore]
 
         self.logger.experiment.log({drawn.name: trackio.Image(str(drawn.path), caption=drawn.name)}, step=drawn.step)
-        return True
 
-    def table(self, table: Tabled) -> bool:
+    def table(self, table: SavedTable) -> None:
         """Logs the rows as a table, without pictures in it."""
         import pandas  # type: ignore[import-untyped, unused-ignore]  # a dependency of Trackio
         import trackio
 
         frame = pandas.DataFrame([list(row) for row in table.plain], columns=table.columns)
         self.logger.experiment.log({table.name: trackio.Table(dataframe=frame)}, step=table.step)
-        return True
 
-    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> bool:
+    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> None:
         """As a version of an artifact, where this version of Trackio has them."""
         import trackio
 
         run = self.logger.experiment
         if not hasattr(run, "log_artifact"):
-            return False
+            return
         artifact = trackio.Artifact(name or f"{kind}-{run.name}", type=kind, metadata=dict(facts))
         for path in paths:
             artifact.add_file(path)
         run.log_artifact(artifact, aliases=[alias for alias in aliases if alias != "latest"])  # it has that by itself
-        return True
 
 
 class ImageSink(Sink):
     """Any other logger with a `log_image(key, images)`, and perhaps `log_table(key, columns, data)`, as W&B's has."""
 
-    def picture(self, drawn: Drawn) -> bool:
+    def __init__(self, logger: Any) -> None:
+        super().__init__(logger)
+        self.takes = ("pictures", "tables") if hasattr(logger, "log_table") else ("pictures",)
+
+    def picture(self, drawn: SavedFigure) -> None:
         """As an image, by its file."""
         self.logger.log_image(drawn.name, [str(drawn.path)], step=drawn.step)
-        return True
 
-    def table(self, table: Tabled) -> bool:
+    def table(self, table: SavedTable) -> None:
         """Logs the rows as a table, without pictures in it."""
-        if not hasattr(self.logger, "log_table"):
-            return False
         self.logger.log_table(table.name, columns=table.columns, data=[list(r) for r in table.plain], step=table.step)
-        return True
 
 
 def sink_of(logger: Any) -> Sink:
@@ -308,7 +286,7 @@ def sink_of(logger: Any) -> Sink:
     if is_wandb(logger):
         return WandbSink(logger)
     if is_csv(logger):
-        return Files(logger)
+        return FolderSink(logger)
     experiment = getattr(logger, "experiment", None)
     if hasattr(experiment, "add_figure"):
         return TensorBoardSink(logger)
@@ -328,11 +306,6 @@ def _takes(thing: Any, method: str, argument: str) -> bool:
         return found is not None and argument in inspect.signature(found).parameters
     except (TypeError, ValueError):
         return False
-
-
-def _lines(panel: Panel) -> list[list[Any]]:
-    """Rows of class, x and y; bars as the outline of their steps."""
-    return [[series.name, a, b] for series in panel.series for a, b in zip(*outline(series), strict=True)]
 
 
 def outline(series: Series) -> tuple[list[float], list[float]]:

@@ -7,16 +7,20 @@ Nothing here needs torch, so that pages of many runs are made in a moment.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Literal
 
-Kind = Literal["line", "points", "bars", "guide"]
-KINDS: tuple[Kind, ...] = ("line", "points", "bars", "guide")
-Unit = Literal["share", "number", "count"]
-UNITS: tuple[Unit, ...] = ("share", "number", "count")
+from msgspec import Meta, Struct
+
+SeriesKind = Literal["line", "points", "bars", "guide"]
+AxisUnit = Literal["share", "number", "count"]
+ChartGroup = Literal["test", "shift", "ood", "structure", "training"]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 
-class Axis(NamedTuple):
+class Axis(Struct, frozen=True):
     """What an axis of a panel shows, and how far it reaches.
 
     Attributes:
@@ -28,13 +32,19 @@ class Axis(NamedTuple):
     """
 
     label: str
-    unit: Unit = "number"
+    unit: AxisUnit = "number"
     low: float | None = None
     high: float | None = None
     log: bool = False
 
+    def __post_init__(self) -> None:
+        if self.log and not (self.low is not None and self.low > 0):
+            raise ValueError("a number above 0 where the axis begins @ low")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError("a number above the lower end @ high")
 
-class Series(NamedTuple):
+
+class Series(Struct, frozen=True):
     """A curve, a cloud of points or a row of bars.
 
     Attributes:
@@ -50,17 +60,27 @@ class Series(NamedTuple):
     """
 
     name: str
-    x: list[float]
-    y: list[float]
-    kind: Kind = "line"
+    x: list[Finite]
+    y: list[Finite]
+    kind: SeriesKind = "line"
     note: str = ""
-    low: list[float] | None = None
-    high: list[float] | None = None
+    low: list[Finite] | None = None
+    high: list[Finite] | None = None
     shown: bool = True
     group: str = ""
 
+    def __post_init__(self) -> None:
+        places = len(self.y) + (self.kind == "bars")
+        for name, values, count in (
+            ("x", self.x, places),
+            ("low", self.low, len(self.y)),
+            ("high", self.high, len(self.y)),
+        ):
+            if values is not None and len(values) != count:
+                raise ValueError(f"{count} numbers @ {name}")
 
-class Panel(NamedTuple):
+
+class Panel(Struct, frozen=True):
     """One pair of axes with the series that are drawn in it.
 
     Attributes:
@@ -78,7 +98,7 @@ class Panel(NamedTuple):
     series: list[Series]
 
 
-class Chart(NamedTuple):
+class Chart(Struct, frozen=True):
     """Panels that belong together and are shown as one figure.
 
     Attributes:
@@ -91,14 +111,18 @@ class Chart(NamedTuple):
     """
 
     name: str
-    group: str
+    group: ChartGroup
     caption: str
     alt: str
     panels: list[Panel]
     choose: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.panels:
+            raise ValueError("at least one panel @ panels")
 
-class Matrix(NamedTuple):
+
+class Matrix(Struct, frozen=True):
     """Counts by two names: rows are what was, columns what was said.
 
     Attributes:
@@ -107,7 +131,12 @@ class Matrix(NamedTuple):
     """
 
     names: list[str]
-    counts: list[list[int]]
+    counts: list[list[Count]]
+
+    def __post_init__(self) -> None:
+        size = len(self.names)
+        if len(self.counts) != size or any(len(row) != size for row in self.counts):
+            raise ValueError(f"{size} rows of {size} counts @ counts")
 
 
 def readable(name: str) -> str:
@@ -196,21 +225,3 @@ def _decimals(value: float, step: float | None) -> str:
     places = max(0, -math.floor(math.log10(abs(step)) + 1e-9))
     places += round(step * 10**places, 6) != round(step * 10**places)  # steps of 2.5 need one more
     return f"{value:.{places}f}"
-
-
-# -- as primitives ----------------------------------------------------------------------------------------------------
-
-
-def to_primitive(chart: Chart) -> dict[str, Any]:
-    """A chart as JSON has it."""
-    return chart._asdict() | {
-        "panels": [
-            panel._asdict()
-            | {
-                "x": panel.x._asdict(),
-                "y": panel.y._asdict(),
-                "series": [series._asdict() for series in panel.series],
-            }
-            for panel in chart.panels
-        ]
-    }

@@ -31,7 +31,7 @@ INK, FAINT = "#262626", "#6b6b6b"
 WIDTH = 5.2  # inches: text of 9 points stays readable where the picture is as wide as a phone
 
 
-class Line(NamedTuple):
+class LineStyle(NamedTuple):
     """How the i-th of several curves is drawn."""
 
     color: str
@@ -39,9 +39,9 @@ class Line(NamedTuple):
     marker: str
 
 
-def line(i: int) -> Line:
+def line(i: int) -> LineStyle:
     """A style for curve i; colour, dashes and marker repeat with different periods, so the first 210 differ."""
-    return Line(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
+    return LineStyle(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])
 
 
 def draw(chart: Chart) -> Figure:

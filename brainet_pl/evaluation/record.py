@@ -18,11 +18,11 @@ from torch import Tensor
 from brainet_pl.distributed.samples import all_gather
 from brainet_pl.metrics.curves import separation
 from brainet_pl.metrics.passes import PassSums, PassTrace
-from brainet_pl.metrics.shift import Shifted, ShiftSums, add_sums, measures_of, parse_shift
+from brainet_pl.metrics.shift import ShiftResult, ShiftSums, add_sums, measures_of, parse_shift
 
 Role = Literal["known", "near", "far", "shift"]
 MEANS: Mapping[str, str] = {"near": "near_mean", "far": "far_mean"}  # role → name of the mean over sets of this role
-Columns = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 Batch = tuple[Tensor, dict[tuple[str, str], Tensor]]  # numbers (B,) of samples, and (kind, name) → column (…, B)
 MOST_TRACED = 20_000  # samples of a set whose running scores are kept: many numbers a sample, for a few curves
 Measured = dict[str, dict[str, float]]  # score → measure → value
@@ -30,7 +30,7 @@ Measured = dict[str, dict[str, float]]  # score → measure → value
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """What a model tells a record about a batch of a test.
+    """What a record keeps of a batch of a test: what a `test_step` returns.
 
     Attributes:
         scores: name → (B,), higher for an input more unlike the training data.
@@ -46,8 +46,8 @@ class SampleBatch:
         level: the p-value up to which a sample looks unknown.
     """
 
-    scores: Columns
-    answers: Columns = field(default_factory=dict)
+    scores: NamedTensors
+    answers: NamedTensors = field(default_factory=dict)
     trace: PassTrace | None = None
     passes: int | None = None
     numbers: Tensor | None = None
@@ -83,21 +83,21 @@ class SetRecord:
     name: str
     role: Role
     numbers: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-    scores: Columns = field(default_factory=dict)
-    answers: Columns = field(default_factory=dict)
-    running: Columns = field(default_factory=dict)
+    scores: NamedTensors = field(default_factory=dict)
+    answers: NamedTensors = field(default_factory=dict)
+    running: NamedTensors = field(default_factory=dict)
     sums: PassSums | None = None
     known_p: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def rankable(self) -> Columns:
+    def rankable(self) -> NamedTensors:
         """The scores that can be ordered: those without NaN."""
         return {name: values for name, values in self.scores.items() if not values.isnan().any()}
 
 
-class Rows:
+class SampleBuffer:
     """Columns of samples, kept batch by batch.
 
     Args:
@@ -142,8 +142,8 @@ class TestRecord:
         self.steps: list[int] = []
         self.passes: int | None = None
         self.level: float | None = None
-        self._rows = {name: Rows() for name in self.sets}
-        self._traced = {name: Rows(MOST_TRACED) for name in self.sets}
+        self._rows = {name: SampleBuffer() for name in self.sets}
+        self._traced = {name: SampleBuffer(MOST_TRACED) for name in self.sets}
         self._sums: dict[str, PassSums] = {}
 
     @property
@@ -186,7 +186,7 @@ class TestRecord:
             rows = [batch for own in all_gather(self._rows[name]) for batch in own.batches]
             traced = [batch for own in all_gather(self._traced[name]) for batch in own.batches]
             sums = [own for own in all_gather(self._sums.pop(name, None)) if own is not None]
-            self._rows[name], self._traced[name] = Rows(), Rows(MOST_TRACED)
+            self._rows[name], self._traced[name] = SampleBuffer(), SampleBuffer(MOST_TRACED)
             if rows:
                 part.numbers, columns = _ordered(_joined(rows))
                 _, running = _ordered(_chosen(_joined(traced), MOST_TRACED))
@@ -200,7 +200,7 @@ class TestRecord:
         """How many samples of a set look unknown; None where the model has no verdict."""
         return None if part.known_p is None or self.level is None else int((part.known_p <= self.level).sum())
 
-    def shifts(self) -> list[Shifted]:
+    def shifts(self) -> list[ShiftResult]:
         """What was measured on the test set, as "clean" of severity 0, and after each shift; empty without shifts."""
         found = []
         for name, sums in self.shift_sums.items():
@@ -208,7 +208,7 @@ class TestRecord:
                 final = None if sums.final is None else measures_of(sums.final)
                 corruption, severity = parse_shift(name) or ("clean", 0)
                 samples = int(sums.predicted["samples"])
-                found.append(Shifted(corruption, severity, samples, measures_of(sums.predicted), final))
+                found.append(ShiftResult(corruption, severity, samples, measures_of(sums.predicted), final))
         return found if len(found) > 1 else []
 
     def separations(self) -> dict[str, Measured]:
@@ -246,13 +246,13 @@ def group_means(found: Mapping[str, Measured], sets: Sequence[SetRecord]) -> dic
     return means
 
 
-def _kept(kind: str, columns: Columns) -> dict[tuple[str, str], Tensor]:
+def _kept(kind: str, columns: NamedTensors) -> dict[tuple[str, str], Tensor]:
     """The same on the CPU, floating numbers in 32 bits, under the name of their kind."""
     cpu = {name: values.detach().cpu() for name, values in columns.items()}
     return {(kind, name): values.float() if values.is_floating_point() else values for name, values in cpu.items()}
 
 
-def _kind(kind: str, columns: Mapping[tuple[str, str], Tensor]) -> Columns:
+def _kind(kind: str, columns: Mapping[tuple[str, str], Tensor]) -> NamedTensors:
     return {name: values for (of, name), values in columns.items() if of == kind}
 
 

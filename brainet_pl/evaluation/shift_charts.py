@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from brainet_pl.evaluation.chart import Axis, Chart, Panel, Series, points, short
-from brainet_pl.evaluation.charts import SHARE, reliability_panels
+from brainet_pl.evaluation.charts import reliability_panels
 from brainet_pl.evaluation.record import TestRecord
-from brainet_pl.evaluation.summary import TableData
+from brainet_pl.evaluation.summary import LoggedTable
+from brainet_pl.metrics.catalogue import CATALOGUE, SHIFTED
 from brainet_pl.metrics.curves import calibration_error
-from brainet_pl.metrics.shift import Shifted, means, parse_shift
+from brainet_pl.metrics.shift import ShiftResult, means, parse_shift
 
 WORDS = {"predicted": "as predicted", "final": "after calibration"}
-TITLES = {"Acc": "Accuracy", "NLL": "NLL, nats", "Brier": "Brier score", "ECE": "Calibration error (ECE)"}
-SHARES = ("Acc", "ECE")  # measures that are shares of samples
 
 
-def shift_table(shifts: Sequence[Shifted]) -> TableData:
+def shift_table(shifts: Sequence[ShiftResult]) -> LoggedTable:
     """Corruption × severity × measure, as a table for loggers; measures after calibration are `scaled_…`."""
     first = shifts[0]
     columns = ["corruption", "severity", "samples", *first.predicted, *(f"scaled_{m}" for m in first.final or ())]
@@ -26,7 +25,9 @@ def shift_table(shifts: Sequence[Shifted]) -> TableData:
         [s.corruption, s.severity, s.samples, *s.predicted.values(), *(s.final.values() if s.final else ())]
         for s in shifts
     ]
-    return TableData("The same measures after each shift of the test set; severity 0 is the set itself", columns, rows)
+    return LoggedTable(
+        "The same measures after each shift of the test set; severity 0 is the set itself", columns, rows
+    )
 
 
 def shift_charts(record: TestRecord) -> list[Chart]:
@@ -37,22 +38,20 @@ def shift_charts(record: TestRecord) -> list[Chart]:
     made = [severity_chart(shifts)]
     bins = pooled_bins(record)
     if bins:
-        told = "; ".join(
-            f"{label}, calibration error {100 * float(calibration_error(b)):.2f} %" for label, b in bins.items()
-        )
+        errors = {label: f"{100 * float(calibration_error(part)):.2f} %" for label, part in bins.items()}
         made.append(
             Chart(
                 "shift/reliability",
                 "shift",
                 "Is the confidence still right? Clean and shifted test samples, as predicted and calibrated.",
-                f"Reliability diagram: {told}",
+                "Reliability diagram: " + "; ".join(f"{label}, calibration error {e}" for label, e in errors.items()),
                 reliability_panels(bins),
             )
         )
     return made
 
 
-def severity_chart(shifts: Sequence[Shifted]) -> Chart:
+def severity_chart(shifts: Sequence[ShiftResult]) -> Chart:
     """A panel for each measure: its mean over corruptions against severity, with the least and the worst corruption.
 
     Severity 0 is the test set itself.
@@ -74,9 +73,10 @@ def severity_chart(shifts: Sequence[Shifted]) -> Chart:
             if len(xs) == len(severities):
                 low, high = ([short(end(group)) for group in groups] for end in (min, max))
                 lines.append(Series(label, xs, ys, low=low, high=high))
-        unit = SHARE._replace(low=None, high=None) if measure in SHARES else Axis("")
-        title = f"{TITLES.get(measure, measure)} {'↑' if measure == 'Acc' else '↓'}"
-        panels.append(Panel(measure, title, x_axis, unit, lines))
+        facts = CATALOGUE[SHIFTED[measure]]
+        title = f"{facts.title}{', nats' if facts.unit == 'nats' else ''} {'↑' if facts.higher_is_better else '↓'}"
+        y_axis = Axis("", "share" if facts.unit == "share" else "number")
+        panels.append(Panel(measure, title, x_axis, y_axis, lines))
     worst = severities[-1]
     measure = "ECE" if "ECE" in shifts[0].predicted else next(iter(shifts[0].predicted))
     ends = ", ".join(f"{WORDS[which]} {values[measure]:.4g}" for which, values in means(shifts, worst).items())

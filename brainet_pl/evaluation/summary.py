@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
+from msgspec import to_builtins
 from torchmetrics import MetricCollection
 
-from brainet_pl.evaluation.chart import Chart, Matrix, to_primitive
+from brainet_pl.evaluation.chart import Chart, Matrix
 from brainet_pl.evaluation.charts import ClassNumbers
 from brainet_pl.evaluation.record import Measured, TestRecord
-from brainet_pl.metrics.curves import SEPARATION
+from brainet_pl.evaluation.schema import FORMAT
+from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.measures import Measure
 from brainet_pl.structure import GGT
 from brainet_pl.structure.draw import draw_ggt
 
-FORMAT = 3  # of the JSON form
 
-
-class Picture(NamedTuple):
+class StaticFigure(NamedTuple):
     """A figure that is no chart, what it shows in words, and the part of a report that it belongs to."""
 
     figure: Figure
@@ -30,7 +30,7 @@ class Picture(NamedTuple):
     group: str
 
 
-class TableData(NamedTuple):
+class LoggedTable(NamedTuple):
     """A table of numbers, texts and pictures: uint8 arrays (H, W) or (H, W, 3)."""
 
     caption: str
@@ -45,17 +45,19 @@ def headline(names: Sequence[str], wanted: str | None) -> str:
     return wanted or ("entropy" if "entropy" in names else names[0])
 
 
-def tree_picture(ggt: GGT | None, temperature: float | None) -> dict[str, Picture]:
+def tree_picture(ggt: GGT | None, temperature: float | None) -> dict[str, StaticFigure]:
     """The learned tree with its probabilities, by its name; nothing where there is none."""
     if ggt is None:
         return {}
     alt = f"Tree of {ggt.num_variables} variables, depth {ggt.depth}; colour is the probability of being used"
-    return {"structure/tree": Picture(draw_ggt(ggt, 1.0 if temperature is None else temperature), alt, "structure")}
+    return {
+        "structure/tree": StaticFigure(draw_ggt(ggt, 1.0 if temperature is None else temperature), alt, "structure")
+    }
 
 
-def class_table(numbers: Sequence[ClassNumbers]) -> TableData:
+def class_table(numbers: Sequence[ClassNumbers]) -> LoggedTable:
     """What is known of each class, as a table."""
-    return TableData(
+    return LoggedTable(
         "Each class: how many of its samples are found (recall), how many that are called so are (precision), and the "
         "mean confidence of what is called so, which should equal the precision",
         ["class", "samples", "recall", "precision", "F1", "confidence", "overconfidence"],
@@ -63,7 +65,7 @@ def class_table(numbers: Sequence[ClassNumbers]) -> TableData:
     )
 
 
-def score_table(record: TestRecord, most: int) -> TableData:
+def score_table(record: TestRecord, most: int) -> LoggedTable:
     """A row for each sample, as in `scores.csv` with answers, of at most so many samples, spread evenly over all."""
     scores, answers = list(record.known.scores), list(record.known.answers)
     total = sum(len(part) for part in record.sets.values())
@@ -78,7 +80,7 @@ def score_table(record: TestRecord, most: int) -> TableData:
         columns += [part.scores[name].tolist() if name in part.scores else [None] * len(part) for name in scores]
         rows += [[part.name, *(column[i] for column in columns)] for i in few]
     named = ["probability" if name == "confidence" and name in scores else name for name in answers]
-    return TableData("Scores of single samples", ["set", "sample", *named, *scores], rows)
+    return LoggedTable("Scores of single samples", ["set", "sample", *named, *scores], rows)
 
 
 def separation_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
@@ -90,11 +92,11 @@ def separation_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
     ]
 
 
-def separation_table(rows: Sequence[Mapping[str, Any]]) -> TableData:
+def separation_table(rows: Sequence[Mapping[str, Any]]) -> LoggedTable:
     """Set × score × measure, as a table for loggers."""
     columns = ["set", "score", *SEPARATION]
     caption = "How well each score tells each set from the test set; unknown inputs are the positive class"
-    return TableData(caption, columns, [[row[name] for name in columns] for row in rows])
+    return LoggedTable(caption, columns, [[row[name] for name in columns] for row in rows])
 
 
 def metric_entries(collections: Sequence[MetricCollection | None], values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -119,8 +121,8 @@ def to_json(
     rows: list[dict[str, Any]],
     charts: Sequence[Chart],
     matrix: Matrix | None,
-    drawn: Mapping[str, Picture],
-    tables: Mapping[str, TableData],
+    drawn: Mapping[str, StaticFigure],
+    tables: Mapping[str, LoggedTable],
     files: Mapping[str, str],
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -146,8 +148,8 @@ def to_json(
         "separation": rows,
         "shifts": [_finite(part._asdict()) for part in record.shifts()],
         "separation_measures": [{"name": name, "better": better} for name, better in SEPARATION.items()],
-        "charts": [to_primitive(chart) for chart in charts],
-        "confusion": None if matrix is None else matrix._asdict(),
+        "charts": to_builtins(charts),
+        "confusion": to_builtins(matrix),
         "figures": [{"name": n, "file": files[n], "alt": p.alt, "group": p.group} for n, p in drawn.items()],
         "tables": [
             {"name": name, "caption": table.caption, "columns": list(table.columns), "rows": _cells(name, table, files)}
@@ -163,7 +165,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _cells(name: str, table: TableData, files: Mapping[str, str]) -> list[list[Any]]:
+def _cells(name: str, table: LoggedTable, files: Mapping[str, str]) -> list[list[Any]]:
     def cell(value: Any, i: int, j: int) -> Any:
         if isinstance(value, np.ndarray):
             return {"picture": files[f"{name}/{i}/{j}"]}

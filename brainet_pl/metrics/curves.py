@@ -5,24 +5,13 @@ A score is higher for an input more unlike the training data; out-of-distributio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 N_BINS = 15  # of every calibration error and reliability diagram
 GRID = 1000  # intervals of confidence that smooth ECE looks at
-Better = Literal["higher", "lower"] | None
-SEPARATION: Mapping[str, Better] = {  # measure of how well a score tells two sets apart → what is good
-    "AUROC": "higher",
-    "AUPR_out": "higher",
-    "AUPR_in": "higher",
-    "FPR95": "lower",
-    "DetErr": "lower",
-    "n_id": None,
-    "n_ood": None,
-}
 
 
 # -- calibration ------------------------------------------------------------------------------------------------------

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
-from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
 from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl._utils import checks
+from brainet_pl.metrics.catalogue import CATALOGUE, Better, direction, facts_of
 from brainet_pl.metrics.curves import (
-    Better,
     adaptive_calibration_error,
     calibration_error,
     calibration_sums,
@@ -34,14 +33,16 @@ _LEVELS = tuple(0.05 * i for i in range(1, 20))  # of the central intervals that
 
 
 class Measure(Metric):
-    """A metric that knows how it is called and read. One of one's own derives from this, and from torchmetrics' rules.
+    """A torchmetrics metric with a name, a unit and a direction. Derive your own metrics from this class.
+
+    A subclass whose key is in the catalogue takes title, unit and direction from there.
 
     Attributes:
-        key: under which it is logged, behind the stage: `cls/NLL`. A measure given to a model without a key is logged
+        key: Under which it is logged, behind the stage: `cls/NLL`. A measure given to a model without a key is logged
             as `<group of the task>/<class name>`.
-        title: what a report calls it; the end of the key if empty.
+        title: What a report calls it; the end of the key if empty.
         unit: "share", "nats", "target" for the units of the target, or "".
-        higher_is_better: as torchmetrics has it; None where neither is better.
+        higher_is_better: As in torchmetrics; None where neither direction is better.
     """
 
     full_state_update = False
@@ -51,10 +52,17 @@ class Measure(Metric):
     title: str = ""
     unit: str = ""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        known = CATALOGUE.get(vars(cls).get("key", ""))
+        for name, value in known._asdict().items() if known else ():
+            if name not in vars(cls):
+                setattr(cls, name, value)
+
     @property
     def better(self) -> Better:
         """Whether "higher" or "lower" values are better; None where neither is."""
-        return None if self.higher_is_better is None else "higher" if self.higher_is_better else "lower"
+        return direction(self.higher_is_better)
 
 
 def check_classes(preds: Tensor, target: Tensor) -> None:
@@ -84,21 +92,22 @@ def check_numbers(preds: Tensor, target: Tensor) -> None:
 
 
 class _SampleMean(Measure):
-    """The mean of a number for each sample; a subclass says which number."""
+    """The mean of a number, or of numbers of this shape, for each sample; a subclass says which."""
 
     is_differentiable = True
+    shape: tuple[int, ...] = ()
     total: Tensor
     count: Tensor
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(self.shape), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch."""
         # Never in place: a validation in inference mode leaves tensors that a later fit may not write to.
-        self.total = self.total + self.values(preds, target).sum()
+        self.total = self.total + self.values(preds, target).sum(dim=0)
         self.count = self.count + len(target)
 
     def compute(self) -> Tensor:
@@ -106,14 +115,14 @@ class _SampleMean(Measure):
         return self.total / self.count
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,) the number of each sample."""
+        """(B, *shape) the numbers of each sample."""
         raise NotImplementedError
 
 
 class Accuracy(MulticlassAccuracy, Measure):
     """The share of samples whose largest probability is that of their label."""
 
-    key, title, unit = "cls/Acc", "Accuracy", "share"
+    key = "cls/Acc"
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities (B, C) and labels (B,)."""
@@ -124,7 +133,7 @@ class Accuracy(MulticlassAccuracy, Measure):
 class NegativeLogLikelihood(_SampleMean):
     """-1/N Σ_n log p_n,y(n); a probability of 0 counts as the smallest normal float."""
 
-    key, title, unit = "cls/NLL", "NLL", "nats"
+    key = "cls/NLL"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Computes -log p of the true class of each sample, (B,)."""
@@ -135,7 +144,7 @@ class NegativeLogLikelihood(_SampleMean):
 class BrierScore(_SampleMean):
     """The Brier score: 1/N Σ_n Σ_c (p_nc - [y(n) = c])², between 0 and 2."""
 
-    key, title = "cls/Brier", "Brier score"
+    key = "cls/Brier"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Computes the squared distance of each prediction from its label, (B,)."""
@@ -143,34 +152,41 @@ class BrierScore(_SampleMean):
         return ((preds - torch.nn.functional.one_hot(target.long(), preds.shape[1])) ** 2).sum(dim=1)
 
 
+def _confidence_and_hits(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities (B, C) and labels (B,) → the largest probability (B,), and whether its class is the label."""
+    check_classes(preds, target)
+    confidence, label = preds.float().max(dim=1)
+    return confidence, label == target
+
+
 class CalibrationError(Measure):
     """Expected calibration error with equal bins; a confidence of exactly 1 belongs to the last bin."""
 
-    key, title, unit = "cal/ECE", "Calibration error", "share"
+    key = "cal/ECE"
+    sums_of: Any = staticmethod(calibration_sums)
     sums: Tensor
+    count: Tensor
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        empty = calibration_sums(torch.empty(0), torch.empty(0))
-        self.add_state("sums", torch.zeros_like(empty), dist_reduce_fx="sum")
+        self.add_state("sums", self.sums_of(torch.empty(0), torch.empty(0)), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities (B, C) and labels (B,)."""
-        check_classes(preds, target)
-        confidence, label = preds.float().max(dim=1)
-        self.sums = self.sums + calibration_sums(confidence, label == target)
+        self.sums = self.sums + self.sums_of(*_confidence_and_hits(preds, target))
+        self.count = self.count + len(target)
 
     def compute(self) -> Tensor:
-        """Computes the error of all batches so far, a scalar."""
+        """The error of all batches so far, a scalar."""
         return calibration_error(self.sums).float()
 
 
 class PassDisagreement(_SampleMean):
-    """How often two passes answer differently; 0 where all passes are the same network."""
+    """How often two passes answer differently, from `uncertainty.disagreement` (B,); 0 for a single network."""
 
-    higher_is_better = None  # type: ignore[assignment]
     is_differentiable = False
-    key, title, unit = "ens/Disagreement", "Passes that answer differently", "share"
+    key = "ens/Disagreement"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Takes what `uncertainty.disagreement` gives for each sample, (B,)."""
@@ -180,34 +196,21 @@ class PassDisagreement(_SampleMean):
 class MaximumCalibrationError(CalibrationError):
     """MCE: the gap between confidence and accuracy in the worst of the equal bins; one sample can make it."""
 
-    key, title, unit = "cal/MCE", "Calibration error, worst bin", "share"
+    key = "cal/MCE"
 
     def compute(self) -> Tensor:
         """The largest gap so far."""
         return maximum_calibration_error(self.sums).float()
 
 
-class SmoothCalibrationError(Measure):
+class SmoothCalibrationError(CalibrationError):
     """Smooth ECE (Błasiok & Nakkiran 2024): without bins, by a kernel whose width the error itself chooses."""
 
-    key, title, unit = "cal/smECE", "Calibration error, smooth", "share"
-    sums: Tensor
-    count: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("sums", residual_sums(torch.empty(0), torch.empty(0)), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: probabilities (B, C) and labels (B,)."""
-        check_classes(preds, target)
-        confidence, label = preds.float().max(dim=1)
-        self.sums = self.sums + residual_sums(confidence, label == target)
-        self.count = self.count + len(target)
+    key = "cal/smECE"
+    sums_of = staticmethod(residual_sums)
 
     def compute(self) -> Tensor:
-        """Computes the error of all batches so far, a scalar."""
+        """The error of all batches so far, a scalar."""
         return smooth_calibration_error(self.sums, self.count).float()
 
 
@@ -224,21 +227,18 @@ class _Ranked(Measure):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities (B, C) and labels (B,)."""
-        check_classes(preds, target)
-        confidence, label = preds.float().max(dim=1)
+        confidence, hits = _confidence_and_hits(preds, target)
         self.confidence.append(confidence.clamp(0.0, 1.0))
-        self.correct.append((label == target).float())
+        self.correct.append(hits.float())
 
     def compute(self) -> Tensor:
         """The number over all samples so far; NaN without any, and where a confidence is NaN, which has no rank."""
-        if not len(self.confidence):
-            return torch.tensor(math.nan)
-        confidence = dim_zero_cat(self.confidence)
+        confidence = dim_zero_cat(self.confidence) if len(self.confidence) else torch.empty(0)
         if not len(confidence) or confidence.isnan().any():
             return confidence.new_tensor(math.nan)
-        return self.measure(confidence, dim_zero_cat(self.correct))
+        return self._measure(confidence, dim_zero_cat(self.correct))
 
-    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+    def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         """The number."""
         raise NotImplementedError
 
@@ -246,38 +246,35 @@ class _Ranked(Measure):
 class AdaptiveCalibrationError(_Ranked):
     """Expected calibration error with bins of equal counts: Σ_b |acc_b - conf_b|·n_b/N over sorted confidences."""
 
-    key, title, unit = "cal/aECE", "Calibration error, adaptive bins", "share"
+    key = "cal/aECE"
 
-    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """Computes the error of all samples, in bins of equal size."""
+    def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         return adaptive_calibration_error(confidence, correct)
 
 
 class AreaUnderRiskCoverage(_Ranked):
     """AURC: the error rate of the most confident share of samples, averaged over all shares."""
 
-    key, title, unit = "sc/AURC", "Risk–coverage area", "share"
+    key = "sc/AURC"
 
-    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """Computes the area under the curve of error rate against coverage."""
+    def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         return torch.as_tensor(risk_coverage(1.0 - confidence, 1.0 - correct).mean())
 
 
 class RiskAtCoverage(_Ranked):
     """The error rate of the most confident `coverage` of the samples."""
 
-    unit = "share"
+    key = "sc/Risk@#Cov"
 
     def __init__(self, coverage: float = 0.8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not 0 < coverage <= 1:
             raise ValueError(f"expected a coverage above 0 and at most 1, got {coverage}")
         self.coverage = coverage
-        percent = f"{100 * coverage:g}"
-        self.key, self.title = f"sc/Risk@{percent}Cov", f"Errors among the {percent} % most certain"
+        self.key = f"sc/Risk@{100 * coverage:g}Cov"
+        self.title = facts_of(self.key).title
 
-    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """Computes the error rate among the most certain samples."""
+    def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         risk = risk_coverage(1.0 - confidence, 1.0 - correct)
         return risk[max(0, math.ceil(self.coverage * len(risk)) - 1)]
 
@@ -285,16 +282,10 @@ class RiskAtCoverage(_Ranked):
 def classification_measures(num_classes: int) -> list[Measure]:
     """Accuracy, NLL, Brier, four calibration errors, AURC and risk at 80 % coverage, fresh."""
     return [
-        Accuracy(num_classes, average="micro", validate_args=False),
-        NegativeLogLikelihood(),
-        BrierScore(),
-        CalibrationError(),
-        AdaptiveCalibrationError(),
-        MaximumCalibrationError(),
-        SmoothCalibrationError(),
-        AreaUnderRiskCoverage(),
-        RiskAtCoverage(0.8),
-    ]
+        Accuracy(num_classes, average="micro", validate_args=False), NegativeLogLikelihood(), BrierScore(),
+        CalibrationError(), AdaptiveCalibrationError(), MaximumCalibrationError(), SmoothCalibrationError(),
+        AreaUnderRiskCoverage(), RiskAtCoverage(0.8),
+    ]  # fmt: skip
 
 
 def collect(measures: list[Measure], prefix: str, group: str) -> MetricCollection:
@@ -311,39 +302,36 @@ def collect(measures: list[Measure], prefix: str, group: str) -> MetricCollectio
 # -- regression -------------------------------------------------------------------------------------------------------
 
 
-class SquaredError(MeanSquaredError, Measure):
+class SquaredError(_SampleMean):
     """The root of the mean squared error (RMSE): √(1/N Σ_n (μ_n - y_n)²)."""
 
-    key, title, unit = "reg/RMSE", "RMSE", "target"
+    key = "reg/RMSE"
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(squared=False, **kwargs)
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the squared error of each mean, (B,)."""
         check_numbers(preds, target)
-        # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
-        self.sum_squared_error, self.total = self.sum_squared_error.clone(), self.total.clone()
-        super().update(preds[:, 0], target)
+        return (preds[:, 0] - target) ** 2
+
+    def compute(self) -> Tensor:
+        """The root of the mean so far."""
+        return super().compute().sqrt()
 
 
-class AbsoluteError(MeanAbsoluteError, Measure):
+class AbsoluteError(_SampleMean):
     """The mean absolute error (MAE): 1/N Σ_n |μ_n - y_n|."""
 
-    key, title, unit = "reg/MAE", "MAE", "target"
+    key = "reg/MAE"
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: `preds` (B, 2), of which the mean counts, and `target` (B,)."""
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the absolute error of each mean, (B,)."""
         check_numbers(preds, target)
-        # torchmetrics adds in place: a validation in inference mode leaves tensors that a later fit may not write to.
-        self.sum_abs_error, self.total = self.sum_abs_error.clone(), self.total.clone()
-        super().update(preds[:, 0], target)
+        return (preds[:, 0] - target).abs()
 
 
 class GaussianNLL(_SampleMean):
     """-1/N Σ_n log N(y_n; μ_n, σ_n²), with the total variance of the prediction."""
 
-    key, title, unit = "reg/NLL", "NLL", "nats"
+    key = "reg/NLL"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Computes the negative log-density of each target under the predicted Gaussian, (B,)."""
@@ -354,16 +342,15 @@ class GaussianNLL(_SampleMean):
 class IntervalCoverage(_SampleMean):
     """The share of targets inside the central interval of probability `level`; calibrated where it equals `level`."""
 
-    higher_is_better = None  # type: ignore[assignment]
     is_differentiable = False
-    unit = "share"
+    key = "cal/coverage#"
 
     def __init__(self, level: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         checks.share("level", level)
         self.level = level
-        percent = f"{100 * level:g}"
-        self.key, self.title = f"cal/coverage{percent}", f"Targets inside the {percent} % interval"
+        self.key = f"cal/coverage{100 * level:g}"
+        self.title = facts_of(self.key).title
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Computes whether each target lies in its interval, (B,) of zeros and ones."""
@@ -373,7 +360,7 @@ class IntervalCoverage(_SampleMean):
 class Sharpness(_SampleMean):
     """The mean width of the central 95 % interval, 2·1.96·σ_n, in the units of the target."""
 
-    key, title, unit = "cal/sharpness", "Mean width of the 95 % interval", "target"
+    key = "cal/sharpness"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Computes the predicted standard deviation of each sample, (B,)."""
@@ -381,28 +368,21 @@ class Sharpness(_SampleMean):
         return 2 * math.sqrt(2) * float(torch.special.erfinv(torch.tensor(0.95))) * preds[:, 1].sqrt()
 
 
-class QuantileCalibrationError(Measure):
+class QuantileCalibrationError(_SampleMean):
     """1/19 Σ_p |share of targets inside the central interval of probability p - p|, for p = 0.05, 0.10 … 0.95."""
 
-    key, title, unit = "cal/QCE", "Calibration error of intervals", "share"
-    inside: Tensor
-    count: Tensor
+    is_differentiable = False
+    key = "cal/QCE"
+    shape = (len(_LEVELS),)
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("inside", torch.zeros(len(_LEVELS)), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Adds means and variances (B, 2) and targets (B,) of a batch."""
-        levels = torch.tensor(_LEVELS, device=preds.device)
-        self.inside = self.inside + (_central(preds, target)[:, None] <= levels).sum(dim=0)
-        self.count = self.count + len(target)
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes whether each target lies in the interval of each level, (B, 19) of zeros and ones."""
+        return (_central(preds, target)[:, None] <= torch.tensor(_LEVELS, device=preds.device)).float()
 
     def compute(self) -> Tensor:
         """The mean gap so far."""
-        levels = torch.tensor(_LEVELS, device=self.inside.device)
-        return torch.as_tensor((self.inside / self.count - levels).abs().mean())
+        inside = super().compute()
+        return torch.as_tensor((inside - torch.tensor(_LEVELS, device=inside.device)).abs().mean())
 
 
 def _central(preds: Tensor, target: Tensor) -> Tensor:
@@ -413,16 +393,8 @@ def _central(preds: Tensor, target: Tensor) -> Tensor:
 
 def regression_measures() -> list[Measure]:
     """RMSE, MAE, NLL, coverage at 50, 80 and 95 %, sharpness and QCE, fresh."""
-    return [
-        SquaredError(),
-        AbsoluteError(),
-        GaussianNLL(),
-        IntervalCoverage(0.5),
-        IntervalCoverage(0.8),
-        IntervalCoverage(0.95),
-        Sharpness(),
-        QuantileCalibrationError(),
-    ]
+    intervals = [IntervalCoverage(level) for level in (0.5, 0.8, 0.95)]
+    return [SquaredError(), AbsoluteError(), GaussianNLL(), *intervals, Sharpness(), QuantileCalibrationError()]
 
 
 # -- sets and intervals -----------------------------------------------------------------------------------------------
@@ -435,24 +407,28 @@ def check_sets(preds: Tensor, target: Tensor) -> None:
     check_classes(preds.float(), target)
 
 
+def _held(preds: Tensor, target: Tensor) -> Tensor:
+    """(B,) whether each set (B, C) holds the label (B,)."""
+    check_sets(preds, target)
+    return preds.gather(1, target.long()[:, None]).squeeze(1)
+
+
 class SetCoverage(_SampleMean):
     """The share of sets (B, C) that hold the label; meant to be the level they were made for."""
 
-    higher_is_better = None  # type: ignore[assignment]
     is_differentiable = False
-    key, title, unit = "conformal/Coverage", "Sets that hold the label", "share"
+    key = "conformal/Coverage"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Computes whether each set (B, C) holds the label (B,), as zeros and ones (B,)."""
-        check_sets(preds, target)
-        return preds.gather(1, target.long()[:, None]).squeeze(1).float()
+        return _held(preds, target).float()
 
 
 class SetSize(_SampleMean):
     """The mean number of classes in a set."""
 
     is_differentiable = False
-    key, title = "conformal/Size", "Mean size of the sets"
+    key = "conformal/Size"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Computes the number of classes of each set (B, C), (B,)."""
@@ -467,8 +443,7 @@ class WorstClassCoverage(Measure):
     it says little.
     """
 
-    higher_is_better = True
-    key, title, unit = "conformal/WorstClassCoverage", "Sets that hold the label, worst class", "share"
+    key = "conformal/WorstClassCoverage"
     held: Tensor
     count: Tensor
 
@@ -480,8 +455,7 @@ class WorstClassCoverage(Measure):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: sets (B, C) and labels (B,)."""
-        check_sets(preds, target)
-        inside = preds.gather(1, target.long()[:, None]).squeeze(1)
+        inside = _held(preds, target)
         self.held = self.held + torch.bincount(target[inside], minlength=self.num_classes)
         self.count = self.count + torch.bincount(target, minlength=self.num_classes)
 
@@ -494,9 +468,9 @@ class WorstClassCoverage(Measure):
 class BoundCoverage(_SampleMean):
     """The share of intervals (B, 2), from lower to upper, that hold the target; meant to be the level."""
 
-    higher_is_better = None  # type: ignore[assignment]
     is_differentiable = False
-    key, title, unit = "conformal/Coverage", "Intervals that hold the target", "share"
+    key = "conformal/Coverage"
+    title = "Intervals that hold the target"  # the catalogue's is that of sets
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Computes whether each target (B,) lies between its bounds (B, 2), as zeros and ones (B,)."""
@@ -508,7 +482,7 @@ class BoundWidth(_SampleMean):
     """The mean width of intervals (B, 2), in the units of the target."""
 
     is_differentiable = False
-    key, title, unit = "conformal/Width", "Mean width of the intervals", "target"
+    key = "conformal/Width"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Computes the distance between the bounds (B, 2) of each sample, (B,)."""

@@ -78,7 +78,7 @@ def pass_metrics(sums: PassSums) -> dict[str, list[float]]:
 
 
 class PassTrace(NamedTuple):
-    """What a batch tells of the mean of the first t passes, for S numbers t.
+    """Scores and sums of the mean of the first t passes of a batch, for S numbers t.
 
     Attributes:
         steps: the S numbers of passes.

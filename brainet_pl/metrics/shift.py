@@ -37,7 +37,7 @@ class Shift(NamedTuple):
     severity: int
 
 
-class Shifted(NamedTuple):
+class ShiftResult(NamedTuple):
     """What was measured after one shift.
 
     Attributes:
@@ -154,7 +154,7 @@ def measures_of(sums: Sums) -> dict[str, float]:
     return found
 
 
-def means(shifts: Sequence[Shifted], severity: int | None = None) -> dict[str, dict[str, float]]:
+def means(shifts: Sequence[ShiftResult], severity: int | None = None) -> dict[str, dict[str, float]]:
     """ "predicted" and, where there is one, "final" → measure → mean over shifts, the test set left out.
 
     Args:

@@ -25,7 +25,8 @@ from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation import charts
 from brainet_pl.evaluation import record as record_module
 from brainet_pl.evaluation.record import SampleBatch
-from brainet_pl.metrics.curves import SEPARATION, separation
+from brainet_pl.metrics.catalogue import SEPARATION
+from brainet_pl.metrics.curves import separation
 from brainet_pl.metrics.measures import NegativeLogLikelihood
 from brainet_pl.metrics.passes import trace_passes
 from brainet_pl.model.lightning import BRAINet

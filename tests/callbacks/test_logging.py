@@ -176,7 +176,7 @@ def test_the_real_loggers_are_known_by_what_they_can_do(tmp_path):
         found["MLflowSink"] = pl.loggers.MLFlowLogger("x", tracking_uri=f"{folder}/mlruns")
     if importlib.util.find_spec("tensorboard"):
         found["TensorBoardSink"] = TensorBoardLogger(str(tmp_path))
-    found["Files"] = CSVLogger(str(tmp_path))
+    found["FolderSink"] = CSVLogger(str(tmp_path))
     assert {name: type(sink_of(logger)).__name__ for name, logger in found.items()} == {name: name for name in found}
 
 

@@ -17,6 +17,8 @@ from scipy import stats
 import brainet_pl
 from brainet_pl.cli import main
 from brainet_pl.evaluation import compare
+from brainet_pl.evaluation.compare.numbers import chance, difference, value_of
+from brainet_pl.evaluation.compare.tables import verdict
 
 AXIS = {"label": "share", "unit": "share", "low": 0.0, "high": 1.0, "log": False}
 
@@ -101,18 +103,18 @@ def test_differences_are_taken_seed_by_seed(runs):
 def test_without_shared_seeds_runs_are_independent():
     rng = np.random.default_rng(0)
     a, b = rng.random(4), rng.random(3) + 0.2
-    one = compare.value_of(dict(enumerate(a.tolist())))
-    other = compare.value_of({f"folder {i}": v for i, v in enumerate(b.tolist())})
-    gap = compare.difference(one, other)
+    one = value_of(dict(enumerate(a.tolist())))
+    other = value_of({f"folder {i}": v for i, v in enumerate(b.tolist())})
+    gap = difference(one, other)
     assert not gap.paired
     assert gap.value / gap.error == pytest.approx(stats.ttest_ind(a, b, equal_var=False).statistic)
-    single = compare.difference(compare.value_of({0: 1.0}), compare.value_of({0: 0.5}))
+    single = difference(value_of({0: 1.0}), value_of({0: 0.5}))
     assert (single.value, single.error, single.clear) == (0.5, None, False)
 
 
 @pytest.mark.parametrize("runs_", [2, 3, 5, 20])
 def test_how_often_chance_exceeds_two_standard_errors(runs_):
-    assert compare.chance(runs_) == pytest.approx(2 * stats.t.sf(2, runs_ - 1), abs=1e-5)
+    assert chance(runs_) == pytest.approx(2 * stats.t.sf(2, runs_ - 1), abs=1e-5)
 
 
 def test_tables_hold_the_numbers(runs, tmp_path, capsys):
@@ -165,7 +167,7 @@ def test_what_differs_names_configurations_of_one_head(tmp_path):
     assert found_in(*folders, against="Tree, lr 0.1").groups[0].name == "Tree, lr 0.1"
     with pytest.raises(ValueError, match=r"expected --against to be one of Tree, lr 0\.01, Tree, lr 0\.1, got 'x'"):
         found_in(*folders, against="x")
-    assert compare.verdict(found.metrics[0], found.differences[1]["cls/Acc"]._replace(value=0.1)) == "?"
+    assert verdict(found.metrics[0], found.differences[1]["cls/Acc"]._replace(value=0.1)) == "?"
 
 
 def test_a_setting_that_a_later_version_added_is_no_difference(tmp_path):

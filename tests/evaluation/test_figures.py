@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from msgspec.structs import replace
 from scipy.stats import binomtest, norm
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from brainet_pl.evaluation import charts, figures
+from brainet_pl.evaluation import chart_parts, charts, figures
 from brainet_pl.evaluation.chart import Axis, Panel, Series, as_text, limits, ticks
 from brainet_pl.evaluation.record import SetRecord, TestRecord
-from brainet_pl.metrics.curves import separation
+from brainet_pl.metrics.curves import calibration_sums, separation
 from brainet_pl.metrics.passes import pass_sums
 
 
@@ -20,7 +21,7 @@ def test_calibration_bins_against_a_loop():
     rng = np.random.default_rng(0)
     confidence = torch.tensor(np.r_[rng.random(200), 0.0, 1.0, 1 / 15], dtype=torch.float32)
     correct = torch.tensor(rng.integers(0, 2, 203), dtype=torch.float32)
-    bins = charts.calibration_bins(confidence, correct)
+    bins = charts.bins_of(calibration_sums(confidence, correct))
     total = 0.0
     for b in range(15):
         inside = [i for i, p in enumerate(confidence.tolist()) if min(14, int(np.float32(p) * 15)) == b]
@@ -34,7 +35,7 @@ def test_calibration_bins_against_a_loop():
 
 def test_wilson_against_scipy():
     for hits, n in ((0, 5), (3, 7), (90, 100), (4, 4)):
-        low, high = charts.wilson(np.array([hits / n]), np.array([float(n)]))
+        low, high = chart_parts.wilson(np.array([hits / n]), np.array([float(n)]))
         exact = binomtest(hits, n).proportion_ci(method="wilson")
         assert (low[0], high[0]) == (pytest.approx(exact.low, abs=1e-4), pytest.approx(exact.high, abs=1e-4))
 
@@ -43,11 +44,11 @@ def test_a_thinned_curve_stays_where_it_was():
     rng = np.random.default_rng(0)
     y = np.sort(rng.random(50_000)) ** 8  # steep at one end
     x = np.linspace(0, 1, 50_000)
-    xs, ys = charts.thin(x, y, 400)
+    xs, ys = chart_parts.thin(x, y, 400)
     assert len(xs) <= 400
     assert (xs[0], ys[0], xs[-1], ys[-1]) == (x[0], y[0], x[-1], y[-1])
     assert np.abs(np.interp(x, xs, ys) - y).max() < 0.01
-    flat = charts.thin(np.zeros(1000), np.zeros(1000))
+    flat = chart_parts.thin(np.zeros(1000), np.zeros(1000))
     assert flat[0].tolist() == [0.0, 0.0]
 
 
@@ -234,8 +235,8 @@ def test_axes_have_room_for_everything_but_where_they_say_where_to_end():
     (x0, x1), (y0, y1) = limits(panel)
     assert (x0, x1) == (0.0, 2.0)
     assert y0 < 1.0 < y1
-    assert limits(panel._replace(y=Axis("y", "share", 0.0, 1.0)))[1] == (0.0, 1.0)
+    assert limits(replace(panel, y=Axis("y", "share", 0.0, 1.0)))[1] == (0.0, 1.0)
     bars = Series("b", [0.0, 1.0, 2.0], [3.0, 5.0], "bars")
-    assert limits(panel._replace(series=[bars]))[1][0] <= 0.0
-    flat = limits(panel._replace(series=[Series("rate", [0.0, 2.0], [0.003, 0.003])]))[1]
+    assert limits(replace(panel, series=[bars]))[1][0] <= 0.0
+    flat = limits(replace(panel, series=[Series("rate", [0.0, 2.0], [0.003, 0.003])]))[1]
     assert 0.002 < flat[0] < 0.003 < flat[1] < 0.004  # a small number that stays is not drawn around 0

@@ -12,9 +12,9 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.metrics import roc_curve as sklearn_roc
 from torchmetrics.classification import MulticlassCalibrationError
 
+from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.curves import (
     N_BINS,
-    SEPARATION,
     calibration_error,
     calibration_sums,
     risk_coverage,

@@ -14,7 +14,7 @@ from brainet_pl.evaluation.shift_charts import severity_chart
 from brainet_pl.metrics.measures import classification_measures, collect, regression_measures
 from brainet_pl.metrics.shift import (
     Shift,
-    Shifted,
+    ShiftResult,
     ShiftSums,
     add_sums,
     class_sums,
@@ -76,9 +76,9 @@ def test_samples_of_a_loader_of_many_shifts():
 
 def test_means_leave_the_clean_set_out():
     shifts = [
-        Shifted("clean", 0, 9, {"ECE": 0.0}, None),
-        Shifted("fog", 1, 9, {"ECE": 0.2}, None),
-        Shifted("fog", 2, 9, {"ECE": 0.6}, None),
+        ShiftResult("clean", 0, 9, {"ECE": 0.0}, None),
+        ShiftResult("fog", 1, 9, {"ECE": 0.2}, None),
+        ShiftResult("fog", 2, 9, {"ECE": 0.6}, None),
     ]
     assert means(shifts) == {"predicted": {"ECE": pytest.approx(0.4)}}
     assert means(shifts, 2) == {"predicted": {"ECE": pytest.approx(0.6)}}
@@ -168,8 +168,8 @@ def test_figures_and_page(tested, capsys):
 
 
 def test_the_least_and_the_worst_corruption():
-    shifts = [Shifted("clean", 0, 9, {"NLL": 1.0}, None)]
-    shifts += [Shifted(name, 2, 9, {"NLL": value}, None) for name, value in (("a", 1.5), ("b", 4.0), ("c", 2.0))]
+    shifts = [ShiftResult("clean", 0, 9, {"NLL": 1.0}, None)]
+    shifts += [ShiftResult(name, 2, 9, {"NLL": value}, None) for name, value in (("a", 1.5), ("b", 4.0), ("c", 2.0))]
     (panel,) = severity_chart(shifts).panels
     (series,) = panel.series
     assert (series.x, series.y, series.low, series.high) == ([0.0, 2.0], [1.0, 2.5], [1.0, 1.5], [1.0, 4.0])

@@ -12,20 +12,22 @@ from typing import Any, NamedTuple
 
 from brainet_pl.evaluation.chart import (
     Axis,
+    AxisUnit,
     Chart,
     Panel,
     Series,
-    Unit,
     as_text,
     limits,
     log_ticks,
     names_of,
     ticks,
 )
+from brainet_pl.metrics.catalogue import facts_of
 
 WIDTH, HEIGHT = 340.0, 244.0  # of a panel, in its own units: about the width of a phone, so that words keep their size
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 8.0, 38.0
 STYLES = 7  # colours with dashes in style.css
+OWN_CURVES = {"train/loss": "Training loss", "train/lr": "Learning rate"}  # what is no metric
 
 
 class Tick(NamedTuple):
@@ -81,7 +83,7 @@ class Plot(NamedTuple):
     data: dict[str, Any]
 
 
-class Key(NamedTuple):
+class LegendKey(NamedTuple):
     """An entry of a legend, which shows and hides its series."""
 
     number: int
@@ -97,7 +99,7 @@ class Drawing(NamedTuple):
 
     name: str
     plots: list[Plot]
-    keys: list[Key]
+    keys: list[LegendKey]
     caption: str
     alt: str
     choose: bool
@@ -127,8 +129,8 @@ def _style(series: Series, styles: dict[str, int]) -> int | None:
     return None if series.kind == "guide" else styles[series.group or series.name] % STYLES
 
 
-def _key(series: Series, index: dict[str, int], styles: dict[str, int]) -> Key:
-    return Key(index[series.name], _style(series, styles), series.name, series.note, series.shown, series.kind)
+def _key(series: Series, index: dict[str, int], styles: dict[str, int]) -> LegendKey:
+    return LegendKey(index[series.name], _style(series, styles), series.name, series.note, series.shown, series.kind)
 
 
 def _plot(panel: Panel, index: dict[str, int], styles: dict[str, int]) -> Plot:
@@ -200,21 +202,27 @@ def _mark(series: Series, x: _Scale, y: _Scale, index: int, style: int | None, b
     return Mark(index, style, path, dots, bars, intervals, series.shown, hatched=before > 0)
 
 
-Wanted = Sequence[tuple[str, Unit, Sequence[tuple[str, str]]]]  # title, unit, (key, name) of metrics in one panel
+def chart_of_history(history: dict[str, tuple[list[float], list[float]]], keys: Sequence[str]) -> Chart | None:
+    """Training curves: a panel for each metric of these keys that has at least two values.
 
-
-def chart_of_history(history: dict[str, tuple[list[float], list[float]]], wanted: Wanted) -> Chart | None:
-    """Training curves: a panel for each title whose metrics have at least two values."""
-    panels, told = [], []
-    for title, unit, keys in wanted:
-        found = [(key, name) for key, name in keys if len(history.get(key, ([], []))[1]) > 1]
+    A key of the catalogue, such as `cls/Acc`, stands for the metric in training and validation.
+    """
+    panels: dict[str, Panel] = {}
+    described = []
+    for key in keys:
+        facts, own = facts_of(key), OWN_CURVES.get(key)
+        title = own or (f"{facts.title}, nats" if facts.unit == "nats" else facts.title)
+        stages = {key: "training"} if own else {f"train/{key}": "training", f"val/{key}": "validation"}
+        found = {name: stage for name, stage in stages.items() if len(history.get(name, ([], []))[1]) > 1}
         if found:
-            series = [Series(name, *_few(*history[key])) for key, name in found]
-            panels.append(Panel(title, title, Axis("optimiser steps", "count"), Axis("", unit), series))
-            told += [f"{key} from {history[key][1][0]:.4g} to {history[key][1][-1]:.4g}" for key, _ in found]
+            unit: AxisUnit = "share" if facts.unit == "share" else "number"
+            panel = panels.setdefault(title, Panel(title, title, Axis("optimiser steps", "count"), Axis("", unit), []))
+            panel.series.extend(Series(stage, *_few(*history[name])) for name, stage in found.items())
+            described += [f"{name} from {history[name][1][0]:.4g} to {history[name][1][-1]:.4g}" for name in found]
     if not panels:
         return None
-    return Chart("training", "training", "While fitting.", f"Training curves: {', '.join(told)}", panels)
+    alt = f"Training curves: {', '.join(described)}"
+    return Chart("training", "training", "While fitting.", alt, list(panels.values()))
 
 
 def _few(steps: list[float], values: list[float], most: int = 200) -> tuple[list[float], list[float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from brainet_pl.evaluation.chart import Chart, readable
-from brainet_pl.evaluation.report.read import Record
+from brainet_pl.evaluation.schema import Record
 
 Tone = Literal["good", "fair", "poor", "plain"]
 
@@ -23,7 +23,7 @@ def verdict_of(record: Record) -> list[Line]:
     charts = {chart.name: chart for chart in record.charts}
     samples = next((part.samples for part in record.sets if part.role == "known"), 0)
     lines = [_accuracy(values, samples), _calibration(values, charts), _scaled(values), _errors(values, samples)]
-    lines += [_intervals(values), *_unknown(record), _strangers(record), _refusal(values)]
+    lines += [_intervals(values), *_unknown(record), _look_unknown(record), _refusal(values)]
     return [line for line in lines if line is not None]
 
 
@@ -94,7 +94,7 @@ def _intervals(values: dict[str, float]) -> Line | None:
 
 def _unknown(record: Record) -> list[Line]:
     """Of 100 unknown inputs, how many rank above a known one: that is what an AUROC says."""
-    found = {row.set: row.values.get("AUROC") for row in record.separation if row.score == record.headline_score}
+    found = {row.set: row.AUROC for row in record.separation if row.score == record.headline_score}
     lines = []
     for part in record.sets:
         value = found.get(part.name) if part.role != "known" else None
@@ -110,7 +110,7 @@ def _unknown(record: Record) -> list[Line]:
     return lines
 
 
-def _strangers(record: Record) -> Line | None:
+def _look_unknown(record: Record) -> Line | None:
     """How many inputs of each set look unknown; of known ones the level is promised, within two standard errors."""
     judged = [part for part in record.sets if part.unknown is not None and part.samples]
     if not judged or record.level is None:
@@ -124,8 +124,8 @@ def _strangers(record: Record) -> Line | None:
     names = ["test samples" if part.role == "known" else readable(part.name) for part in judged]
     counts = [(part.unknown or 0) / part.samples for part in judged]
     shares = [f"{_percent(count)} of {name}" for count, name in zip(counts, names, strict=True)]
-    told = shares[0] if len(shares) == 1 else f"{', '.join(shares[:-1])} and {shares[-1]}"
-    return Line(f"{told} look unknown; at most {_percent(level)} of known inputs are meant to.", tone)
+    listed = shares[0] if len(shares) == 1 else f"{', '.join(shares[:-1])} and {shares[-1]}"
+    return Line(f"{listed} look unknown; at most {_percent(level)} of known inputs are meant to.", tone)
 
 
 def _refusal(values: dict[str, float]) -> Line | None:

@@ -7,42 +7,26 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from brainet_pl.evaluation.chart import Matrix, readable
-from brainet_pl.evaluation.report.plot import Drawing, Wanted, chart_of_history, drawing_of
-from brainet_pl.evaluation.report.read import CellValue, Listed, Measure, Metric, Record, Run, Thumbnail, inside
+from brainet_pl.evaluation.report.plot import Drawing, chart_of_history, drawing_of
+from brainet_pl.evaluation.report.read import Run, inside
 from brainet_pl.evaluation.report.verdict import Line, verdict_of
+from brainet_pl.evaluation.schema import CellValue, MetricValue, Record, RecordTable, SeparationMeasure, Thumbnail
+from brainet_pl.metrics.catalogue import facts_of
 
 if TYPE_CHECKING:
     from brainet_pl.structure import GGT
 
-# Which numbers are headlines, in this order. Names, units and directions are those of the record; the ones here stand
-# in for a run that was only fitted, which has no record.
-CARDS = (
-    Metric("cls/Acc", None, "Accuracy", "share", "higher"),
-    Metric("reg/RMSE", None, "RMSE", "target", "lower"),
-    Metric("reg/NLL", None, "NLL", "nats", "lower"),
-    Metric("cls/NLL", None, "NLL", "nats", "lower"),
-    Metric("cal/ECE", None, "Calibration error (ECE)", "share", "lower"),
-    Metric("cal/QCE", None, "Calibration error of intervals", "share", "lower"),
-    Metric("cal/coverage95", None, "Targets inside the 95 % interval", "share", None),
-    Metric("sc/AURC", None, "Risk–coverage area (AURC)", "share", "lower"),
-)
+# Which numbers are headlines, in this order.
+CARDS = ("cls/Acc", "reg/RMSE", "reg/NLL", "cls/NLL", "cal/ECE", "cal/QCE", "cal/coverage95", "sc/AURC")
 ECE, SCALED_ECE = "test/cal/ECE", "test/scaled/cal/ECE"  # before and after temperature scaling
 UNIT_NOTES = {"share": "", "nats": "nats", "": "", "target": "in units of the target"}
 ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
-TRAINING: Wanted = (
-    ("Training loss", "number", (("train/loss", "training"),)),
-    ("NLL, nats", "number", (("val/cls/NLL", "validation"), ("val/reg/NLL", "validation"))),
-    ("Accuracy", "share", (("train/cls/Acc", "training"), ("val/cls/Acc", "validation"))),
-    ("RMSE", "number", (("train/reg/RMSE", "training"), ("val/reg/RMSE", "validation"))),
-    ("Calibration error", "share", (("train/cal/ECE", "training"), ("val/cal/ECE", "validation"))),
-    ("Calibration error of intervals", "share", (("train/cal/QCE", "training"), ("val/cal/QCE", "validation"))),
-    ("Learning rate", "number", (("train/lr", "training"),)),
-)
+TRAINING = ("train/loss", "cls/NLL", "reg/NLL", "cls/Acc", "reg/RMSE", "cal/ECE", "cal/QCE", "train/lr")  # curves
 CAPTIONS: dict[str, dict[str, str]] = {  # of pictures, by their group, then by the last part of their name
     "structure": {
         "tree": "The learned tree: each row splits sets of features by tests of the next order.",
@@ -133,7 +117,7 @@ class Cell(NamedTuple):
     long: bool = False
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """Rows of cells; the first `texts` columns are left-aligned, the first heads its row."""
 
     caption: str
@@ -152,7 +136,7 @@ class Text(NamedTuple):
     kind: str = "text"
 
 
-Block = Figures | Charts | Switch | Grid | Table | Text
+Block = Figures | Charts | Switch | Grid | PageTable | Text
 
 
 class Section(NamedTuple):
@@ -182,11 +166,12 @@ def page_of(run: Run) -> Page:
     temperature = record.model.temperature if record else None
     others = [table for name, table in tables.items() if name not in (DOUBTFUL, CLASSES)]
     training = chart_of_history(run.history, TRAINING)
+    matrix = [grid_of(record.confusion)] if record and record.confusion else []
     sections = [
         Section("test", "Calibration and certainty", _charts(record, "test")),
         Section("shift", "After a shift of the inputs", _charts(record, "shift")),
         Section("unknown", "Inputs unlike the training data", [*_unknown(record), *_separation(record)]),
-        Section("classes", "Classes", [*_matrix(record), *_tables(run.folder, [tables.get(CLASSES)])]),
+        Section("classes", "Classes", [*matrix, *_tables(run.folder, [tables.get(CLASSES)])]),
         Section("doubtful", "Most uncertain samples", _tables(run.folder, [tables.get(DOUBTFUL)])),
         Section("training", "Training", [Charts([drawing_of(training)])] if training else []),
         Section("costs", "What a prediction costs", _costs(record)),
@@ -250,17 +235,21 @@ def subtitle(record: Record | None) -> str:
         name = "test set" if part.name == "test" else readable(part.name)
         parts.append(f"{name}: n\u00a0=\u00a0{part.samples:,}")
     if record.created:
-        parts.append(f"tested {record.created.replace('T', ' ').replace('+00:00', ' UTC')}")
+        parts.append(f"tested {time_of_test(record)}")
     return "\u00a0· ".join(parts)  # a line never begins with the dot
 
 
-def metrics_of(run: Run) -> dict[str, Metric]:
+def time_of_test(record: Record) -> str:
+    """When the record was made, for people."""
+    return record.created.replace("T", " ").replace("+00:00", " UTC")
+
+
+def metrics_of(run: Run) -> dict[str, MetricValue]:
     """Every number by its key: as the record has it, or where that has none the last one in the history."""
-    about = {f"{stage}/{card.key}": card for stage in ("val", "test") for card in CARDS}
     found = {}
     for key, (_, values) in run.history.items():
-        known = about.get(key, Metric(key, None, key, "", None))
-        found[key] = known._replace(key=key, value=values[-1])
+        facts = facts_of(key)
+        found[key] = MetricValue(key, values[-1], facts.title, facts.unit, facts.better)
     return found | {metric.key: metric for metric in (run.record.metrics if run.record else [])}
 
 
@@ -268,14 +257,14 @@ def _metric_cards(run: Run) -> list[Card]:
     found = metrics_of(run)
     stage = "test" if any(key.startswith("test/") for key in found) else "val"
     cards = []
-    for key in (f"{stage}/{card.key}" for card in CARDS):
+    for key in (f"{stage}/{card}" for card in CARDS):
         if key in found:
             scaled = found.get(SCALED_ECE) if key == ECE else None
             cards.append(metric_card(found[key], scaled.value if scaled else None))
     return [card for card in cards if card]
 
 
-def metric_card(metric: Metric, scaled: float | None = None) -> Card | None:
+def metric_card(metric: MetricValue, scaled: float | None = None) -> Card | None:
     """The card of a number, with the same number after scaling; None if it has no value."""
     if metric.value is None:
         return None
@@ -290,8 +279,8 @@ def _separation_cards(record: Record | None) -> list[Card]:
     """The AUROC of each unknown set by the score that stands for the model."""
     if record is None:
         return []
-    better = {measure.name: measure.better for measure in record.measures}
-    found = {row.set: row.values.get("AUROC") for row in record.separation if row.score == record.headline_score}
+    better = {measure.name: measure.better for measure in record.separation_measures}
+    found = {row.set: row.AUROC for row in record.separation if row.score == record.headline_score}
     note = f"AUROC by {readable(record.headline_score or '')}"
     note += f", {better['AUROC']} is better" if better.get("AUROC") else ""
     values = [(part.name, found.get(part.name)) for part in record.sets if part.role != "known"]
@@ -307,7 +296,8 @@ def figures_of(run: Run) -> dict[str, list[Figure]]:
     Pictures of charts are left out: the page draws these itself.
     """
     folder, charted = run.folder / "figures", {"test_confusion.png"}
-    listed = [(part.file, part.name, part.alt, part.group) for part in run.record.figures] if run.record else []
+    figures = run.record.figures if run.record else []
+    listed: list[tuple[str, str, str, str]] = [(part.file, part.name, part.alt, part.group) for part in figures]
     if run.record:
         charted |= {f"{chart.name.replace('/', '_')}.png" for chart in run.record.charts}
     seen = {file for file, *_ in listed} | charted
@@ -343,10 +333,6 @@ def _unknown(record: Record | None) -> list[Block]:
     return [Switch("Unknown set", list(sets), titles), *(Charts(drawn, name) for name, drawn in sets.items())]
 
 
-def _matrix(record: Record | None) -> list[Block]:
-    return [grid_of(record.confusion)] if record and record.confusion else []
-
-
 def grid_of(matrix: Matrix) -> Grid:
     """A confusion matrix, each cell with its share of its row."""
     rows = []
@@ -366,11 +352,11 @@ def _grid(figures: list[Figure]) -> list[Block]:
 def best_values(record: Record) -> dict[tuple[str, str], float]:
     """Finds the best value of any score by (set, measure); counts have no best, and what is no number never is one."""
     best: dict[tuple[str, str], float] = {}
-    for measure in record.measures:
+    for measure in record.separation_measures:
         if measure.better:
             pick = min if measure.better == "lower" else max
             for row in record.separation:
-                value, key = row.values[measure.name], (row.set, measure.name)
+                value, key = row.value(measure.name), (row.set, measure.name)
                 if value is not None and not math.isnan(value):
                     best[key] = pick(best.get(key, value), value)
     return best
@@ -381,17 +367,17 @@ def _separation(record: Record | None) -> list[Block]:
         return []
     best = best_values(record)
 
-    def cell(set_name: str, measure: Measure, value: float | None) -> Cell:
+    def cell(set_name: str, measure: SeparationMeasure, value: float | None) -> Cell:
         if value is None or measure.better is None:
             return Cell("" if value is None else number(value))
         return Cell(f"{value:.3f}", best=value == best.get((set_name, measure.name)))
 
-    columns = ["set", "score", *(measure.name + ARROWS[measure.better] for measure in record.measures)]
+    columns = ["set", "score", *(measure.name + ARROWS[measure.better] for measure in record.separation_measures)]
     rows = [
         [
             Cell(readable(row.set)),
             Cell(readable(row.score)),
-            *(cell(row.set, measure, row.values[measure.name]) for measure in record.measures),
+            *(cell(row.set, measure, row.value(measure.name)) for measure in record.separation_measures),
         ]
         for row in record.separation
     ]
@@ -399,14 +385,10 @@ def _separation(record: Record | None) -> list[Block]:
         "How well each score tells each set from the test set; unknown inputs are the positive class. "
         "Bold: the best of a set"
     )
-    return [Table(caption, _readable(columns), rows, texts=2)]
+    return [PageTable(caption, list(map(readable, columns)), rows, texts=2)]
 
 
-def _readable(names: Iterable[str]) -> list[str]:
-    return [readable(name) for name in names]
-
-
-def _tables(folder: Path, tables: Sequence[Listed | None]) -> list[Block]:
+def _tables(folder: Path, tables: Sequence[RecordTable | None]) -> list[Block]:
     """Tables as the test wrote them; where both are there, a prediction unlike its label is marked."""
     shown: list[Block] = []
     for table in tables:
@@ -414,7 +396,7 @@ def _tables(folder: Path, tables: Sequence[Listed | None]) -> list[Block]:
             answered = {"predicted", "label"} <= set(table.columns)
             caption = f"{table.caption}. ✗ marks a wrong prediction." if answered else f"{table.caption}."
             rows = [_row(folder / "tables", table.columns, row) for row in table.rows]
-            shown.append(Table(caption, _readable(table.columns), rows))
+            shown.append(PageTable(caption, list(map(readable, table.columns)), rows))
     return shown
 
 
@@ -425,7 +407,7 @@ def _row(folder: Path, columns: list[str], row: list[CellValue]) -> list[Cell]:
     cells = []
     for column, value in zip(columns, row, strict=True):
         if isinstance(value, Thumbnail):
-            path = inside(folder, value.file)
+            path = inside(folder, value.picture)
             cells.append(Cell("", picture=picture(path.read_bytes(), alt) if path else None))
         else:
             cells.append(Cell(_plain(value), wrong=wrong and column == "predicted"))
@@ -445,21 +427,17 @@ PARTS = {"backbone": "backbone", "head": "head, all passes", "one_pass": "head, 
 
 
 def _costs(record: Record | None) -> list[Block]:
-    if record is None or not record.model.costs:
+    costs = record.model.costs if record else None
+    if record is None or costs is None or not costs.parts():
         return []
-    rows = [
-        [
-            Cell(PARTS[cost.part]),
-            Cell(f"{cost.parameters:,}"),
-            Cell(millions(cost.flops)),
-            Cell(f"{1000 * cost.seconds:,.3g}"),
-        ]
-        for cost in record.model.costs
-    ]
+    rows = []
+    for part, cost in costs.parts().items():
+        texts = (PARTS[part], f"{cost.parameters:,}", millions(cost.flops), f"{1000 * cost.seconds:,.3g}")
+        rows.append([Cell(text) for text in texts])
     passes = record.model.passes or 1
     note = f"Operations are those of matrix products and convolutions; {passes:,} pass{'es' * (passes > 1)}. "
-    note += f"Time is the median of a few runs of a batch of {record.model.batch:,} where the test ran."
-    return [Table(note, ["part", "parameters", "MFLOP a sample", "ms a batch"], rows)]
+    note += f"Time is the median of a few runs of a batch of {costs.samples:,} where the test ran."
+    return [PageTable(note, ["part", "parameters", "MFLOP a sample", "ms a batch"], rows)]
 
 
 def millions(flops: float) -> str:
@@ -481,7 +459,7 @@ def _structure(ggt: GGT | None, temperature: float | None) -> list[Block]:
         "perplexity of the posterior": f"{ggt.perplexity(temperature):.4g}",
         "fingerprint": ggt.fingerprint,
     }
-    table = Table("The learned structure", ["property", "value"], [[Cell(k), Cell(v)] for k, v in facts.items()])
+    table = PageTable("The learned structure", ["property", "value"], [[Cell(k), Cell(v)] for k, v in facts.items()])
     return [table, *_sets(ggt), Text("The top of the tree", ggt.summary(temperature), True)]
 
 
@@ -494,7 +472,7 @@ def _sets(ggt: GGT) -> list[Block]:
         listed = ", ".join(ggt.names[v] for v in leaf.variables)
         rows.append([Cell(number(len(leaf.variables))), Cell(listed, long=True)])
     caption = "Which features belong together: the sets that the first layers of the likeliest sub-network read"
-    return [Table(caption, ["count", "features"], rows, texts=2)]
+    return [PageTable(caption, ["count", "features"], rows, texts=2)]
 
 
 def _count(count: int) -> str:
@@ -507,4 +485,4 @@ def _all_metrics(run: Run) -> list[Block]:
     if run.record and run.record.separation:  # the loggers have these under a key each; the page has a table of them
         found = {key: metric for key, metric in found.items() if not key.startswith("ood/")}
     rows = [[Cell(key), Cell(number(found[key].value))] for key in sorted(found)]
-    return [Table("The last value of every metric", ["metric", "value"], rows)] if rows else []
+    return [PageTable("The last value of every metric", ["metric", "value"], rows)] if rows else []

@@ -1,0 +1,162 @@
+"""Numbers of configurations, how they differ, and whether that is more than chance."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+from scipy import stats
+
+from brainet_pl.evaluation.chart import readable
+from brainet_pl.evaluation.compare.runs import Member, RunGroup, differing, group_runs
+from brainet_pl.evaluation.report.read import History
+from brainet_pl.evaluation.report.view import SCALED_ECE
+from brainet_pl.evaluation.schema import MetricValue
+from brainet_pl.metrics.catalogue import SEPARATION, facts_of
+
+# Keys of the numbers that are compared, in their order.
+COMPARED = ("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "sc/AURC", "reg/RMSE", "reg/NLL", "cal/QCE", "cal/coverage95")
+
+
+class Value(NamedTuple):
+    """A number of a configuration: mean and standard deviation over its runs (None of one run), by seed or place."""
+
+    mean: float
+    deviation: float | None
+    values: dict[Any, float]
+
+
+class Difference(NamedTuple):
+    """How a configuration differs from another: mean difference, its standard error (None of one run), if by seed.
+
+    Attributes:
+        value: mean of this one minus that of the other.
+        error: standard error of that difference.
+        paired: whether it was taken seed by seed.
+        runs: seeds that both share, or the lesser number of runs.
+    """
+
+    value: float
+    error: float | None
+    paired: bool
+    runs: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether it exceeds two standard errors."""
+        return self.error is not None and abs(self.value) > 2 * self.error
+
+
+class Comparison(NamedTuple):
+    """Configurations and their numbers; the first is what the others are compared with."""
+
+    groups: list[RunGroup]
+    metrics: list[MetricValue]
+    values: list[dict[str, Value]]
+    differences: list[dict[str, Difference]]
+    settings: dict[str, list[str]]
+
+
+def numbers_of(member: Member) -> dict[str, MetricValue]:
+    """The numbers of a run that are compared: of its test and of unknown sets, or of its best validation."""
+    if member.record is None:
+        return _validated(member.history)
+    tested = {metric.key: metric for metric in member.record.metrics if metric.value is not None}
+    found = {key: replace(tested[f"test/{key}"], key=key) for key in COMPARED if f"test/{key}" in tested}
+    scaled = tested.get(SCALED_ECE)
+    if scaled is not None:
+        found["scaled/cal/ECE"] = replace(scaled, key="scaled/cal/ECE", title=f"{scaled.title}, calibrated")
+    for row in member.record.separation:
+        for name in ("AUROC", "FPR95") if row.score == member.record.headline_score else ():
+            key, value = f"ood/{row.set}/{name}", row.value(name)
+            if value is not None:
+                found[key] = MetricValue(key, value, f"{name}, {readable(row.set)}", "share", SEPARATION[name])
+    return found
+
+
+def _validated(history: History) -> dict[str, MetricValue]:
+    """Of a run without a test: validation at the epoch of the lowest NLL, or the last."""
+    by = next((key for key in ("val/cls/NLL", "val/reg/NLL") if key in history), None)
+    steps, values = history[by] if by else ([], [])
+    best = steps[min(range(len(values)), key=lambda i: values[i])] if values else None
+    found = {}
+    for key in COMPARED:
+        there, numbers = history.get(f"val/{key}", ([], []))
+        if numbers:
+            value, facts = numbers[there.index(best) if best in there else -1], facts_of(key)
+            found[key] = MetricValue(key, value, f"{facts.title}, validation", facts.unit, facts.better)
+    return found
+
+
+def value_of(values: Mapping[Any, float]) -> Value:
+    """Numbers of runs by their seeds → mean and deviation."""
+    listed = list(values.values())
+    deviation = statistics.stdev(listed) if len(listed) > 1 else None
+    return Value(statistics.fmean(listed), deviation, dict(values))
+
+
+def difference(one: Value, other: Value) -> Difference:
+    """Mean of one minus mean of the other, with its standard error.
+
+    Seed by seed where at least two seeds are shared: s / √n of the differences. Else as of independent runs,
+    √(s₁²/n₁ + s₂²/n₂), where both have at least two.
+
+    >>> difference(value_of({0: 1.0, 1: 2.0}), value_of({0: 0.5, 1: 1.0}))
+    Difference(value=0.75, error=0.25, paired=True, runs=2)
+    """
+    shared = [seed for seed in one.values if seed in other.values and isinstance(seed, int)]
+    if len(shared) > 1:
+        gaps = [one.values[seed] - other.values[seed] for seed in shared]
+        return Difference(statistics.fmean(gaps), float(stats.sem(gaps)), True, len(gaps))
+    runs = [list(value.values.values()) for value in (one, other)]
+    fewest = min(map(len, runs))
+    error = math.hypot(*map(stats.sem, runs)) if fewest > 1 else None
+    return Difference(one.mean - other.mean, error, False, fewest)
+
+
+def chance(count: int) -> float:
+    """How often a difference that is not there exceeds two standard errors, of so many paired runs (Student's t).
+
+    >>> round(chance(2), 2), round(chance(5), 2)
+    (0.3, 0.12)
+    """
+    return float(2 * stats.t.sf(2, count - 1))
+
+
+def compare(members: Sequence[Member], against: str | None = None) -> Comparison:
+    """Group runs and compare every group with one: the first, or the one of that name."""
+    groups = group_runs(members)
+    if against is not None:
+        names = [group.name for group in groups]
+        if against not in names:
+            raise ValueError(f"expected --against to be one of {', '.join(names)}, got {against!r}")
+        groups.sort(key=lambda group: group.name != against)
+    measured = [[numbers_of(member) for member in group.members] for group in groups]
+    metrics = {key: metric for runs in measured for found in runs for key, metric in found.items()}
+    values = []
+    for group, runs in zip(groups, measured, strict=True):
+        seeds = _seeds(group)
+        row = {}
+        for key in metrics:
+            known = {seed: found[key].value for seed, found in zip(seeds, runs, strict=True) if key in found}
+            finite = {seed: v for seed, v in known.items() if v is not None and math.isfinite(v)}
+            if finite:
+                row[key] = value_of(finite)
+        values.append(row)
+    differences = [
+        {key: difference(row[key], values[0][key]) for key in metrics if key in row and key in values[0]}
+        for row in values
+    ]
+    firsts = [group.members[0] for group in groups]
+    return Comparison(groups, list(metrics.values()), values, differences, differing(firsts))
+
+
+def _seeds(group: RunGroup) -> list[Any]:
+    """A key for each run: its seed, or where that is not known or taken, its folder."""
+    keys: list[Any] = []
+    for member in group.members:
+        keys.append(member.seed if member.seed is not None and member.seed not in keys else str(member.folder))
+    return keys

@@ -1,0 +1,229 @@
+"""The page of a comparison: what it shows, in which order and in which words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec.structs import replace
+
+from brainet_pl.evaluation.chart import Axis, Chart, Panel, Series, readable
+from brainet_pl.evaluation.compare.numbers import Comparison, chance, difference
+from brainet_pl.evaluation.compare.runs import Member
+from brainet_pl.evaluation.compare.tables import rows_of, spread_of, text_of, verdict
+from brainet_pl.evaluation.report.plot import chart_of_history, drawing_of
+from brainet_pl.evaluation.report.verdict import Line
+from brainet_pl.evaluation.report.view import (
+    ARROWS,
+    PARTS,
+    TRAINING,
+    Block,
+    Cell,
+    Charts,
+    Page,
+    PageTable,
+    Section,
+    millions,
+    time_of_test,
+)
+from brainet_pl.evaluation.schema import MetricValue
+
+
+def page_of(found: Comparison) -> Page:
+    """Puts together the page of a comparison."""
+    first = found.groups[0].name
+    count = min((gap.runs for row in found.differences[1:] for gap in row.values() if gap.error is not None), default=0)
+    note = (
+        f"Mean ± standard deviation over the runs of a configuration. ▲ and ▼: better or worse than {first} by more "
+        "than two standard errors of the difference, taken seed by seed where seeds are shared; ?: one run can't tell."
+    )
+    if 1 < count < 6:
+        note += f" With {count} runs that happens by chance in {100 * chance(count):.0f} % of the comparisons."
+    training = [drawing_of(chart) for chart in _overlaid(found, _training_curves)]
+    sections = [
+        Section("table", "Heads and metrics", [_table(found, note)]),
+        Section("differences", f"Differences from {first}", _differences(found)),
+        Section("charts", "Curves", _overlays(found)),
+        Section("settings", "Settings that differ", _settings(found)),
+        Section("costs", "What a prediction costs", _costs(found)),
+        Section("training", "Training", [Charts(training)] if training else []),
+        Section("runs", "Runs", [_runs(found)]),
+    ]
+    total = sum(len(group.members) for group in found.groups)
+    return Page(
+        title="Comparison of runs",
+        subtitle=f"{total} runs of {len(found.groups)} configurations",
+        verdict=_verdict(found),
+        cards=[],
+        sections=[section for section in sections if section.blocks],
+        footer="Made by brainet compare from record.json, metrics.csv and config.yaml of the runs. Point at a chart to "
+        "read its values; its keys show and hide lines.",
+        maker="brainet compare",
+    )
+
+
+def _table(found: Comparison, note: str) -> PageTable:
+    columns, texts = rows_of(found)
+    rows = []
+    for i, line in enumerate(texts):
+        row = [Cell(line[0]), Cell(line[1])]
+        for j, metric in enumerate(found.metrics):
+            row.append(Cell(line[j + 2], best=_is_best(found, metric, i)))
+        rows.append(row)
+    return PageTable(f"{note} Bold: the best mean.", columns, rows)
+
+
+def _is_best(found: Comparison, metric: MetricValue, i: int) -> bool:
+    means = [row[metric.key].mean for row in found.values if metric.key in row]
+    if metric.better is None or len(means) < 2 or metric.key not in found.values[i]:
+        return False
+    return found.values[i][metric.key].mean == (max(means) if metric.better == "higher" else min(means))
+
+
+def _differences(found: Comparison) -> list[Block]:
+    if len(found.groups) < 2:
+        return []
+    columns = ["configuration", *(metric.title + ARROWS[metric.better] for metric in found.metrics)]
+    rows = []
+    for group, gaps in list(zip(found.groups, found.differences, strict=True))[1:]:
+        row = [Cell(group.name)]
+        for metric in found.metrics:
+            gap = gaps.get(metric.key)
+            if gap is None:
+                row.append(Cell("–"))
+                continue
+            sign = "+" if gap.value >= 0 else "−"
+            error = "" if gap.error is None else f" ±\u00a0{spread_of(metric, gap.error)}"
+            text = f"{sign}{text_of(metric, abs(gap.value))}{error}\u00a0{verdict(metric, gap)}".strip()
+            row.append(Cell(text, best=gap.clear))
+        rows.append(row)
+    caption = "Difference of the means ± its standard error. Bold: more than two standard errors."
+    return [PageTable(caption, columns, rows)]
+
+
+def _verdict(found: Comparison) -> list[Line]:
+    """For each of a few metrics, who is best and whether that is clear."""
+    lines = []
+    for metric in found.metrics[:6]:
+        order = [i for i, row in enumerate(found.values) if metric.key in row]
+        if metric.better is None or len(order) < 2:
+            continue
+        order.sort(key=lambda i: found.values[i][metric.key].mean, reverse=metric.better == "higher")
+        best, second = order[:2]
+        gap = difference(found.values[best][metric.key], found.values[second][metric.key])
+        named = (
+            f"{metric.title}: {found.groups[best].name} is best, {text_of(metric, found.values[best][metric.key].mean)}"
+        )
+        other = found.groups[second].name
+        if gap.clear:
+            lines.append(Line(f"{named}, clearly ahead of {other}.", "good"))
+        elif gap.error is None:
+            lines.append(Line(f"{named}, ahead of {other}; one run each can't tell whether that is chance."))
+        else:
+            lines.append(Line(f"{named}; {other} is within two standard errors.", "fair"))
+    return lines
+
+
+def _costs(found: Comparison) -> list[Block]:
+    """Parameters, operations and time of each configuration, of its first run with numbers; times as their means."""
+    rows = []
+    for group in found.groups:
+        models = [member.record.model for member in group.members if member.record]
+        measured = [model.costs.parts() for model in models if model.costs and model.costs.parts()]
+        if not measured:
+            continue
+        first = measured[0]
+        parts = [part for part in PARTS if all(part in costs for costs in measured)]
+        seconds = {part: statistics.fmean(costs[part].seconds for costs in measured) for part in parts}
+        texts = [group.name, f"{first['head'].parameters:,}" if "head" in first else "–"]
+        texts += [millions(first[part].flops) if part in parts else "–" for part in PARTS]
+        texts += [f"{1000 * seconds[part]:,.3g}" if part in parts else "–" for part in PARTS]
+        rows.append([Cell(text) for text in texts])
+    if not rows:
+        return []
+    columns = ["configuration", "parameters of the head", "MFLOP, backbone", "MFLOP, head", "MFLOP, one pass"]
+    columns += ["ms, backbone", "ms, head", "ms, one pass"]
+    used = [j for j in range(len(columns)) if j < 2 or any(row[j].text != "–" for row in rows)]
+    note = "Operations for one sample; time for a batch, the mean over runs, where the test ran."
+    return [PageTable(note, [columns[j] for j in used], [[row[j] for j in used] for row in rows])]
+
+
+def _overlaid(found: Comparison, curves: Callable[[Member], Iterable[tuple[Chart, Series]]]) -> list[Chart]:
+    """One chart for all runs of each that `curves` gives for a run, empty, with the line of that run."""
+    charts: dict[str, Chart] = {}
+    for group in found.groups:
+        for i, member in enumerate(group.members):
+            for empty, line in curves(member):
+                chart = charts.setdefault(empty.name, empty)
+                chart.panels[0].series.append(replace(line, name=group.label(i), group=group.name))
+    return list(charts.values())
+
+
+def _overlays(found: Comparison) -> list[Block]:
+    """Charts that runs have in common, one line for each run, of the headline's or the only curve of each."""
+    drawings = [drawing_of(_same_axes(chart)) for chart in _overlaid(found, _test_curves)]
+    several = [drawing for drawing in drawings if sum(key.kind != "guide" for key in drawing.keys) > 1]
+    return [Charts(several)] if drawings else []
+
+
+def _test_curves(member: Member) -> Iterator[tuple[Chart, Series]]:
+    charts = member.record.charts if member.record else []
+    for chart, panel in ((part, panel) for part in charts if not part.choose for panel in part.panels):
+        series = _headline(member, panel)
+        if series is not None and panel.key != "counts":
+            title = _title(chart, panel, series)
+            guides = [s for s in panel.series if s.kind == "guide" and s.name != "best possible"]
+            empty = Panel(panel.key, title, panel.x, panel.y, guides)
+            line = Series(series.name, series.x, series.y, note=series.note.replace("ECE ", ""))
+            yield Chart(f"{chart.name}/{panel.key}", "test", "", f"{title} of all runs", [empty]), line
+
+
+def _title(chart: Chart, panel: Panel, series: Series) -> str:
+    """The panel's title, which set it is of, and by which score."""
+    title = panel.title.split(", n = ")[0]
+    if chart.group == "ood":
+        return f"{title}: {readable(chart.name.split('/')[1])}, by {series.name}"
+    many = sum(s.kind == "line" for s in panel.series) > 1
+    return f"{title}, by {series.name}" if many else title
+
+
+def _headline(member: Member, panel: Panel) -> Series | None:
+    """The curve of a panel that stands for a run: that of its headline score, or the only one."""
+    lines = [series for series in panel.series if series.kind == "line"]
+    wanted = readable((member.record.headline_score if member.record else None) or "")
+    chosen = [series for series in lines if series.name == wanted]
+    return chosen[0] if chosen else lines[0] if len(lines) == 1 or (lines and panel.key == "reliability") else None
+
+
+def _same_axes(chart: Chart) -> Chart:
+    """Axes that hold the lines of all runs, where they are not shares from 0 to 1."""
+    (panel,) = chart.panels
+    wide = Axis(panel.y.label, panel.y.unit, 0.0 if panel.y.low == 0 else None, 1.0 if panel.y.high == 1 else None)
+    return replace(chart, panels=[replace(panel, y=wide)])
+
+
+def _settings(found: Comparison) -> list[Block]:
+    if not found.settings:
+        return []
+    rows = [[Cell(key), *map(Cell, values)] for key, values in found.settings.items()]
+    columns = ["setting", *(group.name for group in found.groups)]
+    return [PageTable("Settings that are not the same in all configurations.", columns, rows)]
+
+
+def _training_curves(member: Member) -> Iterator[tuple[Chart, Series]]:
+    """Validation curves; training curves of what is not validated."""
+    chart = chart_of_history(member.history, [key for key in TRAINING if key != "train/lr"])
+    for panel in chart.panels if chart else ():
+        line = next((s for s in panel.series if s.name == "validation"), panel.series[0])
+        title = f"{panel.title}, {line.name}" if line.name != "training" else panel.title
+        yield Chart(panel.key, "training", "", title, [replace(panel, series=[])]), line
+
+
+def _runs(found: Comparison) -> PageTable:
+    rows = []
+    for group in found.groups:
+        for member in group.members:
+            tested = time_of_test(member.record) if member.record else "not tested"
+            seed = "–" if member.seed is None else str(member.seed)
+            rows.append([Cell(str(member.folder)), Cell(group.name), Cell(seed), Cell(tested)])
+    return PageTable("All runs.", ["folder", "configuration", "seed", "tested"], rows, texts=4)

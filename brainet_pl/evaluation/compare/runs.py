@@ -1,0 +1,140 @@
+"""Find runs, read them, and put those of equal settings together."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from brainet_pl.evaluation.report.read import KNOWN_FILES, History, read_history, read_record
+from brainet_pl.evaluation.schema import Record
+
+# Settings that say where and how a run was made, not what was tried.
+IGNORED = ("seed_everything", "trainer.logger", "trainer.callbacks", "trainer.default_root_dir", "config", "ckpt_path",
+           "trainer.enable_", "weights_only", "test", "structure.progress", "structure.cache", "predictions",
+           "trainer.accelerator", "trainer.devices")  # fmt: skip
+
+
+class Member(NamedTuple):
+    """One run: its folder, what its test found (None if it was only fitted), its history, settings and seed."""
+
+    folder: Path
+    record: Record | None
+    history: History
+    settings: dict[str, Any]
+    seed: int | None
+
+
+class RunGroup(NamedTuple):
+    """Runs of one configuration, by what tells it from the others."""
+
+    name: str
+    members: list[Member]
+
+    def label(self, i: int) -> str:
+        """The name of its i-th run: that of the configuration and, where there are several, the seed."""
+        if len(self.members) == 1:
+            return self.name
+        seed = self.members[i].seed
+        return f"{self.name}, {f'run {i + 1}' if seed is None else f'seed {seed}'}"
+
+
+def find_runs(words: Iterable[str]) -> list[Path]:
+    """Folders of runs: as given, those of checkpoints, and what patterns match; a folder of runs is all runs in it."""
+    found: dict[Path, None] = {}
+    for word in words:
+        paths = sorted(glob.glob(word)) if any(sign in word for sign in "*?[") else [word]
+        if not paths:
+            raise FileNotFoundError(f"expected runs that match {word!r}, found none: check the pattern")
+        for path in map(Path, paths):
+            folders = _folders(path)
+            if not folders and len(paths) == 1:
+                raise FileNotFoundError(
+                    f"expected the folder of a run, a folder of runs or a checkpoint, got {path} without "
+                    f"{', '.join(KNOWN_FILES)}: check the path"
+                )
+            found |= dict.fromkeys(folders)
+    return list(found)
+
+
+def _folders(path: Path) -> list[Path]:
+    if path.is_file():
+        path = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    if any((path / name).is_file() for name in KNOWN_FILES):
+        return [path]
+    inside = {file.parent for name in KNOWN_FILES for file in path.glob(f"*/{name}")}
+    return sorted(inside, key=lambda folder: (len(folder.name), folder.name))
+
+
+def read_member(folder: Path) -> Member:
+    """Read what a comparison needs of a run."""
+    record = read_record(folder / "record.json")
+    settings: dict[str, Any] = {}
+    config = folder / "config.yaml"
+    if config.is_file():
+        try:
+            content = yaml.safe_load(config.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise ValueError(f"expected YAML in {config}, got something else ({error}): fit the model again") from error
+        settings = flat(content if isinstance(content, dict) else {})
+    elif record is not None:
+        settings = flat({"model": record.settings})
+    seed = settings.get("seed_everything")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        seed = record.seed if record is not None else None
+    return Member(folder, record, read_history(folder / "metrics.csv"), settings, seed)
+
+
+def flat(value: Any, key: str = "") -> dict[str, Any]:
+    """Nested settings → name.name → value; a class and its arguments are one level."""
+    if isinstance(value, dict):
+        if set(value) <= {"class_path", "init_args", "dict_kwargs"} and "class_path" in value:
+            named = {key: str(value["class_path"]).rpartition(".")[2]}
+            return named | flat(value.get("init_args") or {}, key) | flat(value.get("dict_kwargs") or {}, key)
+        parts = (flat(part, f"{key}.{name}" if key else str(name)) for name, part in value.items())
+        return {name: part for found in parts for name, part in found.items()}
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        return {name: v for i, part in enumerate(value) for name, v in flat(part, f"{key}[{i}]").items()}
+    return {key: value}
+
+
+def differing(members: Sequence[Member]) -> dict[str, list[str]]:
+    """Setting → its value in each run, for those that are not the same in all."""
+    keys = dict.fromkeys(key for member in members for key in member.settings)
+    found = {}
+    for key in keys:
+        if not key.startswith(IGNORED):
+            values = [_shown(member.settings[key]) if key in member.settings else "–" for member in members]
+            # A setting that a later version added is null in its runs and absent in earlier ones.
+            if len({"null" if value == "–" else value for value in values}) > 1:
+                found[key] = values
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def group_runs(members: Sequence[Member]) -> list[RunGroup]:
+    """Runs of equal settings together, in the order of their first ones; named by their heads and what else differs."""
+    settings = differing(members)
+    kept: dict[tuple[str, ...], list[Member]] = {}
+    for i, member in enumerate(members):
+        kept.setdefault(tuple(values[i] for values in settings.values()), []).append(member)
+    heads = [_head(part[0]) for part in kept.values()]
+    names = []
+    for key, head in zip(kept, heads, strict=True):
+        differs = [f"{name.rpartition('.')[2]} {value}" for name, value in zip(settings, key, strict=True)
+                   if name != "model.head" and value != "–"]  # fmt: skip
+        names.append(head if heads.count(head) == 1 else ", ".join([head, *differs[:3]]))
+    for i, name in enumerate(names):
+        if names.count(name) > 1:
+            names[i] = f"{name} ({list(kept.values())[i][0].folder.name})"
+    return [RunGroup(name, part) for name, part in zip(names, kept.values(), strict=True)]
+
+
+def _head(member: Member) -> str:
+    return member.record.model.head if member.record else str(member.settings.get("model.head", member.folder.name))
