@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl.backbones import batches
-from brainet_pl.backbones.taps import parts
+from brainet_pl.backbones.stages import output_parts
 
 # What may happen to the output of the layer without harm to features that take its place: new shapes of a vector, and
 # means of maps or tokens, or the choice of one token. After anything else (softmax, a scale, another head) the model is
@@ -32,7 +32,7 @@ class HeadLayer(NamedTuple):
     leave: bool
 
 
-class Reached(Exception):
+class FeaturesReached(Exception):
     """Leaves a model at the place of its classification layer, with what went in there."""
 
     def __init__(self, features: Any) -> None:
@@ -58,7 +58,7 @@ class Leave(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Hand the features, the first argument, to the `FeatureExtractor`."""
         if not torch.compiler.is_exporting():
-            raise Reached([*args, *kwargs.values()][0])
+            raise FeaturesReached([*args, *kwargs.values()][0])
         self.features = [*args, *kwargs.values()][0]
         return self._layer[0](*args, **kwargs)
 
@@ -75,16 +75,16 @@ def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLa
     if layer is not None:
         check_layer(model, layer)
         dense = {layer: model.get_submodule(layer)}
-    look = _look(model, sample, dense)
-    if layer is None and (not look.front.layers or look.front.around):
+    trace = _trace(model, sample, dense)
+    if layer is None and (not trace.front.layers or trace.front.around):
         # A convolution of single pixels is a dense layer too, where it alone decides: nothing but means comes after it.
         points = {
             name: m for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and set(m.kernel_size) == {1}
         }
-        other = _look(model, sample, dense | points)
+        other = _trace(model, sample, dense | points)
         if not other.front.around and other.front.after <= _SHAPES | _MEANS | _RECTIFIED:
-            look = other
-    front, calls = look.front, look.calls
+            trace = other
+    front, calls = trace.front, trace.calls
     found = sorted(front.layers) if layer is None else [layer]
     kind = type(model).__name__
     if len(found) > 1:
@@ -107,11 +107,11 @@ def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLa
         )
     call = calls[name][0]
     harmless = _SHAPES | _MEANS if call.axes > 2 else _SHAPES
-    whole = isinstance(look.output, Tensor) and front.layers == [name] and not front.around
+    whole = isinstance(trace.output, Tensor) and front.layers == [name] and not front.around
     return HeadLayer(name, leave=not (whole and call.plain and front.after <= harmless))
 
 
-class _Look(NamedTuple):
+class _Trace(NamedTuple):
     """What a pass showed: the output that counts, the uses of each candidate, and what lies between."""
 
     output: Any
@@ -119,17 +119,17 @@ class _Look(NamedTuple):
     front: _Front
 
 
-def _look(model: nn.Module, sample: Any, candidates: Mapping[str, nn.Module]) -> _Look:
-    with _graph_of(model), _marked(candidates) as calls:
+def _trace(model: nn.Module, sample: Any, candidates: Mapping[str, nn.Module]) -> _Trace:
+    with _eval_with_grad(model), _marked(candidates) as calls:
         inputs = {k: _leaf(v) for k, v in sample.items()} if isinstance(sample, Mapping) else _leaf(sample)
-        output = chosen(batches.call(model, inputs))
+        output = logits_of(batches.call(model, inputs))
         front = _walk(output, {call.mark: name for name in calls for call in calls[name]}, model, inputs)
-    return _Look(output, calls, front)
+    return _Trace(output, calls, front)
 
 
-def chosen(output: Any) -> Any:
+def logits_of(output: Any) -> Any:
     """The logits of an output with a part of that name; any other output as it is."""
-    logits = None if isinstance(output, Tensor) else parts(output).get("logits")
+    logits = None if isinstance(output, Tensor) else output_parts(output).get("logits")
     return logits if isinstance(logits, Tensor) else output
 
 
@@ -193,7 +193,7 @@ def _marked(candidates: Mapping[str, nn.Module]) -> Iterator[dict[str, list[_Cal
 
 
 @contextlib.contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
+def eval_without_grad(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without a graph; random numbers and modes are put back."""
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -206,11 +206,11 @@ def quiet(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _graph_of(model: nn.Module) -> Iterator[None]:
+def _eval_with_grad(model: nn.Module) -> Iterator[None]:
     """Evaluation mode with a graph, whatever the modes around; random numbers, modes and flags are put back."""
     flags = [(p, p.requires_grad) for p in model.parameters()]
     try:
-        with torch.inference_mode(False), quiet(model), torch.enable_grad():
+        with torch.inference_mode(False), eval_without_grad(model), torch.enable_grad():
             for p, _ in flags:
                 p.requires_grad_(p.is_floating_point())
             yield
@@ -261,5 +261,5 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     """All tensors of an output, in tuples and dictionaries too."""
     if isinstance(output, Tensor):
         yield output
-    for part in parts(output).values():
+    for part in output_parts(output).values():
         yield from _tensors(part)

@@ -378,7 +378,7 @@ def _sizes(widths: list[int]) -> str:
 
 def readings_of(backbone: nn.Module, inputs: Any) -> BackboneOutput:
     """What a `FeatureExtractor` gives for a batch of inputs, or any other module that gives features (B, d)."""
-    if getattr(backbone, "reads", False):
+    if getattr(backbone, "supports_more", False):
         found: BackboneOutput = backbone(inputs, more=True)
         return found
     return BackboneOutput(backbone(inputs))

@@ -58,7 +58,7 @@ def of_model(backbone: Any, device: torch.device) -> str:
         "state": {**backbone.state_dict(), **dict(backbone.named_buffers())},
         "layers": [[name, code.layer(module)] for name, module in backbone.model.named_modules()],
         "read": code.of([backbone.raw, backbone.pool, backbone.removed, backbone.taps]),
-        "views": code.of([view.taps for view in backbone.seen]),
+        "views": code.of([view.taps for view in backbone.views]),
         "torch": [torch.__version__, device.type, _precision()],
     }
     return digest.fingerprint(content)[:16]

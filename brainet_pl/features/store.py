@@ -105,7 +105,7 @@ def extract(
             few = batching.move(batching.rows(inputs, slice(0, FEW)), there)
             return readings_of(backbone, few).map(lambda tensor: tensor.float().cpu())
 
-        backbone.meet(batching.move(batching.rows(first[0], slice(0, FEW)), there))
+        backbone.trace(batching.move(batching.rows(first[0], slice(0, FEW)), there))
         shelf = Path(store) / _name_of(backbone, there)
         entry = None if name is None else load(shelf / name)
         if entry is not None:

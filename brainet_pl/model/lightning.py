@@ -29,9 +29,8 @@ from brainet_pl._utils.parts import arguments, make_part, primitive
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns, Sample
-from brainet_pl.backbones.extractor import Backbone, check_stored_backbone
+from brainet_pl.backbones.loading import Backbone, Preset, check_stored_backbone, find_preset
 from brainet_pl.backbones.output import BackboneOutput
-from brainet_pl.backbones.presets import Preset, find_preset
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.distributed.collectives import run_or_fail_together
@@ -335,9 +334,9 @@ class BRAINet(pl.LightningModule):
 
     def _meet_data(self) -> None:
         """Let the backbone find the layer to remove before an optimizer or a wrapper of processes holds its weights."""
-        if self.backbone.waits:
+        if self.backbone.needs_sample:
             self._few()
-        if self.backbone.unscaled:  # nobody has asked for features of the training data yet
+        if self.backbone.needs_scale:  # nobody has asked for features of the training data yet
             self.training_features(SCALE_ROWS, progress=False)
 
     def _few(self) -> BackboneOutput:
@@ -371,7 +370,7 @@ class BRAINet(pl.LightningModule):
             return self._kept.sample(max_rows)
         most = None if stored else max_rows  # what is stored is whole, whoever wants how much of it
         found = self._extract(structure_loader(self.trainer, self, most), most, progress)
-        if self.backbone.unscaled:
+        if self.backbone.needs_scale:
             found = Extracted(self.backbone.set_scale([found.readings])[0], found.targets)
         if self.backbone.frozen and (most is None or len(found.features) < most):
             self._kept = found
@@ -392,7 +391,7 @@ class BRAINet(pl.LightningModule):
             return ExtractedShare([readings[mine]], [targets[mine]])
         loader = structure_loader(self.trainer, self, max_rows, self.trainer.world_size, self.global_rank)
         found = run_or_fail_together(lambda: self._extract_share(loader, progress))
-        if self.backbone.unscaled:
+        if self.backbone.needs_scale:
             found = found._replace(readings=self.backbone.set_scale(found.readings, shared=True))
         if self.backbone.frozen and max_rows is None:
             self._kept_share = found
@@ -464,7 +463,7 @@ class BRAINet(pl.LightningModule):
         if any(score.taps is not None and not self.backbone.widths(score.taps) for score in scores):
             self._few()  # features came from a store, and the backbone has not met an input yet
         for score in scores:
-            widths, scaled = self.backbone.widths(score.taps), self.backbone.scales(score.taps)
+            widths, scaled = self.backbone.widths(score.taps), self.backbone.is_scaled(score.taps)
             score.set_context(ScoreContext(classes, self.backbone.raw, self.ggt, widths, scaled))
             if found is not None:
                 score.learn(found.readings.view(score.taps), labels)
@@ -560,7 +559,7 @@ class BRAINet(pl.LightningModule):
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
         stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
         stored["removed"], stored["class_names"], stored["own"] = removed, self.class_names, self._has_base_logits
-        takes = self.backbone.takes  # what `brainet export` makes an example of
+        takes = self.backbone.input_signature  # what `brainet export` makes an example of
         stored["takes"] = None if takes is None else {name: sample._asdict() for name, sample in takes.items()}
         stored["preset"] = None if self.preset is None else self.preset.to_dict()
         checkpoint[STORED] = primitive(stored)
@@ -579,10 +578,12 @@ class BRAINet(pl.LightningModule):
                 f"expected a backbone of the class {stored['backbone']}, got none: it was given as a module, which a "
                 "checkpoint can't rebuild; give it again, BRAINet.load_from_checkpoint(path, backbone=module)"
             )
-        if self.backbone.waits and stored.get("removed") is not None:
+        if self.backbone.needs_sample and stored.get("removed") is not None:
             self.backbone.remove(HeadLayer(**stored["removed"]))
         if stored.get("takes") is not None:
-            self.backbone.takes = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
+            self.backbone.input_signature = {
+                k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()
+            }
         ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
         same = self.head is not None and (self._in_features, self._has_base_logits) == (
             stored["in_features"],
@@ -880,7 +881,7 @@ class BRAINet(pl.LightningModule):
         groups: list[dict[str, Any]] = [{"params": list(self._require_head().parameters()), "lr": self.lr}]
         if not self.backbone.frozen:
             rate = self.lr / 10 if self._backbone_lr is None else self._backbone_lr
-            groups.append({"params": self.backbone.trained(), "lr": rate})
+            groups.append({"params": self.backbone.trainable_parameters(), "lr": rate})
         optimizer = torch.optim.Adam(groups) if self._optimizer is None else self._optimizer(groups)
         if self._lr_scheduler is None:
             return optimizer

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part
+from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.backbones.batches import rows, size
-from brainet_pl.backbones.extractor import Backbone, FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator
 from brainet_pl.features.extraction import bounded, extract, read
@@ -140,9 +140,9 @@ class SwappedModel(nn.Module):
             if taps is not None:
                 self.backbone.add_view(taps)
         seen = extract(self.backbone, _pairs(train, "train"), progress=progress)
-        readings = self.backbone.set_scale([seen.readings])[0] if self.backbone.unscaled else seen.readings
+        readings = self.backbone.set_scale([seen.readings])[0] if self.backbone.needs_scale else seen.readings
         for score in found:
-            widths, scaled = self.backbone.widths(score.taps), self.backbone.scales(score.taps)
+            widths, scaled = self.backbone.widths(score.taps), self.backbone.is_scaled(score.taps)
             score.set_context(ScoreContext(task.num_classes, self.backbone.raw, self.head.ggt, widths, scaled))
             if score.needs_fit:
                 score.learn(readings.view(score.taps), task.check(seen.targets))
@@ -245,7 +245,7 @@ def swap_head(
         batches = _batches(data, learn.get("max_rows"))
         few = not settings.needs_tree and layers is None
         readings = read(backbone, batches, max_rows=1 if few else None)
-        features = (backbone.set_scale([readings])[0] if backbone.unscaled else readings).features
+        features = (backbone.set_scale([readings])[0] if backbone.needs_scale else readings).features
         ggt = learn_structure(features, **learn) if settings.needs_tree else None  # type: ignore[assignment]
         if ggt is not None:
             ggt = ggt.named(backbone.names)

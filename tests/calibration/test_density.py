@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl._utils.framework import ModelCheckpoint, pl
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.calibration import DensityScaling, TemperatureScaling
 from brainet_pl.calibration.density import LEAST_NLL, fade, fit_faded, fit_widened
 from brainet_pl.calibration.temperature import fit_temperature, scale

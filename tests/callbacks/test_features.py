@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import brainet_pl
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl._utils.rng import isolated_rng
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 from torchvision.transforms import v2
 
 import brainet_pl
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.datamodules.base import Samples, image_transform
 from brainet_pl.features import identity
 
@@ -45,7 +45,7 @@ class Net(nn.Module):
 def name_of(model=None, change=None, **settings):
     torch.manual_seed(0)
     backbone = Backbone(Net() if model is None else model(), **settings).build()
-    backbone.meet(torch.rand(2, 1, 6, 6))
+    backbone.trace(torch.rand(2, 1, 6, 6))
     if change is not None:
         change(backbone.model)
     return identity.of_model(backbone, CPU)
@@ -54,11 +54,11 @@ def name_of(model=None, change=None, **settings):
 SCRIPT = """
 import torch
 from brainet_pl.features import identity
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 
 torch.manual_seed(0)
 backbone = Backbone("cifar_resnet20", layers="auto").build()
-backbone.meet(torch.rand(2, 3, 32, 32))
+backbone.trace(torch.rand(2, 3, 32, 32))
 found = identity.of_model(backbone, torch.device("cpu"))
 """
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import brainet_pl
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.cli import cache as caches
 from brainet_pl.datamodules.base import Samples
