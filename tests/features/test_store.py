@@ -206,6 +206,45 @@ def test_a_model_that_changed_behind_its_name_is_found_out(tmp_path, kind, monke
     same(take(tmp_path, loader=batches(kind)).extracted, found.extracted)
 
 
+SOURCE = """
+import torch
+from torch import nn
+SCALE = {scale}
+def helper(x):
+    return x * SCALE
+class Made(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 6)
+        self.last = nn.Linear(6, 3)
+    def features(self, x):
+        return {expression}
+    def forward(self, x):
+        return self.last(self.features(x))
+"""
+HELPED = "helper(self.fc(x.flatten(1)))"
+
+
+def compiled(scale, expression):
+    """A backbone whose class is always called `made.Made`."""
+    space = {"__name__": "made"}
+    exec(SOURCE.format(scale=scale, expression=expression), space)
+    torch.manual_seed(0)
+    return Backbone(space["Made"]()).build()
+
+
+@KINDS
+@pytest.mark.parametrize("changed", [(2.0, HELPED), (1.0, f"{HELPED} + 1"), (1.0, "self.fc(x.flatten(1)).relu()")])
+def test_code_that_changed_in_a_class_of_the_same_name_is_found_out(tmp_path, kind, changed):
+    first = take(tmp_path, compiled(1.0, HELPED), batches(kind))
+    assert take(tmp_path, compiled(1.0, HELPED), batches(kind)).folder == first.folder
+    with pytest.warns(UserWarning, match="extracted again: the backbone gives other features for the same inputs"):
+        found = take(tmp_path, compiled(*changed), batches(kind), quiet=False)
+    assert found.folder == first.folder
+    same(found.extracted, plain_extract(compiled(*changed), batches(kind), progress=False))
+    same(take(tmp_path, compiled(*changed), batches(kind)).extracted, found.extracted)
+
+
 def test_data_that_changed_behind_its_name_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "_plain", identity._plain | {Listed})  # it is not
     monkeypatch.setattr(Listed, "__getitem__", lambda self, i: (self.x[i] + HIDDEN[0], self.y[i]))
