@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from brainet_pl.backbones import batches
 from brainet_pl.backbones.output import BackboneOutput
-from brainet_pl.features.extraction import readings_of
+from brainet_pl.features.extraction import run_backbone
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network.base import run_head
 
@@ -96,7 +96,7 @@ def measure(model: BRAINet, inputs: Any) -> Costs:
     if model.head is None:
         raise ValueError("expected a model with a head, got one that was never fitted: fit it, or load a checkpoint")
     known = isinstance(inputs, BackboneOutput)
-    readings = inputs if known else readings_of(model.backbone, inputs)
+    readings = inputs if known else run_backbone(model.backbone, inputs)
     features, head, passes = readings.features, model.head, model.passes
     samples = int(features.shape[0])
 
@@ -108,7 +108,7 @@ def measure(model: BRAINet, inputs: Any) -> Costs:
     backbone = None
     if not known and not model.backbone.raw:
         held = sum(p.numel() for p in model.backbone.parameters())
-        backbone = cost(held, lambda: readings_of(model.backbone, inputs))
+        backbone = cost(held, lambda: run_backbone(model.backbone, inputs))
     base_logits = model.base_outputs(readings)
 
     def run(count: int) -> Tensor:

@@ -42,13 +42,13 @@ from brainet_pl.features.extraction import (
     ExtractedShare,
     data_source,
     extract,
+    extract_output,
     extract_share,
     first_batch,
+    inputs_and_target,
     inputs_of,
     is_sharded,
-    pair,
-    read,
-    readings_of,
+    run_backbone,
     structure_loader,
     unshuffled,
 )
@@ -262,15 +262,15 @@ class BRAINet(pl.LightningModule):
         if seen.base_logits is None or not self.task.base_fits(seen.base_logits.shape[1]):
             return False
         found = self.training_sample()
-        assert found.readings.base_logits is not None
-        return self.task.base_helps(found.readings.base_logits, self.task.check(found.targets))
+        assert found.output.base_logits is not None
+        return self.task.base_helps(found.output.base_logits, self.task.check(found.targets))
 
     def _seen(self) -> BackboneOutput:
         """What the backbone gave for some of the training data, run again only if nobody has looked yet."""
         if self._kept is not None:
-            return self._kept.readings[:2]
-        if self._kept_share is not None and self._kept_share.readings:
-            return self._kept_share.readings[0][:2]
+            return self._kept.output[:2]
+        if self._kept_share is not None and self._kept_share.outputs:
+            return self._kept_share.outputs[0][:2]
         return self._few()
 
     def training_sample(self) -> Extracted:
@@ -303,7 +303,7 @@ class BRAINet(pl.LightningModule):
 
     def rows_of(self, sample: Extracted) -> Rows:
         """A sample as a head takes it, where the model is."""
-        base_logits = self.base_outputs(sample.readings.to(self.device))
+        base_logits = self.base_outputs(sample.output.to(self.device))
         return Rows(sample.features.to(self.device), self.task.check(sample.targets).to(self.device), base_logits)
 
     def setup(self, stage: str) -> None:
@@ -330,7 +330,7 @@ class BRAINet(pl.LightningModule):
         """Build a head that waits for the number of features alone; a fit calls it once the data is there."""
         self._meet_data()
         if self.head is None and not self.head_settings.needs_tree:
-            self._build_head(len(self._few().features[0]))
+            self._build_head(len(self._seen().features[0]))
 
     def _meet_data(self) -> None:
         """Let the backbone find the layer to remove before an optimizer or a wrapper of processes holds its weights."""
@@ -344,13 +344,13 @@ class BRAINet(pl.LightningModule):
         inputs = first_batch(self.trainer, self.columns)
         if isinstance(inputs, BackboneOutput):
             return inputs[:2]
-        return read(self.backbone, [batching.rows(inputs, slice(0, 2))], progress=False)
+        return extract_output(self.backbone, [batching.rows(inputs, slice(0, 2))], progress=False)
 
     def _all_targets(self) -> Tensor:
         """(N,) targets of the training data, in a fixed order: the same in all processes."""
         if self._kept is not None:
             return self._kept.targets
-        targets = [pair(batch, self.columns)[1] for batch in structure_loader(self.trainer, self)]
+        targets = [inputs_and_target(batch, self.columns)[1] for batch in structure_loader(self.trainer, self)]
         if not targets:
             raise ValueError("expected training data to learn the scale of the target from, got an empty loader")
         return torch.cat(targets)
@@ -365,13 +365,13 @@ class BRAINet(pl.LightningModule):
         if stored and self.trainer.world_size > 1 and self._kept is None:
             self.training_share(progress=progress)
         if self._kept is None and self._kept_share is not None:
-            self._kept = self._kept_share.gathered()  # all processes have a share, or none
+            self._kept = self._kept_share.gather()  # all processes have a share, or none
         if self._kept is not None:
             return self._kept.sample(max_rows)
         most = None if stored else max_rows  # what is stored is whole, whoever wants how much of it
         found = self._extract(structure_loader(self.trainer, self, most), most, progress)
         if self.backbone.needs_scale:
-            found = Extracted(self.backbone.set_scale([found.readings])[0], found.targets)
+            found = Extracted(self.backbone.set_scale([found.output])[0], found.targets)
         if self.backbone.frozen and (most is None or len(found.features) < most):
             self._kept = found
         return found.sample(max_rows)
@@ -392,7 +392,7 @@ class BRAINet(pl.LightningModule):
         loader = structure_loader(self.trainer, self, max_rows, self.trainer.world_size, self.global_rank)
         found = run_or_fail_together(lambda: self._extract_share(loader, progress))
         if self.backbone.needs_scale:
-            found = found._replace(readings=self.backbone.set_scale(found.readings, shared=True))
+            found = found._replace(outputs=self.backbone.set_scale(found.outputs, shared=True))
         if self.backbone.frozen and max_rows is None:
             self._kept_share = found
         return found
@@ -409,7 +409,7 @@ class BRAINet(pl.LightningModule):
         if processes == 1:
             return self._extract(unshuffled(loader, seed=seed), None, progress, seed)
         share = unshuffled(loader, every=processes, first=rank, seed=seed)
-        return run_or_fail_together(lambda: self._extract_share(share, progress, seed)).gathered()
+        return run_or_fail_together(lambda: self._extract_share(share, progress, seed)).gather()
 
     def _store(self) -> Path | None:
         """The folder in which a callback keeps features of the frozen backbone on disk."""
@@ -448,7 +448,7 @@ class BRAINet(pl.LightningModule):
             entry = self._from_store(loader, progress, seed)
             if entry is not None:
                 parts = list(entry.parts())
-                return ExtractedShare([part.readings for part in parts], [part.targets for part in parts])
+                return ExtractedShare([part.output for part in parts], [part.targets for part in parts])
             return extract_share(self.backbone, loader, device=device, progress=progress, columns=self.columns)
 
     def forget_features(self) -> None:
@@ -459,18 +459,18 @@ class BRAINet(pl.LightningModule):
         """Fit scores to the training features; several processes share the samples and the work."""
         share = self.training_share(progress=progress) if self.trainer.world_size > 1 else None
         found = self.training_features(progress=progress) if share is None else None
-        labels, classes = self.task.classes(share.together()[1] if share is not None else found.targets)  # type: ignore[union-attr]
+        labels, classes = self.task.classes(share.concat()[1] if share is not None else found.targets)  # type: ignore[union-attr]
         if any(score.taps is not None and not self.backbone.widths(score.taps) for score in scores):
             self._few()  # features came from a store, and the backbone has not met an input yet
         for score in scores:
             widths, scaled = self.backbone.widths(score.taps), self.backbone.is_scaled(score.taps)
             score.set_context(ScoreContext(classes, self.backbone.raw, self.ggt, widths, scaled))
             if found is not None:
-                score.learn(found.readings.view(score.taps), labels)
+                score.learn(found.output.view(score.taps), labels)
                 continue
             assert share is not None
             if score.sums:
-                score.learn_share(share.together(score.taps)[0], labels)
+                score.learn_share(share.concat(score.taps)[0], labels)
             else:
                 score.learn_alone(share._replace(targets=list(labels.split([len(part) for part in share.targets]))))  # type: ignore[no-untyped-call]
 
@@ -622,7 +622,7 @@ class BRAINet(pl.LightningModule):
 
     def passes_of(self, x: Any) -> Passes:
         """Inputs → outputs of all passes and what follows from them. The backbone runs once; only the head T times."""
-        readings = x if isinstance(x, BackboneOutput) else readings_of(self.backbone, x)
+        readings = x if isinstance(x, BackboneOutput) else run_backbone(self.backbone, x)
         features = readings.features
         outputs, weights = run_head(self._require_head(), features, self.passes, self.base_outputs(readings))
         predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
@@ -660,7 +660,7 @@ class BRAINet(pl.LightningModule):
         """Inputs and checked targets (B, …) → the task's loss and the head's outputs, (B, O) or (M, B, O)."""
         head = self._require_head()
         if isinstance(head, ResidualHead) and head.adds_base_logits:
-            readings = x if isinstance(x, BackboneOutput) else readings_of(self.backbone, x)
+            readings = x if isinstance(x, BackboneOutput) else run_backbone(self.backbone, x)
         else:
             readings = BackboneOutput(self.extract(x))
         outputs = train_head(head, readings.features, self.base_outputs(readings))
@@ -861,7 +861,7 @@ class BRAINet(pl.LightningModule):
         self.log_dict(metrics, on_step=False, on_epoch=True, add_dataloader_idx=False)
 
     def _unpack(self, batch: Any) -> tuple[Any, Tensor]:
-        x, y = pair(batch, self.columns)
+        x, y = inputs_and_target(batch, self.columns)
         return x, self.task.check(y)
 
     def _train_size(self) -> int:

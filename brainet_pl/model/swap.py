@@ -17,7 +17,7 @@ from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.backbones.batches import rows, size
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator
-from brainet_pl.features.extraction import bounded, extract, read
+from brainet_pl.features.extraction import bounded, extract, extract_output
 from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
 from brainet_pl.network.base import LEAST, ResidualHead, Rows, run_head, train_head
 from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
@@ -140,7 +140,7 @@ class SwappedModel(nn.Module):
             if taps is not None:
                 self.backbone.add_view(taps)
         seen = extract(self.backbone, _pairs(train, "train"), progress=progress)
-        readings = self.backbone.set_scale([seen.readings])[0] if self.backbone.needs_scale else seen.readings
+        readings = self.backbone.set_scale([seen.output])[0] if self.backbone.needs_scale else seen.output
         for score in found:
             widths, scaled = self.backbone.widths(score.taps), self.backbone.is_scaled(score.taps)
             score.set_context(ScoreContext(task.num_classes, self.backbone.raw, self.head.ggt, widths, scaled))
@@ -151,7 +151,7 @@ class SwappedModel(nn.Module):
         found, calibrator = found.to(device), calibrator.to(device)
         for i in range(0, len(inside.targets), BATCH):
             few = slice(i, i + BATCH)
-            looked = self._look(inside.readings[few].map(lambda tensor: tensor.to(device)), passes)
+            looked = self._look(inside.output[few].map(lambda tensor: tensor.to(device)), passes)
             target, every = task.check(inside.targets[few].to(device)), found(looked)
             found.observe(looked, every)
             calibrator.observe(looked.predicted, target, every)
@@ -244,7 +244,7 @@ def swap_head(
     else:
         batches = _batches(data, learn.get("max_rows"))
         few = not settings.needs_tree and layers is None
-        readings = read(backbone, batches, max_rows=1 if few else None)
+        readings = extract_output(backbone, batches, max_rows=1 if few else None)
         features = (backbone.set_scale([readings])[0] if backbone.needs_scale else readings).features
         ggt = learn_structure(features, **learn) if settings.needs_tree else None  # type: ignore[assignment]
         if ggt is not None:

@@ -136,10 +136,10 @@ class Score(Part, nn.Module, ABC):
 
     def learn_alone(self, share: ExtractedShare) -> None:
         """`learn` in the first process, from the samples of all; the others take what it learned. A collective."""
-        found = share.gathered()
+        found = share.gather()
 
         def work(ask: Any) -> dict[str, Tensor]:
-            self.learn(found.readings.view(self.taps), found.targets)
+            self.learn(found.output.view(self.taps), found.targets)
             return {name: value.cpu() for name, value in self.state_dict().items()}
 
         learned = serve_rank_zero(work, lambda request: None)
