@@ -219,7 +219,7 @@ def test_a_loader_that_was_set_on_the_datamodule_is_cached_and_stays(tmp_path, q
     step = model.validation_step
     model.validation_step = lambda batch, batch_idx: (seen.append(type(batch[0])), step(batch, batch_idx))[1]
     quiet_trainer(tmp_path, FeatureCache(progress=False)).fit(model, datamodule=data)
-    assert seen == [BackboneOutput]  # a batch may be as large as those of training
+    assert set(seen) == {BackboneOutput}
     assert data.val_dataloader() is loader
 
 
