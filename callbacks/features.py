@@ -17,25 +17,17 @@ from brainet_pl.model.lightning import BRAINet
 
 @dataclass
 class _FeatureSource:
-    """Takes the place of Lightning's `_DataLoaderSource` in a loop: loaders of features, all else is the datamodule's.
-
-    Attributes:
-        dataloader: gives a fresh loader of features.
-        instance: the datamodule.
-        name: the method of the datamodule whose loader is replaced.
-    """
+    """Replaces Lightning's `_DataLoaderSource` of a datamodule in a loop, and gives loaders of features."""
 
     dataloader: Callable[[], DataLoader[Any]]
     instance: pl.LightningDataModule
     name: str
 
     def is_defined(self) -> bool:
-        """Whether there is a loader."""
+        """Whether the datamodule has the method `name`."""
         return True
 
-    def is_module(self) -> bool:
-        """Whether the loader comes from a datamodule or a module."""
-        return True
+    is_module = is_defined
 
 
 class FeatureCache(Callback):

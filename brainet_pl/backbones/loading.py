@@ -23,7 +23,7 @@ from brainet_pl.backbones.taps import Taps
 
 @dataclass(frozen=True)
 class Backbone:
-    """What a user chooses about the feature extractor.
+    """The settings of a feature extractor.
 
     Args:
         model: a module, a name (`cifar_resnet20`, `torchvision/resnet18`, `timm/…`), `package.module:Class` for a class
@@ -66,8 +66,8 @@ class Backbone:
         Taps.of(self.layers, self.pool)
 
     def build(self) -> FeatureExtractor:
-        """The feature extractor of a copy; the model's own classification layer goes with the first inputs."""
-        model = _copied(make_backbone(self.model, self.weights, self.options))  # never the user's own
+        """The feature extractor of a copy of the model; the classification layer is removed with the first inputs."""
+        model = _copied(make_backbone(self.model, self.weights, self.options))
         taps = Taps.of(self.layers, self.pool)
         pool = self.pool if taps is None and isinstance(self.pool, str) else None
         return FeatureExtractor(
@@ -76,7 +76,7 @@ class Backbone:
 
 
 def _copied(model: nn.Module | None) -> nn.Module | None:
-    """A copy of a model, of one that was compiled without what compiling added; what it keeps of a graph is cut off."""
+    """A copy of a model, not compiled, whose tensors are detached."""
     model = getattr(model, "_orig_mod", model)
     kept: dict[int, Any] = {}
     for part in [] if model is None else model.modules():
@@ -90,12 +90,14 @@ def _copied(model: nn.Module | None) -> nn.Module | None:
 def make_backbone(
     backbone: nn.Module | str | None, weights: str | None = None, options: Mapping[str, Any] | None = None
 ) -> nn.Module | None:
-    """A module as it is, or by name: a CIFAR network above, `torchvision/NAME`, `timm/NAME` or `package.module:Class`.
+    """A module as it is, or by name: one of `CIFAR`, `torchvision/NAME`, `timm/NAME` or `package.module:Class`.
 
-    `weights` is a file, or for torchvision and timm the name of published weights ("DEFAULT"), which needs a network.
+    `weights` is a file, or for torchvision and timm the name of published weights ("DEFAULT"), which are downloaded.
     `options` are arguments for the constructor of a named model.
     """
     more = dict(options or {})
+    named = isinstance(backbone, str) and backbone.startswith(("torchvision/", "timm/"))
+    published = weights if named and weights and not Path(weights).is_file() else None
     if backbone is None or isinstance(backbone, nn.Module):
         model = backbone
     elif backbone in CIFAR:
@@ -103,19 +105,13 @@ def make_backbone(
     elif backbone.startswith("torchvision/"):
         from torchvision.models import get_model
 
-        named = weights if weights and not Path(weights).is_file() else None
-        model, weights = (
-            get_model(backbone.removeprefix("torchvision/"), weights=named, **more),
-            None if named else weights,
-        )
+        model = get_model(backbone.removeprefix("torchvision/"), weights=published, **more)
     elif backbone.startswith("timm/"):
         try:
             import timm
         except ImportError as error:
             raise ImportError(f"{backbone} needs the package timm: pip install 'brainet_pl[timm]'") from error
-        named_weights = bool(weights) and not Path(str(weights)).is_file()
-        model = timm.create_model(backbone.removeprefix("timm/"), pretrained=named_weights, **more)
-        weights = None if named_weights else weights
+        model = timm.create_model(backbone.removeprefix("timm/"), pretrained=published is not None, **more)
     elif ":" in backbone:
         module, _, name = backbone.partition(":")
         model = getattr(importlib.import_module(module), name)(**more)
@@ -124,7 +120,7 @@ def make_backbone(
             f"expected a backbone to be a module, torchvision/NAME, timm/NAME, package.module:Class or one of "
             f"{', '.join(CIFAR)}; got {backbone!r}"
         )
-    if weights is not None and model is not None:
+    if weights is not None and published is None and model is not None:
         load_weights(model, weights)
     return model
 
@@ -153,11 +149,11 @@ _READS = re.compile("pretrained|checkpoint|weights|path|file|url|dir")  # option
 
 
 def check_stored_backbone(stored: Any, imported: bool = True) -> None:
-    """Refuse a backbone out of a checkpoint that would import or call more than a constructor of a known network.
+    """Refuse a backbone of a checkpoint that would import or call more than the constructor of a known network.
 
     Args:
         stored: a name, or the settings of `Backbone` as a dictionary.
-        imported: whether `package.module:Class` is fine if that module is loaded already and has such a module class.
+        imported: allow `package.module:Class` if that module is imported already and has such a class.
     """
     settings = stored if isinstance(stored, Mapping) else {"model": stored}
     name, options = settings.get("model"), settings.get("options") or {}
@@ -189,13 +185,13 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic")  # that work on tensors
 
 @dataclass(frozen=True)
 class Preset:
-    """What a network expects of an image of values between 0 and 1.
+    """How a network expects its images, whose values are between 0 and 1.
 
     Attributes:
-        resize: the shorter side of the image, in pixels.
-        crop: the side of the square in its middle, in pixels.
-        mean: of each channel.
-        std: of each channel.
+        resize: shorter side of the image, in pixels.
+        crop: side of the square in its middle, in pixels.
+        mean: mean of each channel, which is subtracted.
+        std: standard deviation of each channel, by which is divided.
         interpolation: "nearest", "bilinear" or "bicubic".
     """
 
@@ -211,7 +207,7 @@ class Preset:
 
     @staticmethod
     def from_dict(stored: Any) -> Preset | None:
-        """Out of a checkpoint, checked; None of None."""
+        """The preset of a checkpoint, checked; None for None."""
         if stored is None:
             return None
         if not isinstance(stored, Mapping) or set(stored) != {"resize", "crop", "mean", "std", "interpolation"}:
@@ -231,7 +227,7 @@ def find_preset(model: Any, weights: str | None = None) -> Preset | None:
 
     Args:
         model: `torchvision/NAME`, `timm/NAME`, or a model of timm.
-        weights: the name of published weights of torchvision; for a file, or None, those are meant that torchvision
+        weights: the name of published weights of torchvision; a file or None stands for those that torchvision
             recommends.
     """
     if isinstance(model, str) and model.startswith("torchvision/"):
@@ -250,25 +246,25 @@ def _of_torchvision(name: str, weights: str | None) -> Preset | None:
 
     try:
         published: Any = get_model_weights(name)
-    except ValueError:  # no such model: whoever makes it says so
+    except ValueError:  # no such model: `make_backbone` says so
         return None
     named = None if weights is None or Path(weights).is_file() else weights.rpartition(".")[2]
     chosen = published["DEFAULT"] if named not in published.__members__ else published[named]
     prepare: Any = chosen.transforms()
     sizes: list[Any] = [getattr(prepare, name, None) for name in ("resize_size", "crop_size")]
-    if not all(isinstance(size, list) and len(size) == 1 for size in sizes):  # of another task than classification
+    if not all(isinstance(size, list) and len(size) == 1 for size in sizes):  # not of classification
         return None
     return _preset(sizes[0][0], sizes[1][0], prepare.mean, prepare.std, prepare.interpolation.value)
 
 
-def _of_timm(found: Any) -> Preset | None:
-    if hasattr(found, "to_dict"):
-        found = found.to_dict()
-    if not isinstance(found, Mapping) or "input_size" not in found:
+def _of_timm(config: Any) -> Preset | None:
+    if hasattr(config, "to_dict"):
+        config = config.to_dict()
+    if not isinstance(config, Mapping) or "input_size" not in config:
         return None
-    side = int(found["input_size"][-1])
-    resize = math.floor(side / (found.get("crop_pct") or 1.0))
-    return _preset(resize, side, found["mean"], found["std"], found.get("interpolation", "bicubic"))
+    side = int(config["input_size"][-1])
+    resize = math.floor(side / (config.get("crop_pct") or 1.0))
+    return _preset(resize, side, config["mean"], config["std"], config.get("interpolation", "bicubic"))
 
 
 def _preset(resize: int, crop: int, mean: Sequence[float], std: Sequence[float], how: str) -> Preset:

@@ -55,7 +55,11 @@ class BackboneOutput:
 
     @staticmethod
     def concat(parts: Sequence[BackboneOutput]) -> BackboneOutput:
-        """Several batches, at least one, as one."""
+        """Several batches as one."""
+        if not sum(map(len, parts)):
+            raise ValueError(
+                "expected training data to extract features from, got no sample: check the data or its loader"
+            )
         logits = [part.base_logits for part in parts if part.base_logits is not None]
         more = {taps: torch.cat([part.more[taps] for part in parts]) for taps in parts[0].more}
         return BackboneOutput(torch.cat([part.features for part in parts]), more, torch.cat(logits) if logits else None)

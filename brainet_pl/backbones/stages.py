@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-SEVERAL = 4  # taps that "auto" takes of a model whose layers all give the same shape
+EVEN_STAGES = 4  # stages of a model whose blocks all give the same shape
 _ALONG = (nn.Conv1d, nn.BatchNorm1d, nn.AdaptiveAvgPool1d, nn.AvgPool1d, nn.MaxPool1d)  # (B, C, L) and not (B, T, D)
 
 
 class LayerUse(NamedTuple):
-    """What one pass showed of a layer.
+    """How a layer was used in one pass.
 
     Attributes:
-        shape: of its output for one sample.
-        channels: the axis of the channels, as in `Tap`.
-        times: how often it ran.
-        last: the place of its last use among all.
-        entered: the number of places (pixels, tokens) of what it was given; None where that is no tensor.
-        passed: whether it gave back the very tensor that it was given.
-        samples: how many samples its output has, where these are not those of the batch; None where they are.
+        shape: shape of its output for one sample.
+        channels: axis of the channels, as in `Tap`.
+        times: number of times that it ran.
+        last: position of its last use among the uses of all layers.
+        entered: number of places (pixels, tokens) of its input; None if that is no tensor.
+        passed: whether it returned its input itself.
+        samples: number of samples of its output if it differs from the batch, else None.
     """
 
     shape: tuple[int, ...]
@@ -36,24 +36,24 @@ class LayerUse(NamedTuple):
 
     @property
     def places(self) -> int:
-        """Pixels or tokens of its output."""
+        """The number of pixels or tokens of its output."""
         return places_of(self.shape, self.channels)
 
 
 def places_of(shape: tuple[int, ...], channels: int) -> int:
-    """How many pixels or tokens an output of this shape has; 1 for a vector."""
+    """The number of pixels or tokens of an output of this shape; 1 for a vector."""
     if len(shape) < 2:
         return 1
     return int(torch.Size(shape[1:] if channels > 0 else shape[:-1]).numel())
 
 
 class _TracedOutput(NamedTuple):
-    """An output that a layer gave, which may be what another is given.
+    """The output of a layer, which may be the input of another.
 
     Attributes:
-        tensor: kept, so that no other tensor has its id.
+        tensor: the output, kept so that no other tensor gets its id.
         channels: its axis of channels.
-        version: counts what was done to it in place.
+        version: number of operations in place on it.
     """
 
     tensor: Tensor
@@ -67,7 +67,7 @@ class _TracedOutput(NamedTuple):
 
 
 def trace_layers(model: nn.Module, run: Any, samples: int) -> dict[str, LayerUse]:
-    """Layer → what it gave while `run()` ran the model on so many samples; layers that gave no tensor are left out."""
+    """Layer → its use while `run()` runs the model on so many samples; layers that give no tensor are omitted."""
     uses: dict[str, LayerUse] = {}
     known: dict[int, _TracedOutput] = {}
     handles = []
@@ -105,14 +105,14 @@ def trace_layers(model: nn.Module, run: Any, samples: int) -> dict[str, LayerUse
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """The tensor that a layer's output is, or begins with."""
+    """The output of a layer if it is a tensor, or the first tensor in it."""
     if isinstance(output, Tensor):
         return output
     return next((found for part in output_parts(output).values() if (found := first_tensor(part)) is not None), None)
 
 
 def output_parts(output: Any) -> dict[str, Any]:
-    """The parts of a tuple, list, dictionary or dataclass by name or number; of anything else none."""
+    """The parts of a tuple, list, dictionary or dataclass by name or number; {} for anything else."""
     if isinstance(output, Mapping):
         return {str(name): part for name, part in output.items()}
     if isinstance(output, list | tuple):
@@ -123,15 +123,15 @@ def output_parts(output: Any) -> dict[str, Any]:
 
 
 _FIRST = ("out_channels", "num_features", "num_channels")  # widths of layers whose channels come first
-_LAST = ("normalized_shape", "out_features")  # of those whose channels come last, unless they turn their inputs
+_LAST = ("normalized_shape", "out_features")  # widths of layers whose channels come last, unless they are transposed
 
 
 def channels_of(shape: tuple[int, ...], module: nn.Module | None = None, like: int | None = None) -> int:
     """The axis of the channels of an output (B, *shape): 1 for (B, C, H, W) and (B, C, L), -1 for tokens (B, T, D).
 
-    It is the axis that has as many entries as the last layer inside `module` that knows its width; else `like`, the
-    axis of what the module was given; else maps have their channels first unless only their first two axes agree, as in
-    (B, 7, 7, 768), and tokens have them last.
+    It is the axis whose size is the width of the last layer inside `module` that has one; else `like`, the axis of the
+    module's input; else maps have their channels first unless only their first two axes agree, as in (B, 7, 7, 768),
+    and tokens have them last.
     """
     if len(shape) not in (2, 3):
         return 1
@@ -139,8 +139,8 @@ def channels_of(shape: tuple[int, ...], module: nn.Module | None = None, like: i
     for leaf in reversed(leaves):
         width = next((getattr(leaf, name) for name in _FIRST + _LAST if hasattr(leaf, name)), None)
         width = width[-1] if isinstance(width, tuple) and width else width
-        turned = any(hasattr(leaf, name) for name in _LAST)
-        if shape[0] != shape[-1] and (width == shape[0] or (turned and width == shape[-1])):
+        comes_last = any(hasattr(leaf, name) for name in _LAST)
+        if shape[0] != shape[-1] and (width == shape[0] or (comes_last and width == shape[-1])):
             return 1 if width == shape[0] else -1
     if like is not None:
         return like
@@ -170,7 +170,7 @@ def find_stages(model: nn.Module, uses: Mapping[str, LayerUse]) -> list[str]:
         return chosen
     row = _longest_row(model, uses)
     if row:
-        picks = sorted({round((i + 1) * len(row) / SEVERAL) - 1 for i in range(SEVERAL)} - {-1})
+        picks = sorted({round((i + 1) * len(row) / EVEN_STAGES) - 1 for i in range(EVEN_STAGES)} - {-1})
         return [row[i] for i in picks]
     if chosen:
         return [end for end, count in stages.items() if count]
@@ -181,11 +181,11 @@ def find_stages(model: nn.Module, uses: Mapping[str, LayerUse]) -> list[str]:
 
 
 def _trunk(uses: Mapping[str, LayerUse]) -> list[list[str]]:
-    """The layers of each stage in the order of use, without what blocks do inside; stages in the order of their ends.
+    """The layers of each stage in the order of use, without branches inside blocks; stages in the order of their ends.
 
-    Left out are layers inside a block that gives as many places as it was given, but not theirs (windows, excitation),
-    layers that give more places than they were given, and, of a stage, layers inside a block that begins in it and ends
-    in the next.
+    Omitted are layers with another number of places than the block around them, which keeps its own (windows,
+    excitation), layers that increase the number of places, and layers inside a block that begins in their stage and
+    ends in the next.
     """
     sizes: list[int] = []  # the largest number of places of each stage
     for places in sorted({p for use in uses.values() for p in (use.places, use.entered) if p}, reverse=True):
@@ -198,9 +198,7 @@ def _trunk(uses: Mapping[str, LayerUse]) -> list[list[str]]:
     ours: dict[int, list[str]] = {}
     for name, use in sorted(uses.items(), key=lambda item: item[1].last):
         mine = stage(use.places)
-        parts = name.split(".")
-        around = [uses[a] for a in (".".join(parts[:i]) for i in range(1, len(parts))) if a in uses]
-        inside = any(stage(a.entered) == stage(a.places) != mine for a in around)
+        inside = any(stage(a.entered) == stage(a.places) != mine for a in _blocks_around(name, uses))
         maps = len(use.shape) == 3 or use.places > 1
         came = stage(use.entered)
         grows = came is not None and mine is not None and came > mine
@@ -217,9 +215,13 @@ def _trunk(uses: Mapping[str, LayerUse]) -> list[list[str]]:
 
 def _leads(name: str, uses: Mapping[str, LayerUse], stage: Any, mine: int, after: int | None) -> bool:
     """Whether a layer of a stage is inside a block that begins in it and ends in the one after it."""
-    parts = name.split(".")
-    around = [uses[a] for a in (".".join(parts[:i]) for i in range(1, len(parts))) if a in uses]
+    around = _blocks_around(name, uses)
     return after is not None and any(stage(a.entered) == mine and stage(a.places) == after for a in around)
+
+
+def _blocks_around(name: str, uses: Mapping[str, LayerUse]) -> list[LayerUse]:
+    parts = name.split(".")
+    return [uses[block] for block in (".".join(parts[:i]) for i in range(1, len(parts))) if block in uses]
 
 
 def _weighted(model: nn.Module, uses: Mapping[str, LayerUse], names: Sequence[str]) -> set[nn.Module]:

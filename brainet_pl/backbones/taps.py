@@ -1,8 +1,7 @@
 """Taps: features out of any layers of any model, in one pass of it.
 
-A tap is a layer and a way to pool what it gives: maps and tokens become one vector a sample. Which layers there are,
-how often each is used and what it gives is found out by one pass over two real inputs; afterwards hooks catch the
-outputs, so that the model itself stays as it is.
+A tap is a layer and a way to pool its output: maps and tokens become one vector a sample. One pass over two real inputs
+shows how often each layer is used and what it gives; afterwards hooks read the outputs, and the model is not changed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _GRID = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})")
 
 @dataclass(frozen=True)
 class Taps:
-    """What a user chooses to read of a model; what a name or a pattern means is found with the first inputs.
+    """The layers of a model that a user wants to read; names and patterns are resolved with the first inputs.
 
     Attributes:
         layers: paths of layers, patterns such as "layer*", or "auto" for the ends of the stages that the model has.
@@ -72,7 +71,7 @@ class Taps:
 
 
 def check_pool(pool: Any) -> None:
-    """Refuse what is no way to pool."""
+    """Raise an error for an unknown way to pool."""
     known = ("mean", "mean_std", "cls", "tokens", "flatten")
     if not isinstance(pool, str) or not (pool in known or _GRID.fullmatch(pool)):
         raise ValueError(
@@ -81,13 +80,13 @@ def check_pool(pool: Any) -> None:
 
 
 class Tap(NamedTuple):
-    """One layer of a model, found.
+    """One layer of a model that is read.
 
     Attributes:
-        layer: its path.
+        layer: path of the layer.
         pool: how its output is pooled.
-        shape: of its output for one sample.
-        channels: the axis of the channels, counted with the batch: 1 in (B, C, H, W), -1 in (B, T, D).
+        shape: shape of its output for one sample.
+        channels: axis of the channels, counted with the batch: 1 in (B, C, H, W), -1 in (B, T, D).
     """
 
     layer: str
@@ -138,14 +137,13 @@ def width_of(tap: Tap) -> int:
 
 
 def pooled(output: Tensor, pool: str, channels: int = 1, mask: Tensor | None = None) -> Tensor:
-    """What a layer gave, (B, …), → features (B, d). A vector a sample has nothing to pool.
+    """The output of a layer (B, …) → features (B, d); an output (B, d) is copied.
 
     Args:
         output: (B, D), maps (B, C, H, W) or tokens (B, T, D), also with the channels elsewhere.
         pool: as in `Taps`.
         channels: the axis of the channels.
-        mask: (B, T) 1 for tokens that count and 0 for those that fill a batch of texts up; it is used where the output
-            is such tokens.
+        mask: (B, T) 1 for tokens and 0 for padding; it is used where the output is such tokens.
 
     >>> pooled(torch.arange(8.0).reshape(1, 2, 2, 2), "mean")
     tensor([[1.5000, 5.5000]])
@@ -169,7 +167,7 @@ def pooled(output: Tensor, pool: str, channels: int = 1, mask: Tensor | None = N
 
 
 def _pooled_where(x: Tensor, pool: str, mask: Tensor) -> Tensor:
-    """`pooled` of tokens (B, T, D) that a mask (B, T) tells from padding; "cls" is the first that counts."""
+    """Pools tokens (B, T, D) without the padding that a mask (B, T) shows; "cls" is the first token."""
     counts = mask.to(torch.bool)
     if pool == "cls":
         first = counts.to(torch.uint8).argmax(dim=1)
@@ -188,7 +186,7 @@ def _pooled_where(x: Tensor, pool: str, mask: Tensor) -> Tensor:
 
 
 def find_taps(model: nn.Module, uses: Mapping[str, LayerUse], taps: Taps) -> list[Tap]:
-    """The taps that a user's choice means in a model whose layers gave `uses` in a pass."""
+    """Resolves a user's taps in a model whose layers were used as in `uses`."""
     found: dict[tuple[str, str], Tap] = {}
     pools = taps.pools * len(taps.layers) if len(taps.pools) == 1 else taps.pools
     for wanted, pool in zip(taps.layers, pools, strict=True):
@@ -241,7 +239,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def check_fits(layer: str, use: LayerUse, pool: str) -> None:
-    """Refuse a pool that means nothing for what a layer gives."""
+    """Raise an error for a pool that does not fit the output of a layer."""
     axes = len(use.shape)
     if axes > 3:
         raise ValueError(
@@ -256,7 +254,7 @@ def check_fits(layer: str, use: LayerUse, pool: str) -> None:
 
 
 def check_size(taps: Sequence[Tap]) -> None:
-    """Refuse more features than a structure can be learned of, with the pools that give fewer."""
+    """Raise an error for more features than a structure can be learned of, and name pools that give fewer."""
     total = sum(width_of(tap) for tap in taps)
     if total <= MOST_FEATURES:
         return
@@ -274,11 +272,11 @@ def check_size(taps: Sequence[Tap]) -> None:
 
 
 class Catcher:
-    """What taps caught in the pass that runs; the hooks of a copied model fill the copy's.
+    """The outputs of taps in the current pass; hooks fill it, and those of a copied model fill the copy's.
 
     Attributes:
         caught: the pooled output of each tap.
-        mask: (B, T) of the texts that run, as in `pooled`, or None.
+        mask: attention mask (B, T) of the current batch, as in `pooled`, or None.
     """
 
     def __init__(self) -> None:
@@ -302,11 +300,11 @@ class View(nn.Module):
     """The features of some taps, side by side and each brought to mean 0 and deviation 1 over the training data.
 
     Args:
-        taps: what to read.
+        taps: the layers to read.
 
     Attributes:
-        resolved: the layers, once inputs have come.
-        centre, scale: (d,) of the training features; empty before `set_scale`.
+        resolved: the taps of the model, known after the first inputs.
+        centre, scale: mean and deviation (d,) of the training features; empty before `set_scale`.
     """
 
     centre: Tensor
@@ -330,7 +328,7 @@ class View(nn.Module):
         return [name for tap in self.resolved for name in tap.names()]
 
     def attach(self, model: nn.Module, uses: Mapping[str, LayerUse], catcher: Catcher) -> None:
-        """Find the layers, and let hooks catch what they give."""
+        """Resolve the taps, and register hooks that read them."""
         self.resolved = find_taps(model, uses, self.taps)
         for tap in self.resolved:
             hooks: Iterable[Any] = model.get_submodule(tap.layer)._forward_hooks.values()
@@ -338,7 +336,7 @@ class View(nn.Module):
                 model.get_submodule(tap.layer).register_forward_hook(_Hook(catcher, tap))
 
     def forward(self, caught: Mapping[Tap, Tensor]) -> Tensor:
-        """Turns what the taps caught into features (B, d)."""
+        """Turns the outputs of the taps into features (B, d)."""
         missing = [tap.layer for tap in self.resolved if tap not in caught]
         if missing:
             raise ValueError(
@@ -348,7 +346,7 @@ class View(nn.Module):
         return self.scaled(torch.cat([caught[tap] for tap in self.resolved], dim=1))
 
     def scaled(self, features: Tensor) -> Tensor:
-        """Features (B, d) as the layers give them → on the scale of the training data, once it is known."""
+        """Standardises features (B, d) by the training data, if its mean and deviation are known."""
         if not self.has_scale:
             return features
         if features.shape[1] != len(self.scale):
@@ -365,7 +363,7 @@ class View(nn.Module):
         self.scale = deviation.masked_fill(still, 1.0).to(self.scale)
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
-        """Take the length of what is loaded."""
+        """Give the buffers the length of what is loaded."""
         for name in ("centre", "scale"):
             stored = state_dict.get(prefix + name)
             if stored is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, zip_longest
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -206,17 +206,10 @@ def extract(
     columns: Columns | None = None,
 ) -> Extracted:
     """The output of a backbone for batches, and their targets; its mode and device are restored afterwards."""
-    targets: list[Tensor] = []
-
-    def all_inputs() -> Iterator[Any]:
-        for batch in batches:
-            inputs, target = inputs_and_target(batch, columns)
-            targets.append(torch.as_tensor(target))
-            yield inputs
-
-    total = len(batches) if is_sized(batches) else None  # type: ignore[arg-type]
-    output = extract_output(backbone, all_inputs(), device=device, max_rows=max_rows, progress=progress, total=total)
-    return Extracted(output, torch.cat(targets)[: len(output)].cpu())
+    outputs, targets = extract_share(
+        backbone, batches, device=device, max_rows=max_rows, progress=progress, columns=columns
+    )
+    return Extracted(BackboneOutput.concat(outputs)[:max_rows], torch.cat(targets)[:max_rows])
 
 
 def extract_share(
@@ -224,24 +217,24 @@ def extract_share(
     batches: Iterable[Any],
     *,
     device: torch.device | str | None = None,
+    max_rows: int | None = None,
     progress: bool = True,
     columns: Columns | None = None,
 ) -> ExtractedShare:
-    """Extracts the share of one of several processes, which may be empty; see `extract`."""
-    stream = iter(batches)
-    start = list(islice(stream, 1))
-    if not start:
-        return ExtractedShare([], [])
-    sizes: list[int] = []
+    """Extracts the batches of one of several processes, which may have none, until there are `max_rows` samples."""
+    targets: list[Tensor] = []
 
-    def sized() -> Iterator[Any]:
-        for batch in chain(start, stream):
-            sizes.append(batching.size(inputs_of(batch, columns)))
-            yield batch
+    def all_inputs() -> Iterator[Any]:
+        for batch in batches:
+            inputs, target = inputs_and_target(batch, columns)
+            if not _is_empty(inputs):
+                targets.append(torch.as_tensor(target).cpu())
+            yield inputs
 
-    output, targets = extract(backbone, sized(), device=device, progress=progress, columns=columns)
-    batch_rows = list(torch.arange(len(targets)).split(sizes))  # type: ignore[no-untyped-call]
-    return ExtractedShare([output[rows] for rows in batch_rows], [targets[rows] for rows in batch_rows])
+    total = len(batches) if is_sized(batches) else None  # type: ignore[arg-type]
+    with inference(backbone, device) as there:
+        outputs = list(run_batches(backbone, all_inputs(), there, progress, total=total, max_rows=max_rows))
+    return ExtractedShare(outputs, targets)
 
 
 def extract_features(
@@ -263,7 +256,6 @@ def extract_output(
     device: torch.device | str | None = None,
     max_rows: int | None = None,
     progress: bool = True,
-    total: int | None = None,
 ) -> BackboneOutput:
     """The whole output of a backbone for inputs, on the CPU; its mode and device are restored afterwards.
 
@@ -273,20 +265,9 @@ def extract_output(
         device: where the backbone runs; None is where it is.
         max_rows: largest number of samples.
         progress: show a progress bar.
-        total: number of batches, if `batches` has no length.
     """
-    outputs: list[BackboneOutput] = []
-    rows = 0
     with inference(backbone, device) as there:
-        parts = run_batches(backbone, batches, there, progress, total=total)
-        for part in parts:
-            outputs.append(part)
-            rows += len(part)
-            if max_rows is not None and rows >= max_rows:
-                parts.close()  # and so its progress bar
-                break
-    if not rows:
-        raise ValueError("expected training data to extract features from, got no sample: check the data or its loader")
+        outputs = list(run_batches(backbone, batches, there, progress, max_rows=max_rows))
     return BackboneOutput.concat(outputs)[:max_rows]
 
 
@@ -311,7 +292,8 @@ def run_batches(
     progress: bool = True,
     known: Callable[[Any], BackboneOutput | None] | None = None,
     total: int | None = None,
-) -> Generator[BackboneOutput, None, None]:
+    max_rows: int | None = None,
+) -> Iterator[BackboneOutput]:
     """Yields the output of a backbone for each batch that has samples, on the CPU; call it within `inference`.
 
     Args:
@@ -321,14 +303,16 @@ def run_batches(
         progress: show a progress bar.
         known: gives the output for inputs that need not run, or None.
         total: number of batches, if `batches` has no length.
+        max_rows: number of samples after which no further batch runs.
     """
+    rows = 0
     like: Any = None  # the shape of a sample
     first: list[int] | None = None  # the numbers of features
     total = len(batches) if total is None and is_sized(batches) else total  # type: ignore[arg-type]
     bar = tqdm(batches, "extracting features", total, disable=None if progress else True, delay=2, leave=False)
     for batch, ours in in_lockstep(backbone, bar):
         inputs = inputs_of(batch)
-        if isinstance(inputs, Tensor) and inputs.dim() and not len(inputs):
+        if _is_empty(inputs):
             continue
         if not ours:  # another process needs our part of the weights
             run_backbone(backbone, batching.move(inputs, device))
@@ -354,6 +338,14 @@ def run_batches(
                 "bring all inputs to one shape, or pool by mean or a grid"
             )
         yield part
+        rows += len(part)
+        if max_rows is not None and rows >= max_rows:
+            bar.close()
+            return
+
+
+def _is_empty(inputs: Any) -> bool:
+    return isinstance(inputs, Tensor) and inputs.dim() > 0 and not len(inputs)
 
 
 def _sizes(widths: list[int]) -> str:
