@@ -2,7 +2,7 @@
 
 The order in which layers are registered says nothing about the order in which they are used, so the layer is found by
 running the model once on real inputs. From the output, the graph that autograd records is walked backwards until it
-meets the outputs of dense layers: those are the layers that reach the output last, whatever comes after them.
+reaches the outputs of dense layers: those are the layers that reach the output last, whatever comes after them.
 """
 
 from __future__ import annotations

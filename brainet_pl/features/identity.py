@@ -23,7 +23,7 @@ _DEPTH = 20  # of settings within settings
 _NAMED = (complex, enum.Enum, torch.dtype, torch.device, range, np.generic)  # values that their text tells apart
 _BOOKKEEPING = set(vars(nn.Module()))  # of every module; weights and buffers among them are part of the state
 
-# Transforms whose result is told by their settings, and by the seed of torch's generator for those that draw.
+# Transforms whose settings determine their result, with the seed of torch's generator for those that draw.
 _TRANSFORMS = {"Compose", "Identity", "Resize", "CenterCrop", "Pad", "Grayscale", "RGB", "ToDtype", "ToImage"}
 _TRANSFORMS |= {"ToTensor", "PILToTensor", "ToPureTensor", "ConvertImageDtype", "Normalize", "ImageClassification"}
 _RANDOM = {"RandomCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "RandomResizedCrop", "RandomRotation"}
