@@ -33,7 +33,8 @@ from torch.utils.data import DataLoader
 
 from brainet_pl import Backbone, BRAINet
 from brainet_pl._utils.framework import pl
-from brainet_pl.backbones.extractor import CifarResNet, load_weights
+from brainet_pl.backbones.cifar import CifarResNet
+from brainet_pl.backbones.loading import load_weights
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules.base import Samples, image_transform
 from brainet_pl.network import HeadSettings, Linear, Tree

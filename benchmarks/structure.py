@@ -295,7 +295,7 @@ def resnet_features(data: Path) -> tuple[NDArray[np.float32], float]:
     """(50000, 64) features of CIFAR-10 and the seconds that ResNet-20 took for them."""
     import torch
 
-    from brainet_pl.backbones.extractor import CifarResNet
+    from brainet_pl.backbones.cifar import CifarResNet
 
     model = CifarResNet(20)
     model.load_state_dict(torch.load(data / "resnet20_cifar10.pth", weights_only=True))

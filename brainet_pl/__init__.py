@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from brainet_pl.backbones.extractor import Backbone
+    from brainet_pl.backbones.loading import Backbone
     from brainet_pl.checkpoints.runs import continue_run
     from brainet_pl.model.export import export_onnx, export_program
     from brainet_pl.model.lightning import BRAINet

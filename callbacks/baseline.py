@@ -50,7 +50,7 @@ class BaselineComparison(Callback):
         with torch.no_grad(), isolated_rng(0):
             losses = {_name(module): _head_nll(module, head, rows)}
             base_logits = (
-                None if held.readings.base_logits is None else module.task.base_predicted(held.readings.base_logits)
+                None if held.output.base_logits is None else module.task.base_predicted(held.output.base_logits)
             )
             if base_logits is not None:
                 losses[OWN] = module.task.nll(base_logits.to(rows.target.device), rows.target)

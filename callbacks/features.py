@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,24 @@ from torch.utils.data import DataLoader
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import Callback, pl
-from brainet_pl.features.extraction import is_sized
+from brainet_pl.features.extraction import data_source, is_sized
 from brainet_pl.features.training import FeatureFolder
 from brainet_pl.model.lightning import BRAINet
+
+
+@dataclass
+class _FeatureSource:
+    """Replaces Lightning's `_DataLoaderSource` of a datamodule in a loop, and gives loaders of features."""
+
+    dataloader: Callable[[], DataLoader[Any]]
+    instance: pl.LightningDataModule
+    name: str
+
+    def is_defined(self) -> bool:
+        """Whether the datamodule has the method `name`."""
+        return True
+
+    is_module = is_defined
 
 
 class FeatureCache(Callback, FeatureFolder):
@@ -26,15 +43,15 @@ class FeatureCache(Callback, FeatureFolder):
 
     Args:
         folder: where features are kept; null is `features` under the Trainer's root, "" keeps them in memory alone.
-        copies: train from so many copies of every training sample, each with the datamodule's own augmentation; every
-            time that a sample is met, one of them is drawn. 0 trains from the sample without augmentation.
+        copies: train from this many copies of every training sample, each with the datamodule's own augmentation; each
+            time a sample is loaded, one copy is drawn. 0 trains from the sample without augmentation.
         progress: show progress bars.
     """
 
     def __init__(self, folder: str | None = None, copies: int = 0, progress: bool = True) -> None:
         self.folder, self.copies = folder, checks.whole("copies", copies, 0, 1000)
         self.progress = progress
-        self._replaced: list[str] = []
+        self._replaced: list[tuple[Any, Any]] = []  # loops of the Trainer, and the sources of their loaders
 
     def feature_folder(self, trainer: pl.Trainer) -> Path | None:
         """Where features are kept on disk, or None."""
@@ -43,15 +60,15 @@ class FeatureCache(Callback, FeatureFolder):
         return Path(trainer.default_root_dir) / "features" if self.folder is None else Path(self.folder)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Put loaders of features in front of the datamodule's own."""
+        """Let the loops of the fit take their loaders from the cache."""
         if stage != "fit" or not isinstance(pl_module, BRAINet):
             return
         if not pl_module.backbone.frozen:
             raise RuntimeError(
                 "expected a frozen backbone to cache features of, got one that trains: set freeze to True in Backbone"
             )
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if datamodule is None:
+        datamodule = data_source(trainer, pl_module)
+        if not isinstance(datamodule, pl.LightningDataModule):
             raise RuntimeError(
                 "expected a datamodule to cache features of, got plain loaders: wrap them in a datamodule"
             )
@@ -71,28 +88,20 @@ class FeatureCache(Callback, FeatureFolder):
         plain = pl_module.training_features.all(progress=self.progress)
         copies = [pl_module.training_features.of(train_loader, i + 1, self.progress) for i in range(self.copies)]
         held = pl_module.training_features.of(validation, progress=self.progress)
-        loaders = {
-            "train_dataloader": plain.loader(size, shuffle=True, copies=copies),
-            "structure_dataloader": plain.loader(size, shuffle=False),
-            "val_dataloader": held.loader(size, shuffle=False),
-        }
-        # Attributes of the object hide the methods of its class, and deleting them brings those back.
-        own = [name for name in loaders if name in vars(datamodule)]
-        if own:
-            raise RuntimeError(
-                f"expected loaders that are methods of the datamodule, got {', '.join(own)} set on the object itself: "
-                "define them in its class, or train without the cache"
-            )
-        for name, loader in loaders.items():
-            setattr(datamodule, name, loader)
-            self._replaced.append(name)
+        loaders: list[tuple[Any, Callable[[], DataLoader[Any]]]] = [
+            (trainer.fit_loop, plain.loader(size, shuffle=True, copies=copies)),
+            (trainer.fit_loop.epoch_loop.val_loop, held.loader(size, shuffle=False)),
+        ]
+        for loop, load in loaders:
+            self._replaced.append((loop, loop._data_source))
+            loop._data_source = _FeatureSource(load, datamodule, loop._data_source.name)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """A failed fit must not leave its features behind for the next one."""
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the datamodule its own loaders back."""
-        for name in self._replaced:
-            delattr(trainer.datamodule, name)  # type: ignore[attr-defined]
+        """Give the loops their own sources back."""
+        for loop, source in self._replaced:
+            loop._data_source = source
         self._replaced = []

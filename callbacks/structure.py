@@ -170,7 +170,7 @@ class StructureLearning(Callback):
     def _share(self, module: BRAINet) -> StreamedData:
         """The training features that all processes hold together."""
         # What is sampled is chosen before extraction, so all rows that are extracted are learned from.
-        features, _ = module.training_features.share(self.settings["max_rows"], self.progress).together()
+        features, _ = module.training_features.share(self.settings["max_rows"], self.progress).concat()
         return StreamedData(FeatureStream.share(features), self.settings["bins"], self.settings["max_rows"])
 
     def _obtain(self, trainer: pl.Trainer, module: BRAINet) -> GGT:

@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, v2
 from tqdm.auto import tqdm
 
 from brainet_pl._utils import checks
-from brainet_pl.backbones.presets import Preset
+from brainet_pl.backbones.loading import Preset
 from brainet_pl.datamodules.base import SampleSet, SplitData, check_near, check_set_names, check_share, check_statistics
 from brainet_pl.datamodules.shifts import Shifts
 from brainet_pl.features import identity

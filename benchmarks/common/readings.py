@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from brainet_pl.backbones.extractor import Backbone, FeatureExtractor
+from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.datamodules.corruptions import FIFTEEN, SEVERITIES, corrupt_image
 from common.data import BACKBONE, MEAN, STD, VALIDATION

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from brainet_pl.backbones.extractor import make_backbone
+from brainet_pl.backbones.loading import make_backbone
 from brainet_pl.backbones.taps import pooled
 from brainet_pl.datamodules.digits import Digits
 from brainet_pl.datamodules.uci import read_split, standardise

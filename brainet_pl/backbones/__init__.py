@@ -3,6 +3,7 @@
 Imports `_utils` and `distributed`.
 """
 
-from brainet_pl.backbones.extractor import Backbone, FeatureExtractor
+from brainet_pl.backbones.extractor import FeatureExtractor
+from brainet_pl.backbones.loading import Backbone
 
 __all__ = ["Backbone", "FeatureExtractor"]

@@ -1,4 +1,4 @@
-"""Any batch: which part of it is the input of a model, and which the target.
+"""Batches of any form: which part is the input of a model, and which the target.
 
 Batches are tensors, (inputs, targets) or any other tuple, dictionaries (`{"pixel_values": …, "labels": …}`, tokenised
 text) or dataclasses. Inputs are then a tensor, or a dictionary of tensors that the model takes by name.
@@ -84,15 +84,15 @@ def split(batch: Any, columns: Columns | None = None) -> Split:
 def as_mapping(batch: Any, columns: Columns) -> dict[str, Any] | None:
     """A batch with named parts as a dictionary; None for any other.
 
-    A named tuple counts as one by its names only where they tell the target; else it is (inputs, target) by position.
+    A named tuple is one only if `columns` or the names of its fields name the target; else it is (inputs, target).
     """
     if isinstance(batch, Mapping):
         return {str(name): value for name, value in batch.items()}
     if isinstance(batch, BackboneOutput | Tensor):
         return None
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        told = columns != Columns() or set(batch._fields) & set(TARGETS)
-        return dict(zip(batch._fields, batch, strict=True)) if told else None
+        named = columns != Columns() or set(batch._fields) & set(TARGETS)
+        return dict(zip(batch._fields, batch, strict=True)) if named else None
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     return None
@@ -133,19 +133,19 @@ def size(inputs: Any) -> int:
                 f"expected inputs with one entry a sample, got {sizes}: name those of the model, columns=Columns(…)"
             )
         return one
-    # Not len(): it would make a number of what is free in an exported program.
+    # Not len(): it would fix the size of the batch in an exported program.
     return inputs.shape[0] if isinstance(inputs, Tensor) else len(inputs)
 
 
 class Sample(NamedTuple):
-    """What one sample of an input is: its shape, and the name of its type, "float32"."""
+    """The shape of one sample of an input, and the name of its type, "float32"."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 def signature(inputs: Any) -> dict[str, Sample]:
-    """Name → shape and type of a sample; "" is the name of an only tensor."""
+    """Name → shape and type of a sample; "" is the name of a single tensor."""
     named = inputs if isinstance(inputs, Mapping) else {"": inputs}
     return {
         name: Sample(tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."))
@@ -155,7 +155,7 @@ def signature(inputs: Any) -> dict[str, Sample]:
 
 
 def example(samples: Mapping[str, Sample], batch: int) -> Any:
-    """Inputs (batch, …) of that signature: random numbers, or zeros where whole numbers are asked for."""
+    """Inputs (batch, …) of a signature: random numbers, or zeros for types of whole numbers."""
     found = {}
     for name, (shape, kind) in samples.items():
         dtype = getattr(torch, kind)

@@ -1,4 +1,4 @@
-"""What a backbone gives for the samples of a batch: the typed thing that travels from it to heads and scores."""
+"""The output of a backbone for a batch, which heads and scores read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from brainet_pl.backbones.taps import Taps
 
 @dataclass(frozen=True)
 class BackboneOutput:
-    """What a backbone gave for the samples of a batch, in the place of the inputs: it has seen these samples already.
+    """The output of a backbone for a batch; in place of inputs, it says that the backbone has run already.
 
     Attributes:
         features: (B, d) what the head reads.
-        more: what scores read that have taps of their own, each (B, d').
+        more: what scores with taps of their own read, each (B, d').
         base_logits: (B, C') the logits of the model's own classification layer, or None where none was removed.
     """
 
@@ -36,14 +36,14 @@ class BackboneOutput:
         )
 
     def map(self, function: Any) -> BackboneOutput:
-        """The same with every tensor changed alike."""
+        """Apply a function to every tensor."""
         more = {taps: function(features) for taps, features in self.more.items()}
         return BackboneOutput(
             function(self.features), more, None if self.base_logits is None else function(self.base_logits)
         )
 
     def to(self, *args: Any, **kwargs: Any) -> BackboneOutput:
-        """The same on another device."""
+        """Move every tensor, as `Tensor.to` does."""
         return self.map(lambda tensor: tensor.to(*args, **kwargs))
 
     def __len__(self) -> int:
@@ -54,9 +54,12 @@ class BackboneOutput:
         return self.map(lambda tensor: tensor[which])
 
     @staticmethod
-    def together(parts: Sequence[BackboneOutput]) -> BackboneOutput:
-        """Several batches as one; there must be at least one."""
-        first = parts[0]
+    def concat(parts: Sequence[BackboneOutput]) -> BackboneOutput:
+        """Several batches as one."""
+        if not sum(map(len, parts)):
+            raise ValueError(
+                "expected training data to extract features from, got no sample: check the data or its loader"
+            )
         logits = [part.base_logits for part in parts if part.base_logits is not None]
-        more = {taps: torch.cat([part.more[taps] for part in parts]) for taps in first.more}
+        more = {taps: torch.cat([part.more[taps] for part in parts]) for taps in parts[0].more}
         return BackboneOutput(torch.cat([part.features for part in parts]), more, torch.cat(logits) if logits else None)

@@ -2,7 +2,7 @@
 
 The order in which layers are registered says nothing about the order in which they are used, so the layer is found by
 running the model once on real inputs. From the output, the graph that autograd records is walked backwards until it
-meets the outputs of dense layers: those are the layers that reach the output last, whatever comes after them.
+reaches the outputs of dense layers: those are the layers that reach the output last, whatever comes after them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl.backbones import batches
-from brainet_pl.backbones.taps import parts
+from brainet_pl.backbones.stages import output_parts
 
 # What may happen to the output of the layer without harm to features that take its place: new shapes of a vector, and
 # means of maps or tokens, or the choice of one token. After anything else (softmax, a scale, another head) the model is
@@ -32,8 +32,8 @@ class HeadLayer(NamedTuple):
     leave: bool
 
 
-class Reached(Exception):
-    """Leaves a model at the place of its classification layer, with what went in there."""
+class FeaturesReached(Exception):
+    """Ends the pass of a model at the place of its classification layer, with the input of that layer."""
 
     def __init__(self, features: Any) -> None:
         super().__init__("the features of a model were reached; call it through a FeatureExtractor")
@@ -41,13 +41,13 @@ class Reached(Exception):
 
 
 class Leave(nn.Module):
-    """Stands in the place of a layer after which the model would change the features.
+    """Replaces a classification layer after which the model would change the features, and ends the pass there.
 
     Args:
-        layer: what stood there. Exported programs hold no exceptions, so there the model goes on with it.
+        layer: the layer that is replaced. An exported program can't raise exceptions: there the pass goes on with it.
 
     Attributes:
-        features: what an exported pass reached it with.
+        features: the input of the layer in an exported pass.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -58,7 +58,7 @@ class Leave(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Hand the features, the first argument, to the `FeatureExtractor`."""
         if not torch.compiler.is_exporting():
-            raise Reached([*args, *kwargs.values()][0])
+            raise FeaturesReached([*args, *kwargs.values()][0])
         self.features = [*args, *kwargs.values()][0]
         return self._layer[0](*args, **kwargs)
 
@@ -75,16 +75,16 @@ def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLa
     if layer is not None:
         check_layer(model, layer)
         dense = {layer: model.get_submodule(layer)}
-    look = _look(model, sample, dense)
-    if layer is None and (not look.front.layers or look.front.around):
+    trace = _trace(model, sample, dense)
+    if layer is None and (not trace.front.layers or trace.front.around):
         # A convolution of single pixels is a dense layer too, where it alone decides: nothing but means comes after it.
         points = {
             name: m for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and set(m.kernel_size) == {1}
         }
-        other = _look(model, sample, dense | points)
+        other = _trace(model, sample, dense | points)
         if not other.front.around and other.front.after <= _SHAPES | _MEANS | _RECTIFIED:
-            look = other
-    front, calls = look.front, look.calls
+            trace = other
+    front, calls = trace.front, trace.calls
     found = sorted(front.layers) if layer is None else [layer]
     kind = type(model).__name__
     if len(found) > 1:
@@ -107,39 +107,39 @@ def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLa
         )
     call = calls[name][0]
     harmless = _SHAPES | _MEANS if call.axes > 2 else _SHAPES
-    whole = isinstance(look.output, Tensor) and front.layers == [name] and not front.around
+    whole = isinstance(trace.output, Tensor) and front.layers == [name] and not front.around
     return HeadLayer(name, leave=not (whole and call.plain and front.after <= harmless))
 
 
-class _Look(NamedTuple):
-    """What a pass showed: the output that counts, the uses of each candidate, and what lies between."""
+class _Trace(NamedTuple):
+    """One pass: the output or its logits, the uses of each candidate, and what lies between."""
 
     output: Any
     calls: dict[str, list[_Call]]
     front: _Front
 
 
-def _look(model: nn.Module, sample: Any, candidates: Mapping[str, nn.Module]) -> _Look:
-    with _graph_of(model), _marked(candidates) as calls:
+def _trace(model: nn.Module, sample: Any, candidates: Mapping[str, nn.Module]) -> _Trace:
+    with _eval_with_grad(model), _recorded(candidates) as calls:
         inputs = {k: _leaf(v) for k, v in sample.items()} if isinstance(sample, Mapping) else _leaf(sample)
-        output = chosen(batches.call(model, inputs))
-        front = _walk(output, {call.mark: name for name in calls for call in calls[name]}, model, inputs)
-    return _Look(output, calls, front)
+        output = logits_of(batches.call(model, inputs))
+        front = _walk(output, {call.node: name for name in calls for call in calls[name]}, model, inputs)
+    return _Trace(output, calls, front)
 
 
-def chosen(output: Any) -> Any:
+def logits_of(output: Any) -> Any:
     """The logits of an output with a part of that name; any other output as it is."""
-    logits = None if isinstance(output, Tensor) else parts(output).get("logits")
+    logits = None if isinstance(output, Tensor) else output_parts(output).get("logits")
     return logits if isinstance(logits, Tensor) else output
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    """A copy at which a graph begins, where its numbers can have a gradient."""
+    """A copy that is a leaf of the graph, if its numbers can have a gradient."""
     return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
 
 
 def remove_head(model: nn.Module, head: HeadLayer) -> None:
-    """Let a model pass on what goes into `head`; it is changed in place."""
+    """Replace the layer `head` of a model so that its input comes out; the model is changed in place."""
     check_layer(model, head.name)
     parent, _, name = head.name.rpartition(".")
     layer = model.get_submodule(head.name)
@@ -147,7 +147,7 @@ def remove_head(model: nn.Module, head: HeadLayer) -> None:
 
 
 def check_layer(model: nn.Module, layer: str) -> None:
-    """Refuse a path that is none of the model's layers."""
+    """Raise an error for a path that is not a layer of the model."""
     known = dict(model.named_modules())
     if not layer or layer not in known:
         names = ", ".join(name for name, _ in model.named_children())
@@ -158,33 +158,33 @@ class _Call(NamedTuple):
     """One use of a layer.
 
     Attributes:
-        mark: the node of the graph that its output leaves from; None without a graph.
-        plain: whether it took one tensor and gave one.
-        axes: of its output.
+        node: the node of the graph of its output; None without a graph.
+        plain: whether it took one argument and gave one tensor.
+        axes: number of axes of its output.
     """
 
-    mark: Any
+    node: Any
     plain: bool
     axes: int
 
 
 @contextlib.contextmanager
-def _marked(candidates: Mapping[str, nn.Module]) -> Iterator[dict[str, list[_Call]]]:
-    """Put a mark into the graph behind every use of the candidates."""
+def _recorded(candidates: Mapping[str, nn.Module]) -> Iterator[dict[str, list[_Call]]]:
+    """Record every use of the candidates, each with a node of its own in the graph."""
     calls: dict[str, list[_Call]] = {name: [] for name in candidates}
 
-    def mark(name: str) -> Any:
+    def record(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             if not isinstance(output, Tensor):
                 calls[name].append(_Call(None, False, 0))
                 return output
-            marked = output.clone()  # a node of its own, which no operation in place can take out of the graph
-            calls[name].append(_Call(marked.grad_fn, len(args) == 1, output.dim()))
-            return marked
+            copied = output.clone()  # a node of its own, which no operation in place can take out of the graph
+            calls[name].append(_Call(copied.grad_fn, len(args) == 1, output.dim()))
+            return copied
 
         return hook
 
-    handles = [module.register_forward_hook(mark(name)) for name, module in candidates.items()]
+    handles = [module.register_forward_hook(record(name)) for name, module in candidates.items()]
     try:
         yield calls
     finally:
@@ -193,8 +193,8 @@ def _marked(candidates: Mapping[str, nn.Module]) -> Iterator[dict[str, list[_Cal
 
 
 @contextlib.contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without a graph; random numbers and modes are put back."""
+def eval_without_grad(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; random numbers and modes are restored."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -206,11 +206,11 @@ def quiet(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _graph_of(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode with a graph, whatever the modes around; random numbers, modes and flags are put back."""
+def _eval_with_grad(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode with gradients of all weights; random numbers, modes and flags are restored."""
     flags = [(p, p.requires_grad) for p in model.parameters()]
     try:
-        with torch.inference_mode(False), quiet(model), torch.enable_grad():
+        with torch.inference_mode(False), eval_without_grad(model), torch.enable_grad():
             for p, _ in flags:
                 p.requires_grad_(p.is_floating_point())
             yield
@@ -220,12 +220,12 @@ def _graph_of(model: nn.Module) -> Iterator[None]:
 
 
 class _Front(NamedTuple):
-    """What lies between the output and the marks nearest to it.
+    """What lies between the output and the candidates nearest to it.
 
     Attributes:
-        layers: the layers whose marks were met.
+        layers: the candidates that reach the output.
         after: the operations between them and the output.
-        around: weights, or the inputs, that were met without a mark before them, in words.
+        around: weights, or the inputs, that reach the output past all candidates, by name.
     """
 
     layers: list[str]
@@ -233,7 +233,7 @@ class _Front(NamedTuple):
     around: list[str]
 
 
-def _walk(output: Any, marks: Mapping[Any, str], model: nn.Module, inputs: Any) -> _Front:
+def _walk(output: Any, nodes: Mapping[Any, str], model: nn.Module, inputs: Any) -> _Front:
     names = {id(p): name for name, p in model.named_parameters() if p.dim() > 1}  # vectors only shift or scale
     names |= {id(tensor): "its inputs" for tensor in _tensors(inputs)}
     layers: dict[str, None] = {}
@@ -246,8 +246,8 @@ def _walk(output: Any, marks: Mapping[Any, str], model: nn.Module, inputs: Any) 
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node in marks:
-            layers[marks[node]] = None
+        if node in nodes:
+            layers[nodes[node]] = None
         elif hasattr(node, "variable"):  # a parameter or the inputs
             if id(node.variable) in names:
                 around[names[id(node.variable)]] = None
@@ -261,5 +261,5 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     """All tensors of an output, in tuples and dictionaries too."""
     if isinstance(output, Tensor):
         yield output
-    for part in parts(output).values():
+    for part in output_parts(output).values():
         yield from _tensors(part)

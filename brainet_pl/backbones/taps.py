@@ -1,13 +1,11 @@
 """Taps: features out of any layers of any model, in one pass of it.
 
-A tap is a layer and a way to pool what it gives: maps and tokens become one vector a sample. Which layers there are,
-how often each is used and what it gives is found out by one pass over two real inputs; afterwards hooks catch the
-outputs, so that the model itself stays as it is.
+A tap is a layer and a way to pool its output: maps and tokens become one vector a sample. One pass over two real inputs
+shows how often each layer is used and what it gives; afterwards hooks read the outputs, and the model is not changed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import fnmatch
 import re
@@ -20,17 +18,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl._utils import checks
+from brainet_pl.backbones.stages import LayerUse, find_stages, first_tensor
 
 AUTO = "auto"
 MOST_FEATURES = 20_000  # of one view: a structure needs a table of pairs of them
-SEVERAL = 4  # taps that "auto" takes of a model whose layers all give the same shape
 _GRID = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})")
-_ALONG = (nn.Conv1d, nn.BatchNorm1d, nn.AdaptiveAvgPool1d, nn.AvgPool1d, nn.MaxPool1d)  # (B, C, L) and not (B, T, D)
 
 
 @dataclass(frozen=True)
 class Taps:
-    """What a user chooses to read of a model; what a name or a pattern means is found with the first inputs.
+    """The layers of a model that a user wants to read; names and patterns are resolved with the first inputs.
 
     Attributes:
         layers: paths of layers, patterns such as "layer*", or "auto" for the ends of the stages that the model has.
@@ -74,7 +71,7 @@ class Taps:
 
 
 def check_pool(pool: Any) -> None:
-    """Refuse what is no way to pool."""
+    """Raise an error for an unknown way to pool."""
     known = ("mean", "mean_std", "cls", "tokens", "flatten")
     if not isinstance(pool, str) or not (pool in known or _GRID.fullmatch(pool)):
         raise ValueError(
@@ -83,13 +80,13 @@ def check_pool(pool: Any) -> None:
 
 
 class Tap(NamedTuple):
-    """One layer of a model, found.
+    """One layer of a model that is read.
 
     Attributes:
-        layer: its path.
+        layer: path of the layer.
         pool: how its output is pooled.
-        shape: of its output for one sample.
-        channels: the axis of the channels, counted with the batch: 1 in (B, C, H, W), -1 in (B, T, D).
+        shape: shape of its output for one sample.
+        channels: axis of the channels, counted with the batch: 1 in (B, C, H, W), -1 in (B, T, D).
     """
 
     layer: str
@@ -140,14 +137,13 @@ def width_of(tap: Tap) -> int:
 
 
 def pooled(output: Tensor, pool: str, channels: int = 1, mask: Tensor | None = None) -> Tensor:
-    """What a layer gave, (B, …), → features (B, d). A vector a sample has nothing to pool.
+    """The output of a layer (B, …) → features (B, d); an output (B, d) is copied.
 
     Args:
         output: (B, D), maps (B, C, H, W) or tokens (B, T, D), also with the channels elsewhere.
         pool: as in `Taps`.
         channels: the axis of the channels.
-        mask: (B, T) 1 for tokens that count and 0 for those that fill a batch of texts up; it is used where the output
-            is such tokens.
+        mask: (B, T) 1 for tokens and 0 for padding; it is used where the output is such tokens.
 
     >>> pooled(torch.arange(8.0).reshape(1, 2, 2, 2), "mean")
     tensor([[1.5000, 5.5000]])
@@ -171,7 +167,7 @@ def pooled(output: Tensor, pool: str, channels: int = 1, mask: Tensor | None = N
 
 
 def _pooled_where(x: Tensor, pool: str, mask: Tensor) -> Tensor:
-    """`pooled` of tokens (B, T, D) that a mask (B, T) tells from padding; "cls" is the first that counts."""
+    """Pools tokens (B, T, D) without the padding that a mask (B, T) shows; "cls" is the first token."""
     counts = mask.to(torch.bool)
     if pool == "cls":
         first = counts.to(torch.uint8).argmax(dim=1)
@@ -189,144 +185,8 @@ def _pooled_where(x: Tensor, pool: str, mask: Tensor) -> Tensor:
 # -- finding taps -----------------------------------------------------------------------------------------------------
 
 
-class Use(NamedTuple):
-    """What one pass showed of a layer.
-
-    Attributes:
-        shape: of its output for one sample.
-        channels: the axis of the channels, as in `Tap`.
-        times: how often it ran.
-        last: the place of its last use among all.
-        entered: the number of places (pixels, tokens) of what it was given; None where that is no tensor.
-        passed: whether it gave back the very tensor that it was given.
-        samples: how many samples its output has, where these are not those of the batch; None where they are.
-    """
-
-    shape: tuple[int, ...]
-    channels: int
-    times: int
-    last: int
-    entered: int | None = None
-    passed: bool = False
-    samples: int | None = None
-
-    @property
-    def places(self) -> int:
-        """Pixels or tokens of its output."""
-        return places_of(self.shape, self.channels)
-
-
-def places_of(shape: tuple[int, ...], channels: int) -> int:
-    """How many pixels or tokens an output of this shape has; 1 for a vector."""
-    if len(shape) < 2:
-        return 1
-    return int(torch.Size(shape[1:] if channels > 0 else shape[:-1]).numel())
-
-
-class Known(NamedTuple):
-    """An output that a layer gave, which may be what another is given.
-
-    Attributes:
-        tensor: kept, so that no other tensor has its id.
-        channels: its axis of channels.
-        version: counts what was done to it in place.
-    """
-
-    tensor: Tensor
-    channels: int
-    version: int
-
-    def like(self, other: Tensor) -> int | None:
-        """The axis of channels of a tensor that was made from this one, where it has as many axes and channels."""
-        same = other.dim() == self.tensor.dim() and other.shape[self.channels] == self.tensor.shape[self.channels]
-        return self.channels if same else None
-
-
-def trace_layers(model: nn.Module, run: Any, samples: int) -> dict[str, Use]:
-    """Layer → what it gave while `run()` ran the model on so many samples; layers that gave no tensor are left out."""
-    uses: dict[str, Use] = {}
-    known: dict[int, Known] = {}
-    handles = []
-
-    def look(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            tensor, given = first_tensor(output), first_tensor([*args, *kwargs.values()])
-            if tensor is None or tensor.dim() < 2:
-                return
-            before = known.get(id(given))
-            shape, version = tuple(tensor.shape[1:]), 0 if tensor.is_inference() else tensor._version
-            channels = channels_of(shape, module, None if before is None else before.like(tensor))
-            entered = None
-            if given is not None and given.dim() > 1:
-                came = tuple(given.shape[1:])
-                entered = places_of(came, channels_of(came, module) if before is None else before.channels)
-            times = uses[name].times + 1 if name in uses else 1
-            last = sum(use.times for use in uses.values())
-            passed = tensor is given and before is not None and before.version == version
-            other = None if len(tensor) == samples else len(tensor)
-            uses[name] = Use(shape, channels, times, last, entered, passed, other)
-            known[id(tensor)] = Known(tensor, channels, version)
-
-        return hook
-
-    try:
-        for name, module in model.named_modules():
-            if name:
-                handles.append(module.register_forward_hook(look(name), with_kwargs=True))
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return uses
-
-
-def first_tensor(output: Any) -> Tensor | None:
-    """The tensor that a layer's output is, or begins with."""
-    if isinstance(output, Tensor):
-        return output
-    return next((found for part in parts(output).values() if (found := first_tensor(part)) is not None), None)
-
-
-def parts(output: Any) -> dict[str, Any]:
-    """The parts of a tuple, list, dictionary or dataclass by name or number; of anything else none."""
-    if isinstance(output, Mapping):
-        return {str(name): part for name, part in output.items()}
-    if isinstance(output, list | tuple):
-        return {str(i): part for i, part in enumerate(output)}
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
-    return {}
-
-
-_FIRST = ("out_channels", "num_features", "num_channels")  # widths of layers whose channels come first
-_LAST = ("normalized_shape", "out_features")  # of those whose channels come last, unless they turn their inputs
-
-
-def channels_of(shape: tuple[int, ...], module: nn.Module | None = None, like: int | None = None) -> int:
-    """The axis of the channels of an output (B, *shape): 1 for (B, C, H, W) and (B, C, L), -1 for tokens (B, T, D).
-
-    It is the axis that has as many entries as the last layer inside `module` that knows its width; else `like`, the
-    axis of what the module was given; else maps have their channels first unless only their first two axes agree, as in
-    (B, 7, 7, 768), and tokens have them last.
-    """
-    if len(shape) not in (2, 3):
-        return 1
-    leaves = [] if module is None else [m for m in module.modules() if not list(m.children())]
-    for leaf in reversed(leaves):
-        width = next((getattr(leaf, name) for name in _FIRST + _LAST if hasattr(leaf, name)), None)
-        width = width[-1] if isinstance(width, tuple) and width else width
-        turned = any(hasattr(leaf, name) for name in _LAST)
-        if shape[0] != shape[-1] and (width == shape[0] or (turned and width == shape[-1])):
-            return 1 if width == shape[0] else -1
-    if like is not None:
-        return like
-    if len(shape) == 3:
-        return -1 if shape[0] == shape[1] != shape[2] else 1
-    return 1 if leaves and isinstance(leaves[-1], _ALONG) else -1
-
-
-def find_taps(model: nn.Module, uses: Mapping[str, Use], taps: Taps) -> list[Tap]:
-    """The taps that a user's choice means in a model whose layers gave `uses` in a pass."""
+def find_taps(model: nn.Module, uses: Mapping[str, LayerUse], taps: Taps) -> list[Tap]:
+    """Resolves a user's taps in a model whose layers were used as in `uses`."""
     found: dict[tuple[str, str], Tap] = {}
     pools = taps.pools * len(taps.layers) if len(taps.pools) == 1 else taps.pools
     for wanted, pool in zip(taps.layers, pools, strict=True):
@@ -349,7 +209,7 @@ def find_taps(model: nn.Module, uses: Mapping[str, Use], taps: Taps) -> list[Tap
     return chosen
 
 
-def _matching(model: nn.Module, uses: Mapping[str, Use], wanted: str) -> list[str]:
+def _matching(model: nn.Module, uses: Mapping[str, LayerUse], wanted: str) -> list[str]:
     if wanted == AUTO:
         return find_stages(model, uses)
     names = [name for name, _ in model.named_modules() if name]
@@ -378,104 +238,8 @@ def _matches(name: str, pattern: str) -> bool:
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
-def find_stages(model: nn.Module, uses: Mapping[str, Use]) -> list[str]:
-    """The ends of a model's stages.
-
-    A stage is all that a network of maps does at one number of places (pixels, tokens), give or take a third: edges
-    without padding and class tokens make no new one. It ends with the layer that is used last in it, and not inside the
-    block that leads to the next. Stages with a single layer of weights (a stem) are left out where others have more. A
-    model whose blocks all give one shape, such as a transformer, ends four stages at equal distances along its longest
-    row of blocks.
-    """
-    stages: dict[str, int] = {}
-    for names in _trunk(uses):
-        heavy = [name for name in names if any(True for _ in model.get_submodule(name).parameters())]
-        # Of a single place, a mean is the same again.
-        end = heavy[-1] if heavy and uses[names[-1]].places == 1 else names[-1]
-        stages[end] = len(_weighted(model, uses, names))
-    several = [end for end, count in stages.items() if count > 1]
-    chosen = several if several else [end for end, count in stages.items() if count]
-    if len(chosen) > 1:
-        return chosen
-    row = _longest_row(model, uses)
-    if row:
-        picks = sorted({round((i + 1) * len(row) / SEVERAL) - 1 for i in range(SEVERAL)} - {-1})
-        return [row[i] for i in picks]
-    if chosen:
-        return [end for end, count in stages.items() if count]
-    raise ValueError(
-        f"expected a model with stages of maps or blocks of tokens to tap by 'auto', got {type(model).__name__} "
-        f"without any: name the layers, such as {', '.join(list(uses)[:3])}"
-    )
-
-
-def _trunk(uses: Mapping[str, Use]) -> list[list[str]]:
-    """The layers of each stage in the order of use, without what blocks do inside; stages in the order of their ends.
-
-    Left out are layers inside a block that gives as many places as it was given, but not theirs (windows, excitation),
-    layers that give more places than they were given, and, of a stage, layers inside a block that begins in it and ends
-    in the next.
-    """
-    sizes: list[int] = []  # the largest number of places of each stage
-    for places in sorted({p for use in uses.values() for p in (use.places, use.entered) if p}, reverse=True):
-        if not sizes or places * 1.5 < sizes[-1]:
-            sizes.append(places)
-
-    def stage(places: int | None) -> int | None:
-        return None if not places else max(i for i, size in enumerate(sizes) if places <= size)
-
-    ours: dict[int, list[str]] = {}
-    for name, use in sorted(uses.items(), key=lambda item: item[1].last):
-        mine = stage(use.places)
-        parts = name.split(".")
-        around = [uses[a] for a in (".".join(parts[:i]) for i in range(1, len(parts))) if a in uses]
-        inside = any(stage(a.entered) == stage(a.places) != mine for a in around)
-        maps = len(use.shape) == 3 or use.places > 1
-        came = stage(use.entered)
-        grows = came is not None and mine is not None and came > mine
-        plain = use.times == 1 and use.samples is None and maps and not use.passed
-        if plain and not inside and not grows and mine is not None:
-            ours.setdefault(mine, []).append(name)
-    order = sorted(ours)
-    trunk = []
-    for mine, after in zip(order, [*order[1:], None], strict=True):
-        kept = [name for name in ours[mine] if not _leads(name, uses, stage, mine, after)]
-        trunk.append(kept or ours[mine])
-    return sorted(trunk, key=lambda names: uses[names[-1]].last)
-
-
-def _leads(name: str, uses: Mapping[str, Use], stage: Any, mine: int, after: int | None) -> bool:
-    """Whether a layer of a stage is inside a block that begins in it and ends in the one after it."""
-    parts = name.split(".")
-    around = [uses[a] for a in (".".join(parts[:i]) for i in range(1, len(parts))) if a in uses]
-    return after is not None and any(stage(a.entered) == mine and stage(a.places) == after for a in around)
-
-
-def _weighted(model: nn.Module, uses: Mapping[str, Use], names: Sequence[str]) -> set[nn.Module]:
-    """The layers with weights among those of a stage, and inside those that begin and end in it."""
-    steady = [n for n in names if 2 * uses[n].places <= 3 * (uses[n].entered or 0) <= 4.5 * uses[n].places]
-    inside = {part for name in steady for part in model.get_submodule(name).modules()}
-    alone = {model.get_submodule(name) for name in names}
-    return {part for part in alone | inside if any(p.dim() > 1 for p in part.parameters(recurse=False))}
-
-
-def _longest_row(model: nn.Module, uses: Mapping[str, Use]) -> list[str]:
-    """The longest list of sibling layers of one class that give tokens or maps of one shape, in order of use."""
-    best: list[str] = []
-    for parent, module in model.named_modules():
-        rows: dict[Any, list[str]] = {}
-        for child, block in module.named_children():
-            name = f"{parent}.{child}" if parent else child
-            if name in uses and uses[name].times == 1 and len(uses[name].shape) > 1 and list(block.children()):
-                rows.setdefault((type(block), uses[name].shape), []).append(name)
-        for row in rows.values():
-            if len(row) > max(1, len(best)):
-                best = sorted(row, key=lambda name: uses[name].last)
-    return best
-
-
-def check_fits(layer: str, use: Use, pool: str) -> None:
-    """Refuse a pool that means nothing for what a layer gives."""
+def check_fits(layer: str, use: LayerUse, pool: str) -> None:
+    """Raise an error for a pool that does not fit the output of a layer."""
     axes = len(use.shape)
     if axes > 3:
         raise ValueError(
@@ -490,7 +254,7 @@ def check_fits(layer: str, use: Use, pool: str) -> None:
 
 
 def check_size(taps: Sequence[Tap]) -> None:
-    """Refuse more features than a structure can be learned of, with the pools that give fewer."""
+    """Raise an error for more features than a structure can be learned of, and name pools that give fewer."""
     total = sum(width_of(tap) for tap in taps)
     if total <= MOST_FEATURES:
         return
@@ -508,11 +272,11 @@ def check_size(taps: Sequence[Tap]) -> None:
 
 
 class Catcher:
-    """What taps caught in the pass that runs; the hooks of a copied model fill the copy's.
+    """The outputs of taps in the current pass; hooks fill it, and those of a copied model fill the copy's.
 
     Attributes:
         caught: the pooled output of each tap.
-        mask: (B, T) of the texts that run, as in `pooled`, or None.
+        mask: attention mask (B, T) of the current batch, as in `pooled`, or None.
     """
 
     def __init__(self) -> None:
@@ -536,11 +300,11 @@ class View(nn.Module):
     """The features of some taps, side by side and each brought to mean 0 and deviation 1 over the training data.
 
     Args:
-        taps: what to read.
+        taps: the layers to read.
 
     Attributes:
-        found: the layers, once inputs have come.
-        centre, scale: (d,) of the training features; empty before `set_scale`.
+        resolved: the taps of the model, known after the first inputs.
+        centre, scale: mean and deviation (d,) of the training features; empty before `set_scale`.
     """
 
     centre: Tensor
@@ -549,41 +313,41 @@ class View(nn.Module):
     def __init__(self, taps: Taps) -> None:
         super().__init__()
         self.taps = taps
-        self.found: list[Tap] = []
+        self.resolved: list[Tap] = []
         self.register_buffer("centre", torch.empty(0))
         self.register_buffer("scale", torch.empty(0))
 
     @property
-    def settled(self) -> bool:
+    def has_scale(self) -> bool:
         """Whether the scale of the features is known."""
         return len(self.scale) > 0
 
     @property
     def names(self) -> list[str]:
         """The name of each feature."""
-        return [name for tap in self.found for name in tap.names()]
+        return [name for tap in self.resolved for name in tap.names()]
 
-    def attach(self, model: nn.Module, uses: Mapping[str, Use], catcher: Catcher) -> None:
-        """Find the layers, and let hooks catch what they give."""
-        self.found = find_taps(model, uses, self.taps)
-        for tap in self.found:
+    def attach(self, model: nn.Module, uses: Mapping[str, LayerUse], catcher: Catcher) -> None:
+        """Resolve the taps, and register hooks that read them."""
+        self.resolved = find_taps(model, uses, self.taps)
+        for tap in self.resolved:
             hooks: Iterable[Any] = model.get_submodule(tap.layer)._forward_hooks.values()
             if not any(isinstance(hook, _Hook) and hook.tap == tap for hook in hooks):
                 model.get_submodule(tap.layer).register_forward_hook(_Hook(catcher, tap))
 
     def forward(self, caught: Mapping[Tap, Tensor]) -> Tensor:
-        """Turns what the taps caught into features (B, d)."""
-        missing = [tap.layer for tap in self.found if tap not in caught]
+        """Turns the outputs of the taps into features (B, d)."""
+        missing = [tap.layer for tap in self.resolved if tap not in caught]
         if missing:
             raise ValueError(
                 f"expected every tapped layer to be used, got no output of {missing[0]!r}: it comes after the "
                 "classification layer, or is not used for every input; tap another layer"
             )
-        return self.scaled(torch.cat([caught[tap] for tap in self.found], dim=1))
+        return self.scaled(torch.cat([caught[tap] for tap in self.resolved], dim=1))
 
     def scaled(self, features: Tensor) -> Tensor:
-        """Features (B, d) as the layers give them → on the scale of the training data, once it is known."""
-        if not self.settled:
+        """Standardises features (B, d) by the training data, if its mean and deviation are known."""
+        if not self.has_scale:
             return features
         if features.shape[1] != len(self.scale):
             raise ValueError(
@@ -599,7 +363,7 @@ class View(nn.Module):
         self.scale = deviation.masked_fill(still, 1.0).to(self.scale)
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:  # type: ignore[no-untyped-def]
-        """Take the length of what is loaded."""
+        """Give the buffers the length of what is loaded."""
         for name in ("centre", "scale"):
             stored = state_dict.get(prefix + name)
             if stored is not None:

@@ -28,7 +28,7 @@ def main(args: Sequence[str]) -> None:
         freed = shown_size(sum(one.bytes for one in gone))
         print(f"deleted {counted(gone)} from {chosen.folder}, {freed}")
         return
-    found = [one for one in feature_store.stored(chosen.folder) if time.time() - one.used >= chosen.unused * 86400]
+    found = [one for one in feature_store.list_stored(chosen.folder) if time.time() - one.used >= chosen.unused * 86400]
     print(f"{counted(found)} in {chosen.folder}, {shown_size(sum(one.bytes for one in found))}")
     for one in found:
         print(line(one))

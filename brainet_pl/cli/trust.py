@@ -22,7 +22,7 @@ import yaml
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import OLD, pl, translated
 from brainet_pl._utils.parts import arguments, part_classes
-from brainet_pl.backbones.extractor import Backbone, check_stored_backbone
+from brainet_pl.backbones.loading import Backbone, check_stored_backbone
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.metrics.measures import Measure

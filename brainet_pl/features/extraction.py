@@ -1,10 +1,10 @@
-"""Features of the training data, before training: deterministic, un-augmented, un-shuffled."""
+"""Features of data in a fixed order: what a backbone gives for loaders, in one process or shared by several."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -24,41 +24,41 @@ STREAM_ROWS = 50_000  # rows that stand for a stream of unknown length, which ma
 
 
 class Extracted(NamedTuple):
-    """What a backbone gave for N samples, and their targets (N, …), on the CPU."""
+    """The output of a backbone for N samples, and their targets (N, …), on the CPU."""
 
-    readings: BackboneOutput
+    output: BackboneOutput
     targets: Tensor
 
     @property
     def features(self) -> Tensor:
         """The features that the head reads, (N, d)."""
-        return self.readings.features
+        return self.output.features
 
     def sample(self, max_rows: int | None) -> Extracted:
         """At most `max_rows` of the samples: the random choice that `structure_loader` makes."""
         rows = chosen_rows(len(self.features), max_rows)
-        return self if rows is None else Extracted(self.readings[rows], self.targets[rows])
+        return self if rows is None else Extracted(self.output[rows], self.targets[rows])
 
     def loader(self, batch_size: int, shuffle: bool, copies: Sequence[Extracted] = ()) -> Callable[[], DataLoader[Any]]:
         """A function that gives a fresh loader of (`BackboneOutput`, targets).
 
         Args:
             batch_size: samples in a batch.
-            shuffle: draw samples in another order each time, and leave out an incomplete last batch.
-            copies: the same samples read otherwise, with augmentation; whenever a sample is met, one is drawn.
+            shuffle: draw samples in another order each epoch, and drop an incomplete last batch.
+            copies: features of the same samples under augmentation; each time a sample is loaded, one copy is drawn.
         """
-        data = _Rows(copies or [self])
+        data = _ExtractedDataset(copies or [self])
 
         def load() -> DataLoader[Any]:
-            last = shuffle and len(data) > batch_size
-            # By name: Lightning makes the loader anew for several processes, and can't move what has no name.
-            return DataLoader(data, batch_size=batch_size, shuffle=shuffle, drop_last=last, collate_fn=_collate)
+            drop_last = shuffle and len(data) > batch_size
+            # Not a lambda to collate: Lightning re-creates the loader for several processes, and must pickle it.
+            return DataLoader(data, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, collate_fn=_collate)
 
         return load
 
 
-class _Rows(Dataset[tuple[BackboneOutput, Tensor]]):
-    """Samples of `Extracted`, a batch at a time; of several copies, each sample from one that is drawn."""
+class _ExtractedDataset(Dataset[tuple[BackboneOutput, Tensor]]):
+    """Samples of `Extracted`, a batch at a time; with several copies, each sample comes from a random one."""
 
     def __init__(self, copies: Sequence[Extracted]) -> None:
         self.copies = copies
@@ -67,7 +67,7 @@ class _Rows(Dataset[tuple[BackboneOutput, Tensor]]):
         return len(self.copies[0].targets)
 
     def __getitem__(self, i: Any) -> tuple[BackboneOutput, Tensor]:
-        return self.copies[0].readings[i], self.copies[0].targets[i]
+        return self.copies[0].output[i], self.copies[0].targets[i]
 
     def __getitems__(self, rows: list[int]) -> tuple[BackboneOutput, Tensor]:
         wanted = torch.tensor(rows)
@@ -75,50 +75,46 @@ class _Rows(Dataset[tuple[BackboneOutput, Tensor]]):
             return self[wanted]
         drawn = torch.randint(len(self.copies), wanted.shape)
         parts = [(copy, wanted[drawn == i]) for i, copy in enumerate(self.copies)]
-        back = drawn.argsort(stable=True).argsort()  # from copy by copy to the order that was asked for
-        readings = BackboneOutput.together([copy.readings[chosen] for copy, chosen in parts])
-        return readings[back], torch.cat([copy.targets[chosen] for copy, chosen in parts])[back]
+        back = drawn.argsort(stable=True).argsort()  # from copy by copy to the order of `rows`
+        output = BackboneOutput.concat([copy.output[chosen] for copy, chosen in parts])
+        return output[back], torch.cat([copy.targets[chosen] for copy, chosen in parts])[back]
 
 
 class ExtractedShare(NamedTuple):
-    """What one of several processes extracts: every so manieth batch, in order.
+    """The batches that one of several processes extracts: every `world_size`-th batch, in order.
 
     All processes run the batches that one process would run: features, and so the order of rows that a structure is
     learned from, depend in their last bits on which samples share a batch.
     """
 
-    readings: list[BackboneOutput]
+    outputs: list[BackboneOutput]
     targets: list[Tensor]
 
-    def together(self, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
-        """This share as one table (n, d) of the features of some taps, and its targets; (0, 0) if it is empty."""
-        if not self.readings:
+    def concat(self, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
+        """The features (n, d) of some taps in this share, and its targets; (0, 0) if it is empty."""
+        if not self.outputs:
             return torch.empty(0, 0), torch.empty(0)
-        return torch.cat([part.view(taps) for part in self.readings]), torch.cat(self.targets)
+        return torch.cat([output.view(taps) for output in self.outputs]), torch.cat(self.targets)
 
-    def gathered(self) -> Extracted:
-        """The features and targets of all processes, in the order of one; a collective."""
-        shares = all_gather(self)
-        most = max(len(share.readings) for share in shares)
-        dealt = [(share, i) for i in range(most) for share in shares if i < len(share.readings)]
-        return Extracted(
-            BackboneOutput.together([share.readings[i] for share, i in dealt]),
-            torch.cat([share.targets[i] for share, i in dealt]),
-        )
+    def gather(self) -> Extracted:
+        """The features and targets of all processes, in the order of a single process; a collective."""
+        rounds = zip_longest(*(zip(*share, strict=True) for share in all_gather(self)))
+        outputs, targets = zip(*(batch for one in rounds for batch in one if batch is not None), strict=True)
+        return Extracted(BackboneOutput.concat(outputs), torch.cat(targets))
 
 
 def _collate(batch: Any) -> Any:
-    return batch  # `_Rows` gives whole batches
+    return batch  # `_ExtractedDataset` gives whole batches
 
 
 def data_source(trainer: pl.Trainer, model: pl.LightningModule) -> Any:
-    """What gives a fit its data: a datamodule, the model itself, or loaders."""
-    source: Any = trainer.fit_loop._data_source.instance  # not trainer.datamodule: an earlier fit may have left that
+    """The source of a fit's data: a datamodule, the model itself, or loaders."""
+    source: Any = trainer.fit_loop._data_source.instance  # not trainer.datamodule, which may be that of an earlier fit
     return getattr(trainer, "datamodule", None) or model if source is None else source
 
 
 def chosen_rows(total: int, max_rows: int | None) -> Tensor | None:
-    """A random choice of `max_rows` of `total` rows, in ascending order and the same each time; None is all of them."""
+    """A random choice of `max_rows` of `total` rows, in ascending order, the same in each call; None is all rows."""
     if max_rows is None or max_rows >= total:
         return None
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
@@ -127,42 +123,30 @@ def chosen_rows(total: int, max_rows: int | None) -> Tensor | None:
 def unshuffled(
     loader: Any, max_rows: int | None = None, every: int = 1, first: int = 0, seed: int = 0
 ) -> Iterable[Any]:
-    """A loader over the same samples, un-shuffled; one over a stream keeps its order, up to a number of rows.
+    """A loader over the same samples without shuffling; a stream keeps its order and ends after `max_rows`.
 
-    With `every`, a loader over the batches `first`, `first + every`, …. Worker processes draw from `seed`.
+    With `every`, a loader over the batches `first`, `first + every`, …. Worker processes are seeded by `seed`.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         batches = bounded(loader, max_rows)
         return batches if every == 1 else islice(batches, first, None, every)
     total = len(loader.dataset)  # type: ignore[arg-type]
-    rows = sorted(getattr(loader.sampler, "indices", range(total)))  # a subset sampler leaves the others out on purpose
+    rows = sorted(getattr(loader.sampler, "indices", range(total)))  # a subset sampler omits the others on purpose
     drawn = chosen_rows(len(rows), max_rows)
     if drawn is not None:
         rows = [rows[i] for i in drawn]
     size = loader.batch_size or 256
+    settings: dict[str, Any] = {"num_workers": loader.num_workers, "collate_fn": loader.collate_fn}
+    settings["generator"] = torch.Generator().manual_seed(seed)  # its own: training must draw the same numbers as ever
     if every > 1:
         starts = range(first * size, len(rows), every * size)
-        return DataLoader(
-            loader.dataset,
-            batch_sampler=[rows[i : i + size] for i in starts],
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            generator=torch.Generator().manual_seed(seed),
-        )
-    return DataLoader(
-        loader.dataset if len(rows) == total else Subset(loader.dataset, rows),
-        batch_size=size,
-        shuffle=False,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        generator=torch.Generator().manual_seed(
-            seed
-        ),  # its own: looking at the data must not move the training's draws
-    )
+        return DataLoader(loader.dataset, batch_sampler=[rows[i : i + size] for i in starts], **settings)
+    chosen = loader.dataset if len(rows) == total else Subset(loader.dataset, rows)
+    return DataLoader(chosen, batch_size=size, shuffle=False, **settings)
 
 
 def is_sized(loader: Any) -> bool:
-    """Whether a loader says how many batches it has; one that does not may never end."""
+    """Whether a loader has a length; one without may never end."""
     try:
         return len(loader) >= 0
     except (TypeError, NotImplementedError):
@@ -198,18 +182,11 @@ def extract(
     progress: bool = True,
     columns: Columns | None = None,
 ) -> Extracted:
-    """What a backbone gives for batches, and their targets; its mode and device are put back afterwards."""
-    targets: list[Tensor] = []
-
-    def watched() -> Iterator[Any]:
-        for batch in batches:
-            inputs, target = pair(batch, columns)
-            targets.append(torch.as_tensor(target))
-            yield inputs
-
-    total = len(batches) if is_sized(batches) else None  # type: ignore[arg-type]
-    readings = read(backbone, watched(), device=device, max_rows=max_rows, progress=progress, total=total)
-    return Extracted(readings, torch.cat(targets)[: len(readings)].cpu())
+    """The output of a backbone for batches, and their targets; its mode and device are restored afterwards."""
+    outputs, targets = extract_share(
+        backbone, batches, device=device, max_rows=max_rows, progress=progress, columns=columns
+    )
+    return Extracted(BackboneOutput.concat(outputs)[:max_rows], torch.cat(targets)[:max_rows])
 
 
 def extract_share(
@@ -217,24 +194,24 @@ def extract_share(
     batches: Iterable[Any],
     *,
     device: torch.device | str | None = None,
+    max_rows: int | None = None,
     progress: bool = True,
     columns: Columns | None = None,
 ) -> ExtractedShare:
-    """`extract` for one of several processes, whose share of the batches may be empty."""
-    stream = iter(batches)
-    start = list(islice(stream, 1))
-    if not start:
-        return ExtractedShare([], [])
-    sizes: list[int] = []
+    """Extracts the batches of one of several processes, which may have none, until there are `max_rows` samples."""
+    targets: list[Tensor] = []
 
-    def watched() -> Iterator[Any]:
-        for batch in chain(start, stream):
-            sizes.append(batching.size(inputs_of(batch, columns)))
-            yield batch
+    def all_inputs() -> Iterator[Any]:
+        for batch in batches:
+            inputs, target = inputs_and_target(batch, columns)
+            if not _is_empty(inputs):
+                targets.append(torch.as_tensor(target).cpu())
+            yield inputs
 
-    found = extract(backbone, watched(), device=device, progress=progress, columns=columns)
-    places = list(torch.arange(len(found.targets)).split(sizes))  # type: ignore[no-untyped-call]
-    return ExtractedShare([found.readings[rows] for rows in places], [found.targets[rows] for rows in places])
+    total = len(batches) if is_sized(batches) else None  # type: ignore[arg-type]
+    with inference(backbone, device) as there:
+        outputs = list(run_batches(backbone, all_inputs(), there, progress, total=total, max_rows=max_rows))
+    return ExtractedShare(outputs, targets)
 
 
 def extract_features(
@@ -245,47 +222,35 @@ def extract_features(
     max_rows: int | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """Extracts the features (N, d) that the head reads, on the CPU; mode and device of the backbone are put back."""
-    return read(backbone, batches, device=device, max_rows=max_rows, progress=progress).features
+    """Extracts the features (N, d) that the head reads, on the CPU; the backbone's mode and device are restored."""
+    return extract_output(backbone, batches, device=device, max_rows=max_rows, progress=progress).features
 
 
-def read(
+def extract_output(
     backbone: nn.Module,
     batches: Iterable[Any],
     *,
     device: torch.device | str | None = None,
     max_rows: int | None = None,
     progress: bool = True,
-    total: int | None = None,
 ) -> BackboneOutput:
-    """All that a backbone gives for inputs, on the CPU; its mode and device are put back afterwards.
+    """The whole output of a backbone for inputs, on the CPU; its mode and device are restored afterwards.
 
     Args:
         backbone: a `FeatureExtractor`, or any module that gives features.
-        batches: inputs, or batches whose inputs can be told.
+        batches: inputs, or batches that contain inputs.
         device: where the backbone runs; None is where it is.
-        max_rows: samples at the most.
+        max_rows: largest number of samples.
         progress: show a progress bar.
-        total: how many batches there are, where they do not tell it themselves.
     """
-    found: list[BackboneOutput] = []
-    rows = 0
-    with at_work(backbone, device) as there:
-        parts = readings(backbone, batches, there, progress, total=total)
-        for part in parts:
-            found.append(part)
-            rows += len(part)
-            if max_rows is not None and rows >= max_rows:
-                parts.close()  # and so its progress bar
-                break
-    if not rows:
-        raise ValueError("expected training data to extract features from, got no sample: check the data or its loader")
-    return BackboneOutput.together(found)[:max_rows]
+    with inference(backbone, device) as there:
+        outputs = list(run_batches(backbone, batches, there, progress, max_rows=max_rows))
+    return BackboneOutput.concat(outputs)[:max_rows]
 
 
 @contextlib.contextmanager
-def at_work(backbone: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
-    """A backbone in evaluation mode on its device, without gradients; mode and device are put back afterwards."""
+def inference(backbone: nn.Module, device: torch.device | str | None = None) -> Iterator[torch.device]:
+    """Evaluation mode on a device, without gradients; mode and device of the backbone are restored afterwards."""
     training = backbone.training
     home = next((p.device for p in backbone.parameters()), torch.device("cpu"))
     there = torch.device(device) if device is not None else home
@@ -297,40 +262,43 @@ def at_work(backbone: nn.Module, device: torch.device | str | None = None) -> It
         backbone.train(training).to(home)
 
 
-def readings(
+def run_batches(
     backbone: nn.Module,
     batches: Iterable[Any],
     device: torch.device,
     progress: bool = True,
     known: Callable[[Any], BackboneOutput | None] | None = None,
     total: int | None = None,
-) -> Generator[BackboneOutput, None, None]:
-    """What a backbone `at_work` gives for each batch that has samples, on the CPU.
+    max_rows: int | None = None,
+) -> Iterator[BackboneOutput]:
+    """Yields the output of a backbone for each batch that has samples, on the CPU; call it within `inference`.
 
     Args:
         backbone: a `FeatureExtractor`, or any module that gives features.
-        batches: inputs, or batches whose inputs can be told.
+        batches: inputs, or batches that contain inputs.
         device: where the backbone is.
         progress: show a progress bar.
-        known: what was read of some inputs before, or None for those that have to run.
-        total: how many batches there are, where they do not tell it themselves.
+        known: gives the output for inputs that need not run, or None.
+        total: number of batches, if `batches` has no length.
+        max_rows: number of samples after which no further batch runs.
     """
+    rows = 0
     like: Any = None  # the shape of a sample
     first: list[int] | None = None  # the numbers of features
     total = len(batches) if total is None and is_sized(batches) else total  # type: ignore[arg-type]
     bar = tqdm(batches, "extracting features", total, disable=None if progress else True, delay=2, leave=False)
-    for batch, base_logits in in_step(backbone, bar):
+    for batch, ours in in_lockstep(backbone, bar):
         inputs = inputs_of(batch)
-        if isinstance(inputs, Tensor) and inputs.dim() and not len(inputs):
+        if _is_empty(inputs):
             continue
-        if not base_logits:  # for the others, who need our parts of the weights
-            readings_of(backbone, batching.move(inputs, device))
+        if not ours:  # another process needs our part of the weights
+            run_backbone(backbone, batching.move(inputs, device))
             continue
         found = inputs if isinstance(inputs, BackboneOutput) else None if known is None else known(inputs)
         if found is None:
             like = batching.shape_of(inputs) if like is None else like
             try:
-                found = readings_of(backbone, batching.move(inputs, device))
+                found = run_backbone(backbone, batching.move(inputs, device))
             except RuntimeError as error:
                 if batching.shape_of(inputs) == like:
                     raise
@@ -347,18 +315,24 @@ def readings(
                 "bring all inputs to one shape, or pool by mean or a grid"
             )
         yield part
+        rows += len(part)
+        if max_rows is not None and rows >= max_rows:
+            bar.close()
+            return
+
+
+def _is_empty(inputs: Any) -> bool:
+    return isinstance(inputs, Tensor) and inputs.dim() > 0 and not len(inputs)
 
 
 def _sizes(widths: list[int]) -> str:
     return " and ".join(map(str, widths))
 
 
-def readings_of(backbone: nn.Module, inputs: Any) -> BackboneOutput:
-    """What a `FeatureExtractor` gives for a batch of inputs, or any other module that gives features (B, d)."""
-    if getattr(backbone, "reads", False):
-        found: BackboneOutput = backbone(inputs, more=True)
-        return found
-    return BackboneOutput(backbone(inputs))
+def run_backbone(backbone: nn.Module, inputs: Any) -> BackboneOutput:
+    """The output of a `FeatureExtractor` for a batch of inputs, or of any other module that gives features (B, d)."""
+    output = backbone(inputs, more=True) if getattr(backbone, "supports_more", False) else backbone(inputs)
+    return output if isinstance(output, BackboneOutput) else BackboneOutput(output)
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -366,10 +340,10 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(part, FSDPModule | FullyShardedDataParallel) for part in module.modules())
 
 
-def in_step(backbone: nn.Module, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Gives (batch, True) for every batch; of a sharded backbone also (batch, False) while other processes have more.
+def in_lockstep(backbone: nn.Module, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yields (batch, True) for every batch, and for a sharded backbone (batch, False) while other processes have more.
 
-    The processes that share a backbone must run it equally often, or those that do it once more wait for ever.
+    The processes that share a backbone must run it equally often, or those that run it once more wait for ever.
     """
     stream = iter(batches)
     if not is_sharded(backbone):
@@ -402,8 +376,8 @@ def inputs_of(batch: Any, columns: Columns | None = None) -> Any:
     return inputs
 
 
-def pair(batch: Any, columns: Columns | None = None) -> tuple[Any, Any]:
-    """The inputs and the target of a batch that must have both."""
+def inputs_and_target(batch: Any, columns: Columns | None = None) -> tuple[Any, Any]:
+    """The inputs and the target of a batch; an error if it has no target."""
     inputs, target = inputs_of(batch, columns), split(batch, columns).target
     if target is None:
         named = batching.as_mapping(batch, columns or Columns())

@@ -2,13 +2,13 @@
 
     <folder>/<name of the backbone>/<name of the data>/index.json, features.bin, targets.bin, …
 
-Data whose samples and transforms can be told has a name (`identity.of_batches`) and is found by it. Of any other, every
-batch is hashed as it streams by, which is cheap beside a backbone, and what was stored of the same inputs is taken in
-place of another pass. Before anything stored is used, its bytes are compared with their digest, and a few inputs are
-run and compared with what is stored of them: no name can tell all that a model's code depends on.
+Data whose samples and transforms are known has a name (`identity.of_batches`) and is found by it. Of other data, every
+batch is hashed while it is read, which is cheap beside a backbone, and features of the same inputs are taken from the
+disk. Before stored features are used, their bytes are compared with their digest, and a few inputs are run and compared
+with what is stored of them, because the name of a model does not tell its code.
 
-An entry is written to a folder of its own that gets its name at the end, whole. Two processes that extract the same
-both write, and the second finds the first one's entry.
+An entry is written to a temporary folder that is renamed when it is complete. Where two processes extract the same
+features, both write, and the second takes the entry of the first.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.features import identity
-from brainet_pl.features.extraction import Extracted, at_work, is_sized, pair, readings, readings_of
+from brainet_pl.features.extraction import Extracted, inference, inputs_and_target, is_sized, run_backbone, run_batches
 
-FORMAT = 1  # of an entry
+FORMAT = 2  # of an entry
 INDEX = "index.json"
-ORPHANED = 3600.0  # seconds without a write: an unfinished entry as old as that was left by a killed run
-FEW = 8  # inputs that are run before stored features are believed
-OTHERS = "the backbone gives other features for the same inputs"
+ORPHANED = 3600.0  # seconds without a write after which an unfinished entry counts as left by a killed run
+CHECKED = 8  # inputs that are run and compared before stored features are used
+OTHER_FEATURES = "the backbone gives other features for the same inputs"
 TOLERANCE = 1e-3  # of their largest value: sums in another order differ by less, other weights or code by more
 
 
 class NotStored(Exception):
-    """Features can't be kept on disk; whoever wants them has to do without."""
+    """Features can't be kept on disk."""
 
 
 class Entry(NamedTuple):
-    """The features of a sequence of batches, memory-mapped: nothing is read before it is used.
+    """The stored features of a sequence of batches, memory-mapped.
 
     Attributes:
-        folder: where they are.
+        folder: the folder of the files.
         extracted: the features and targets of all N samples.
-        marks: the digest of the inputs of each batch.
+        digests: the digest of the inputs of each batch.
         sizes: the number of samples of each batch.
     """
 
     folder: Path
     extracted: Extracted
-    marks: list[str]
+    digests: list[str]
     sizes: list[int]
 
     def parts(self) -> Iterator[Extracted]:
-        """Gives what is stored, batch by batch."""
+        """Yields the features and targets of each batch."""
         first = 0
         for size in self.sizes:
-            yield Extracted(self.extracted.readings[first : first + size], self.extracted.targets[first : first + size])
+            yield Extracted(self.extracted.output[first : first + size], self.extracted.targets[first : first + size])
             first += size
 
 
@@ -83,164 +83,164 @@ def extract(
     progress: bool = True,
     columns: Columns | None = None,
 ) -> Entry | None:
-    """What a frozen `FeatureExtractor` gives for batches: from the disk, or extracted and stored. None of no sample.
+    """The output of a frozen `FeatureExtractor` for batches, loaded or extracted and stored; None without samples.
 
     Args:
         store: the folder of all entries.
-        backbone: the extractor; its layers are found with the first inputs.
+        backbone: the extractor; its layers are traced with the first inputs.
         batches: (inputs, targets), in a fixed order.
-        seed: at which the random generators stand.
+        seed: the seed of the random generators.
         device: where the backbone runs; None is where it is.
         progress: show a progress bar.
         columns: the names of the parts of a batch.
     """
     name = identity.of_batches(batches, seed)
-    stream = (part for part in (pair(batch, columns) for batch in batches) if batching.size(part[0]))
+    stream = (part for part in (inputs_and_target(batch, columns) for batch in batches) if batching.size(part[0]))
     first = next(stream, None)
     if first is None:
         return None
-    with at_work(backbone, device) as there:
+    with inference(backbone, device) as there:
 
-        def run_few(inputs: Any) -> BackboneOutput:
-            few = batching.move(batching.rows(inputs, slice(0, FEW)), there)
-            return readings_of(backbone, few).map(lambda tensor: tensor.float().cpu())
+        def run_first(inputs: Any) -> BackboneOutput:
+            few = batching.move(batching.rows(inputs, slice(0, CHECKED)), there)
+            return run_backbone(backbone, few).map(lambda tensor: tensor.float().cpu())
 
-        backbone.meet(batching.move(batching.rows(first[0], slice(0, FEW)), there))
-        shelf = Path(store) / _name_of(backbone, there)
-        entry = None if name is None else load(shelf / name)
+        backbone.trace(batching.move(batching.rows(first[0], slice(0, CHECKED)), there))
+        backbone_folder = Path(store) / _name_of(backbone, there)
+        entry = None if name is None else load(backbone_folder / name)
         if entry is not None:
-            wrong = _difference(entry, *first, run_few)
-            if wrong is None:
-                _tell(entry, "from")
+            mismatch = _mismatch(entry, *first, run_first)
+            if mismatch is None:
+                _log_use(entry, "from")
                 return entry
-            set_aside(entry.folder, wrong)
-        known = _Known(shelf)
-        now: dict[str, Any] = {}  # the batch that is read
+            mark_bad(entry.folder, mismatch)
+        stored = _StoredBatches(backbone_folder)
+        current: dict[str, Any] = {}  # the batch that is run
 
-        def stored_of(inputs: Any) -> BackboneOutput | None:
-            return known.find(now["mark"], inputs, run_few)
+        def find(inputs: Any) -> BackboneOutput | None:
+            return stored.find(current["inputs_digest"], inputs, run_first)
 
-        def watched() -> Iterator[Any]:
+        def all_inputs() -> Iterator[Any]:
             for inputs, target in chain([first], stream):
-                now.update(mark=mark_of(inputs), target=torch.as_tensor(target).cpu())
+                current.update(inputs_digest=digest_of(inputs), target=torch.as_tensor(target).cpu())
                 yield inputs
 
-        with Writer(shelf, _rows(batches)) as writer:
+        with Writer(backbone_folder, _rows(batches)) as writer:
             total = len(batches) if is_sized(batches) else None  # type: ignore[arg-type]
-            for part in readings(backbone, watched(), there, progress, stored_of, total):
-                writer.append(part, **now)
+            for output in run_batches(backbone, all_inputs(), there, progress, find, total):
+                writer.append(output, **current)
             entry = writer.finish(name)
-    _tell(entry, "in" if known.used < len(entry.sizes) else "from")
+    _log_use(entry, "in" if stored.used < len(entry.sizes) else "from")
     return entry
 
 
 def _name_of(backbone: Any, device: torch.device) -> str:
     try:
         return identity.of_model(backbone, device)
-    except Exception as error:  # a model may hold anything; a fit must not end because it can't be told
-        raise NotStored(f"expected a backbone whose code can be told, got {type(error).__name__}: {error}") from error
+    except Exception as error:  # a model may hold anything, and a fit must not end because it has no name
+        raise NotStored(f"expected a backbone that can be named, got {type(error).__name__}: {error}") from error
 
 
-def mark_of(inputs: Any) -> str:
+def digest_of(inputs: Any) -> str:
     """The digest of a batch of inputs: types, shapes and bytes of its tensors, and their names where they have some."""
-    tensors = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
-    strange = [type(value).__name__ for value in tensors if not isinstance(value, Tensor)]
-    if strange:  # its bytes could not be told from those of another
-        raise NotStored(f"expected inputs of tensors alone, got {strange[0]}")
+    for value in inputs.values() if isinstance(inputs, Mapping) else [inputs]:
+        if not isinstance(value, Tensor):
+            raise NotStored(f"expected inputs of tensors alone, got {type(value).__name__}")
     return digest.fingerprint(dict(inputs) if isinstance(inputs, Mapping) else inputs)
 
 
 def _rows(batches: Any) -> int:
-    """How many samples will come, at least; 0 where nobody knows."""
+    """The number of samples, or 0 where it is unknown."""
     with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
         return len(batches.dataset)
     return 0
 
 
-def _tell(entry: Entry, where: str) -> None:
+def _log_use(entry: Entry, where: str) -> None:
     count = f"{len(entry.extracted.targets):,}"
     rank_zero_info(f"features of {count} samples {where} {entry.folder} ({shown_size(size_of(entry.folder))})")
 
 
-def _difference(entry: Entry, inputs: Any, target: Any, run: Callable[[Any], BackboneOutput]) -> str | None:
-    """What tells an entry from what the backbone and the data give now; None if nothing does."""
+def _mismatch(entry: Entry, inputs: Any, target: Any, run: Callable[[Any], BackboneOutput]) -> str | None:
+    """How an entry differs from what the backbone and the data give now; None if it does not."""
     size = batching.size(inputs)
     stored = next(entry.parts())
     same = size == len(stored.targets) and torch.equal(torch.as_tensor(target).cpu(), stored.targets)
-    if not same or mark_of(inputs) != entry.marks[0]:
+    if not same or digest_of(inputs) != entry.digests[0]:
         return "the data gives other samples under the same name"
-    return None if alike(run(inputs), stored.readings[:FEW]) else OTHERS
+    return None if outputs_close(run(inputs), stored.output[:CHECKED]) else OTHER_FEATURES
 
 
-def alike(one: BackboneOutput, other: BackboneOutput) -> bool:
-    """Whether two readings of the same samples agree but for rounding."""
-    tensors = [_tensors(one), _tensors(other)]
-    if {k: v.shape for k, v in tensors[0].items()} != {k: v.shape for k, v in tensors[1].items()}:
+def outputs_close(one: BackboneOutput, other: BackboneOutput) -> bool:
+    """Whether two outputs for the same samples agree but for rounding."""
+    ours, theirs = _tensors(one), _tensors(other)
+    if {k: v.shape for k, v in ours.items()} != {k: v.shape for k, v in theirs.items()}:
         return False
-    pairs = [(value, tensors[1][name]) for name, value in tensors[0].items()]
+    pairs = [(value, theirs[name]) for name, value in ours.items()]
     return all(bool((a - b).abs().max() <= TOLERANCE * b.abs().max().clamp_min(1e-12)) for a, b in pairs)
 
 
-def _tensors(part: BackboneOutput) -> dict[str, Tensor]:
-    more = {f"more_{i}": values for i, values in enumerate(part.more.values())}
-    return {"features": part.features, **more, **({} if part.base_logits is None else {"own": part.base_logits})}
+def _tensors(output: BackboneOutput) -> dict[str, Tensor]:
+    more = {f"more_{i}": values for i, values in enumerate(output.more.values())}
+    logits = {} if output.base_logits is None else {"base_logits": output.base_logits}
+    return {"features": output.features, **more, **logits}
 
 
-class _Known:
-    """Batches that were stored under any name, by the digest of their inputs."""
+class _StoredBatches:
+    """The batches of all entries of a backbone, by the digest of their inputs."""
 
-    def __init__(self, shelf: Path) -> None:
+    def __init__(self, backbone_folder: Path) -> None:
         self.used = 0
         self._places: dict[str, tuple[Path, int]] = {}
         self._entries: dict[Path, list[Extracted]] = {}
-        for folder in entries(shelf):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # `load` will tell what is wrong
-                for i, mark in enumerate(_content(folder)["marks"]):
-                    self._places.setdefault(mark, (folder, i))
+        for folder in entries(backbone_folder):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # `load` will say what is wrong
+                for i, inputs_digest in enumerate(_content(folder)["digests"]):
+                    self._places.setdefault(inputs_digest, (folder, i))
 
-    def find(self, mark: str, inputs: Any, run: Callable[[Any], BackboneOutput]) -> BackboneOutput | None:
-        """What is stored of a batch with this digest; None if nothing is, or what is does not hold."""
-        if mark not in self._places:
+    def find(self, inputs_digest: str, inputs: Any, run: Callable[[Any], BackboneOutput]) -> BackboneOutput | None:
+        """The stored output for a batch; None if there is none, or if it is not what the backbone gives."""
+        if inputs_digest not in self._places:
             return None
-        folder, i = self._places[mark]
+        folder, i = self._places[inputs_digest]
         if folder not in self._entries:
             entry = load(folder)
-            if entry is not None and not alike(run(inputs), list(entry.parts())[i].readings[:FEW]):
-                set_aside(folder, OTHERS)
+            if entry is not None and not outputs_close(run(inputs), list(entry.parts())[i].output[:CHECKED]):
+                mark_bad(folder, OTHER_FEATURES)
                 entry = None
             if entry is None:
-                self._places = {mark: place for mark, place in self._places.items() if place[0] != folder}
+                self._places = {key: place for key, place in self._places.items() if place[0] != folder}
                 return None
             self._entries[folder] = list(entry.parts())
         self.used += 1
-        return self._entries[folder][i].readings
+        return self._entries[folder][i].output
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
 class Writer:
-    """Writes an entry batch by batch; without `finish` nothing is left of it.
+    """Writes an entry batch by batch; without `finish` it is deleted.
 
     Args:
-        shelf: the folder of the backbone's entries.
-        rows: samples that will come, to see at once whether there is room for them; 0 if unknown.
+        backbone_folder: the folder of the backbone's entries.
+        rows: expected number of samples, to see at once whether the disk has room for them; 0 if unknown.
     """
 
-    def __init__(self, shelf: Path, rows: int = 0) -> None:
-        self._shelf, self._rows = shelf, rows
-        self._folder = shelf / f".{uuid.uuid4().hex}.tmp"
+    def __init__(self, backbone_folder: Path, rows: int = 0) -> None:
+        self._backbone_folder, self._rows = backbone_folder, rows
+        self._folder = backbone_folder / f".{uuid.uuid4().hex}.tmp"
         self._files: dict[str, IO[bytes]] = {}
         self._arrays: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, Any] = {}
-        self._marks: list[str] = []
+        self._inputs_digests: list[str] = []
         self._sizes: list[int] = []
         self._taps: list[Taps] = []
 
     def __enter__(self) -> Writer:
-        with _stored():
+        with _disk_errors():
             self._folder.mkdir(parents=True)
-            clean(self._shelf)
+            _delete_orphans(self._backbone_folder)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -249,23 +249,25 @@ class Writer:
                 file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def append(self, part: BackboneOutput, mark: str, target: Tensor) -> None:
-        """Add a batch: what was read of it, the digest of its inputs, its targets."""
-        tensors = {**_tensors(part), "targets": target}
-        with _stored():
-            if not self._marks:
-                self._begin(tensors, len(part))
-                self._taps = list(part.more)
+    def append(self, output: BackboneOutput, inputs_digest: str, target: Tensor) -> None:
+        """Add the output and the targets of a batch."""
+        tensors = {**_tensors(output), "targets": target}
+        with _disk_errors():
+            if not self._sizes:
+                self._begin(tensors, len(output))
+                self._taps = list(output.more)
             for name, tensor in tensors.items():
                 self._add(name, tensor)
-        self._marks.append(mark)
-        self._sizes.append(len(part))
+        self._inputs_digests.append(inputs_digest)
+        self._sizes.append(len(output))
 
     def _begin(self, tensors: dict[str, Tensor], rows: int) -> None:
         needed = sum(t.numel() * t.element_size() for t in tensors.values()) // rows * self._rows
         free = shutil.disk_usage(self._folder).free
         if needed > free:
-            raise NotStored(f"expected room for {shown_size(needed)} in {self._shelf}, got {shown_size(free)}")
+            raise NotStored(
+                f"expected room for {shown_size(needed)} in {self._backbone_folder}, got {shown_size(free)}"
+            )
         for name, tensor in tensors.items():
             self._files[name] = (self._folder / f"{name}.bin").open("wb")
             self._digests[name] = hashlib.sha256()
@@ -281,31 +283,32 @@ class Writer:
         array["shape"][0] += len(tensor)
 
     def finish(self, name: str | None = None) -> Entry:
-        """Give the entry its name; None is a digest of its batches. If another process was faster, its entry counts."""
+        """Name the entry, by default by a digest of its batches; if another process was faster, give its entry."""
         arrays = {key: {**array, "sha256": self._digests[key].hexdigest()} for key, array in self._arrays.items()}
         taps = [[list(taps.layers), list(taps.pools)] for taps in self._taps]
-        content = {"format": FORMAT, "arrays": arrays, "taps": taps, "marks": self._marks, "sizes": self._sizes}
-        name = name or digest.fingerprint([self._marks, arrays["targets"]["sha256"]])[:32]
-        with _stored():
-            there = load(self._shelf / name)
+        content = {"format": FORMAT, "arrays": arrays, "taps": taps, "sizes": self._sizes}
+        content["digests"] = self._inputs_digests
+        name = name or digest.fingerprint([self._inputs_digests, arrays["targets"]["sha256"]])[:32]
+        with _disk_errors():
+            there = load(self._backbone_folder / name)
             if there is not None:
                 return there
             for file in self._files.values():
-                file.close()  # no fsync: should the power fail, the digest tells
+                file.close()  # no fsync: should the power fail, the digest of the bytes shows it
             index = json.dumps({"content": content, "digest": digest.fingerprint(content)})
             (self._folder / INDEX).write_text(index, encoding="utf-8")
             for _ in range(3):
-                with contextlib.suppress(OSError):  # there is such a folder
-                    os.rename(self._folder, self._shelf / name)
-                entry = load(self._shelf / name)
+                with contextlib.suppress(OSError):  # the folder exists
+                    os.rename(self._folder, self._backbone_folder / name)
+                entry = load(self._backbone_folder / name)
                 if entry is not None:
                     return entry
-        raise NotStored(f"expected to write {self._shelf / name}, but it could not be read afterwards")
+        raise NotStored(f"expected to write {self._backbone_folder / name}, but it could not be read afterwards")
 
 
 @contextlib.contextmanager
-def _stored() -> Iterator[None]:
-    """Turn an error of the file system into one that a fit can go on from."""
+def _disk_errors() -> Iterator[None]:
+    """Turn an error of the file system into `NotStored`, after which a fit goes on without the store."""
     try:
         yield
     except OSError as error:
@@ -315,31 +318,33 @@ def _stored() -> Iterator[None]:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def entries(shelf: Path) -> list[Path]:
-    """The folders of whole entries of one backbone."""
-    return sorted(path.parent for path in shelf.glob(f"*/{INDEX}") if path.parent.suffix not in (".tmp", ".bad"))
+def entries(backbone_folder: Path) -> list[Path]:
+    """The folders of all complete entries of one backbone."""
+    return sorted(
+        path.parent for path in backbone_folder.glob(f"*/{INDEX}") if path.parent.suffix not in (".tmp", ".bad")
+    )
 
 
 def load(folder: Path) -> Entry | None:
-    """The entry in a folder, or None if there is none; a damaged one is set aside with a warning."""
+    """The entry in a folder, or None if there is none; a damaged or outdated one is renamed, with a warning."""
     if not folder.is_dir():
         return None
     try:
         content = _content(folder)
         tensors = {name: _mapped(folder / f"{name}.bin", array) for name, array in content["arrays"].items()}
-        with contextlib.suppress(OSError):  # when it was last used, for those who clear
+        with contextlib.suppress(OSError):  # the time of the last use, for `clear`
             os.utime(folder / INDEX)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        set_aside(folder, str(error))
+        mark_bad(folder, str(error))
         return None
     taps = [Taps(tuple(layers), tuple(pools)) for layers, pools in content["taps"]]
     more = {one: tensors[f"more_{i}"] for i, one in enumerate(taps)}
-    read = BackboneOutput(tensors["features"], more, tensors.get("own"))
-    return Entry(folder, Extracted(read, tensors["targets"]), content["marks"], content["sizes"])
+    output = BackboneOutput(tensors["features"], more, tensors.get("base_logits"))
+    return Entry(folder, Extracted(output, tensors["targets"]), content["digests"], content["sizes"])
 
 
 def _content(folder: Path) -> dict[str, Any]:
-    """What the index says, checked against its own digest."""
+    """The content of the index, checked against its digest."""
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     content: dict[str, Any] = index["content"]
     if digest.fingerprint(content) != index["digest"]:
@@ -360,15 +365,15 @@ def _mapped(path: Path, array: dict[str, Any]) -> Tensor:
     return flat.reshape(shape)
 
 
-def set_aside(folder: Path, why: str) -> None:
-    """Rename an entry that can't be used to `….bad`, with a warning; a later one takes the place of an earlier one."""
-    aside = folder.with_name(f"{folder.name}.bad")
+def mark_bad(folder: Path, why: str) -> None:
+    """Rename an entry that can't be used to `….bad`, in place of an earlier one of that name, with a warning."""
+    bad = folder.with_name(f"{folder.name}.bad")
     if not folder.is_dir():
-        return  # somebody cleared it meanwhile
-    with contextlib.suppress(OSError):  # another process was faster, or the folder can only be read
-        shutil.rmtree(aside, ignore_errors=True)
-        os.replace(folder, aside)
-    warnings.warn(f"set {folder} aside as {aside.name}, and features are extracted again: {why}", stacklevel=2)
+        return  # another process deleted it
+    with contextlib.suppress(OSError):  # another process was faster, or the folder is read-only
+        shutil.rmtree(bad, ignore_errors=True)
+        os.replace(folder, bad)
+    warnings.warn(f"renamed {folder} to {bad.name}, and features are extracted again: {why}", stacklevel=2)
 
 
 # -- what is there ----------------------------------------------------------------------------------------------------
@@ -378,11 +383,11 @@ class Stored(NamedTuple):
     """What one folder of the store holds.
 
     Attributes:
-        folder: of the entry, or of what a killed run or a damage left.
-        bytes: on the disk.
-        samples: in it, or None where it is no whole entry.
-        features: for the head, or None likewise.
-        used: when it was last used, in seconds since 1970.
+        folder: the folder of an entry, which may be damaged, outdated or left by a killed run.
+        bytes: size on disk.
+        samples: number of samples, or None if the entry is not complete.
+        features: number of features for the head, or None if the entry is not complete.
+        used: time of the last use, in seconds since 1970.
     """
 
     folder: Path
@@ -392,8 +397,8 @@ class Stored(NamedTuple):
     used: float
 
 
-def stored(store: str | os.PathLike[str]) -> list[Stored]:
-    """All that the store holds, the latest used first; nothing else that may lie in the folder."""
+def list_stored(store: str | os.PathLike[str]) -> list[Stored]:
+    """All entries of the store, the most recently used first; other files in the folder are ignored."""
     found = []
     for folder in Path(store).glob("*/*/"):
         unfinished = folder.name.startswith(".") and folder.suffix == ".tmp"
@@ -409,26 +414,26 @@ def stored(store: str | os.PathLike[str]) -> list[Stored]:
 
 
 def clear(store: str | os.PathLike[str], unused_days: float = 0.0) -> list[Stored]:
-    """Delete what the store holds, and give what was deleted; runs that use it keep what they have opened.
+    """Delete entries of the store, and give what was deleted; a running fit keeps the files that it has opened.
 
     Args:
-        store: the folder.
-        unused_days: only what was not used for so many days. What another process is writing stays in any case.
+        store: the folder of all entries.
+        unused_days: delete only entries that were not used for this many days. What is being written always stays.
     """
-    now, gone = time.time(), []
-    for one in stored(store):
+    now, deleted = time.time(), []
+    for one in list_stored(store):
         writing = one.folder.suffix == ".tmp" and now - one.used < ORPHANED
         if not writing and now - one.used >= unused_days * 86400:
             shutil.rmtree(one.folder)
-            gone.append(one)
-            with contextlib.suppress(OSError):  # other entries are left
+            deleted.append(one)
+            with contextlib.suppress(OSError):  # other entries remain
                 one.folder.parent.rmdir()
-    return gone
+    return deleted
 
 
-def clean(shelf: Path) -> None:
-    """Delete what killed processes left of entries."""
-    for orphan in shelf.glob(".*.tmp"):
+def _delete_orphans(backbone_folder: Path) -> None:
+    """Delete unfinished entries of killed processes."""
+    for orphan in backbone_folder.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - _last_write(orphan) >= ORPHANED:
                 shutil.rmtree(orphan, ignore_errors=True)
@@ -448,7 +453,7 @@ def size_of(folder: Path) -> int:
 
 
 def shown_size(size: float) -> str:
-    """Bytes as one would say them.
+    """A size in bytes as text.
 
     >>> shown_size(12_800_000)
     '12.8 MB'

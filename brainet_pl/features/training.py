@@ -22,11 +22,11 @@ from brainet_pl.features.extraction import (
     Extracted,
     ExtractedShare,
     extract,
+    extract_output,
     extract_share,
+    inputs_and_target,
     inputs_of,
     is_sharded,
-    pair,
-    read,
     unshuffled,
 )
 
@@ -84,13 +84,13 @@ class TrainingFeatures:
         if stored and self.processes > 1 and self._all is None:
             self.share(progress=progress)
         if self._all is None and self._share is not None:
-            self._all = self._share.gathered()  # all processes have a share, or none
+            self._all = self._share.gather()  # all processes have a share, or none
         if self._all is not None:
             return self._all.sample(max_rows)
         most = None if stored else max_rows  # what is stored is whole, whoever wants how much of it
         found = self._extract(self._loader(most), most, progress)
-        if self.backbone.unscaled:
-            found = Extracted(self.backbone.set_scale([found.readings])[0], found.targets)
+        if self.backbone.needs_scale:
+            found = Extracted(self.backbone.set_scale([found.output])[0], found.targets)
         if self.backbone.frozen and (most is None or len(found.features) < most):
             self._all = found
         return found.sample(max_rows)
@@ -107,8 +107,8 @@ class TrainingFeatures:
             return ExtractedShare([readings[mine]], [targets[mine]])
         loader = self._loader(max_rows, self.processes, self.rank)
         found = run_or_fail_together(lambda: self._extract_share(loader, progress))
-        if self.backbone.unscaled:
-            found = found._replace(readings=self.backbone.set_scale(found.readings, shared=True))
+        if self.backbone.needs_scale:
+            found = found._replace(outputs=self.backbone.set_scale(found.outputs, shared=True))
         if self.backbone.frozen and max_rows is None:
             self._share = found
         return found
@@ -144,13 +144,13 @@ class TrainingFeatures:
         if self.processes == 1:
             return self._extract(unshuffled(loader, seed=seed), None, progress, seed)
         share = unshuffled(loader, every=self.processes, first=self.rank, seed=seed)
-        return run_or_fail_together(lambda: self._extract_share(share, progress, seed)).gathered()
+        return run_or_fail_together(lambda: self._extract_share(share, progress, seed)).gather()
 
     def targets(self) -> Tensor:
         """(N,) targets of all training samples, in a fixed order: the same in all processes."""
         if self._all is not None:
             return self._all.targets
-        targets = [pair(batch, self.columns)[1] for batch in self._loader()]
+        targets = [inputs_and_target(batch, self.columns)[1] for batch in self._loader()]
         if not targets:
             raise ValueError("expected training data to learn the scale of the target from, got an empty loader")
         return torch.cat(targets)
@@ -158,9 +158,9 @@ class TrainingFeatures:
     def first(self) -> BackboneOutput:
         """What the backbone gives for the first two samples, run again only if nobody has asked for features yet."""
         if self._all is not None:
-            return self._all.readings[:2]
-        if self._share is not None and self._share.readings:
-            return self._share.readings[0][:2]
+            return self._all.output[:2]
+        if self._share is not None and self._share.outputs:
+            return self._share.outputs[0][:2]
         return self.probe()
 
     def probe(self) -> BackboneOutput:
@@ -169,14 +169,14 @@ class TrainingFeatures:
             inputs = inputs_of(batch, self.columns)
             if isinstance(inputs, BackboneOutput):
                 return inputs[:2]
-            return read(self.backbone, [batching.rows(inputs, slice(0, 2))], progress=False)
+            return extract_output(self.backbone, [batching.rows(inputs, slice(0, 2))], progress=False)
         raise ValueError("expected training data to measure the features of, got an empty loader: check the datamodule")
 
     def prepare_backbone(self) -> None:
         """Let the backbone find the layer to remove and the scale of its taps, before an optimizer holds weights."""
-        if self.backbone.waits:
+        if self.backbone.needs_sample:
             self.probe()
-        if self.backbone.unscaled:  # nobody has asked for features of the training data yet
+        if self.backbone.needs_scale:  # nobody has asked for features of the training data yet
             self.all(SCALE_ROWS, progress=False)
 
     def release(self) -> None:
@@ -212,7 +212,7 @@ class TrainingFeatures:
             entry = self._from_store(loader, progress, seed)
             if entry is not None:
                 parts = list(entry.parts())
-                return ExtractedShare([part.readings for part in parts], [part.targets for part in parts])
+                return ExtractedShare([part.output for part in parts], [part.targets for part in parts])
             return extract_share(self.backbone, loader, device=self.device, progress=progress, columns=self.columns)
 
 

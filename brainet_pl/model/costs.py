@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from brainet_pl.backbones import batches
 from brainet_pl.backbones.output import BackboneOutput
-from brainet_pl.features.extraction import readings_of
+from brainet_pl.features.extraction import run_backbone
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.network.base import run_head
 
@@ -94,7 +94,7 @@ def measure(model: Predictor, inputs: Any) -> Costs:
         inputs: as the model takes them, on its device; or what its backbone gave for them.
     """
     known = isinstance(inputs, BackboneOutput)
-    readings = inputs if known else readings_of(model.backbone, inputs)
+    readings = inputs if known else run_backbone(model.backbone, inputs)
     features, head, passes = readings.features, model.require_head(), model.num_passes
     samples = int(features.shape[0])
 
@@ -106,7 +106,7 @@ def measure(model: Predictor, inputs: Any) -> Costs:
     backbone = None
     if not known and not model.backbone.raw:
         held = sum(p.numel() for p in model.backbone.parameters())
-        backbone = cost(held, lambda: readings_of(model.backbone, inputs))
+        backbone = cost(held, lambda: run_backbone(model.backbone, inputs))
     base_logits = model.base_outputs(readings)
 
     def run(count: int) -> Tensor:

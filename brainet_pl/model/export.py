@@ -140,7 +140,7 @@ def _ready(
 
 def _example(predictor: Predictor, given: Any) -> Any:
     """Inputs of `TRACED` samples like those given, or like those that the model was given first."""
-    samples = predictor.backbone.takes if given is None else batches.signature(given)
+    samples = predictor.backbone.input_signature if given is None else batches.signature(given)
     if samples is None:
         raise ValueError(
             "expected example inputs, because this model has not seen any: give some, export_onnx(model, path, x), or "

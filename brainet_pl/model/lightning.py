@@ -28,13 +28,13 @@ from brainet_pl._utils.framework import (
 from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones import Backbone
 from brainet_pl.backbones.batches import Columns
-from brainet_pl.backbones.presets import find_preset
+from brainet_pl.backbones.loading import find_preset
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.checkpoints.wandb import set_wandb_run_metadata
 from brainet_pl.distributed.samples import Places
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
-from brainet_pl.features.extraction import Extracted, data_source, inputs_of, pair
+from brainet_pl.features.extraction import Extracted, data_source, inputs_and_target, inputs_of
 from brainet_pl.features.training import SAMPLE_ROWS, FeatureFolder, TrainingFeatures
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
 from brainet_pl.metrics.shift import parts_of
@@ -205,8 +205,8 @@ class BRAINet(RestorableModule):
         if first is None or not self.task.base_fits(first.shape[1]):
             return False
         sample = self.training_sample()
-        assert sample.readings.base_logits is not None
-        return self.task.base_helps(sample.readings.base_logits, self.task.check(sample.targets))
+        assert sample.output.base_logits is not None
+        return self.task.base_helps(sample.output.base_logits, self.task.check(sample.targets))
 
     @property
     def training_features(self) -> TrainingFeatures:
@@ -345,7 +345,7 @@ class BRAINet(RestorableModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of the head, and of the backbone where it is not frozen."""
-        x, y = pair(batch, self.columns)
+        x, y = inputs_and_target(batch, self.columns)
         y = self.task.check(y)
         loss, outputs = self._compiled("loss_and_outputs")(x, y)
         penalty = self.predictor.require_head().penalty()
@@ -466,7 +466,7 @@ class BRAINet(RestorableModule):
         Samples that `DistributedSampler` repeats are run with the rest, so that no part of the model meets an empty
         batch, and then left out.
         """
-        x, target = pair(batch, self.columns) if labelled else (inputs_of(batch, self.columns), None)
+        x, target = inputs_and_target(batch, self.columns) if labelled else (inputs_of(batch, self.columns), None)
         target = None if target is None else self.task.check(target)
         passes = self._compiled("passes")(x)
         scores = self.scores(passes) if scored else {}
@@ -485,7 +485,7 @@ class BRAINet(RestorableModule):
         groups: list[dict[str, Any]] = [{"params": list(head.parameters()), "lr": self.lr}]
         if not self.backbone.frozen:
             rate = self.lr / 10 if self._backbone_lr is None else self._backbone_lr
-            groups.append({"params": self.backbone.trained(), "lr": rate})
+            groups.append({"params": self.backbone.trainable_parameters(), "lr": rate})
         optimizer = torch.optim.Adam(groups) if self._optimizer is None else self._optimizer(groups)
         if self._lr_scheduler is None:
             return optimizer

@@ -13,7 +13,7 @@ from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator, Conformal
-from brainet_pl.features.extraction import Extracted, readings_of
+from brainet_pl.features.extraction import Extracted, run_backbone
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, HeadInputs, ResidualHead, need_tree, run_head, train_head
@@ -130,7 +130,7 @@ class Predictor(nn.Module):
         """Inputs → features (B, d), and base logits (B, C) where the head adds to them; features pass as they are."""
         if isinstance(x, BackboneOutput):
             return x
-        return readings_of(self.backbone, x) if self._adds_base_logits else BackboneOutput(self.backbone(x))
+        return run_backbone(self.backbone, x) if self._adds_base_logits else BackboneOutput(self.backbone(x))
 
     @property
     def _adds_base_logits(self) -> bool:
@@ -145,14 +145,14 @@ class Predictor(nn.Module):
     def head_inputs(self, sample: Extracted) -> HeadInputs:
         """Extracted samples as a head takes them, where the head is."""
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
-        base = self.base_outputs(sample.readings.to(device))
+        base = self.base_outputs(sample.output.to(device))
         return HeadInputs(sample.features.to(device), self.task.check(sample.targets).to(device), base)
 
     # -- an answer ----------------------------------------------------------------------------------------------------
 
     def passes(self, x: Any, count: int | None = None) -> Passes:
         """Inputs → outputs of all passes and what follows from them. The backbone runs once; only the head T times."""
-        readings = x if isinstance(x, BackboneOutput) else readings_of(self.backbone, x)
+        readings = x if isinstance(x, BackboneOutput) else run_backbone(self.backbone, x)
         count = self.num_passes if count is None else count
         outputs, weights = run_head(self.require_head(), readings.features, count, self.base_outputs(readings))
         predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
@@ -194,7 +194,7 @@ class Predictor(nn.Module):
             return
         share = features.share(progress=progress) if features.processes > 1 else None
         found = features.all(progress=progress) if share is None else None
-        labels, classes = self.task.classes(share.together()[1] if share is not None else found.targets)  # type: ignore[union-attr]
+        labels, classes = self.task.classes(share.concat()[1] if share is not None else found.targets)  # type: ignore[union-attr]
         if any(score.taps is not None and not self.backbone.widths(score.taps) for score in scores):
             features.probe()  # features came from a store, and the backbone has not met an input yet
         for score in scores:
@@ -203,7 +203,7 @@ class Predictor(nn.Module):
             if share is not None:
                 fit_score_on_shares(score, share, labels)
             elif found is not None:
-                fit_score(score, found.readings.view(score.taps), labels)
+                fit_score(score, found.output.view(score.taps), labels)
 
     def finalize_head(self, seen: Extracted, held: Extracted | None) -> dict[str, float]:
         """Let the head choose what needs no training, from training samples and, where there are some, held-out ones.

@@ -12,8 +12,7 @@ from brainet_pl._utils import digest
 from brainet_pl._utils.framework import pl
 from brainet_pl._utils.parts import arguments, make_part, primitive
 from brainet_pl.backbones.batches import Sample
-from brainet_pl.backbones.extractor import check_stored_backbone
-from brainet_pl.backbones.presets import Preset
+from brainet_pl.backbones.loading import Preset, check_stored_backbone
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.scores import Score
 from brainet_pl.structure import GGT
@@ -81,7 +80,7 @@ class RestorableModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
         predictor, backbone = self.predictor, self.predictor.backbone
-        takes = backbone.takes  # what `brainet export` makes an example of
+        takes = backbone.input_signature  # what `brainet export` makes an example of
         stored = {
             "format": FORMAT,
             "in_features": predictor.in_features,
@@ -110,10 +109,10 @@ class RestorableModule(pl.LightningModule):
                 f"expected a backbone of the class {stored['backbone']}, got none: it was given as a module, which a "
                 "checkpoint can't rebuild; give it again, BRAINet.load_from_checkpoint(path, backbone=module)"
             )
-        if backbone.waits and stored.get("removed") is not None:
+        if backbone.needs_sample and stored.get("removed") is not None:
             backbone.remove(HeadLayer(**stored["removed"]))
         if stored.get("takes") is not None:
-            backbone.takes = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
+            backbone.input_signature = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
         self._rebuild_head(stored)
         named = check_class_names(stored.get("class_names"), predictor.task)  # older files have none
         if self._trainer is not None and self.class_names and named:  # a fit that resumes has met its data

@@ -15,7 +15,7 @@ from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.backbones.batches import rows, size
 from brainet_pl.calibration import Calibrator
-from brainet_pl.features.extraction import Extracted, bounded, extract, read, readings_of
+from brainet_pl.features.extraction import Extracted, bounded, extract, extract_output, run_backbone
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
@@ -133,14 +133,14 @@ class SwappedModel(Predictor):
         self.to(device)
         for i in range(0, len(inside.targets), BATCH):
             few = slice(i, i + BATCH)
-            looked = self.passes(inside.readings[few].to(device))
+            looked = self.passes(inside.output[few].to(device))
             self.observe(looked, self.scores(looked), self.task.check(inside.targets[few].to(device)))
         return {name.removeprefix("cal/"): float(value) for name, value in self.finalize().items()}
 
     @torch.no_grad()
     def base_logits(self, x: Any) -> Tensor | None:
         """Inputs (B, …) → logits (B, C') of the layer that was removed, or None where none was."""
-        return readings_of(self.backbone, x).base_logits
+        return run_backbone(self.backbone, x).base_logits
 
 
 def swap_head(
@@ -186,8 +186,8 @@ def swap_head(
     else:
         batches = _batches(data, learn.get("max_rows"))
         few = not settings.needs_tree and layers is None
-        readings = read(backbone, batches, max_rows=1 if few else None)
-        features = (backbone.set_scale([readings])[0] if backbone.unscaled else readings).features
+        readings = extract_output(backbone, batches, max_rows=1 if few else None)
+        features = (backbone.set_scale([readings])[0] if backbone.needs_scale else readings).features
         ggt = learn_structure(features, **learn) if settings.needs_tree else None  # type: ignore[assignment]
         if ggt is not None:
             ggt = ggt.named(backbone.names)

@@ -39,13 +39,13 @@ def fit_score_on_shares(score: Score, share: ExtractedShare, labels: Tensor) -> 
         labels: (n,) of this share, from 0 on; all 0 where there are no classes.
     """
     if score.fits_shares:
-        fit_score_on_rows(score, share.together(score.taps)[0], labels)
+        fit_score_on_rows(score, share.concat(score.taps)[0], labels)
         return
     labelled = share._replace(targets=list(labels.split([len(part) for part in share.targets])))  # type: ignore[no-untyped-call]
-    every = labelled.gathered()
+    every = labelled.gather()
 
     def fit_here(_: Any) -> dict[str, Tensor]:
-        fit_score(score, every.readings.view(score.taps), every.targets)
+        fit_score(score, every.output.view(score.taps), every.targets)
         return {name: value.cpu() for name, value in score.state_dict().items()}
 
     state = serve_rank_zero(fit_here, lambda request: None)

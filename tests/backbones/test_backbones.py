@@ -5,7 +5,9 @@ import torchvision
 from torch import nn
 
 from brainet_pl import swap_head
-from brainet_pl.backbones.extractor import CIFAR, Backbone, FeatureExtractor, load_weights, make_backbone
+from brainet_pl.backbones.cifar import CIFAR
+from brainet_pl.backbones.extractor import FeatureExtractor
+from brainet_pl.backbones.loading import Backbone, load_weights, make_backbone
 from brainet_pl.network import BayesHead, EnsembleHead, LinearHead, MLPHead, Tree, stacked_tree
 
 

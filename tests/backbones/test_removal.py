@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import BRAINet
-from brainet_pl.backbones.extractor import Backbone, FeatureExtractor
+from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.backbones.removal import find_head
 
 
@@ -239,9 +239,9 @@ def test_a_frozen_trunk_and_token_inputs():
 
 def test_features_are_reached_through_the_extractor_alone():
     body = FeatureExtractor(Steps(lambda m, h: m.fc(h).softmax(dim=1)), head_layer=None)
-    assert body.waits
+    assert body.needs_sample
     body(torch.randn(5, 6))
-    assert not body.waits
+    assert not body.needs_sample
     with pytest.raises(Exception, match="call it through a FeatureExtractor"):
         body.model(torch.randn(5, 6))
 
@@ -258,7 +258,7 @@ def test_a_model_finds_the_layer_at_setup_and_a_checkpoint_remembers_it(tmp_path
     assert {id(p) for p in model.parameters() if p.requires_grad} == held  # no weight of the old head is optimized
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     loaded = BRAINet.load_from_checkpoint(tmp_path / "a.ckpt", backbone=Steps(run))
-    assert not loaded.backbone.waits
+    assert not loaded.backbone.needs_sample
     torch.testing.assert_close(loaded.eval()(x), model.eval()(x))
 
 

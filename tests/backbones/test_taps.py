@@ -10,8 +10,10 @@ import torchvision
 from torch import nn
 
 from brainet_pl import Backbone, BRAINet, swap_head
-from brainet_pl.backbones.extractor import FeatureExtractor, make_backbone
-from brainet_pl.backbones.taps import Tap, Taps, channels_of, find_stages, first_tensor, pooled, trace_layers, width_of
+from brainet_pl.backbones.extractor import FeatureExtractor
+from brainet_pl.backbones.loading import make_backbone
+from brainet_pl.backbones.stages import channels_of, find_stages, first_tensor, trace_layers
+from brainet_pl.backbones.taps import Tap, Taps, pooled, width_of
 from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.network import Linear, Tree
@@ -176,9 +178,9 @@ def test_the_scale_is_that_of_the_training_features(net, frozen):
     body = Backbone(net, freeze=frozen, layers=["one", "two"]).build().eval()
     body.add_view(Taps.of("one", "2x2"))
     raw = body(x, more=True)
-    assert body.unscaled
+    assert body.needs_scale
     whole = body.set_scale([raw[:20].map(torch.detach), raw[20:].map(torch.detach)])
-    assert not body.unscaled
+    assert not body.needs_scale
     found = body(x, more=True)
     for taps in (None, Taps.of("one", "2x2")):
         before, after = raw.view(taps), found.view(taps)
@@ -272,7 +274,7 @@ def test_the_stages_of_torchvision_models(name):
 def test_the_stages_of_a_cifar_network():
     body = Backbone(make_backbone("cifar_resnet20"), layers="auto", pool="mean_std").build()
     assert body(torch.zeros(2, 3, 32, 32)).shape == (2, 2 * (16 + 32 + 64))
-    assert [tap.layer for tap in body.seen[0].found] == ["layer1", "layer2", "layer3"]
+    assert [tap.layer for tap in body.views[0].resolved] == ["layer1", "layer2", "layer3"]
 
 
 def test_a_small_network_with_one_layer_a_stage():
@@ -280,7 +282,7 @@ def test_a_small_network_with_one_layer_a_stage():
     model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(36, 10))
     body = Backbone(model, layers="auto").build()
     body(torch.zeros(2, 1, 12, 12))
-    assert [tap.layer for tap in body.seen[0].found] == ["1", "4"]
+    assert [tap.layer for tap in body.views[0].resolved] == ["1", "4"]
 
 
 class Windows(nn.Module):
@@ -313,8 +315,8 @@ def test_stages_of_maps_with_channels_last_and_windows(width):
     body = Backbone(model, layers="auto").build()
     x = torch.randn(3, 8, 8, width)
     found = body(x)
-    assert [(tap.layer, tap.channels) for tap in body.seen[0].found][1] == ("1", -1)
-    assert body.seen[0].found[0].layer == "0"
+    assert [(tap.layer, tap.channels) for tap in body.views[0].resolved][1] == ("1", -1)
+    assert body.views[0].resolved[0].layer == "0"
     if width != 8:
         first = stages[0](x)
         torch.testing.assert_close(found, torch.cat([first.mean((1, 2)), stages[1](first).mean((1, 2))], dim=1))
@@ -389,7 +391,7 @@ def test_layers_that_give_several_things_are_tapped_at_the_first():
 def test_patterns_stay_within_one_part_of_a_path(net):
     body = Backbone(net, layers=["two.*"]).build()
     body(torch.zeros(2, 1, 8, 8))
-    assert [tap.layer for tap in body.seen[0].found] == ["two.0", "two.1", "two.2"]
+    assert [tap.layer for tap in body.views[0].resolved] == ["two.0", "two.1", "two.2"]
 
 
 # -- what can't be tapped ---------------------------------------------------------------------------------------------
@@ -494,7 +496,7 @@ def test_fit_test_and_a_lone_checkpoint(tmp_path, quiet_trainer, net, cached, he
     assert widths == [40, 20, 6]
     assert model.scores.members["Generative"].density.ggt.num_variables == 20
     assert not model.scores.members["Generative"].density.normalize  # taps have a scale: their length says something
-    assert model.backbone.scales(None)  # the head's own features are of taps too
+    assert model.backbone.is_scaled(None)  # the head's own features are of taps too
     assert model.scores.members["KNN"].bank.shape[1] == 6
     assert model.scores.members["Mahalanobis"].center.shape == (40,)
     body = Backbone(Net(), layers=["one", "two"], pool="2x2")

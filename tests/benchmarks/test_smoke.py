@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from brainet_pl.backbones.extractor import CifarResNet
+from brainet_pl.backbones.cifar import CifarResNet
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
 from brainet_pl.structure import rai
 

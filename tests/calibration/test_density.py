@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl._utils.framework import ModelCheckpoint, pl
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.calibration import DensityScaling, TemperatureScaling
 from brainet_pl.calibration.density import LEAST_NLL, fade, fit_faded, fit_widened
 from brainet_pl.calibration.temperature import fit_temperature, scale
@@ -25,6 +25,7 @@ from brainet_pl.model.export import export_onnx, export_program
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
 from brainet_pl.scores import KNN, Combined, Verdict
+from brainet_pl.scores.reference import p_values
 from brainet_pl.tasks import Regression
 
 

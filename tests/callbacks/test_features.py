@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import brainet_pl
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl._utils.rng import isolated_rng
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
@@ -210,6 +210,25 @@ def test_a_datamodule_without_a_structure_loader_has_none_afterwards(tmp_path, q
     quiet_trainer(tmp_path, FeatureCache(progress=False)).fit(small(head=Linear()), datamodule=data)
     assert not hasattr(data, "structure_dataloader")
     assert next(iter(data.train_dataloader()))[0].shape == (10, 1, 8, 8)
+
+
+def test_a_loader_that_was_set_on_the_datamodule_is_cached_and_stays(tmp_path, quiet_trainer):
+    data, model, seen = Digits(images=True), small(head=Linear()), []
+    loader = DataLoader(TensorDataset(torch.rand(20, 1, 8, 8), torch.arange(20) % 8), batch_size=10)
+    data.val_dataloader = lambda: loader
+    step = model.validation_step
+    model.validation_step = lambda batch, batch_idx: (seen.append(type(batch[0])), step(batch, batch_idx))[1]
+    quiet_trainer(tmp_path, FeatureCache(progress=False)).fit(model, datamodule=data)
+    assert set(seen) == {BackboneOutput}
+    assert data.val_dataloader() is loader
+
+
+def test_a_fit_from_loaders_is_refused_after_one_from_a_datamodule(tmp_path, quiet_trainer):
+    trainer = quiet_trainer(tmp_path, FeatureCache(progress=False))
+    trainer.fit(small(head=Linear()), datamodule=Digits(images=True))
+    loader = DataLoader(TensorDataset(torch.rand(20, 1, 8, 8), torch.arange(20) % 8), batch_size=10)
+    with pytest.raises(RuntimeError, match="expected a datamodule to cache features of, got plain loaders"):
+        trainer.fit(small(head=Linear()), loader, loader)
 
 
 # -- on disk -----------------------------------------------------------------------------------------------------------
@@ -420,11 +439,6 @@ def test_what_cannot_be_cached_is_named(tmp_path, quiet_trainer, monkeypatch):
     loader = DataLoader(TensorDataset(torch.rand(20, 1, 8, 8), torch.arange(20) % 8), batch_size=10)
     with pytest.raises(RuntimeError, match="expected a datamodule to cache features of, got plain loaders"):
         fit(small(head=Linear()), train_dataloaders=loader)
-    base_logits = Digits(images=True)
-    base_logits.val_dataloader = lambda: loader
-    with pytest.raises(RuntimeError, match="got val_dataloader set on the object itself: define them in its class"):
-        fit(small(head=Linear()), base_logits)
-    assert base_logits.val_dataloader() is loader
     monkeypatch.setattr(Digits, "val_dataloader", lambda self: [])
     with pytest.raises(RuntimeError, match="expected one validation DataLoader to cache features of, got list"):
         fit(small(head=Linear()))

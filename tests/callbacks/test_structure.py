@@ -53,8 +53,8 @@ def test_the_tree_is_learned_again_and_resuming_repeats_it(tmp_path, quiet_train
     trainer, model, observe = fit(tmp_path / "whole", quiet_trainer)
     assert observe.trees[0] == observe.trees[1] != observe.trees[2] == observe.trees[3]
     held = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
-    assert held == [*model.head.parameters(), *model.backbone.trained()]
-    trained = len(list(model.backbone.trained()))
+    assert held == [*model.head.parameters(), *model.backbone.trainable_parameters()]
+    trained = len(list(model.backbone.trainable_parameters()))
     assert trained <= observe.states[2] <= observe.states[1]  # what is remembered of the backbone stays
     stored = torch.load(tmp_path / "whole" / "last.ckpt", weights_only=True)
     assert GGT.from_dict(stored["brainet"]["ggt"]).fingerprint == model.ggt.fingerprint

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from brainet_pl._utils.framework import ModelCheckpoint
-from brainet_pl.backbones.presets import Preset, find_preset
+from brainet_pl.backbones.loading import Preset, find_preset
 from brainet_pl.callbacks import FeatureCache, PredictionFile
 from brainet_pl.cli import main
 from brainet_pl.datamodules import ImageFolder

@@ -1,5 +1,6 @@
 """Features on disk: bit for bit those of a plain extraction, run once, and never those of something else."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import brainet_pl
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl._utils import digest
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.cli import cache as caches
 from brainet_pl.datamodules.base import Samples
@@ -79,18 +81,18 @@ def watched(backbone):
 
 
 def same(one, other):
-    pairs = [(one.targets, other.targets), *zip(*(_all(e.readings) for e in (one, other)), strict=True)]
-    assert list(one.readings.more) == list(other.readings.more)
+    pairs = [(one.targets, other.targets), *zip(*(_all(e.output) for e in (one, other)), strict=True)]
+    assert list(one.output.more) == list(other.output.more)
     for a, b in pairs:
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
 
 
-def _all(readings):
+def _all(output):
     return [
-        readings.features,
-        *readings.more.values(),
-        *([] if readings.base_logits is None else [readings.base_logits]),
+        output.features,
+        *output.more.values(),
+        *([] if output.base_logits is None else [output.base_logits]),
     ]
 
 
@@ -120,7 +122,7 @@ def test_what_is_stored_is_what_a_plain_extraction_gives(tmp_path, kind, views):
     seen = watched(again)
     second = take(tmp_path, again, batches(kind))
     same(second.extracted, twin)
-    assert seen == [feature_store.FEW]
+    assert seen == [feature_store.CHECKED]
     assert second.folder == first.folder
     parts = list(second.parts())
     assert torch.equal(torch.cat([part.features for part in parts]), twin.features)
@@ -149,7 +151,7 @@ def test_other_inputs_labels_or_weights_are_extracted(tmp_path, kind):
     seen = watched(backbone)
     other = take(tmp_path, backbone, batches(kind, one_bit))
     same(other.extracted, plain_extract(made(), batches(kind, one_bit), progress=False))
-    assert seen == [feature_store.FEW, 8]  # the batches that did not change are there already
+    assert seen == [feature_store.CHECKED, 8]  # the batches that did not change are there already
     relabelled = take(tmp_path, loader=batches(kind, labels))
     assert torch.equal(relabelled.extracted.features, first.extracted.features)
     assert relabelled.extracted.targets[3] == 2
@@ -181,7 +183,7 @@ def test_shares_of_processes_are_found_by_one_process(tmp_path):
     backbone = made()
     seen = watched(backbone)
     same(take(tmp_path, backbone).extracted, plain_extract(made(), batches(), progress=False))
-    assert seen == [feature_store.FEW] * 2  # one look at each share
+    assert seen == [feature_store.CHECKED] * 2  # one look at each share
 
 
 def test_nothing_in_nothing_out(tmp_path):
@@ -190,7 +192,7 @@ def test_nothing_in_nothing_out(tmp_path):
 
 def test_inputs_that_are_no_tensors_are_not_stored(tmp_path):
     with pytest.raises(feature_store.NotStored, match="expected inputs of tensors alone, got list"):
-        feature_store.mark_of({"text": ["a"]})
+        feature_store.digest_of({"text": ["a"]})
 
 
 # -- what no name shows -----------------------------------------------------------------------------------------------
@@ -204,6 +206,45 @@ def test_a_model_that_changed_behind_its_name_is_found_out(tmp_path, kind, monke
         found = take(tmp_path, loader=batches(kind), quiet=False)
     same(found.extracted, plain_extract(made(), batches(kind), progress=False))
     same(take(tmp_path, loader=batches(kind)).extracted, found.extracted)
+
+
+SOURCE = """
+import torch
+from torch import nn
+SCALE = {scale}
+def helper(x):
+    return x * SCALE
+class Made(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 6)
+        self.last = nn.Linear(6, 3)
+    def features(self, x):
+        return {expression}
+    def forward(self, x):
+        return self.last(self.features(x))
+"""
+HELPED = "helper(self.fc(x.flatten(1)))"
+
+
+def compiled(scale, expression):
+    """A backbone whose class is always called `made.Made`."""
+    space = {"__name__": "made"}
+    exec(SOURCE.format(scale=scale, expression=expression), space)
+    torch.manual_seed(0)
+    return Backbone(space["Made"]()).build()
+
+
+@KINDS
+@pytest.mark.parametrize("changed", [(2.0, HELPED), (1.0, f"{HELPED} + 1"), (1.0, "self.fc(x.flatten(1)).relu()")])
+def test_code_that_changed_in_a_class_of_the_same_name_is_found_out(tmp_path, kind, changed):
+    first = take(tmp_path, compiled(1.0, HELPED), batches(kind))
+    assert take(tmp_path, compiled(1.0, HELPED), batches(kind)).folder == first.folder
+    with pytest.warns(UserWarning, match="extracted again: the backbone gives other features for the same inputs"):
+        found = take(tmp_path, compiled(*changed), batches(kind), quiet=False)
+    assert found.folder == first.folder
+    same(found.extracted, plain_extract(compiled(*changed), batches(kind), progress=False))
+    same(take(tmp_path, compiled(*changed), batches(kind)).extracted, found.extracted)
 
 
 def test_data_that_changed_behind_its_name_is_found_out(tmp_path, monkeypatch):
@@ -225,6 +266,12 @@ def flip(path):
     path.write_bytes(content)
 
 
+def outdated(folder):
+    """Turn an entry into one of the format before, whose own digest is right."""
+    content = json.loads((folder / "index.json").read_text())["content"] | {"format": feature_store.FORMAT - 1}
+    (folder / "index.json").write_text(json.dumps({"content": content, "digest": digest.fingerprint(content)}))
+
+
 DAMAGE = {
     "a bit of a feature": lambda folder: flip(folder / "features.bin"),
     "a bit of a label": lambda folder: flip(folder / "targets.bin"),
@@ -233,17 +280,21 @@ DAMAGE = {
     "an empty index": lambda folder: (folder / "index.json").write_text(""),
     "no index": lambda folder: (folder / "index.json").unlink(),
     "no features": lambda folder: (folder / "features.bin").unlink(),
+    "an older format": outdated,
     "another index": lambda folder: (folder / "index.json").write_text('{"content": [], "digest": 1}'),
 }
 
 
 @KINDS
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_entry_is_set_aside_and_extracted_again(tmp_path, kind, damage):
+def test_a_damaged_entry_is_renamed_and_extracted_again(tmp_path, kind, damage):
     first = take(tmp_path, loader=batches(kind))
     wanted = plain_extract(made(), batches(kind), progress=False)
     damage(first.folder)
-    with pytest.warns(UserWarning, match=rf"set .*{first.folder.name} aside as {first.folder.name}.bad"):
+    with pytest.warns(
+        UserWarning,
+        match=rf"renamed .*{first.folder.name} to {first.folder.name}.bad, and features are extracted again",
+    ):
         found = take(tmp_path, loader=batches(kind), quiet=False)
     same(found.extracted, wanted)
     same(take(tmp_path, loader=batches(kind)).extracted, wanted)
@@ -316,8 +367,8 @@ def test_two_processes_may_extract_the_same_at_once(tmp_path):
 def test_listing_and_clearing_touch_nothing_else(tmp_path, capsys):
     entry = take(tmp_path)
     other = take(tmp_path, loader=batches(Listed))
-    with pytest.warns(UserWarning, match="aside"):
-        feature_store.set_aside(other.folder, "a test")
+    with pytest.warns(UserWarning, match="renamed"):
+        feature_store.mark_bad(other.folder, "a test")
     mine = [tmp_path / "notes.txt", tmp_path / "0123456789abcdef" / "notes" / "mine.bin", tmp_path / "data" / "a" / "b"]
     for path in mine:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -352,7 +403,7 @@ def test_when_it_was_used_is_known(tmp_path):
     long_ago = time.time() - 10 * 86400
     for path in entry.folder.iterdir():
         os.utime(path, (long_ago, long_ago))
-    assert [one.folder for one in feature_store.stored(tmp_path)] == [entry.folder]
+    assert [one.folder for one in feature_store.list_stored(tmp_path)] == [entry.folder]
     take(tmp_path)
     assert feature_store.clear(tmp_path, unused_days=5) == []
     for path in entry.folder.iterdir():

@@ -9,7 +9,7 @@ from torch import nn
 
 from brainet_pl import BRAINet, learn_structure, rai
 from brainet_pl._utils.parts import make_part
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.calibration.temperature import fit_temperature
 from brainet_pl.datamodules import Table
 from brainet_pl.metrics.curves import adaptive_calibration_error, calibration_sums, risk_coverage

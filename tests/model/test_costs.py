@@ -7,7 +7,7 @@ from torch import nn
 
 from brainet_pl import BRAINet
 from brainet_pl._utils.framework import CSVLogger
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.datamodules import Digits

@@ -8,7 +8,7 @@ from torch import nn
 from brainet_pl import BRAINet, swap_head
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl._utils.search import places
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.calibration import Conformal, DensityScaling, IsotonicScaling, TemperatureScaling, VectorScaling
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.cli import main

@@ -8,7 +8,7 @@ import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl._utils.framework import ModelCheckpoint, pl
-from brainet_pl.backbones.extractor import Backbone
+from brainet_pl.backbones.loading import Backbone
 from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.metrics.curves import separation

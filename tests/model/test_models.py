@@ -73,7 +73,7 @@ def check(folder, trainer_of, name, side, options, head, taps):
     data = Batches(known, images(side, known=False))
     body = run(folder, trainer_of, Backbone(name, options=options), data, [known.tensors[0][:4]])
     assert body.removed.name == head
-    assert [tap.layer for tap in body.seen[0].found] == taps
+    assert [tap.layer for tap in body.views[0].resolved] == taps
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_text_classifiers(tmp_path, quiet_trainer, kind, settings, head, taps):
     batch = encoded([known[i] for i in range(5)])
     body = run(tmp_path, quiet_trainer, Backbone(model), data, batch, again=Backbone(model))
     assert body.removed.name == head
-    assert [tap.layer for tap in body.seen[0].found] == taps
+    assert [tap.layer for tap in body.views[0].resolved] == taps
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         torch.testing.assert_close(body(inputs, more=True).base_logits, model(**inputs).logits)
@@ -251,7 +251,7 @@ def test_an_image_classifier_of_transformers(tmp_path, quiet_trainer):
     batch = collate([known[i] for i in range(5)])
     body = run(tmp_path, quiet_trainer, Backbone(model), data, batch, again=Backbone(model))
     assert body.removed.name == "classifier"
-    assert [tap.layer for tap in body.seen[0].found] == ["vit.layers.0", "vit.layers.1"]
+    assert [tap.layer for tap in body.views[0].resolved] == ["vit.layers.0", "vit.layers.1"]
 
 
 @pytest.mark.parametrize("left", [False, True])
