@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from brainet_pl._utils import atomic
+from brainet_pl._utils import atomic, lightning_private
 from brainet_pl._utils.framework import ModelCheckpoint, SIGTERMException, TorchCheckpointIO, pl
 
 
@@ -55,5 +55,5 @@ class LastCheckpoint(ModelCheckpoint):
         """Save on SIGTERM, which Lightning raises between two batches; alone, because others may be gone already."""
         epochs: Any = trainer.fit_loop.epoch_progress.current
         stopped = isinstance(exception, SIGTERMException) and epochs.processed < epochs.started
-        if stopped and trainer.world_size == 1 and not self._should_skip_saving_checkpoint(trainer):
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+        if stopped and trainer.world_size == 1:
+            lightning_private.save_now(self, trainer)

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from brainet_pl._utils import lightning_private
 from brainet_pl._utils.framework import Callback, ModelCheckpoint, is_wandb, pl, rank_zero_info
 from brainet_pl.callbacks.logging import log_files, log_use
-from brainet_pl.checkpoints import runs
+from brainet_pl.checkpoints.format import RUN, wandb_id
 from brainet_pl.distributed.samples import on_rank_zero
 
 SEED = "PL_GLOBAL_SEED"  # of seed_everything
@@ -27,12 +28,13 @@ def set_wandb_run_metadata(trainer: pl.Trainer, head: str, task: str) -> None:
     job = None if trainer.state.fn is None else str(trainer.state.fn.value)
     said = {"name": "-".join(filter(None, (data, head, seed))), "group": data, "tags": [head, task], "job_type": job}
     for logger in trainer.loggers:
-        if is_wandb(logger) and logger._wandb_init.get("anonymous", "") is None:
-            del logger._wandb_init["anonymous"]  # Lightning's default, of which W&B warns
-        if is_wandb(logger) and logger._experiment is None and logger.version is None:
-            for key, value in said.items():
-                if logger._wandb_init.get(key) is None:
-                    logger._wandb_init[key] = value
+        if not is_wandb(logger):
+            continue
+        arguments = lightning_private.wandb_arguments(logger)
+        if arguments.get("anonymous", "") is None:
+            del arguments["anonymous"]  # Lightning's default, of which W&B warns
+        if lightning_private.experiment_of(logger) is None and logger.version is None:
+            arguments.update({key: value for key, value in said.items() if arguments.get(key) is None})
 
 
 class Tracking(Callback):
@@ -55,7 +57,7 @@ class Tracking(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Remember which run of W&B has written it."""
-        self._origin = runs.wandb_id(checkpoint)
+        self._origin = wandb_id(checkpoint.get(RUN))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A fit that goes on from a checkpoint of another run."""
@@ -87,8 +89,7 @@ class Tracking(Callback):
             on_rank_zero(trainer, lambda: self._keep(trainer, pl_module))
 
     def _keep(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        boards = [logger for logger in trainer.loggers if is_wandb(logger)]
-        if any(getattr(logger, "_log_model", False) for logger in boards):
+        if any(is_wandb(logger) and lightning_private.logs_models(logger) for logger in trainer.loggers):
             return
         for one in chosen(trainer):
             size = one.path.stat().st_size / 1e6

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from brainet_pl._utils import checks, digest
+from brainet_pl._utils import checks
 from brainet_pl._utils.framework import (
     CombinedLoader,
     LRSchedulerCallable,
@@ -34,6 +34,7 @@ from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.presets import Preset, find_preset
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.calibration import Calibrator, Conformal
+from brainet_pl.checkpoints.format import FORMAT, STORED, Checkpoint, add_digests, check_callback_states, unpack
 from brainet_pl.distributed.collectives import run_or_fail_together
 from brainet_pl.distributed.samples import Places
 from brainet_pl.evaluation.record import SampleBatch
@@ -80,12 +81,6 @@ else:
     ScoresLike = Sequence[Score | str | Mapping[str, Any]] | None
     MeasuresLike = Sequence[Measure] | None
 
-STORED = "brainet"  # the checkpoint's entry with everything that rebuilds the head
-CONFIG = "brainet_config"  # its entry with the settings of the command line
-HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
-STATES = ("state_dict", STORED, "optimizer_states")
-SETTINGS = (HPARAMS, CONFIG)  # checked as the file is read: Lightning changes them before it loads a model
-FORMAT = 5  # of that entry
 SAMPLE_ROWS = 2048  # training or validation samples that stand for all, where a few tell enough
 TRAINED = ("cls/Acc", "cal/ECE", "reg/RMSE", "cal/QCE")  # measures of training passes: sums, however long an epoch
 SCALE_ROWS = 10_000  # training samples that tell the scale of tapped features, where no more are read anyway
@@ -529,9 +524,9 @@ class BRAINet(pl.LightningModule):
             weights_only: False would run whatever code a pickle holds, so it is refused.
             **kwargs: arguments of `BRAINet` to use instead of the stored ones.
         """
-        content = read_checkpoint(checkpoint_path)  # a file of another version is told before its settings are tried
+        checkpoint = Checkpoint.read(checkpoint_path)  # refuses another format before its settings are tried
         if "backbone" not in kwargs:
-            check_stored_backbone(content.get(HPARAMS, {}).get("backbone"))
+            check_stored_backbone(checkpoint.hparams.get("backbone"))
         if not weights_only:
             raise ValueError(
                 "expected weights_only=True, got False: a checkpoint of BRAINet holds no code, and runs none"
@@ -559,21 +554,19 @@ class BRAINet(pl.LightningModule):
         backbone = None if self.backbone.raw else type(self.backbone.model).__name__
         removed = None if self.backbone.removed is None else self.backbone.removed._asdict()
         stored: dict[str, Any] = {"format": FORMAT, "in_features": self._in_features, "ggt": ggt, "backbone": backbone}
-        stored["removed"], stored["class_names"], stored["own"] = removed, self.class_names, self._has_base_logits
+        stored["removed"], stored["class_names"] = removed, self.class_names
+        stored["base_logits"] = self._has_base_logits
         takes = self.backbone.takes  # what `brainet export` makes an example of
         stored["takes"] = None if takes is None else {name: sample._asdict() for name, sample in takes.items()}
         stored["preset"] = None if self.preset is None else self.preset.to_dict()
         checkpoint[STORED] = primitive(stored)
-        # Lightning calls this last: all parts are there.
-        checkpoint[STORED][digest.ENTRY] = digest.digests(checkpoint, STATES + SETTINGS)
+        add_digests(checkpoint)  # Lightning calls this last: all parts are there
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the head from the checkpoint before its weights are loaded; the checkpoint's own tree wins."""
-        stored = check_stored(checkpoint)
-        digest.check_digests(checkpoint, stored.get(digest.ENTRY), STATES)
+        stored = unpack(checkpoint)
         if self._trainer is not None:
             check_callback_states(checkpoint.get("callbacks"), self.trainer)
-        _check_stored_head(stored)
         if stored["backbone"] is not None and self.backbone.raw:
             raise ValueError(
                 f"expected a backbone of the class {stored['backbone']}, got none: it was given as a module, which a "
@@ -586,12 +579,12 @@ class BRAINet(pl.LightningModule):
         ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
         same = self.head is not None and (self._in_features, self._has_base_logits) == (
             stored["in_features"],
-            stored["own"],
+            stored["base_logits"],
         )
         if ggt is not None and (self.ggt is None or self.ggt.fingerprint != ggt.fingerprint):
             same = False
         if stored["in_features"] is not None and not same:
-            self._build_head(int(stored["in_features"]), ggt, stored["own"])
+            self._build_head(int(stored["in_features"]), ggt, stored["base_logits"])
         named = check_class_names(stored.get("class_names"), self.task)  # older files have none
         if self._trainer is not None and self.class_names and named:  # a fit that goes on has met its data
             same_classes(named, self.class_names)
@@ -891,97 +884,6 @@ def _reach(batches: float, loaders: Sequence[Any] | None) -> int:
     """How many samples to look at: `SAMPLE_ROWS`, or the fewer that the batches of a short run hold."""
     size = getattr(loaders[0], "batch_size", None) if loaders else None
     return SAMPLE_ROWS if size is None else int(min(SAMPLE_ROWS, batches * size))
-
-
-def read_checkpoint(path: Any) -> dict[str, Any]:
-    """The content of a checkpoint file of BRAINet: tensors and primitives, never code."""
-    if "://" in str(path):
-        raise ValueError(f"expected a file, got the address {path}: download it first, then give the file")
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"expected a checkpoint at {path}, found no such file: check the path")
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of a damaged file, any error may come
-        raise ValueError(
-            f"expected a checkpoint with tensors and primitives in {path}, got {type(error).__name__} when reading it: "
-            "the file is damaged or no checkpoint of BRAINet; take another copy"
-        ) from error
-    stored = check_stored(content)
-    digest.check_digests(content, stored.get(digest.ENTRY), SETTINGS)
-    return content
-
-
-def check_stored(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a checkpoint holds to rebuild a head, or an error that says whose checkpoint it is."""
-    stored = checkpoint.get(STORED) if isinstance(checkpoint, Mapping) else None
-    if not isinstance(stored, Mapping):
-        raise ValueError("expected a checkpoint of BRAINet, got one without its structure: load it with its own class")
-    if stored.get("format") != FORMAT:
-        raise ValueError(
-            f"expected a checkpoint of format {FORMAT}, got format {stored.get('format', 1)}, written by another "
-            "version of brainet_pl: train the model again, or load it with the version that wrote it"
-        )
-    settings = checkpoint.get(HPARAMS) or {}
-    if not isinstance(settings, Mapping) or "_instantiator" in settings:  # Lightning would import and call it
-        raise ValueError(
-            "expected the settings of a BRAINet in the checkpoint, got a function that makes the model: a checkpoint "
-            "is data and runs no code; take a file that BRAINet wrote"
-        )
-    return stored
-
-
-def _check_stored_head(stored: Mapping[str, Any]) -> None:
-    """Refuse an entry that no head and no backbone can be rebuilt from."""
-    kinds: dict[str, Any] = {"in_features": int | None, "ggt": dict | None, "backbone": str | None, "own": bool}
-    removed = stored.get("removed")
-    wrong = [key for key, kind in kinds.items() if key not in stored or not isinstance(stored[key], kind)]
-    if removed is not None and (
-        not isinstance(removed, Mapping) or {k: type(v) for k, v in removed.items()} != {"name": str, "leave": bool}
-    ):
-        wrong.append("removed")
-    if not _is_signature(stored.get("takes")):
-        wrong.append("takes")
-    if wrong:
-        raise ValueError(
-            f"expected {', '.join(kinds)}, removed and takes in the checkpoint's entry {STORED!r}, as BRAINet writes "
-            f"them, got no such {', '.join(wrong)}: the file was changed; take another copy"
-        )
-
-
-def _is_signature(takes: Any) -> bool:
-    """Whether this is what inputs look like, as `on_save_checkpoint` writes it; files from before have none."""
-    if takes is None:
-        return True
-    kinds = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
-    return isinstance(takes, Mapping) and all(
-        isinstance(name, str)
-        and isinstance(sample, Mapping)
-        and set(sample) == {"shape", "dtype"}
-        and isinstance(sample["shape"], list)
-        and all(type(n) is int and 0 <= n < 2**31 for n in sample["shape"])
-        and sample["dtype"] in kinds
-        for name, sample in takes.items()
-    )
-
-
-def check_callback_states(states: Any, trainer: pl.Trainer) -> None:
-    """Refuse states of callbacks that name files elsewhere: Lightning deletes older checkpoints by the names it reads.
-
-    It deletes what lies below its folder by the letter of the path, `folder/../../x` included, and anything that has an
-    address.
-    """
-    folders = tuple(f"{getattr(c, 'dirpath', None)}/" for c in trainer.checkpoint_callbacks)
-    for state in states.values() if isinstance(states, Mapping) else ():
-        best = state.get("best_k_models") if isinstance(state, Mapping) else None
-        names = list(best) if isinstance(best, Mapping) else []
-        names += [v for k, v in state.items() if str(k).endswith("path")] if isinstance(state, Mapping) else []
-        for name in (name for name in names if isinstance(name, str)):
-            address = "://" in name or "::" in name
-            if ".." in Path(name).parts or (address and not name.startswith(folders)):
-                raise ValueError(
-                    f"expected checkpoints in the folder of the run in the states of callbacks, got {name!r}: the file "
-                    "is not what Lightning writes; take another copy"
-                )
 
 
 def refuse_sharding(trainer: pl.Trainer) -> None:
