@@ -197,11 +197,12 @@ def infer_task(settings: Any) -> None:
 
 
 def without_wandb(loggers: Any) -> Any:
-    """The loggers of a configuration, without W&B's where W&B is not installed: a run needs no W&B."""
-    if importlib.util.find_spec("wandb") is not None or not isinstance(loggers, list):
+    """The loggers of a configuration, without W&B's where W&B is not installed or WANDB_MODE is "disabled"."""
+    disabled = os.environ.get("WANDB_MODE") == "disabled"  # Lightning would log offline, as the configuration says
+    if not isinstance(loggers, list) or (importlib.util.find_spec("wandb") is not None and not disabled):
         return loggers
     kept = [logger for logger in loggers if not str(logger.get("class_path")).endswith(".WandbLogger")]
-    if len(kept) < len(loggers):
+    if len(kept) < len(loggers) and not disabled:
         rank_zero_info("W&B is not installed, so this run is not logged there: pip install wandb for its dashboard")
     return kept
 

@@ -306,6 +306,20 @@ def test_the_readme_has_one_run(tmp_path, monkeypatch):
     assert (folder.parent / "version_2" / "predictions.csv").is_file()
 
 
+def test_a_run_of_wandb_alone_is_tested_with_nothing_but_its_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    words = ["--data=Digits", "--data.batch_size=32", "--model.num_classes=8", "--model.head=Linear"]
+    logger = ["--trainer.logger=WandbLogger", "--trainer.logger.save_dir=runs", "--trainer.logger.project=p"]
+    fitted = main(["fit", *words, *logger, "--trainer.max_epochs=1", *QUIET])
+    wandb.finish()
+    file = Path(fitted.trainer.checkpoint_callback.best_model_path)
+    assert file.resolve().parents[2] == tmp_path / "runs" / "p"
+    tested = main(["test", "--ckpt_path", str(file), *QUIET])
+    wandb.finish()
+    assert tested.datamodule.batch_size == 32
+    assert tested.trainer.logger.version == fitted.trainer.logger.version == file.parents[1].name
+
+
 def test_every_shipped_configuration_keeps_a_best_and_the_last():
     for path in shipped().values():
         used = {c["class_path"].rpartition(".")[2]: c for c in yaml.safe_load(path.read_text())["trainer"]["callbacks"]}
