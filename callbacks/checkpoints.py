@@ -1,4 +1,4 @@
-"""Checkpoints that a run can go on from: the last state, written whole or not at all."""
+"""Checkpoints to resume from: the last state, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LastCheckpoint(ModelCheckpoint):
     `ModelCheckpoint(monitor=…)`; it always runs after that one, so that the last state remembers the best.
 
     SIGTERM, which a cluster sends before it takes a machine away, also keeps the steps of an epoch so far. After any
-    other exception the file stays as it is: it comes from inside a step, where there is no state to go on from exactly.
+    other exception the file stays as it is: it comes from inside a step, which has no state to resume from exactly.
 
     Args:
         dirpath: folder of the file; null is the folder `checkpoints` of the run.

@@ -1,4 +1,4 @@
-"""A resumed fit repeats the uninterrupted one: random states are kept in checkpoints and put back."""
+"""A resumed fit gives what an uninterrupted one gives: checkpoints keep the random states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = "PL_GLOBAL_SEED"  # of seed_everything; Lightning seeds the samplers of s
 
 
 class ExactResume(Callback):
-    """Makes `fit(ckpt_path=…)` go on as if it had never stopped. A `BRAINet` brings this callback itself.
+    """Makes `fit(ckpt_path=…)` continue as if it had never stopped. A `BRAINet` brings this callback itself.
 
     A checkpoint holds the states of the random generators of Python, NumPy and torch at its own moment and at the start
     of its epoch. Lightning makes the iterator over an epoch's data after `on_train_epoch_start`, and that draws the
@@ -27,7 +27,7 @@ class ExactResume(Callback):
 
     - after a checkpoint from the end of an epoch, its states are put back and the iterator is made again;
     - after one from the middle of an epoch, the iterator is made from the states at the epoch's start, the batches that
-      were trained on are read and dropped, the states of the checkpoint are put back, and the epoch goes on.
+      were trained on are read and dropped, the states of the checkpoint are put back, and the epoch continues.
 
     Weights and metrics are then the same to the bit on a CPU. Not covered: random numbers in workers that outlive an
     epoch (`persistent_workers`), and `reload_dataloaders_every_n_epochs`.

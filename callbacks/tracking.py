@@ -17,7 +17,7 @@ SEED = "PL_GLOBAL_SEED"  # of seed_everything
 
 
 def set_wandb_run_metadata(trainer: pl.Trainer, head: str, task: str) -> None:
-    """Tell W&B what a run is, before it begins: what the user did not say, and only of a run that is new.
+    """Set name, group, tags and job of a W&B run before it begins, where the run is new and the user set none.
 
     The group is the data, so that runs on the same data stand together; the name is data, head and seed; the tags are
     head and task; the job type is what the Trainer does.
@@ -26,7 +26,8 @@ def set_wandb_run_metadata(trainer: pl.Trainer, head: str, task: str) -> None:
     data = str(getattr(source, "name", None) or ("data" if source is None else type(source).__name__)).lower()
     seed = os.environ.get(SEED, "")
     job = None if trainer.state.fn is None else str(trainer.state.fn.value)
-    said = {"name": "-".join(filter(None, (data, head, seed))), "group": data, "tags": [head, task], "job_type": job}
+    name = "-".join(filter(None, (data, head, seed)))
+    defaults = {"name": name, "group": data, "tags": [head, task], "job_type": job}
     for logger in trainer.loggers:
         if not is_wandb(logger):
             continue
@@ -34,7 +35,7 @@ def set_wandb_run_metadata(trainer: pl.Trainer, head: str, task: str) -> None:
         if arguments.get("anonymous", "") is None:
             del arguments["anonymous"]  # Lightning's default, of which W&B warns
         if lightning_private.experiment_of(logger) is None and logger.version is None:
-            arguments.update({key: value for key, value in said.items() if arguments.get(key) is None})
+            arguments.update({key: value for key, value in defaults.items() if arguments.get(key) is None})
 
 
 class Tracking(Callback):
@@ -46,7 +47,7 @@ class Tracking(Callback):
     callback itself; to set it, or to keep models away (`most_megabytes=0`), give one.
 
     Args:
-        most_megabytes: a larger checkpoint stays where it is.
+        most_megabytes: The size up to which a checkpoint is handed to loggers.
     """
 
     def __init__(self, most_megabytes: float = 200.0) -> None:
@@ -56,19 +57,19 @@ class Tracking(Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remember which run of W&B has written it."""
+        """Remember the W&B run that wrote it."""
         self._origin = wandb_id(checkpoint.get(RUN))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A fit that goes on from a checkpoint of another run."""
+        """Note the checkpoint of another run from which a fit starts."""
         self._use(trainer, pl_module)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """What follows is made by this checkpoint."""
+        """Note the checkpoint that the results come from."""
         self._use(trainer, pl_module)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """What follows is made by this checkpoint."""
+        """Note the checkpoint that the results come from."""
         self._use(trainer, pl_module)
 
     def _use(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -104,7 +105,7 @@ class Tracking(Callback):
 
 
 def _tree(module: pl.LightningModule) -> str | None:
-    """What tells the tree of a model from others."""
+    """The fingerprint of a model's tree."""
     ggt = getattr(module, "ggt", None)
     return None if ggt is None else str(ggt.fingerprint)
 

@@ -240,8 +240,8 @@ def stored_config(checkpoint: Checkpoint) -> dict[str, Any]:
             f"expected the configuration of a run in {run / CONFIG_FILE}, got {type(error).__name__} when reading it: "
             "take another copy, or give the settings yourself and the checkpoint from another folder"
         ) from error
-    parts = {name: of_run[name] for name in ("data", "trainer") if isinstance(of_run, Mapping) and name in of_run}
-    return parts | dict(config)
+    parts = {name: of_run.get(name) for name in ("data", "trainer")} if isinstance(of_run, Mapping) else {}
+    return dict(config) | {name: part for name, part in parts.items() if name not in config}
 
 
 def check_ckpt_path(path: str) -> None:
