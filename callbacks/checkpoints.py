@@ -1,4 +1,4 @@
-"""Checkpoints that a run can go on from: the last state, written whole or not at all."""
+"""Checkpoints to resume from: the last state, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from brainet_pl._utils import atomic
+from brainet_pl._utils import atomic, lightning_private
 from brainet_pl._utils.framework import ModelCheckpoint, SIGTERMException, TorchCheckpointIO, pl
 
 
@@ -34,7 +34,7 @@ class LastCheckpoint(ModelCheckpoint):
     `ModelCheckpoint(monitor=…)`; it always runs after that one, so that the last state remembers the best.
 
     SIGTERM, which a cluster sends before it takes a machine away, also keeps the steps of an epoch so far. After any
-    other exception the file stays as it is: it comes from inside a step, where there is no state to go on from exactly.
+    other exception the file stays as it is: it comes from inside a step, which has no state to resume from exactly.
 
     Args:
         dirpath: folder of the file; null is the folder `checkpoints` of the run.
@@ -55,5 +55,5 @@ class LastCheckpoint(ModelCheckpoint):
         """Save on SIGTERM, which Lightning raises between two batches; alone, because others may be gone already."""
         epochs: Any = trainer.fit_loop.epoch_progress.current
         stopped = isinstance(exception, SIGTERMException) and epochs.processed < epochs.started
-        if stopped and trainer.world_size == 1 and not self._should_skip_saving_checkpoint(trainer):
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+        if stopped and trainer.world_size == 1:
+            lightning_private.save_now(self, trainer)

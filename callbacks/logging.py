@@ -13,6 +13,7 @@ from matplotlib.image import imsave
 
 from brainet_pl._utils.csv import write_rows
 from brainet_pl._utils.framework import is_csv, is_tensorboard, is_wandb, pl, rank_zero_info, rank_zero_only
+from brainet_pl._utils.lightning_private import logged_step
 from brainet_pl.callbacks.sinks import SavedFigure, SavedTable, Sink, rgb, sink_of
 from brainet_pl.evaluation import figures
 from brainet_pl.evaluation.chart import Chart, Matrix
@@ -76,7 +77,7 @@ def log_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequ
     plain = [[_saved(cell, path, f"{i}_{j}") for j, cell in enumerate(row)] for i, row in enumerate(rows)]
     with path.open("w", newline="", encoding="utf-8") as file:
         write_rows(file, [list(columns), *plain])
-    table = SavedTable(name, list(columns), rows, plain, path, _step(trainer))
+    table = SavedTable(name, list(columns), rows, plain, path, logged_step(trainer))
     _send(trainer, "tables", path.parent, lambda sink: sink.table(table))
     shown = ((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if isinstance(cell, np.ndarray))
     return {f"{name}/{i}/{j}": str(plain[i][j]) for i, j in shown}
@@ -129,7 +130,7 @@ def log_numbers(trainer: pl.Trainer, numbers: Mapping[str, float]) -> None:
     """Numbers that a run has once to every logger; in W&B they are in the summary, and no panel is made of them."""
     define_summaries(trainer, dict.fromkeys(numbers, "last"), hidden=True)
     for logger in trainer.loggers:
-        logger.log_metrics(dict(numbers), step=_step(trainer))
+        logger.log_metrics(dict(numbers), step=logged_step(trainer))
 
 
 @rank_zero_only
@@ -139,7 +140,7 @@ def log_scores(trainer: pl.Trainer, make: Callable[[], LoggedTable]) -> None:
     if boards:
         table = make()
         for board in boards:
-            board.log_table("test/scores", columns=list(table.columns), data=table.rows, step=_step(trainer))
+            board.log_table("test/scores", columns=list(table.columns), data=table.rows, step=logged_step(trainer))
 
 
 @rank_zero_only
@@ -159,11 +160,6 @@ def define_summaries(trainer: pl.Trainer, best: Mapping[str, str], hidden: bool 
                 )
 
 
-def _step(trainer: pl.Trainer) -> int:
-    """The step at which Lightning logs: that of the last training, or of the checkpoint of a run that goes on."""
-    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
-
-
 def _send(trainer: pl.Trainer, what: str, folder: Path, log: Callable[[Sink], None]) -> None:
     """Log to every logger that takes such a thing; say once of each other one where the files are."""
     for sink in map(sink_of, trainer.loggers):
@@ -178,7 +174,7 @@ def _saved_figure(trainer: pl.Trainer, name: str, figure: Figure) -> SavedFigure
     path = run_folder(trainer) / "figures" / f"{file_name(name)}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    return SavedFigure(name, figure, path, _step(trainer))
+    return SavedFigure(name, figure, path, logged_step(trainer))
 
 
 def _saved(cell: Any, table: Path, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A resumed fit repeats the uninterrupted one: random states are kept in checkpoints and put back."""
+"""A resumed fit gives what an uninterrupted one gives: checkpoints keep the random states."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from brainet_pl._utils import lightning_private
 from brainet_pl._utils.framework import Callback, TorchCheckpointIO, TrainerFn, is_csv, pl, rank_zero_warn
 from brainet_pl._utils.rng import States, collect, put_back
 from brainet_pl.callbacks.checkpoints import WholeCheckpointIO
+from brainet_pl.checkpoints import runs
+from brainet_pl.checkpoints.format import RANDOM, RUN
 from brainet_pl.distributed.samples import all_gather
 
-RANDOM = "brainet_random"  # the checkpoint's entry
 SEED = "PL_GLOBAL_SEED"  # of seed_everything; Lightning seeds the samplers of several processes with it
 
 
 class ExactResume(Callback):
-    """Makes `fit(ckpt_path=…)` go on as if it had never stopped. A `BRAINet` brings this callback itself.
+    """Makes `fit(ckpt_path=…)` continue as if it had never stopped. A `BRAINet` brings this callback itself.
 
     A checkpoint holds the states of the random generators of Python, NumPy and torch at its own moment and at the start
     of its epoch. Lightning makes the iterator over an epoch's data after `on_train_epoch_start`, and that draws the
@@ -25,7 +27,7 @@ class ExactResume(Callback):
 
     - after a checkpoint from the end of an epoch, its states are put back and the iterator is made again;
     - after one from the middle of an epoch, the iterator is made from the states at the epoch's start, the batches that
-      were trained on are read and dropped, the states of the checkpoint are put back, and the epoch goes on.
+      were trained on are read and dropped, the states of the checkpoint are put back, and the epoch continues.
 
     Weights and metrics are then the same to the bit on a CPU. Not covered: random numbers in workers that outlive an
     epoch (`persistent_workers`), and `reload_dataloaders_every_n_epochs`.
@@ -46,9 +48,7 @@ class ExactResume(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep the states of all processes and which run this is; what was logged is written, lest a kill lose it."""
-        from brainet_pl.checkpoints import runs
-
-        checkpoint[runs.RUN] = runs.describe(trainer)
+        checkpoint[RUN] = runs.describe(trainer)
         states = {"now": all_gather(collect()), "epoch_start": all_gather(self._epoch_start)}
         checkpoint[RANDOM] = states | {"seed": os.environ.get(SEED)}
         for logger in trainer.loggers:
@@ -82,7 +82,7 @@ class ExactResume(Callback):
         if self._stored is None:
             return
         loop: Any = trainer.fit_loop
-        loaders = loop._combined_loader.flattened
+        loaders = lightning_private.train_loaders(trainer) or []
         if any(getattr(loader, "persistent_workers", False) for loader in loaders):
             rank_zero_warn(
                 "expected workers that live for an epoch, got persistent_workers=True in the training loader: if they "
@@ -106,7 +106,8 @@ class ExactResume(Callback):
                 for sampler in samplers:
                     if hasattr(sampler, "set_epoch"):  # of several processes: it shuffles by the number of the epoch
                         sampler.set_epoch(epochs.processed)
-            fetcher, trained = iter(loop._data_fetcher), loop.epoch_loop.batch_progress.current.processed
+            fetcher: Any = lightning_private.restart_training_data(trainer)
+            trained = loop.epoch_loop.batch_progress.current.processed
             for _ in range(trained):
                 next(fetcher)
             fetcher.fetched -= trained  # Lightning adds them itself
@@ -115,14 +116,13 @@ class ExactResume(Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note the states from which the epoch's iterator is made; after a resume, make it here."""
-        loop: Any = trainer.fit_loop
         if self._stored is not None or trainer.current_epoch > 0:
             self._epoch_start = collect()
         if self._stored is not None:
             self._stored = None
-            lightning_does = trainer.current_epoch > 0 and not getattr(loop, "is_resuming", False)
-            if not lightning_does and not _stateful(loop._combined_loader.flattened):
-                iter(loop._data_fetcher)
+            lightning_does = trainer.current_epoch > 0 and not getattr(trainer.fit_loop, "is_resuming", False)
+            if not lightning_does and not _stateful(lightning_private.train_loaders(trainer) or []):
+                lightning_private.restart_training_data(trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A checkpoint from the end leaves nothing to train, but a test may follow."""

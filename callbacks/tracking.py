@@ -6,9 +6,10 @@ import filecmp
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from brainet_pl._utils import lightning_private
 from brainet_pl._utils.framework import Callback, ModelCheckpoint, is_wandb, pl, rank_zero_info
 from brainet_pl.callbacks.logging import log_files, log_use
-from brainet_pl.checkpoints import runs
+from brainet_pl.checkpoints.format import RUN, wandb_id
 from brainet_pl.distributed.samples import on_rank_zero
 
 
@@ -21,7 +22,7 @@ class Tracking(Callback):
     callback itself; to set it, or to keep models away (`most_megabytes=0`), give one.
 
     Args:
-        most_megabytes: a larger checkpoint stays where it is.
+        most_megabytes: The size up to which a checkpoint is handed to loggers.
     """
 
     def __init__(self, most_megabytes: float = 200.0) -> None:
@@ -31,19 +32,19 @@ class Tracking(Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remember which run of W&B has written it."""
-        self._origin = runs.wandb_id(checkpoint)
+        """Remember the W&B run that wrote it."""
+        self._origin = wandb_id(checkpoint.get(RUN))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A fit that goes on from a checkpoint of another run."""
+        """Note the checkpoint of another run from which a fit starts."""
         self._use(trainer, pl_module)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """What follows is made by this checkpoint."""
+        """Note the checkpoint that the results come from."""
         self._use(trainer, pl_module)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """What follows is made by this checkpoint."""
+        """Note the checkpoint that the results come from."""
         self._use(trainer, pl_module)
 
     def _use(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -64,8 +65,7 @@ class Tracking(Callback):
             on_rank_zero(trainer, lambda: self._keep(trainer, pl_module))
 
     def _keep(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        boards = [logger for logger in trainer.loggers if is_wandb(logger)]
-        if any(getattr(logger, "_log_model", False) for logger in boards):
+        if any(is_wandb(logger) and lightning_private.logs_models(logger) for logger in trainer.loggers):
             return
         for one in chosen(trainer):
             size = one.path.stat().st_size / 1e6
@@ -80,7 +80,7 @@ class Tracking(Callback):
 
 
 def _tree(module: pl.LightningModule) -> str | None:
-    """What tells the tree of a model from others."""
+    """The fingerprint of a model's tree."""
     ggt = getattr(module, "ggt", None)
     return None if ggt is None else str(ggt.fingerprint)
 

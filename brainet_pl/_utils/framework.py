@@ -1,8 +1,8 @@
-"""Which Lightning: `pytorch_lightning` or `lightning.pytorch`, two copies of one library that do not know each other.
+"""Which Lightning: `pytorch_lightning` or `lightning.pytorch`, two copies of one library that do not mix.
 
-Everything else in the package takes Lightning's classes from here. The choice falls when the package is imported: what
-the environment variable BRAINET_LIGHTNING says, else the one that was imported before, else the one that is installed,
-else `pytorch_lightning`.
+Everything else in the package imports Lightning's classes from here. The choice is made when the package is imported:
+what the environment variable BRAINET_LIGHTNING says, else the one that was imported before, else the one that is
+installed, else `pytorch_lightning`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def choose(forced: str | None, loaded: Collection[str], installed: Callable[[str
     """Chooses the namespace of Lightning to use.
 
     Args:
-        forced: what the user asks for: "pytorch_lightning", "lightning", or nothing.
-        loaded: the names of all modules that are imported.
-        installed: tells whether a package is there.
+        forced: The namespace that the user asks for: "pytorch_lightning", "lightning", or None.
+        loaded: The names of all imported modules.
+        installed: Whether a package is installed, by its name.
     """
     if forced:
         names = {OLD: OLD, "lightning": NEW, NEW: NEW}
@@ -172,7 +172,7 @@ def refuse_mix(thing: object, namespace: str = NAMESPACE) -> None:
         return
     thing = getattr(thing, "_orig_mod", thing)
     ours = type(thing).__module__.split(".")[0] == "brainet_pl"
-    mend = (
+    advice = (
         f"brainet_pl took {theirs}: import {namespace} before brainet_pl, or set {SETTING}={namespace.split('.')[0]} "
         f"in the environment, or take the Trainer of {theirs}"
         if ours
@@ -180,16 +180,16 @@ def refuse_mix(thing: object, namespace: str = NAMESPACE) -> None:
     )
     raise TypeError(
         f"expected Lightning's classes to come from one package, got a Trainer of {namespace} and a "
-        f"{type(thing).__qualname__} of {theirs}: {mend}"
+        f"{type(thing).__qualname__} of {theirs}: {advice}"
     )
 
 
 def watch_mixes() -> None:
-    """Have Lightning explain a mix of namespaces, which it mostly meets with "Expected a parent".
+    """Have Lightning explain a mix of namespaces, where it mostly says "Expected a parent".
 
-    Its own check looks at the module of a class alone, and so at none that a user or this package derives. It is made
-    to look at the base classes too. Called whenever something is made that a Trainer takes, because the other namespace
-    may be imported at any time.
+    Its own check looks at the module of a class alone, and so misses every class that a user or this package derives.
+    It is replaced by one that looks at the base classes too. Called whenever something is made that a Trainer takes,
+    because the other namespace may be imported at any time.
     """
     for namespace in (OLD, NEW):
         for name in ("model_helpers", "compile"):
@@ -216,7 +216,7 @@ class _NoTips(logging.Filter):
 
 
 def keep_quiet() -> None:
-    """On our own command line: no tips, and no warnings about calls that Lightning or we make and no user can mend."""
+    """Hide tips, and warnings about calls of Lightning or of the package that a user of `brainet` can't change."""
     logger = logging.getLogger(f"{NAMESPACE}.utilities.rank_zero")
     if not any(isinstance(one, _NoTips) for one in logger.filters):
         logger.addFilter(_NoTips())

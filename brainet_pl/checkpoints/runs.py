@@ -1,4 +1,4 @@
-"""The folder of a run: one process's alone, gone on with by a resumed fit and by tests of its checkpoints."""
+"""The folder of a run: new for every fit, and used again by a resumed fit and by tests of its checkpoints."""
 
 from __future__ import annotations
 
@@ -6,34 +6,23 @@ import contextlib
 import csv
 import itertools
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from brainet_pl._utils import atomic
-from brainet_pl._utils.framework import (
-    ExperimentWriter,
-    is_csv,
-    is_tensorboard,
-    is_wandb,
-    pl,
-    rank_zero_info,
-    rank_zero_warn,
-)
-from brainet_pl.model.restoring import read_checkpoint
+from brainet_pl._utils import atomic, lightning_private
+from brainet_pl._utils.framework import ExperimentWriter, is_csv, is_tensorboard, is_wandb, pl, rank_zero_info
+from brainet_pl.checkpoints.format import Checkpoint
 
 LAST = "last"  # as a path of a checkpoint: the newest run's
-RUN = "brainet_run"  # the checkpoint's entry: what tells its run from others
 VERSION = "BRAINET_VERSION"  # in the environment of further processes of a run: the folder that the first has claimed
-WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of file names and addresses
 TESTED = ("test/", "ood/", "shift/", "cost/")  # metrics that a fit does not log
 CHECKPOINTS = "checkpoints"  # Lightning's folder for them, in that of the run
 WRITTEN = ("metrics.csv", "hparams.yaml", "config.yaml", "events.out.tfevents.*")  # what loggers leave beside it
 
 
 def describe(trainer: pl.Trainer) -> dict[str, Any]:
-    """What a checkpoint keeps of its run, as primitives: the id of W&B's run, if there is one."""
+    """The entry RUN of a checkpoint: the id of W&B's run, if there is one."""
     ids = [logger.version for logger in trainer.loggers if is_wandb(logger)]
     return {"wandb": str(ids[0]) if ids and ids[0] else None}
 
@@ -54,60 +43,60 @@ def find(trainer: pl.Trainer, checkpoint: str | None) -> str | None:
     return str(newest)
 
 
-def folder_of(checkpoint: str | os.PathLike[str]) -> Path | None:
-    """The folder of the run that a checkpoint lies in; None for one that was copied to another place.
+def folder_of(checkpoint: Checkpoint) -> Path | None:
+    """The folder of the run that a checkpoint lies in; None for a file that was copied to another place.
 
     A run's folder holds `checkpoints` and the files of a logger beside it, or has the id of its W&B run as its name.
     """
-    place = Path(checkpoint).resolve().parent
+    place = checkpoint.path.resolve().parent
     run = place.parent
     if place.name != CHECKPOINTS:
         return None
     if any(True for pattern in WRITTEN for _ in run.glob(pattern)):
         return run
-    return run if run.name == wandb_id(read_checkpoint(checkpoint)) else None
+    return run if run.name == checkpoint.wandb_id else None
 
 
-def enter(trainer: pl.Trainer, checkpoint: str | None) -> None:
-    """Give the loggers of a fit a folder: that of its checkpoint if this lies in a run, or one that nobody else has.
+def enter(trainer: pl.Trainer, checkpoint: Checkpoint | None) -> None:
+    """Give the loggers of a fit a folder: that of its checkpoint's run, or a new one.
 
-    The run of a checkpoint is gone on with: rows of `metrics.csv` before it stay, later ones are trained again and so
-    dropped, and W&B is told the same id. A checkpoint that was copied to another place begins a new run.
+    A resumed run keeps the rows of `metrics.csv` before its checkpoint and its W&B id; later rows are dropped, because
+    their steps are trained again. A checkpoint that was copied to another place begins a new run.
     """
-    run = None if checkpoint is None else Path(checkpoint).resolve().parents[1]
+    run = None if checkpoint is None else checkpoint.path.resolve().parents[1]
     same = _assign_folders(trainer, run, fit=True)
     if checkpoint is None or run is None:
         return
-    content = read_checkpoint(checkpoint)
-    if same or run.name == wandb_id(content):
-        _tell_wandb(trainer, content)
+    if same or run.name == checkpoint.wandb_id:
+        _continue_wandb(trainer, checkpoint)
     if same and trainer.is_global_zero:
         atomic.remove_leftovers(run)  # of metrics.csv, which a killed fit was writing
     for logger in trainer.loggers:
-        writer: Any = getattr(logger, "_experiment", None)
+        writer = lightning_private.experiment_of(logger)
         if same and isinstance(writer, Rows):
-            writer.rewind(int(content["global_step"]))
+            writer.rewind(checkpoint.step)
 
 
-def continue_run(trainer: pl.Trainer, checkpoint: str | os.PathLike[str]) -> Path | None:
+def continue_run(trainer: pl.Trainer, checkpoint: str | os.PathLike[str] | Checkpoint) -> Path | None:
     """Let what a Trainer does next be a part of the run that wrote a checkpoint: call it before `trainer.test`.
 
         trainer = pl.Trainer(callbacks=[Evaluation()])
         continue_run(trainer, file)
         trainer.test(model, datamodule=data, ckpt_path=file)
 
-    Loggers write into the folder of that run, rows of `metrics.csv` stay, W&B goes on with its run, files of a test lie
+    Loggers write into the folder of that run, rows of `metrics.csv` stay, W&B continues its run, files of a test lie
     beside the checkpoints, and numbers are logged at the step of the checkpoint. Loggers that were given a version keep
     it. `brainet test --ckpt_path FILE` does this by itself.
 
     Returns:
         The folder of the run; None, and nothing is changed, if the checkpoint lies in none because it was copied.
     """
+    checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.read(checkpoint)
     run = folder_of(checkpoint)
     if run is None:
-        rank_zero_info(f"{checkpoint} does not lie in the folder of a run: what follows is a run of its own")
+        rank_zero_info(f"{checkpoint.path} does not lie in the folder of a run: what follows is a run of its own")
         return None
-    busy = [type(logger).__name__ for logger in trainer.loggers if getattr(logger, "_experiment", None) is not None]
+    busy = [type(logger).__name__ for logger in trainer.loggers if lightning_private.experiment_of(logger) is not None]
     if busy:
         raise RuntimeError(
             f"expected a Trainer that has not logged yet, got one whose {', '.join(busy)} has begun a run: call "
@@ -118,58 +107,48 @@ def continue_run(trainer: pl.Trainer, checkpoint: str | os.PathLike[str]) -> Pat
     return join(trainer, checkpoint)
 
 
-def join(trainer: pl.Trainer, checkpoint: str | os.PathLike[str]) -> Path | None:
-    """`continue_run` for loggers that stay where the user has put them: the run's folder, if one of them leads there.
+def join(trainer: pl.Trainer, checkpoint: Checkpoint) -> Path | None:
+    """`continue_run` for loggers that stay where the user put them: the run's folder, if one of them writes there.
 
-    A logger elsewhere gets a folder that nobody else has.
+    A logger that writes elsewhere gets a new folder.
     """
     run = folder_of(checkpoint)
     same = _assign_folders(trainer, run, fit=False)
     if run is None or (_local(trainer) and not same):
         return None
-    content = read_checkpoint(checkpoint)
-    _tell_wandb(trainer, content)
+    _continue_wandb(trainer, checkpoint)
     if not same:
-        place: Any = trainer
-        place._default_root_dir = str(run)  # where files go without a logger that has a folder
-    epochs: Any = trainer.fit_loop.epoch_loop
-    epochs._batches_that_stepped = int(content["global_step"])  # Lightning logs a test at this step
+        lightning_private.set_root_folder(trainer, str(run))
+    lightning_private.set_logged_step(trainer, checkpoint.step)
     return run
 
 
 def begin(trainer: pl.Trainer) -> None:
-    """Give the loggers of a test a folder that nobody else has."""
+    """Give the loggers of a test a new folder."""
     _assign_folders(trainer, None, fit=False)
-
-
-def step_of(trainer: pl.Trainer) -> int:
-    """The step at which Lightning logs: that of the last training, or of the checkpoint in a run that was joined."""
-    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def _assign_folders(trainer: pl.Trainer, run: Path | None, fit: bool) -> bool:
     """Give every local logger its folder; whether that of `run` is among them."""
     same = False
     for logger in _local(trainer):
-        if logger._version is None:
+        if lightning_private.version_of(logger) is None:
             here = run is not None and _number(run) is not None and Path(logger.root_dir).resolve() == run.parent
-            logger._version = _number(run) if here and run is not None else _claim(trainer, logger, fit)
+            lightning_private.set_version(logger, _number(run) if here else _claim(trainer, logger, fit))
         same |= run is not None and Path(logger.log_dir).resolve() == run
         if is_csv(logger) and trainer.is_global_zero:
-            logger._experiment = Rows(logger.log_dir)
+            lightning_private.set_experiment(logger, Rows(logger.log_dir))
     return same
 
 
 def _move(logger: Any, run: Path) -> None:
     """Let a logger without a version write to the folder `run`, and W&B keep its files where that run has them."""
-    if (is_csv(logger) or is_tensorboard(logger)) and logger._version is None:
+    root = _near(run.parents[1])
+    if (is_csv(logger) or is_tensorboard(logger)) and lightning_private.version_of(logger) is None:
         number = _number(run)
-        logger._version, logger._name = run.name if number is None else number, run.parent.name
-        for place in ("_root_dir", "_save_dir"):
-            if hasattr(logger, place):
-                setattr(logger, place, _near(run.parents[1]))
+        lightning_private.set_folder(logger, root, run.parent.name, run.name if number is None else number)
     elif is_wandb(logger) and logger.version is None:
-        logger._save_dir = logger._wandb_init["dir"] = _near(run.parents[1])
+        lightning_private.set_wandb_folder(logger, root)
 
 
 def _near(folder: Path) -> str:
@@ -177,25 +156,12 @@ def _near(folder: Path) -> str:
     return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
-def _tell_wandb(trainer: pl.Trainer, content: dict[str, Any]) -> None:
-    """Let W&B go on with the run that a checkpoint names."""
-    wandb = wandb_id(content)
+def _continue_wandb(trainer: pl.Trainer, checkpoint: Checkpoint) -> None:
+    """Let W&B continue the run that a checkpoint names."""
+    run = checkpoint.wandb_id
     for logger in trainer.loggers:
         if is_wandb(logger) and logger.version is None:
-            logger._id = logger._wandb_init["id"] = wandb
-
-
-def wandb_id(content: dict[str, Any]) -> str | None:
-    """The id of W&B's run that a checkpoint names; one that could be more than an id is left alone, with a warning."""
-    run = content.get(RUN)
-    found = run.get("wandb") if isinstance(run, dict) else None
-    if found is None or (isinstance(found, str) and WANDB_ID.fullmatch(found)):
-        return found
-    rank_zero_warn(
-        "expected the checkpoint to name W&B's run by letters, digits, - and _, got something else: W&B begins a run "
-        "of its own"
-    )
-    return None
+            lightning_private.set_wandb_run(logger, run)
 
 
 def _local(trainer: pl.Trainer) -> list[Any]:
@@ -213,12 +179,11 @@ def _claim(trainer: pl.Trainer, logger: Any, fit: bool) -> int | None:
     if not trainer.is_global_zero:
         known = os.environ.get(VERSION)
         return None if known is None else int(known)
-    beside = [other._version for other in _local(trainer) if other.root_dir == logger.root_dir]
+    beside = [lightning_private.version_of(other) for other in _local(trainer) if other.root_dir == logger.root_dir]
     taken = next((number for number in beside if isinstance(number, int)), None)  # loggers of a run share its folder
     if taken is not None:
         return taken
-    first: int = logger._get_next_version()
-    for number in itertools.count(first):
+    for number in itertools.count(lightning_private.next_version(logger)):
         folder = Path(logger.root_dir) / f"version_{number}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`brainet cache`: what features lie on the disk, and a way to be rid of them."""
+"""`brainet cache`: list or delete the features that `FeatureCache` keeps on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brainet`: which command runs what, and how an error is told.
+"""`brainet`: which command runs what, and how an error is shown.
 
 A command is imported when it is called for: help, `report` and `compare` do not wait for torch and Lightning.
 """
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 ABOUT = "Calibrated heads whose wiring is learned from the data."
 HINTS = (
-    "`brainet COMMAND --help` tells its settings. All take --debug, which shows the whole traceback of an error. With "
-    "--ckpt_path, settings come out of the checkpoint; its classes that are not of brainet_pl have to be named again, "
-    "or need --trust_checkpoint for a file whose maker you know."
+    "`brainet COMMAND --help` lists its settings. All take --debug, which shows the whole traceback of an error. With "
+    "--ckpt_path, settings come from the checkpoint and its run's config.yaml; classes in them that are not of "
+    "brainet_pl have to be named again, or need --trust_checkpoint for files whose maker you know."
 )
 LIGHTNING = {
     "fit": "learn the structure and train; --test tests the best checkpoint afterwards",
@@ -67,17 +67,17 @@ def _asks(words: Sequence[str]) -> bool:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands with a line each; what a command takes, it tells itself."""
+    """All commands with a line each; each command parses its own settings."""
     made = argparse.ArgumentParser("brainet", description=ABOUT, epilog=HINTS)
     made.add_argument("--version", action="version", version=f"brainet {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for name, told in (LIGHTNING | OWN).items():
-        commands.add_parser(name, help=told)
+    for name, summary in (LIGHTNING | OWN).items():
+        commands.add_parser(name, help=summary)
     return made
 
 
 def console() -> None:
-    """Entry point: an error becomes one line and the exit status 1, or 2 for a command that can't be meant.
+    """Entry point: an error becomes one line and the exit status 1, or 2 for a command that is wrong.
 
     Nothing is returned: a console script's result would become its exit status.
     """

@@ -22,9 +22,9 @@ def main(args: Sequence[str]) -> None:
     )
     parser.add_argument("--ckpt_path", required=True, help="the checkpoint")
     parser.add_argument("--out", required=True, help="the file to write: .onnx, or .pt2 for torch.export")
-    parser.add_argument("--shape", help="of one input, as 3,32,32; needed for a checkpoint that does not know it")
+    parser.add_argument("--shape", help="shape of one input, as 3,32,32; needed where the checkpoint does not hold it")
     parser.add_argument("--passes", type=int, help="sub-networks that are drawn for the graph; the model's own number")
-    parser.add_argument("--seed", type=int, default=0, help="of their draw")
+    parser.add_argument("--seed", type=int, default=0, help="seed of their draw")
     words = parser.parse_args(args)
     out = Path(words.out)
     if out.suffix not in (".onnx", ".pt2"):

@@ -1,6 +1,6 @@
 """`brainet fit|validate|test|predict`: LightningCLI with the structure callback and the settings of checkpoints.
 
-A test, validation or prediction of a checkpoint goes on with the run that wrote it (`runs.py`).
+A test, validation or prediction of a checkpoint continues the run that wrote it (`checkpoints/runs.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -33,30 +33,31 @@ from brainet_pl._utils.framework import (
 )
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.checkpoints import runs
+from brainet_pl.checkpoints.format import CONFIG, Checkpoint
 from brainet_pl.cli.commands import ABOUT
 from brainet_pl.cli.trust import Given, Untrusted, given_by, vet
 from brainet_pl.datamodules.table import read_task
 from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.restoring import CONFIG, HPARAMS, read_checkpoint
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST = "--trust_checkpoint"
 KEYWORDS = ("best", "last", "hpc", "null", "None", "")  # of Lightning, in place of a checkpoint's file
 STORED_CONFIG = "checkpoint.yaml"  # the settings of a checkpoint, on their way to the parser
+CONFIG_FILE = "config.yaml"  # the settings of a run, in its folder
 SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes the configuration: to the run's folder, to W&B once, and into every checkpoint, for `brainet test`.
+    """Writes the configuration: to the run's folder, to W&B once, and the model's part into every checkpoint.
 
-    A test that goes on with a run leaves `config.yaml` and W&B's `cli` to the fit: its own are `config_test.yaml` and
+    A test that continues a run leaves `config.yaml` and W&B's `cli` to the fit: its own are `config_test.yaml` and
     `cli_test`.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Choose the name of the file; only the first process writes one."""
         folder = trainer.log_dir
-        if stage != "fit" and folder is not None and (Path(folder) / "config.yaml").is_file():
+        if stage != "fit" and folder is not None and (Path(folder) / CONFIG_FILE).is_file():
             self.config_filename = f"config_{getattr(stage, 'value', stage)}.yaml"
         super().setup(trainer, pl_module, stage)
 
@@ -70,14 +71,22 @@ class SaveConfig(SaveConfigCallback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the settings of model, data, structure and Trainer."""
+        """Keep the settings of model and structure; those of data and Trainer are in the run's `config.yaml`."""
         checkpoint[CONFIG] = copy.deepcopy(self._settings)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write `config.yaml` beside the checkpoints too, where only W&B logs: Lightning puts them elsewhere then."""
+        checkpoints = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or "")
+        run = checkpoints.parent
+        if trainer.is_global_zero and checkpoints.name == runs.CHECKPOINTS and not (run / CONFIG_FILE).exists():
+            run.mkdir(parents=True, exist_ok=True)
+            self.parser.save(self.config, run / CONFIG_FILE, skip_none=False, multifile=self.multifile)
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
         """The settings as primitives; once, because dumping them takes longer than a short epoch."""
         dumped = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        config = {name: dumped.get(name) for name in ("model", "data", "structure", "trainer")}
+        config = {name: dumped.get(name) for name in ("model", "structure")}
         backbone = config["model"].get("backbone")
         if isinstance(backbone, dict):
             backbone["weights"] = None  # the checkpoint holds them: their file must not be asked for again
@@ -88,12 +97,15 @@ class BrainetCLI(LightningCLI):
     """Adds `--structure.*`, the settings of the structure callback, and `--predictions.*`.
 
     Args:
-        loggers_given: whether the user chose loggers, which then stay where they write.
-        **kwargs: those of LightningCLI.
+        loggers_given: Whether the user chose loggers, which then stay where they write.
+        checkpoint: The checkpoint on the command line, already read.
+        **kwargs: The arguments of LightningCLI.
     """
 
-    def __init__(self, *args: Any, loggers_given: bool = False, **kwargs: Any) -> None:
-        self.loggers_given = loggers_given
+    def __init__(
+        self, *args: Any, loggers_given: bool = False, checkpoint: Checkpoint | None = None, **kwargs: Any
+    ) -> None:
+        self.loggers_given, self.checkpoint = loggers_given, checkpoint
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -114,14 +126,14 @@ class BrainetCLI(LightningCLI):
             parser.add_argument(
                 "--new_run",
                 action="store_true",
-                help="Begin a new folder and W&B run instead of going on with those that wrote the checkpoint.",
+                help="Begin a new folder and W&B run instead of continuing those that wrote the checkpoint.",
             )
         if subcommand == "test":
             parser.set_defaults(verbose=False)  # a line for each of a hundred numbers; files and loggers have them
         return parser
 
     def before_instantiate_classes(self) -> None:
-        """A checkpoint named in a configuration file is held to the same rules; and what is loaded holds no code."""
+        """Hold a checkpoint that a configuration file names to the same rules, and see that no code is loaded."""
         chosen = self.config[self.subcommand]
         chosen["trainer"]["logger"] = without_wandb(chosen["trainer"].get("logger"))
         check_ckpt_path(str(chosen.get("ckpt_path")))
@@ -133,9 +145,8 @@ class BrainetCLI(LightningCLI):
             chosen["return_predictions"] = False  # PredictionFile writes them as they come; memory need not hold all
 
     def before_fit(self) -> None:
-        """Find the checkpoint to go on from, and enter its run's folder or a new one."""
-        checkpoint = self._find_checkpoint()
-        runs.enter(self.trainer, checkpoint)
+        """Find the checkpoint to resume from, and enter its run's folder or a new one."""
+        runs.enter(self.trainer, self._find_checkpoint())
 
     def after_fit(self) -> None:
         """With `--test`, test what the fit chose on validation data, with the same loggers."""
@@ -144,13 +155,15 @@ class BrainetCLI(LightningCLI):
             rank_zero_info(f"testing {best or 'the model as it is: there is no checkpoint'}")
             self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)
 
-    def _find_checkpoint(self) -> str | None:
+    def _find_checkpoint(self) -> Checkpoint | None:
         settings = self.config_init[self.subcommand]
-        settings["ckpt_path"] = checkpoint = runs.find(self.trainer, settings["ckpt_path"])
-        return checkpoint
+        settings["ckpt_path"] = path = runs.find(self.trainer, settings["ckpt_path"])
+        if path is None or (self.checkpoint is not None and self.checkpoint.path == Path(path)):
+            return None if path is None else self.checkpoint
+        return Checkpoint.read(path)
 
-    def _go_on(self) -> None:
-        """Find the checkpoint, and go on with the run that wrote it unless told otherwise."""
+    def _continue_run(self) -> None:
+        """Find the checkpoint, and continue the run that wrote it unless the user wants a new one."""
         checkpoint = self._find_checkpoint()
         if checkpoint is None or self.config[self.subcommand].get("new_run"):
             runs.begin(self.trainer)
@@ -159,10 +172,10 @@ class BrainetCLI(LightningCLI):
         elif runs.continue_run(self.trainer, checkpoint) is None:
             runs.begin(self.trainer)
 
-    before_validate = before_test = before_predict = _go_on
+    before_validate = before_test = before_predict = _continue_run
 
     def _parse_ckpt_path(self) -> None:
-        """Nothing: a checkpoint's settings come before the command line's (`_complete`), never over them."""
+        """Do nothing: `_complete` puts a checkpoint's settings before those of the command line, never over them."""
 
 
 def infer_task(settings: Any) -> None:
@@ -184,11 +197,12 @@ def infer_task(settings: Any) -> None:
 
 
 def without_wandb(loggers: Any) -> Any:
-    """Loggers of a configuration as they are or, where W&B is not installed, those of others: a run needs no W&B."""
-    if importlib.util.find_spec("wandb") is not None or not isinstance(loggers, list):
+    """The loggers of a configuration, without W&B's where W&B is not installed or WANDB_MODE is "disabled"."""
+    disabled = os.environ.get("WANDB_MODE") == "disabled"  # Lightning would log offline, as the configuration says
+    if not isinstance(loggers, list) or (importlib.util.find_spec("wandb") is not None and not disabled):
         return loggers
     kept = [logger for logger in loggers if not str(logger.get("class_path")).endswith(".WandbLogger")]
-    if len(kept) < len(loggers):
+    if len(kept) < len(loggers) and not disabled:
         rank_zero_info("W&B is not installed, so this run is not logged there: pip install wandb for its dashboard")
     return kept
 
@@ -209,11 +223,25 @@ def config_path(name: str) -> Path:
     return path
 
 
-def stored_config(checkpoint: str | Path) -> dict[str, Any]:
-    """The settings that a checkpoint carries; of one saved in Python, the model's alone."""
-    content = read_checkpoint(checkpoint)
-    config: dict[str, Any] = content.get(CONFIG) or {"model": dict(content.get(HPARAMS, {}))}
-    return config
+def stored_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The settings with which a checkpoint was trained: its own, and data and Trainer of its run's `config.yaml`.
+
+    A checkpoint of version 0.2.0 holds all of them itself; one that was saved in Python, those of the model alone.
+    """
+    config, run = checkpoint.config, runs.folder_of(checkpoint)
+    if not config:
+        return {"model": dict(checkpoint.hparams)}
+    if run is None or not (run / CONFIG_FILE).is_file():
+        return dict(config)
+    try:
+        of_run = yaml.safe_load((run / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(
+            f"expected the configuration of a run in {run / CONFIG_FILE}, got {type(error).__name__} when reading it: "
+            "take another copy, or give the settings yourself and the checkpoint from another folder"
+        ) from error
+    parts = {name: of_run.get(name) for name in ("data", "trainer")} if isinstance(of_run, Mapping) else {}
+    return dict(config) | {name: part for name, part in parts.items() if name not in config}
 
 
 def check_ckpt_path(path: str) -> None:
@@ -227,8 +255,12 @@ def check_ckpt_path(path: str) -> None:
         )
 
 
-def _complete(words: list[str], folder: str) -> list[str]:
-    """Shipped configurations by name, and before everything else the configuration that a checkpoint carries."""
+def _complete(words: list[str], folder: str) -> tuple[list[str], Checkpoint | None]:
+    """The command line with files for shipped configurations, and with its checkpoint's settings before all others.
+
+    Returns:
+        The words of the command line, and the checkpoint that they name.
+    """
     trusted = TRUST in words
     words = [word for word in words if word != TRUST]
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("-") else [word])]
@@ -239,24 +271,27 @@ def _complete(words: list[str], folder: str) -> list[str]:
     command = next((i for i, word in enumerate(words) if word in SUBCOMMANDS), None)
     checkpoints = [b for a, b in pairwise(words) if a == "--ckpt_path"]
     if command is None or not checkpoints:
-        return words
+        return words, None
     check_ckpt_path(checkpoints[-1])
-    if Path(checkpoints[-1]).is_file():
-        given = given_by(words)
-        config = stored_config(checkpoints[-1])
-        if words[command] != "fit":  # resuming takes up all of the Trainer's settings, a test only what watches it
-            given = _and_place(given, checkpoints[-1])
-            config = _watching(config, words[command], given, trusted)
-        if not trusted:
-            config = vet(config, given)
-        path = Path(folder) / STORED_CONFIG
-        path.write_text(translated(yaml.safe_dump(config)))
-        words[command + 1 : command + 1] = ["--config", str(path)]
-    return words
+    if not Path(checkpoints[-1]).is_file():
+        return words, None
+    given, checkpoint = given_by(words), Checkpoint.read(checkpoints[-1])
+    config = stored_config(checkpoint)
+    if config.get("data") is None and not {key.partition(".")[0] for key in given.keys} & {"data", "help"}:
+        raise UsageError(
+            f"expected data for {checkpoint.path}, got none: the file does not lie in the folder of a run whose "
+            f"{CONFIG_FILE} names them; give them, as --data=Digits or in a --config file"
+        )
+    if words[command] != "fit":
+        given = _allow_run_folder(given, checkpoint)
+        config = _evaluation_settings(config, words[command], given, trusted)
+    path = Path(folder) / STORED_CONFIG
+    path.write_text(translated(yaml.safe_dump(config if trusted else vet(config, given))))
+    return [*words[: command + 1], "--config", str(path), *words[command + 1 :]], checkpoint
 
 
-def _watching(config: dict[str, Any], command: str, given: Given, trusted: bool) -> dict[str, Any]:
-    """Of the settings of a fit, those that its test needs: model, data, callbacks, and loggers that may be used."""
+def _evaluation_settings(config: dict[str, Any], command: str, given: Given, trusted: bool) -> dict[str, Any]:
+    """The settings of a fit that its evaluation needs: model, data, loggers that may be used, callbacks of a test."""
     trainer = config.get("trainer") or {}
     kept = {"callbacks": trainer.get("callbacks")} if command == "test" else {}
     if not loggers_given(given):
@@ -269,8 +304,8 @@ def _watching(config: dict[str, Any], command: str, given: Given, trusted: bool)
     return config | {"trainer": {name: part for name, part in kept.items() if part}}
 
 
-def _and_place(given: Given, checkpoint: str) -> Given:
-    """What the user names, and where the run of their checkpoint lies: loggers may write there again."""
+def _allow_run_folder(given: Given, checkpoint: Checkpoint) -> Given:
+    """What the user names, and the folder of the checkpoint's run: loggers may write there again."""
     run = runs.folder_of(checkpoint)
     places = () if run is None else (str(run.parents[1]), os.path.relpath(run.parents[1]))
     return given._replace(texts=given.texts.union(places))
@@ -299,12 +334,13 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
     os.environ.setdefault("WANDB_SILENT", "true")
     keep_quiet()
     with tempfile.TemporaryDirectory() as folder:
-        complete = _complete(list(words), folder)
+        complete, checkpoint = _complete(list(words), folder)
         own = [word for word in complete if word != str(Path(folder) / STORED_CONFIG)]
         return BrainetCLI(
             BRAINet,
             pl.LightningDataModule,
             loggers_given=loggers_given(given_by(own)),
+            checkpoint=checkpoint,
             subclass_mode_data=True,
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": True, "overwrite": True},

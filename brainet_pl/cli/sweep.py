@@ -2,7 +2,7 @@
 
 A sweep is a file in the form that W&B has for it: `command`, `method`, `metric` and `parameters`. Here each trial is
 one `brainet fit` after the other, in a process of its own; settings are judged by the metric, one of validation data,
-and the best one is told with the command that tests it. `--wandb` hands the same file to W&B instead.
+and the best one is shown with the command that tests it. `--wandb` hands the same file to W&B instead.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Sweep(NamedTuple):
     """What a sweep tries, and by what it is judged.
 
     Attributes:
-        command: words before the settings, the first is `brainet`.
+        command: The words before the settings; the first is `brainet`.
         method: "random" or "grid".
-        metric: that settings are judged by.
-        higher: whether more of it is better.
-        cap: trials at the most.
-        parameters: setting → `values`, or `min`, `max` and a `distribution`.
+        metric: The metric by which settings are judged.
+        higher: Whether higher values of the metric are better.
+        cap: The largest number of trials.
+        parameters: Setting → `values`, or `min`, `max` and a `distribution`.
     """
 
     command: list[str]
@@ -140,8 +140,8 @@ def run(path: Path, out: Path, count: int | None = None, seed: int = 0, extra: S
         folder, mark = out / f"trial_{number}", out / f"trial_{number}" / "done.json"
         if mark.is_file() and json.loads(mark.read_text()) == settings:
             continue
-        told = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in settings.items())
-        print(f"trial {number + 1} of {len(planned)}: {told}", flush=True)
+        shown = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in settings.items())
+        print(f"trial {number + 1} of {len(planned)}: {shown}", flush=True)
         out.joinpath("logs").mkdir(exist_ok=True)
         log = out / "logs" / f"trial_{number}.txt"
         command = [sys.executable, "-m", "brainet_pl.cli", *words_of(sweep, settings, extra, out, number)]
@@ -177,7 +177,7 @@ def main(args: Sequence[str]) -> None:
     )
     parser.add_argument("name", help=f"a shipped sweep ({', '.join(shipped())}) or a file in the form of W&B's sweeps")
     parser.add_argument("--runs", type=int, help="trials; run_cap of the file if not given")
-    parser.add_argument("--seed", type=int, default=0, help="of the settings that are drawn")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the settings that are drawn")
     parser.add_argument("--out", help="folder of the trials; runs/sweep_NAME if not given")
     parser.add_argument("--wandb", action="store_true", help="hand the file to W&B, which needs an account")
     words, extra = parser.parse_known_args(args)

@@ -1,10 +1,10 @@
-"""What a checkpoint may ask the command line for: settings of known classes, and nothing that runs or writes elsewhere.
+"""Which settings of a checkpoint the command line accepts: those of known classes that run and write nothing else.
 
-The command line gives the settings of a checkpoint to jsonargparse, which imports and calls whatever a class path
-names. A checkpoint is data, perhaps from a stranger, so its settings are read here first and written anew: classes are
-those of the package or of a short table, by their full path; everything else has to be a number, or a text where a text
-can do no harm. Nothing is imported while checking. What the user's own command line or configuration files name is
-theirs to decide.
+The command line gives the settings of a checkpoint and of its run's `config.yaml` to jsonargparse, which imports and
+calls whatever a class path names. These files are data, perhaps from a stranger, so their settings are read here first
+and written anew: classes are those of the package or of a short table, by their full path; everything else has to be a
+number, or a text where a text can do no harm. Nothing is imported while checking. What the user's own command line or
+`--config` files name is the user's to decide; `--trust_checkpoint` trusts the checkpoint and its run's `config.yaml`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _WORDS = re.compile(r"[\w:, +-]*")  # what the Trainer's own texts look like: "a
 
 
 class Untrusted(ValueError):
-    """A checkpoint asks for something that it may not have."""
+    """The settings of a checkpoint, or of its run, name something that they may not."""
 
 
 class Given(NamedTuple):
@@ -307,7 +307,10 @@ class _Vetting:
         named = value.get("class_path") if isinstance(value, Mapping) else value
         # Not the text of any other value: that of a list in itself has no end.
         shown = repr(named[:200]) if isinstance(named, str) else f"a {type(value).__name__}"
-        raise Untrusted(f"expected known classes and plain settings in the checkpoint, got {shown} as {key}: {ADVICE}")
+        raise Untrusted(
+            "expected known classes and plain settings in the checkpoint and its run's configuration, got "
+            f"{shown} as {key}: {ADVICE}"
+        )
 
 
 def _own(base: type | None, path: str) -> type | None:

@@ -1,4 +1,4 @@
-"""Work that several processes share: what each finds is exchanged or summed, and one may lead while the others serve.
+"""Collectives: gather or sum what each process has, or let the first process work while the others serve it.
 
 Everything here needs `torch.distributed` alone, and does nothing special where there is one process.
 """
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 T = TypeVar("T")
-HEARTBEAT = 1.0  # seconds between two signs of life of a process that works for all
+HEARTBEAT = 1.0  # seconds between two messages of the working process that it is alive
 
 
 def processes() -> int:
-    """How many processes work together; 1 where there is no process group."""
+    """The number of processes; 1 where there is no process group."""
     return torch.distributed.get_world_size() if _grouped() else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """The rank of this process."""
     return torch.distributed.get_rank() if _grouped() else 0
 
 
@@ -42,7 +42,7 @@ def all_gather(own: T) -> list[T]:
 
 
 def exchange(work: Callable[[], T]) -> list[T]:
-    """What `work` gives in each process, in the order of ranks; where it fails in one, an error is raised in all.
+    """The result of `work` in each process, in the order of ranks; where it fails in one, an error is raised in all.
 
     A collective, so all processes must call it; `work` itself must not contain one.
     """
@@ -64,7 +64,7 @@ def exchange(work: Callable[[], T]) -> list[T]:
 
 
 def run_or_fail_together(work: Callable[[], T]) -> T:
-    """What `work` gives in this process; where it fails in one, an error is raised in all. A collective."""
+    """The result of `work` in this process; where it fails in one, an error is raised in all. A collective."""
     kept: list[T] = []
     exchange(lambda: kept.append(work()))
     return kept[0]
@@ -76,7 +76,7 @@ def summed(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def total(tensor: Tensor) -> Tensor:
-    """The sum of a tensor over all processes, where it was; a collective."""
+    """The sum of a tensor over all processes, on the tensor's device; a collective."""
     if processes() == 1:
         return tensor
     # NCCL reads the memory of a GPU only.
@@ -86,10 +86,10 @@ def total(tensor: Tensor) -> Tensor:
 
 
 def serve_rank_zero(work: Callable[[Callable[[Any], Any]], T], serve: Callable[[Any], Any]) -> T:
-    """What `work` gives in the first process, in all processes; all of them serve it meanwhile.
+    """Run `work` in the first process and return its result in all; all processes serve its requests meanwhile.
 
     A collective, so all processes must call it. `work` gets a function `ask`: `ask(request)` runs `serve(request)` in
-    all processes, which may contain collectives, and gives what it gave in the first one.
+    all processes, which may contain collectives, and returns the result of the first process.
     """
     if processes() == 1:
         return work(serve)
@@ -105,10 +105,10 @@ def serve_rank_zero(work: Callable[[Callable[[Any], Any]], T], serve: Callable[[
 def keep_alive(
     work: Callable[[Callable[[Any], Any]], T], serve: Callable[[Any], Any], first: bool, broadcast: Callable[[Any], Any]
 ) -> T:
-    """`serve_rank_zero` with a way to broadcast: the first process works in a thread, its main thread speaks to others.
+    """`serve_rank_zero` with a given broadcast: the first process works in a thread, its main thread sends to others.
 
-    It gives a sign of life every second. So the work may take longer than the time after which the process group gives
-    up, and if a process dies meanwhile, the others hear of it at once.
+    It sends a message every second. So the work may take longer than the timeout of the process group, and if a process
+    dies meanwhile, the others notice at once.
     """
     desk = _Desk()
     if first:
@@ -131,7 +131,7 @@ def keep_alive(
 
 
 class _Desk:
-    """Between the thread that works and the main thread, which alone may speak to other processes."""
+    """Passes messages between the working thread and the main thread, which alone may use collectives."""
 
     def __init__(self) -> None:
         self._news, self._answered = threading.Event(), threading.Event()
@@ -142,7 +142,7 @@ class _Desk:
     def run(self, work: Callable[[Callable[[Any], Any]], Any]) -> None:
         try:
             self._state = {"result": work(self._ask)}
-        except BaseException as error:  # of any kind: whoever waits must hear of it
+        except BaseException as error:  # of any kind: the waiting processes must get it
             self._error = error
             self._state = {"failure": f"{type(error).__name__}: {error}"}
         self._news.set()
@@ -155,7 +155,7 @@ class _Desk:
         return self._reply
 
     def look(self) -> tuple[dict[str, Any], BaseException | None]:
-        """What the working thread has to say, after a second at the latest; an empty state is a sign of life."""
+        """The message of the working thread, after a second at the latest; an empty state says that it is alive."""
         if not self._news.wait(HEARTBEAT):
             return {}, None
         self._news.clear()

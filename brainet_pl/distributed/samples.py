@@ -1,4 +1,4 @@
-"""Several processes at work on one run: the number of each sample, and what one process does for all."""
+"""Several processes in one run: the place of each sample in its set, and work that the first process does for all."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Places", "Share", "active_loaders", "all_gather", "first_asks", "on_
 
 
 class Share(NamedTuple):
-    """Which samples of a loader this process gets: those in the places rank, rank + processes, rank + 2·processes, ….
+    """Which samples of a loader this process gets: those at the places rank, rank + processes, rank + 2·processes, ….
 
     Attributes:
-        processes: that share the samples of the loader.
-        rank: of this process among them.
-        total: samples that they share, or None where the loader does not tell.
+        processes: The number of processes that share the samples of the loader.
+        rank: The rank of this process among them.
+        total: The number of samples that they share; None where the loader does not say.
     """
 
     processes: int
@@ -43,7 +43,7 @@ def active_loaders(trainer: pl.Trainer) -> Any:
 
 
 def share_of(trainer: pl.Trainer, loader: Any) -> Share:
-    """How the processes share a loader; `DistributedSampler` tells, and anything else is taken as it comes."""
+    """How the processes share a loader, if it has a `DistributedSampler`; others may give a sample to several."""
     batches = loader.batch_sampler if isinstance(loader, DataLoader) else None  # None: a batch is one item of the data
     sampler = getattr(batches, "sampler", None)
     if isinstance(sampler, DistributedSampler):
@@ -52,10 +52,10 @@ def share_of(trainer: pl.Trainer, loader: Any) -> Share:
 
 
 class Places:
-    """Numbers samples by their place in the order of their loader: the same for one process and for many.
+    """Numbers samples by their place in the order of their loader, with the same result for one process and for many.
 
-    `DistributedSampler` deals them out in turn and then begins anew until all processes have the same number of
-    samples. These copies have numbers from the size of the set on: they are left out, so that each sample counts once.
+    `DistributedSampler` gives samples to the processes in turn, and repeats the first ones until all processes have
+    equally many. These copies are left out, so that each sample counts once.
     """
 
     def __init__(self) -> None:
@@ -86,10 +86,10 @@ class Places:
 
 
 def on_rank_zero(trainer: pl.Trainer, work: Callable[[], T]) -> T:
-    """What `work` gives in the first process, in all processes; its error is raised in all of them too.
+    """Run `work` in the first process and return its result in all; its error is raised in all of them too.
 
-    A collective, so all processes must call it; `work` itself must not contain one. It may take longer than the time
-    after which the process group gives up, and if a process dies meanwhile, the others hear of it at once.
+    A collective, so all processes must call it; `work` itself must not contain one. It may take longer than the timeout
+    of the process group, and if a process dies meanwhile, the others notice at once.
     """
     return first_asks(trainer, lambda ask: work(), lambda request: None)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from brainet_pl._utils.framework import pl, rank_zero_info
+from brainet_pl._utils.lightning_private import data_given
 from brainet_pl.datamodules.base import check_set_names
 from brainet_pl.evaluation.record import MEANS, Role
 from brainet_pl.metrics.shift import is_shift
@@ -48,8 +49,7 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
                 f"test loaders without names are called {', '.join(names)}: the first is the known set, the others are "
                 "taken as unknown; return a dictionary of loaders from test_dataloader to name them"
             )
-    # Not trainer.datamodule: that may be the one of an earlier fit, which knows nothing of the loaders of this test.
-    near = tuple(getattr(trainer.test_loop._data_source.instance, "near", ()))
+    near = tuple(getattr(data_given(trainer.test_loop), "near", ()))
     check_near([name for name in names[1:] if not is_shift(name)], near)
     return {name: _role(i, name, near) for i, name in enumerate(names)}
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from tqdm.auto import tqdm
 
 from brainet_pl._utils.framework import pl, rank_zero_warn
+from brainet_pl._utils.lightning_private import data_given
 from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns, split
 from brainet_pl.backbones.output import BackboneOutput
@@ -108,8 +109,8 @@ def _collate(batch: Any) -> Any:
 
 
 def data_source(trainer: pl.Trainer, model: pl.LightningModule) -> Any:
-    """The source of a fit's data: a datamodule, the model itself, or loaders."""
-    source: Any = trainer.fit_loop._data_source.instance  # not trainer.datamodule, which may be that of an earlier fit
+    """What gives a fit its data: a datamodule, the model itself, or loaders."""
+    source = data_given(trainer.fit_loop)
     return getattr(trainer, "datamodule", None) or model if source is None else source
 
 

@@ -25,6 +25,14 @@ from brainet_pl._utils.framework import (
     refuse_mix,
     watch_mixes,
 )
+from brainet_pl._utils.lightning_private import (
+    average_model,
+    compiler_context,
+    data_given,
+    set_hparams,
+    train_loaders,
+    trainer_of,
+)
 from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones import Backbone
 from brainet_pl.backbones.batches import Columns
@@ -160,8 +168,7 @@ class BRAINet(RestorableModule):
         self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
         self._head_facts: dict[str, float] = {}
         self._warned = False
-        self._set_hparams(settings_of(self, chosen))  # save_hyperparameters would store class paths to import
-        self._hparams_initial = copy.deepcopy(self._hparams)
+        set_hparams(self, settings_of(self, chosen))
 
         def collected(prefix: str) -> MetricCollection:
             return collect([*made.measures(), *copy.deepcopy(list(metrics or ()))], prefix, made.group)
@@ -199,7 +206,7 @@ class BRAINet(RestorableModule):
 
     def _base_logits_help(self) -> bool:
         """Whether the removed layer says something of the training targets: its classes may be others."""
-        if self.backbone.raw or self._trainer is None or not self.head_settings.asks_base_logits:
+        if self.backbone.raw or trainer_of(self) is None or not self.head_settings.asks_base_logits:
             return False
         first = self.training_features.first().base_logits
         if first is None or not self.task.base_fits(first.shape[1]):
@@ -227,8 +234,7 @@ class BRAINet(RestorableModule):
 
     def training_sample(self) -> Extracted:
         """What the backbone gives for a random choice of training samples, the same in all processes."""
-        loader = self.trainer.fit_loop._combined_loader
-        rows = _reach(self.trainer.num_training_batches, None if loader is None else loader.flattened)
+        rows = _reach(self.trainer.num_training_batches, train_loaders(self.trainer))
         return self.training_features.sample(rows)
 
     def validation_sample(self) -> Extracted | None:
@@ -242,7 +248,7 @@ class BRAINet(RestorableModule):
         """The callbacks that every run has; this is the first hook of a run, which may be one of other data."""
         set_wandb_run_metadata(self.trainer, type(self.head_settings).__name__, type(self.task).__name__)
         there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        for thing in (self.trainer.fit_loop._data_source.instance, *there):  # it may be a datamodule of the other kind
+        for thing in (data_given(self.trainer.fit_loop), *there):  # it may be a datamodule of the other kind
             refuse_mix(thing)
         averaging = [callback for callback in there if is_averaging(callback)]
         if averaging:  # they copy the model when they are set up
@@ -325,10 +331,11 @@ class BRAINet(RestorableModule):
     def _compiled(self, name: str) -> Any:
         """A method of the predictor, compiled where the user has compiled the model."""
         self.predictor.require_head(self.head_settings)
-        if self._compiler_ctx is None:
+        context = compiler_context(self)
+        if context is None:
             return getattr(self.predictor, name)
         if name not in self._compiled_methods:
-            self._compiled_methods[name] = self._compiler_ctx["dynamo_ctx"](getattr(self.predictor, name))
+            self._compiled_methods[name] = context["dynamo_ctx"](getattr(self.predictor, name))
         return self._compiled_methods[name]
 
     def _narrow_compiler(self) -> None:
@@ -337,7 +344,7 @@ class BRAINet(RestorableModule):
         What computes, the loss of a batch and the passes of one, is compiled in their place.
         """
         self._compiled_methods = {}
-        if self._compiler_ctx is not None:  # steps that a user has put in their place stay
+        if compiler_context(self) is not None:  # steps that a user has put in their place stay
             for name in ("training_step", "validation_step", "test_step", "predict_step"):
                 self.__dict__.pop(name, None)
 
@@ -399,8 +406,7 @@ class BRAINet(RestorableModule):
         learned = self.predictor.finalize()
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             # Callbacks that average weights go through the buffers of two models: both need the same ones.
-            average = getattr(callback, "_average_model", None)
-            other = getattr(average, "module", average)
+            other = average_model(callback)
             if isinstance(other, BRAINet):
                 other.predictor.scores = copy.deepcopy(self.scores)
         self.log_dict({f"val/{name}": value for name, value in learned.items()})
@@ -518,6 +524,6 @@ def _reach(batches: float, loaders: Sequence[Any] | None) -> int:
 
 
 def _check_labels(class_names: tuple[str, ...] | None, loop: Any) -> None:
-    names = getattr(loop._data_source.instance, "class_names", None)
+    names = getattr(data_given(loop), "class_names", None)
     if names and class_names:
         same_classes(class_names, tuple(names))

@@ -198,7 +198,7 @@ class Predictor(nn.Module):
         if any(score.taps is not None and not self.backbone.widths(score.taps) for score in scores):
             features.probe()  # features came from a store, and the backbone has not met an input yet
         for score in scores:
-            widths, scaled = self.backbone.widths(score.taps), self.backbone.scales(score.taps)
+            widths, scaled = self.backbone.widths(score.taps), self.backbone.is_scaled(score.taps)
             score.set_context(ScoreContext(classes, self.backbone.raw, self.ggt, widths, scaled))
             if share is not None:
                 fit_score_on_shares(score, share, labels)

@@ -17,12 +17,14 @@ import yaml
 
 from brainet_pl._utils import atomic
 from brainet_pl._utils.framework import CSVLogger, TensorBoardLogger, WandbLogger, pl
+from brainet_pl._utils.lightning_private import logged_step
 from brainet_pl.callbacks import StructureLearning, WholeCheckpointIO
 from brainet_pl.checkpoints import runs
-from brainet_pl.cli import main, shipped
+from brainet_pl.checkpoints.format import FORMAT, RUN, STORED, Checkpoint
+from brainet_pl.cli import UsageError, main, shipped
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.report import write_report
-from brainet_pl.model.lightning import FORMAT, STORED, BRAINet
+from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Tree
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
@@ -46,9 +48,9 @@ def begin(*loggers):
 
 def checkpoint(folder, step=4, wandb=None, name="last.ckpt"):
     folder.mkdir(parents=True, exist_ok=True)
-    content = {STORED: {"format": FORMAT}, runs.RUN: {"wandb": wandb}, "global_step": step}
+    content = {STORED: {"format": FORMAT}, RUN: {"wandb": wandb}, "global_step": step}
     torch.save(content, folder / name)
-    return str(folder / name)
+    return Checkpoint.read(folder / name)
 
 
 def test_runs_that_begin_together_get_folders_of_their_own(tmp_path):
@@ -158,9 +160,9 @@ def test_last_is_the_newest_run_even_if_it_has_no_checkpoint_yet(tmp_path):
     for n in (0, 1):
         begin(CSVLogger("runs", name="digits"))
         file = checkpoint(folders[n])
-        os.utime(file, (n, n))
-    assert found() == os.path.relpath(file)
-    os.utime(folders[0] / "last.ckpt", (2, 2))  # gone on with after the other
+        os.utime(file.path, (n, n))
+    assert found() == os.path.relpath(file.path)
+    os.utime(folders[0] / "last.ckpt", (2, 2))  # resumed after the other
     assert found() == os.path.relpath(folders[0] / "last.ckpt")
     begin(CSVLogger("runs", name="digits"))
     (tmp_path / "runs" / "digits" / "version_7").mkdir()  # of a test: it has no folder for checkpoints
@@ -209,11 +211,11 @@ def test_a_test_goes_on_with_the_run_of_its_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "away")  # wherever it is started
     text, board, cloud = CSVLogger("runs"), TensorBoardLogger("logs"), WandbLogger(offline=True, save_dir="runs")
     trainer = Asked(text, board, cloud)
-    assert runs.continue_run(trainer, file) == folder
+    assert runs.continue_run(trainer, file.path) == folder  # or the file, already read
     assert [Path(logger.log_dir) for logger in (text, board)] == [folder, folder]
     assert (cloud.version, cloud.save_dir) == ("abc123", str(tmp_path / "runs"))
-    assert runs.step_of(trainer) == 4
-    text.log_metrics({"test/cls/Acc": 0.5}, runs.step_of(trainer))
+    assert logged_step(trainer) == 4
+    text.log_metrics({"test/cls/Acc": 0.5}, logged_step(trainer))
     text.save()
     assert [step for step, _ in rows(folder)] == [*range(6), 4]  # what was logged while training stays
     assert not list((tmp_path / "away").iterdir())
@@ -254,7 +256,7 @@ def test_loggers_that_the_user_puts_elsewhere_stay_there(tmp_path):
     assert runs.join(Asked(mine, cloud), file) is None
     assert (Path(mine.log_dir).parts[0], cloud.version) == ("mine", None)
     same = CSVLogger("runs", name="digits")
-    assert runs.join(Asked(same), file) == Path(same.log_dir).resolve() == Path(file).parents[1]
+    assert runs.join(Asked(same), file) == Path(same.log_dir).resolve() == file.path.parents[1]
 
 
 def test_a_trainer_that_has_logged_can_not_change_its_run(tmp_path):
@@ -297,9 +299,25 @@ def test_the_readme_has_one_run(tmp_path, monkeypatch):
     assert ids[2] != ids[0]
     assert (folder.parent / "version_1" / "record.json").is_file()
     shutil.copy(file, "copied.ckpt")
-    done("predict", "--ckpt_path", "copied.ckpt")
+    with pytest.raises(UsageError, match=r"expected data for copied\.ckpt, got none: .* give them, as --data"):
+        main(["predict", "--ckpt_path", "copied.ckpt", *QUIET])
+    done("predict", "--ckpt_path", "copied.ckpt", "--config", "digits")
     assert ids[3] not in ids[:3]
     assert (folder.parent / "version_2" / "predictions.csv").is_file()
+
+
+def test_a_run_of_wandb_alone_is_tested_with_nothing_but_its_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    words = ["--data=Digits", "--data.batch_size=32", "--model.num_classes=8", "--model.head=Linear"]
+    logger = ["--trainer.logger=WandbLogger", "--trainer.logger.save_dir=runs", "--trainer.logger.project=p"]
+    fitted = main(["fit", *words, *logger, "--trainer.max_epochs=1", *QUIET])
+    wandb.finish()
+    file = Path(fitted.trainer.checkpoint_callback.best_model_path)
+    assert file.resolve().parents[2] == tmp_path / "runs" / "p"
+    tested = main(["test", "--ckpt_path", str(file), *QUIET])
+    wandb.finish()
+    assert tested.datamodule.batch_size == 32
+    assert tested.trainer.logger.version == fitted.trainer.logger.version == file.parents[1].name
 
 
 def test_every_shipped_configuration_keeps_a_best_and_the_last():

@@ -258,7 +258,11 @@ def test_the_sweep_asks_for_settings_that_exist(folder):
 
 def test_wandb_can_be_disabled(folder, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    main(["fit", "--config", "digits", "--trainer.max_epochs=1", *QUIET])
+    cli = main(["fit", "--config", "digits", "--trainer.max_epochs=1", *QUIET])
+    assert [type(logger).__name__ for logger in cli.trainer.loggers] == ["CSVLogger"]
+    assert not files_of(folder)  # of an offline run, which the configuration asks for
+    rows = list(csv.DictReader((folder / "runs/digits/version_0/metrics.csv").open()))
+    assert any(row["val/cls/NLL"] for row in rows)
 
 
 def test_wandb_that_is_not_installed_is_left_out(monkeypatch):

@@ -22,6 +22,7 @@ from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import NAMESPACE
 from brainet_pl._utils.parts import arguments, part_classes
 from brainet_pl.callbacks import Evaluation, PredictionFile
+from brainet_pl.checkpoints.format import Checkpoint
 from brainet_pl.cli import main, shipped, stored_config
 from brainet_pl.cli.trust import OTHERS, SLOTS, Given, Untrusted, given_by, vet
 
@@ -60,14 +61,25 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def edited(good, change):
-    """The good checkpoint with its settings changed, as an attacker would: without the digests that would tell."""
+def edited(good, change, place="checkpoint"):
+    """The good checkpoint with its settings changed, as an attacker would: without the digests that would tell.
+
+    They stand in the file, which may be one of version 0.2.0 and hold all settings, or in the `config.yaml` of its run.
+    """
     content = torch.load(good, weights_only=True)
-    change(content["brainet_config"])
+    config = copy.deepcopy(stored_config(Checkpoint.read(good)))
+    change(config)
     del content["brainet"]["digest"]
-    torch.save(content, "edited.ckpt")
-    torch.load("edited.ckpt", weights_only=True)
-    return "edited.ckpt"
+    path = Path("edited.ckpt")
+    if place == "checkpoint":
+        content["brainet_config"] = config
+    else:
+        path = Path("run/checkpoints/edited.ckpt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parents[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    torch.save(content, path)
+    torch.load(path, weights_only=True)
+    return str(path)
 
 
 # -- attacks ----------------------------------------------------------------------------------------------------------
@@ -204,38 +216,61 @@ EVIL_FIT = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value"), [pytest.param(*rest, id=name) for name, *rest in EVIL + EVIL_FIT])
-def test_hostile_settings_are_refused_before_anything_runs(path, value, good, folder, monkeypatch):
+PLACED = [(name, *rest, "checkpoint") for name, *rest in EVIL + EVIL_FIT]
+PLACED += [
+    (f"{name}, config.yaml", *rest, "run") for name, *rest in EVIL + EVIL_FIT if rest[0][0] in ("data", "trainer")
+]
+
+
+@pytest.mark.parametrize(("path", "value", "place"), [pytest.param(*rest, id=name) for name, *rest in PLACED])
+def test_hostile_settings_are_refused_before_anything_runs(path, value, place, good, folder, monkeypatch):
     (folder / "evil.yaml").write_text(yaml.safe_dump({"class_path": "os.popen", "init_args": {"cmd": "touch $OWNED"}}))
     before = set(sys.modules)
     change = put(path, value)
     monkeypatch.setattr(cli, "BrainetCLI", lambda *_, **__: pytest.fail("reached jsonargparse"))
     with pytest.raises(Untrusted, match=r"expected known classes and plain settings .*got .*--trust_checkpoint"):
-        main(["fit", "--ckpt_path", edited(good, change)])
+        main(["fit", "--ckpt_path", edited(good, change, place)])
     assert not (folder / "owned").exists()
     assert not {name for name in set(sys.modules) - before if name.startswith(("antigravity", "toys"))}
 
 
 @pytest.mark.parametrize("command", ["test", "validate", "predict"])
 def test_every_command_refuses(command, good, folder):
-    for change in (put(["model", "backbone"], call()), put(["data"], call())):
+    attacks = [(["model", "backbone"], "checkpoint"), (["data"], "checkpoint"), (["data"], "run")]
+    for path, place in attacks:
         with pytest.raises(Untrusted, match=r"torch\.fx\.symbolic_trace"):
-            main([command, "--ckpt_path", edited(good, change), *QUIET])
+            main([command, "--ckpt_path", edited(good, put(path, call()), place), *QUIET])
     assert not (folder / "owned").exists()
 
 
-def test_the_attack_is_real(good, folder, monkeypatch):
+@pytest.mark.parametrize("place", ["checkpoint", "run"])
+def test_the_attack_is_real(place, good, folder, monkeypatch):
     """With trust, a file of the same kind runs what it names: the refusal above is what stops it."""
     (folder / "evil.py").write_text("import os\nopen(os.environ['OWNED'], 'w')\ndef run(*_, **__): pass\n")
     monkeypatch.syspath_prepend(str(folder))
     function = {"class_path": "pytorch_lightning.callbacks.LambdaCallback", "init_args": {"setup": "evil.run"}}
-    words = ["test", "--ckpt_path", edited(good, put(["trainer", "callbacks"], [function])), "--trainer.logger=false"]
+    file = edited(good, put(["trainer", "callbacks"], [function]), place)
+    words = ["test", "--ckpt_path", file, "--trainer.logger=false"]
     with pytest.raises(Untrusted, match="LambdaCallback"):
         main([*words, *QUIET])
     assert not (folder / "owned").exists()
     main([*words, *QUIET, "--trust_checkpoint"])
     assert (folder / "owned").exists()
     sys.modules.pop("evil")
+
+
+def test_the_model_is_that_of_the_checkpoint_whatever_the_run_says(good, folder):
+    file = edited(good, put(["model", "backbone"], call()), "run")
+    assert "backbone" in yaml.safe_load(Path("run/config.yaml").read_text())["model"]
+    assert vet(stored_config(Checkpoint.read(file)))["model"]["backbone"] is None
+
+
+def test_a_configuration_that_can_not_be_read_is_said(good, folder):
+    file = edited(good, lambda config: None, "run")
+    for text in ("[" * 100_000, "a: [", "\x00"):
+        Path("run/config.yaml").write_text(text)
+        with pytest.raises(ValueError, match=r"expected the configuration of a run in .*config\.yaml, got \w+ when"):
+            main(["test", "--ckpt_path", file, *QUIET])
 
 
 def test_settings_of_a_model_saved_in_python_are_vetted_too(good, folder):
@@ -259,13 +294,13 @@ def test_function_that_makes_the_model_is_refused(good, folder):
 @pytest.mark.parametrize("name", ["local:///{folder}/precious", "{dirpath}/../../../../precious", "s3://x/precious"])
 def test_states_of_callbacks_do_not_delete_files_elsewhere(name, good, folder):
     (folder / "precious").mkdir()
-    content = torch.load(good, weights_only=True)
-    del content["brainet"]["digest"]
+    file = edited(good, lambda config: None, "run")
+    content = torch.load(file, weights_only=True)
     (state,) = (state for state in content["callbacks"].values() if "best_model_path" in state)
     state["last_model_path"] = state["best_model_path"] = name.format(folder=folder, dirpath=state["dirpath"])
-    torch.save(content, "edited.ckpt")
+    torch.save(content, file)
     with pytest.raises(ValueError, match="expected checkpoints in the folder of the run"):
-        main(["fit", "--ckpt_path", "edited.ckpt", "--trainer.max_epochs=2", *QUIET])
+        main(["fit", "--ckpt_path", file, "--trainer.max_epochs=2", *QUIET])
     assert (folder / "precious").is_dir()
 
 
@@ -273,7 +308,7 @@ def test_states_of_callbacks_do_not_delete_files_elsewhere(name, good, folder):
 
 
 def test_settings_of_an_honest_checkpoint_pass_unchanged(good):
-    config = stored_config(good)
+    config = stored_config(Checkpoint.read(good))
     again = vet(config)
     assert again["structure"] == config["structure"]
     assert again["trainer"]["logger"] == config["trainer"]["logger"]
@@ -348,7 +383,7 @@ def toy(folder, monkeypatch):
 
 
 def test_classes_that_the_user_names_again(good, toy):
-    config = copy.deepcopy(stored_config(good))
+    config = copy.deepcopy(stored_config(Checkpoint.read(good)))
     put(["data"], {"class_path": "toy.Mine", "init_args": {"more": {"a": [1, "b"]}, "batch_size": 32}})(config)
     checkpoint = edited(good, lambda stored: stored.update(config))
     words = ["validate", "--ckpt_path", checkpoint, "--trainer.logger=false", *QUIET]
@@ -530,7 +565,7 @@ def test_flipped_weights_are_refused_everywhere(good, folder):
         last = name
     assert tried > 3, last
     with pytest.raises(ValueError, match=r"got another state_dict: the file is damaged"):
-        main(["test", "--ckpt_path", "damaged.ckpt", "--trainer.logger=false", *QUIET])
+        main(["test", "--ckpt_path", "damaged.ckpt", "--data=Digits", "--trainer.logger=false", *QUIET])
 
 
 def test_changed_structures_and_settings_are_refused(good, folder):

@@ -1,0 +1,232 @@
+"""The checkpoint file of a BRAINet: its entries, its format number, its digests, and which files are accepted.
+
+A file of torch is not checked when it is read: one flipped bit in the bytes of a weight loads like any other weight. So
+a checkpoint carries a digest of each of its parts, and a damaged file is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brainet_pl._utils.digest import fingerprint
+from brainet_pl._utils.framework import pl, rank_zero_warn
+
+FORMAT = 6
+STORED = "brainet"  # the entry with everything that rebuilds the head
+DIGEST = "digest"  # the digests, inside that entry
+CONFIG = "brainet_config"  # the settings of the command line
+RUN = "brainet_run"  # the run that wrote the file
+RANDOM = "brainet_random"  # states of random generators
+HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY  # the arguments of the model
+STATES = ("state_dict", STORED, "optimizer_states")  # checked when a model is restored
+SETTINGS = (HPARAMS, CONFIG)  # checked when the file is read: Lightning changes them before it restores a model
+
+# Format 5, of version 0.2.0: prefixes of weights and keys of the entry STORED, and what they are called now.
+_PARTS = ("backbone", "head", "task", "scores", "calibration", "conformal")
+RENAMED_WEIGHTS = {"backbone.own.": "predictor.backbone.base_layer."} | {f"{p}.": f"predictor.{p}." for p in _PARTS}
+RENAMED_KEYS = {"own": "base_logits"}
+
+_WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of file names and addresses
+_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file says of its settings and its run; weights are left to Lightning, which loads them.
+
+    Attributes:
+        path: The file.
+        hparams: The arguments of the model, as primitives.
+        config: The settings of the command line; empty for a model that was trained in Python.
+        run: What the file says of the run that wrote it.
+        step: The number of training steps before the file was written.
+    """
+
+    path: Path
+    hparams: Mapping[str, Any]
+    config: Mapping[str, Any]
+    run: Any
+    step: int
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Read and check a file: tensors and primitives, never code."""
+        if "://" in str(path):
+            raise ValueError(f"expected a file, got the address {path}: download it first, then give the file")
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"expected a checkpoint at {path}, found no such file: check the path")
+        try:
+            content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # of a damaged file, any error may come
+            raise ValueError(
+                f"expected a checkpoint with tensors and primitives in {path}, got {type(error).__name__} when reading "
+                "it: the file is damaged or no checkpoint of BRAINet; take another copy"
+            ) from error
+        _check_digests(content, _stored_entry(content), SETTINGS)
+        config, step = content.get(CONFIG) or {}, content.get("global_step", 0)
+        if not isinstance(config, Mapping) or type(step) is not int:
+            raise ValueError(
+                f"expected settings and the number of training steps in {path}, got a {type(config).__name__} and a "
+                f"{type(step).__name__}: the file was changed; take another copy"
+            )
+        return cls(Path(path), content.get(HPARAMS) or {}, config, content.get(RUN), step)
+
+    @property
+    def wandb_id(self) -> str | None:
+        """The id of the W&B run that wrote the file."""
+        return wandb_id(self.run)
+
+
+def wandb_id(run: Any) -> str | None:
+    """The W&B id in the entry RUN of a checkpoint; anything that could be more than an id is ignored with a warning."""
+    found = run.get("wandb") if isinstance(run, Mapping) else None
+    if found is None or (isinstance(found, str) and _WANDB_ID.fullmatch(found)):
+        return found
+    rank_zero_warn(
+        "expected the checkpoint to name W&B's run by letters, digits, - and _, got something else: W&B begins a run "
+        "of its own"
+    )
+    return None
+
+
+def unpack(content: dict[str, Any]) -> Mapping[str, Any]:
+    """Check a checkpoint that Lightning has loaded, upgrade it in place, and give the entry that rebuilds the head."""
+    _check_digests(content, _stored_entry(content), STATES)  # of the file as it was written
+    upgrade(content)
+    stored: Mapping[str, Any] = content[STORED]
+    _check_head(stored)
+    return stored
+
+
+def add_digests(content: dict[str, Any]) -> None:
+    """Write the digest of every part into a checkpoint that is about to be saved."""
+    content[STORED][DIGEST] = _digests(content, STATES + SETTINGS)
+
+
+def upgrade(content: dict[str, Any]) -> None:
+    """Rename, in place, what older formats call by another name; a file of today's format stays as it is."""
+    if content[STORED]["format"] == FORMAT:
+        return
+    for weights in _weights(content):
+        for name in list(weights):
+            old = next((prefix for prefix in RENAMED_WEIGHTS if str(name).startswith(prefix)), None)
+            if old is not None:
+                weights[RENAMED_WEIGHTS[old] + name.removeprefix(old)] = weights.pop(name)
+    stored = {RENAMED_KEYS.get(key, key): value for key, value in content[STORED].items() if key != DIGEST}
+    content[STORED] = stored | {"format": FORMAT}
+
+
+def _weights(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The weights of the model, and those that callbacks which average weights keep beside them."""
+    callbacks = content.get("callbacks")
+    states = callbacks.values() if isinstance(callbacks, Mapping) else ()
+    averaged = [state.get("average_model_state") for state in states if isinstance(state, Mapping)]
+    for weights in (content.get("state_dict"), content.get("current_model_state"), *averaged):
+        if isinstance(weights, dict):
+            yield weights
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _stored_entry(content: Any) -> Mapping[str, Any]:
+    """The entry that rebuilds the head, or an error that says whose checkpoint this is."""
+    stored = content.get(STORED) if isinstance(content, Mapping) else None
+    if not isinstance(stored, Mapping):
+        raise ValueError("expected a checkpoint of BRAINet, got one without its structure: load it with its own class")
+    if stored.get("format") not in (5, FORMAT):
+        raise ValueError(
+            f"expected a checkpoint of format 5 or {FORMAT}, got format {stored.get('format', 1)}, written by another "
+            "version of brainet_pl: train the model again, or load it with the version that wrote it"
+        )
+    settings = content.get(HPARAMS) or {}
+    if not isinstance(settings, Mapping) or "_instantiator" in settings:  # Lightning would import and call it
+        raise ValueError(
+            "expected the settings of a BRAINet in the checkpoint, got a function that makes the model: a checkpoint "
+            "is data and runs no code; take a file that BRAINet wrote"
+        )
+    return stored
+
+
+def _digests(content: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
+    """A SHA-256 of each of these parts that is there: names, types, shapes and bytes."""
+    parts = {key: content[key] for key in keys if key in content}
+    if isinstance(parts.get(STORED), Mapping):  # a digest can't cover itself
+        parts[STORED] = {key: value for key, value in parts[STORED].items() if key != DIGEST}
+    return {key: fingerprint(part) for key, part in parts.items()}
+
+
+def _check_digests(content: Mapping[str, Any], stored: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Refuse a checkpoint whose parts are not those that were saved; a file without digests is not checked."""
+    written = stored.get(DIGEST)
+    if written is None:
+        return
+    wanted = {key: written[key] for key in keys if key in written} if isinstance(written, Mapping) else {"?": ""}
+    found = _digests(content, wanted)
+    damaged = [key for key, value in wanted.items() if found.get(key) != value]
+    if damaged:
+        raise ValueError(
+            f"expected the checkpoint as it was saved, got another {', '.join(damaged)}: the file is damaged, take "
+            "another copy; if you changed it yourself, delete checkpoint['brainet']['digest'] before saving it"
+        )
+
+
+def _check_head(stored: Mapping[str, Any]) -> None:
+    """Refuse an entry that no head and no backbone can be rebuilt from."""
+    kinds: dict[str, Any] = {"in_features": int | None, "ggt": dict | None, "backbone": str | None, "base_logits": bool}
+    removed = stored.get("removed")
+    wrong = [key for key, kind in kinds.items() if key not in stored or not isinstance(stored[key], kind)]
+    if removed is not None and (
+        not isinstance(removed, Mapping) or {k: type(v) for k, v in removed.items()} != {"name": str, "leave": bool}
+    ):
+        wrong.append("removed")
+    if not _is_signature(stored.get("takes")):
+        wrong.append("takes")
+    if wrong:
+        raise ValueError(
+            f"expected {', '.join(kinds)}, removed and takes in the checkpoint's entry {STORED!r}, as BRAINet writes "
+            f"them, got no such {', '.join(wrong)}: the file was changed; take another copy"
+        )
+
+
+def _is_signature(takes: Any) -> bool:
+    """Whether this describes the inputs of a backbone, as a checkpoint holds them; None is a model without one."""
+    return takes is None or (
+        isinstance(takes, Mapping)
+        and all(
+            isinstance(name, str)
+            and isinstance(sample, Mapping)
+            and set(sample) == {"shape", "dtype"}
+            and isinstance(sample["shape"], list)
+            and all(type(n) is int and 0 <= n < 2**31 for n in sample["shape"])
+            and sample["dtype"] in _DTYPES
+            for name, sample in takes.items()
+        )
+    )
+
+
+def check_callback_states(states: Any, trainer: pl.Trainer) -> None:
+    """Refuse states of callbacks that name files elsewhere: Lightning deletes older checkpoints by the names it reads.
+
+    It deletes what lies below its folder by the letter of the path, `folder/../../x` included, and anything that has an
+    address.
+    """
+    folders = tuple(f"{getattr(c, 'dirpath', None)}/" for c in trainer.checkpoint_callbacks)
+    for state in states.values() if isinstance(states, Mapping) else ():
+        best = state.get("best_k_models") if isinstance(state, Mapping) else None
+        names = list(best) if isinstance(best, Mapping) else []
+        names += [v for k, v in state.items() if str(k).endswith("path")] if isinstance(state, Mapping) else []
+        for name in (name for name in names if isinstance(name, str)):
+            address = "://" in name or "::" in name
+            if ".." in Path(name).parts or (address and not name.startswith(folders)):
+                raise ValueError(
+                    f"expected checkpoints in the folder of the run in the states of callbacks, got {name!r}: the file "
+                    "is not what Lightning writes; take another copy"
+                )
