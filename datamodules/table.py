@@ -124,8 +124,8 @@ class Table(SplitData):
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed, shifts=shifts)
         check_share("test_fraction", test_fraction)
-        checks.one_of("task", task, (AUTO, "regression", "classification"))
-        checks.one_of("missing", missing, ("impute", "refuse"))
+        checks.one_of("task", task, (AUTO, "regression", "classification"), "choose one of the list")
+        checks.one_of("missing", missing, ("impute", "refuse"), "choose one of the list")
         check_format(delimiter, encoding)
         for setting, names in (("drop", drop), ("categorical", categorical)):
             if isinstance(names, str):  # else its letters would be the names

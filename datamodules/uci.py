@@ -40,7 +40,7 @@ class Split(NamedTuple):
 
 def read_split(root: str | Path, name: str, split: int) -> Split:
     """One published split of a set, from `root/<folder>/{data,index_*}.txt`."""
-    checks.one_of("name", name, FOLDERS)
+    checks.one_of("name", name, FOLDERS, "choose one of the list")
     folder = Path(root) / FOLDERS[name]
     if not (folder / "data.txt").is_file():
         raise FileNotFoundError(
@@ -93,7 +93,7 @@ class UCI(SplitData):
         shifts: Shifts | None = None,
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed, shifts=shifts)
-        checks.one_of("name", name, FOLDERS)
+        checks.one_of("name", name, FOLDERS, "choose one of the list")
         self.dataset, self.root, self.split_number = name, root, split
 
     def setup(self, stage: str) -> None:

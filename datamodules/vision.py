@@ -71,9 +71,9 @@ class TorchvisionData(SplitData):
         shifts: Shifts | None = None,
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed, near, shifts=shifts)
-        checks.one_of("name", name, TABLE)
+        checks.one_of("name", name, TABLE, "choose one of the list")
         for other in ood:
-            checks.one_of("ood", other, TABLE)
+            checks.one_of("ood", other, TABLE, "choose one of the list")
         check_set_names(ood)
         check_near(ood, near)
         self.dataset, self.root, self.download, self.limit, self.ood = str(name), root, download, limit, tuple(ood)

@@ -364,7 +364,7 @@ def test_a_head_starts_at_the_networks_own_answer_and_learns_beside_it():
         (lambda: head(x, base_logits=base_logits[:, :2]), r"base logits of shape \(8, 3\), got \(8, 2\)"),
         (
             lambda: BRAINetHead(fixed_ggt(), 3, skip="identity"),
-            "'linear', 'base_logits', 'base_logits_or_linear', None",
+            "'auto', 'linear', 'base_logits', 'base_logits_or_linear', None",
         ),
     ):
         with pytest.raises(ValueError, match=message):
