@@ -282,7 +282,7 @@ class BRAINet(RestorableModule):
         """Build a head that waits for the number of features alone; a fit calls it once the data is there."""
         self.training_features.prepare_backbone()
         if self.head is None and not self.head_settings.needs_tree:
-            width = len(self.training_features.probe().features[0])
+            width = len(self.training_features.first().features[0])
             self.predictor.build_head(self.head_settings, width, None, self._base_logits_help())
 
     def on_fit_start(self) -> None:
@@ -306,11 +306,11 @@ class BRAINet(RestorableModule):
         """
         if not self.backbone.frozen:
             self._fit_scores(list(self.scores))
-        if self.head is None or not self.head.settles:
+        if self.head is None or not self.head.finalizes:
             return
         held = self.validation_sample() if self.trainer.enable_validation else None
         count = 0 if held is None else len(held.targets)
-        if count < LEAST and not self._warned and self.head.waits and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if count < LEAST and not self._warned and self.head.needs_validation_data and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._warned = True
             rank_zero_warn(
                 f"expected at least {LEAST} validation samples to choose the temperature of the posterior by, got "
