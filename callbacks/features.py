@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import Callback, pl
+from brainet_pl._utils.lightning_private import loader_source, set_loader_source
 from brainet_pl.features.extraction import data_source, is_sized
 from brainet_pl.features.training import FeatureFolder
 from brainet_pl.model.lightning import BRAINet
@@ -93,8 +94,9 @@ class FeatureCache(Callback, FeatureFolder):
             (trainer.fit_loop.epoch_loop.val_loop, held.loader(size, shuffle=False)),
         ]
         for loop, load in loaders:
-            self._replaced.append((loop, loop._data_source))
-            loop._data_source = _FeatureSource(load, datamodule, loop._data_source.name)
+            source = loader_source(loop)
+            self._replaced.append((loop, source))
+            set_loader_source(loop, _FeatureSource(load, datamodule, source.name))
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """A failed fit must not leave its features behind for the next one."""
@@ -103,5 +105,5 @@ class FeatureCache(Callback, FeatureFolder):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the loops their own sources back."""
         for loop, source in self._replaced:
-            loop._data_source = source
+            set_loader_source(loop, source)
         self._replaced = []

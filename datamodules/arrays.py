@@ -11,15 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brainet_pl.datamodules.base import (
-    Samples,
-    SplitData,
-    check_near,
-    check_set_names,
-    check_statistics,
-    image_transform,
-)
+from brainet_pl.datamodules.base import Samples, SplitData, check_statistics, image_transform
 from brainet_pl.datamodules.shifts import Shifts
+from brainet_pl.metrics.sets import check_near, check_set_names
 
 
 def as_targets(y: NDArray[Any], path: str) -> Tensor:

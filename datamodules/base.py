@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from brainet_pl._utils import checks
 from brainet_pl._utils.framework import pl, watch_mixes
 from brainet_pl.datamodules.shifts import ShiftedSets, Shifts, make_shifts
 from brainet_pl.features import identity
+from brainet_pl.metrics.sets import TEST, check_set_names
 from brainet_pl.metrics.shift import LOADER
 
-TEST = "test"  # the key of the known test set among the test loaders
 SampleSet = Dataset[tuple[Tensor, Any]]
 
 
@@ -67,38 +67,6 @@ def check_share(setting: str, value: float) -> None:
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 < value < 1:
         raise ValueError(
             f"expected a {setting} between 0 and 1, got {value!r}: give the share to hold out, such as 0.1"
-        )
-
-
-def check_set_names(names: Iterable[str]) -> None:
-    """Refuse names of out-of-distribution sets that would overwrite the results of another set.
-
-    Results are kept by the name of their set, in files too, where a "/" becomes a "_".
-    """
-    files: dict[str, str] = {}
-    for name in names:
-        if name == TEST:
-            raise ValueError(
-                f"expected names of out-of-distribution sets other than {TEST!r}, which is the known test set, got "
-                f"{name!r}: rename that set"
-            )
-        file = name.replace("/", "_")
-        if file in files:
-            raise ValueError(
-                f"expected out-of-distribution sets whose files have different names, got {files[file]!r} and "
-                f"{name!r}, both written as {file!r}: rename one of them"
-            )
-        files[file] = name
-
-
-def check_near(names: Iterable[str], near: Iterable[str]) -> None:
-    """Refuse a name in `near` that is none of the out-of-distribution sets."""
-    known = list(names)
-    unknown = sorted(set(near) - set(known))
-    if unknown:
-        raise ValueError(
-            f"expected near to name out-of-distribution sets ({', '.join(known) or 'there are none'}), got "
-            f"{', '.join(unknown)}: correct near, or add the set"
         )
 
 

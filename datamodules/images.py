@@ -17,9 +17,10 @@ from tqdm.auto import tqdm
 
 from brainet_pl._utils import checks
 from brainet_pl.backbones.loading import Preset
-from brainet_pl.datamodules.base import SampleSet, SplitData, check_near, check_set_names, check_share, check_statistics
+from brainet_pl.datamodules.base import SampleSet, SplitData, check_share, check_statistics
 from brainet_pl.datamodules.shifts import Shifts
 from brainet_pl.features import identity
+from brainet_pl.metrics.sets import check_near, check_set_names
 
 HELD_OUT = "held_out"  # the set of classes that are not trained
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}

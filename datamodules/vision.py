@@ -11,8 +11,9 @@ import torchvision.datasets as tv
 from torch import Tensor
 
 from brainet_pl._utils import checks
-from brainet_pl.datamodules.base import Samples, SplitData, check_near, check_set_names, image_transform
+from brainet_pl.datamodules.base import Samples, SplitData, image_transform
 from brainet_pl.datamodules.shifts import Shifts
+from brainet_pl.metrics.sets import check_near, check_set_names
 
 VisionName = Literal["mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "svhn"]
 

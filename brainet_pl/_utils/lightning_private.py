@@ -23,6 +23,16 @@ def data_given(loop: Any) -> Any:
     return loop._data_source.instance
 
 
+def loader_source(loop: Any) -> Any:
+    """What a loop takes its loaders from: an object with `dataloader`, `instance` and `name`."""
+    return loop._data_source
+
+
+def set_loader_source(loop: Any, source: Any) -> None:
+    """Have a loop take its loaders from another source."""
+    loop._data_source = source
+
+
 def train_loaders(trainer: pl.Trainer) -> list[Any] | None:
     """The training loaders of a fit; None before they are made."""
     combined = trainer.fit_loop._combined_loader

@@ -2,4 +2,5 @@
 
 from brainet_pl.cli.commands import console
 
-console()
+if __name__ == "__main__":
+    console()

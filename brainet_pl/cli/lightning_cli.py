@@ -277,7 +277,7 @@ def _complete(words: list[str], folder: str) -> tuple[list[str], Checkpoint | No
         return words, None
     given, checkpoint = given_by(words), Checkpoint.read(checkpoints[-1])
     config = stored_config(checkpoint)
-    if config.get("data") is None and not {key.partition(".")[0] for key in given.keys} & {"data", "help"}:
+    if config.get("data") is None and not given.keys & {"data", "data.class_path", "help"}:
         raise UsageError(
             f"expected data for {checkpoint.path}, got none: the file does not lie in the folder of a run whose "
             f"{CONFIG_FILE} names them; give them, as --data=Digits or in a --config file"

@@ -7,11 +7,9 @@ from typing import Any
 
 from brainet_pl._utils.framework import pl, rank_zero_info
 from brainet_pl._utils.lightning_private import data_given
-from brainet_pl.datamodules.base import check_set_names
 from brainet_pl.evaluation.record import MEANS, Role
+from brainet_pl.metrics.sets import TEST, check_near, check_set_names
 from brainet_pl.metrics.shift import is_shift
-
-KNOWN = "test"
 
 
 class EvaluatesAllSets:
@@ -29,9 +27,9 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
     loaders: Any = trainer.test_dataloaders
     if isinstance(loaders, Mapping):
         names = [str(name) for name in loaders]
-        if KNOWN in names[1:]:
+        if TEST in names[1:]:
             raise ValueError(
-                f"expected the known test set {KNOWN!r} as the first of the test loaders, and once, got "
+                f"expected the known test set {TEST!r} as the first of the test loaders, and once, got "
                 f"{', '.join(names)}: put it first"
             )
         check_set_names(names[1:])
@@ -43,33 +41,25 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
             )
     else:
         count = len(loaders) if isinstance(loaders, list | tuple) else 1
-        names = [KNOWN, *(f"loader_{i}" for i in range(1, count))]
+        names = [TEST, *(f"loader_{i}" for i in range(1, count))]
         if count > 1:
             rank_zero_info(
                 f"test loaders without names are called {', '.join(names)}: the first is the known set, the others are "
                 "taken as unknown; return a dictionary of loaders from test_dataloader to name them"
             )
     near = tuple(getattr(data_given(trainer.test_loop), "near", ()))
-    check_near([name for name in names[1:] if not is_shift(name)], near)
+    unknown = [name for name in names[1:] if not is_shift(name)]
+    if unknown:  # unless none of them is evaluated
+        check_near(unknown, near)
     return {name: _role(i, name, near) for i, name in enumerate(names)}
 
 
 def _role(place: int, name: str, near: tuple[str, ...]) -> Role:
     if is_shift(name):
         if not place:
-            raise ValueError(f"expected the known test set {KNOWN!r} as the first of the test loaders, got {name!r}")
+            raise ValueError(f"expected the known test set {TEST!r} as the first of the test loaders, got {name!r}")
         return "shift"
     return "known" if place == 0 else "near" if name in near else "far"
 
 
 test_sets.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest thinks of the name
-
-
-def check_near(names: list[str], near: tuple[str, ...]) -> None:
-    """Every name in `near` must be one of the unknown sets, unless none of them is evaluated."""
-    unknown = sorted(set(near) - set(names))
-    if unknown and names:
-        raise ValueError(
-            f"expected near to name unknown sets ({', '.join(names)}), got {', '.join(unknown)}: correct near, or add "
-            "the set"
-        )

@@ -147,7 +147,7 @@ class TrainingFeatures:
         return run_or_fail_together(lambda: self._extract_share(share, progress, seed)).gather()
 
     def targets(self) -> Tensor:
-        """(N,) targets of all training samples, in a fixed order: the same in all processes."""
+        """Gives the targets (N,) of all training samples, in a fixed order: the same in all processes."""
         if self._all is not None:
             return self._all.targets
         targets = [inputs_and_target(batch, self.columns)[1] for batch in self._loader()]

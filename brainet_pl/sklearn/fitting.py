@@ -48,7 +48,7 @@ class Standardize(nn.Module):
         return self
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Scales rows (N, d)."""
+        """Scales rows (N, d) to deviations from the mean."""
         return (rows - self.mean) / self.scale
 
 

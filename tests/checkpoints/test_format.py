@@ -55,7 +55,7 @@ def test_upgrading_renames_and_happens_once(old):
     upgrade(old)
     assert (old[STORED]["format"], old[STORED]["base_logits"], "own" in old[STORED]) == (FORMAT, True, False)
     for weights in (old["current_model_state"], old["callbacks"]["swa"]["average_model_state"]):
-        assert sorted(weights) == ["backbone.base_layer.bias", "backbone.ownership"]
+        assert sorted(weights) == ["predictor.backbone.base_layer.bias", "predictor.backbone.ownership"]
     names = list(old["state_dict"])
     upgrade(old)
     assert list(old["state_dict"]) == names

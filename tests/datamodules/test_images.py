@@ -13,7 +13,7 @@ from torch import nn
 from brainet_pl._utils.framework import ModelCheckpoint
 from brainet_pl.backbones.loading import Preset, find_preset
 from brainet_pl.callbacks import FeatureCache, PredictionFile
-from brainet_pl.cli import main
+from brainet_pl.cli import UsageError, main
 from brainet_pl.datamodules import ImageFolder
 from brainet_pl.datamodules.corruptions import corrupt_image
 from brainet_pl.datamodules.images import list_images, read_image
@@ -309,13 +309,17 @@ def test_the_command_line_predicts_a_folder_from_a_checkpoint_alone(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     painted(tmp_path / "images", 8)
     paint(tmp_path / "new" / "x.png", COLOURS["red"], seed=1)
-    quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.logger=false"]
+    quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.logger=CSVLogger"]
+    quiet += ["--trainer.logger.save_dir=runs"]
     words = ["--model.num_classes=3", "--model.head=Linear", "--data.root=images", "--data.size=8", *quiet]
-    cli = main(["fit", "--data=ImageFolder", *words, "--trainer.max_epochs=2", "--data.batch_size=4"])
-    cli.trainer.save_checkpoint("model.ckpt")
+    main(["fit", "--data=ImageFolder", *words, "--trainer.max_epochs=2", "--data.batch_size=4"])
+    (checkpoint,) = tmp_path.rglob("*.ckpt")  # in the folder of its run, whose config.yaml names the data
     (tmp_path / "images").rename(tmp_path / "gone")
-    main(["predict", "--ckpt_path=model.ckpt", "--data.predict=new", *quiet])
+    main(["predict", f"--ckpt_path={checkpoint}", "--data.predict=new", *quiet])
     (path,) = tmp_path.rglob("predictions.csv")
+    checkpoint.rename("model.ckpt")
+    with pytest.raises(UsageError, match=r"expected data for model.ckpt, got none: .*--data=Digits"):
+        main(["predict", "--ckpt_path=model.ckpt", "--data.predict=new", *quiet])
     (row,) = csv.DictReader(path.open())
     assert row["file"] == "x.png"
     assert row["class_name"] in COLOURS

@@ -61,8 +61,8 @@ class Still(BRAINet):
 class Told(Evaluation):
     """Writes down what only figures show, without the time it takes to draw them."""
 
-    def _tell(self, trainer, pl_module, record):
-        super()._tell(trainer, pl_module, record)
+    def _write(self, trainer, pl_module, record):
+        super()._write(trainer, pl_module, record)
         parts = {f"{part.name}/{name}": v.tolist() for part in record.sets.values() for name, v in part.running.items()}
         sums = {} if record.known.sums is None else pass_metrics(record.known.sums)
         (Path(trainer.default_root_dir) / "passes.json").write_text(json.dumps(sums | parts))

@@ -621,7 +621,7 @@ def swaps(draw):
     swapped = swap_head(model, data, classes, head_layer=layer, head=head, progress=False, **settings).eval()
     must(all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "the model was changed")
     probe = torch.randn(3, sizes[0])
-    probs = swapped.predict(probe, passes=2)
+    probs = swapped.probabilities(probe, passes=2)
     must((probs.sum(-1) - 1).abs().max() < 1e-4, "no probabilities")
     if layer is None:
         expected = model.eval().features(probe.to(next(model.parameters()).dtype))

@@ -378,13 +378,10 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path, fitted, quiet_trai
     stored["brainet"] = {"ggt": stored["brainet"]["ggt"], "config": None}  # as 0.1.0 wrote it
     stored["hyper_parameters"] = {"num_classes": 8, "head": "brainet", "num_params": 8000, "temperature": None}
     torch.save(stored, tmp_path / "old.ckpt")
-    with pytest.raises(
-        ValueError, match="expected a checkpoint of format 5 or 6, got format 1, written by another version"
-    ):
+    refused = "expected a checkpoint of format 5 or 6, got format 1, written by another version"
+    with pytest.raises(ValueError, match=refused):
         BRAINet.load_from_checkpoint(tmp_path / "old.ckpt", weights_only=True)
-    with pytest.raises(
-        ValueError, match="expected a checkpoint of format 5 or 6, got format 1, written by another version"
-    ):
+    with pytest.raises(ValueError, match=refused):
         quiet_trainer(tmp_path).test(BRAINet(8), datamodule=Digits(), ckpt_path=tmp_path / "old.ckpt", verbose=False)
 
 
