@@ -131,4 +131,4 @@ def test_swap_head_outside_lightning():
     again = swap_head(model, swapped.head.ggt, num_classes=3)
     assert again.head.ggt is swapped.head.ggt
     other = swap_head(model, images, num_classes=3, head="MLP")  # any head, and no structure where none is needed
-    assert other.eval().predict(images[:4]).shape == (1, 4, 3)
+    assert other.eval().predict(images[:4])["probabilities"].shape == (4, 3)
