@@ -21,12 +21,13 @@ from brainet_pl._utils import checks
 from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl.calibration.base import Calibrator
-from brainet_pl.calibration.temperature import HIGHEST, LOWEST
+from brainet_pl.calibration.temperature import best_temperature
 from brainet_pl.scores import Generative, ScoreSet, Stages
 from brainet_pl.scores.reference import FEW, Surprise, fit_surprise
 from brainet_pl.tasks import Classification, Regression, Task
 
 FASTEST = 1.0  # κ at the most
+SURE = 1.64  # standard errors that are added to the price: it holds in 95 of 100 cases
 MOST = 1e4  # times the temperature in the middle of the data, at the most
 LEAST_NLL = 0.05  # nats that the price is a share of at the least: a model without an error on validation data has 0
 
@@ -63,37 +64,38 @@ def _parts(probs: Tensor, prior: Tensor, factor: Tensor) -> tuple[Tensor, Tensor
     return logs * slower, (1.0 - slower) * (prior + answer * (prior.max() - prior)).log(), answer
 
 
-def fit_faded(probs: Tensor, target: Tensor, prior: Tensor, factor: Tensor, doubt: float = 0.0) -> tuple[float, float]:
-    """The τ of the least negative log-likelihood for given factors, and that likelihood in nats a sample.
-
-    The likelihood is concave in 1/τ, as in `fit_temperature`, and its slope is bisected.
+def fit_faded(probs: Tensor, target: Tensor, prior: Tensor, factor: Tensor) -> tuple[float, Tensor]:
+    """The best τ for given factors, as in `fit_temperature`, and the negative log-likelihood (N,) of each sample.
 
     Args:
         probs: (N, C).
         target: (N,) labels.
         prior: (C,).
         factor: (N,) at least 1.
-        doubt: the share of every label that is spread over the classes by their prior; 0 takes labels as they are.
     """
     logs, offset, _ = _parts(probs.double(), prior, factor)
-    wanted = (1 - doubt) * F.one_hot(target.long(), probs.shape[1]).to(logs) + doubt * prior.to(logs)
-    low, high = 1.0 / HIGHEST, 1.0 / LOWEST
-    for _ in range(40):
-        beta = 0.5 * (low + high)
-        soft = (beta * logs + offset).softmax(dim=1)
-        slope = ((wanted - soft) * logs).sum()
-        low, high = (beta, high) if slope > 0 else (low, beta)
-    beta = 0.5 * (low + high)
-    return 1.0 / beta, float(F.cross_entropy(beta * logs + offset, wanted))
+    chosen = logs.gather(1, target.long()[:, None]).squeeze(1)
+
+    def slope(beta: float) -> float:
+        return float((chosen - ((beta * logs + offset).softmax(dim=1) * logs).sum(dim=1)).sum())
+
+    tau = best_temperature(slope)
+    return tau, F.cross_entropy(logs / tau + offset, target.long(), reduction="none")
 
 
-def fit_widened(predicted: Tensor, target: Tensor, factor: Tensor) -> tuple[float, float]:
-    """The best τ and its likelihood for means and variances (N, 2): variances are multiplied by (τ·f)²."""
+def fit_widened(predicted: Tensor, target: Tensor, factor: Tensor) -> tuple[float, Tensor]:
+    """The best τ, as in `fit_temperature`, and the NLL (N,) of each sample, for means and variances (N, 2).
+
+    Variances are multiplied by (τ·f)².
+    """
     mean, variance = predicted.double().unbind(dim=1)
     variance = variance * factor.double().square()
-    scale = ((target.double() - mean).square() / variance).mean().clamp(LOWEST**2, HIGHEST**2)
-    nll = 0.5 * ((target - mean).square() / (scale * variance) + (2 * math.pi * scale * variance).log())
-    return float(scale.sqrt()), float(nll.mean())
+    squares = (target.double() - mean).square() / variance
+    count, total = len(target), float(squares.sum())
+    # With β = 1/τ the log-likelihood is N·log β - β²/2·Σ squares.
+    tau = best_temperature(lambda beta: count / beta - beta * total)
+    scale = tau**2
+    return tau, 0.5 * (squares / scale + (2 * math.pi * scale * variance).log())
 
 
 # -- the calibrator ---------------------------------------------------------------------------------------------------
@@ -103,9 +105,10 @@ class DensityScaling(Calibrator, DataSizedBuffers):
     """Probabilities fade towards the class prior, and variances widen, as inputs leave the training data.
 
     The temperature of an input is τ·u^-κ, u the share of validation samples at least as strange as it, with an
-    exponential tail beyond the strangest tenth. κ is as large as validation data allow at the price `cost`, τ being
-    fitted anew for every κ. The answer never changes. Works for every head, without unknown data, from the checkpoint
-    alone; before any validation data, predictions stay as they are.
+    exponential tail beyond the strangest tenth. κ is as large as validation data allow at the price `cost`, of which
+    the upper end of a 95 % interval counts: few samples fade less; τ is fitted anew for every κ. The answer
+    never changes. Works for every head, without unknown data, from the checkpoint alone; before any validation data,
+    predictions stay as they are.
 
     >>> scaling = DensityScaling(cost=0.04)
     >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).repeat(150, 1)
@@ -114,7 +117,7 @@ class DensityScaling(Calibrator, DataSizedBuffers):
     >>> scaling.observe(probs, labels, {"generative": torch.linspace(0, 1, 300)})
     >>> _ = scaling.finalize()
     >>> scaling(probs[:2], {"generative": torch.tensor([0.0, 50.0])}).amax(1).round(decimals=2)  # usual, and far out
-    tensor([0.9400, 0.5000])
+    tensor([0.9200, 0.5000])
 
     Args:
         cost: How much worse known inputs may be predicted than by temperature scaling: a share of its negative
@@ -180,28 +183,31 @@ class DensityScaling(Calibrator, DataSizedBuffers):
         self.prior = ((counts + 1) / (counts + 1).sum()).to(self.tau)
         strange = surprise(score)
 
-        # As Platt (1999) has it: one label in n + 2 may have been any. Else, where the few errors of a small validation
-        # set are among its strange samples, τ would fall to its floor, and the next error cost a hundred nats.
-        doubt = 1.0 / (len(target) + 2)
-
-        def best(kappa: float) -> tuple[float, float]:
+        def losses(kappa: float) -> tuple[float, Tensor]:
             factor = (kappa * strange).exp().clamp_max(MOST)
             if classes:
-                return fit_faded(predicted, target, self.prior, factor, doubt)
+                return fit_faded(predicted, target, self.prior, factor)
             return fit_widened(predicted, target, factor)
 
-        tau, least = best(0.0)
-        limit = least + self.cost * (max(least, LEAST_NLL) if classes else 1.0)
+        _, plain = losses(0.0)
+        limit = self.cost * (max(float(plain.mean()), LEAST_NLL) if classes else 1.0)
+
+        def affordable(kappa: float) -> bool:
+            """Whether the price stays below its limit, at the upper end of what these samples leave open."""
+            price = losses(kappa)[1] - plain
+            noise = float(price.std()) / len(price) ** 0.5 if len(price) > 1 else math.inf
+            return float(price.mean()) + SURE * noise <= limit
+
         low, high = 0.0, FASTEST
-        if best(high)[1] <= limit:
+        if affordable(high):
             low = high
         for _ in range(20 if low < high else 0):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if best(middle)[1] <= limit else (low, middle)
-        tau, nll = best(low)
+            low, high = (middle, high) if affordable(middle) else (low, middle)
+        tau, faded = losses(low)
         self.tau.fill_(tau)
         self.kappa.fill_(low)
-        return {"temperature": self.tau, "fading": self.kappa, "cost": torch.tensor(nll - least)}
+        return {"temperature": self.tau, "fading": self.kappa, "cost": (faded - plain).mean().float()}
 
     def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
         """Fades probabilities (B, C) to the prior; widens the variances of means and variances (B, 2)."""

@@ -6,12 +6,12 @@ of the prediction itself (`max_softmax`, `entropy`, `mutual_information` …) co
 """
 
 from brainet_pl.scores.base import JoinedScore, Score, ScoreContext, ScoreSet
+from brainet_pl.scores.base_logits import Own
 from brainet_pl.scores.combined import Combined
 from brainet_pl.scores.density import TreeDensity
 from brainet_pl.scores.generative import Generative
 from brainet_pl.scores.mahalanobis import Mahalanobis
 from brainet_pl.scores.neighbours import KNN
-from brainet_pl.scores.own import Own
 from brainet_pl.scores.reference import Verdict
 from brainet_pl.scores.stages import Stages
 

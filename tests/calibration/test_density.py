@@ -18,7 +18,7 @@ from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.calibration import DensityScaling, TemperatureScaling
 from brainet_pl.calibration.density import LEAST_NLL, fade, fit_faded, fit_widened
-from brainet_pl.calibration.temperature import fit_temperature, scale
+from brainet_pl.calibration.temperature import PRIOR, fit_temperature, scale
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.model.export import export_onnx, export_program
@@ -78,11 +78,13 @@ def test_the_temperature_is_that_of_a_grid():
     probs, target, score = classes()
     factor = 1 + 0.3 * score
     prior = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    tau, least = fit_faded(probs, target, prior, factor)
+    tau, losses = fit_faded(probs, target, prior, factor)
     grid = torch.linspace(0.5, 5, 400)
-    losses = [float(F.nll_loss(fade(probs.double(), prior, float(t), factor).log(), target)) for t in grid]
-    assert least == pytest.approx(min(losses), abs=1e-5)
-    assert tau == pytest.approx(float(grid[int(np.argmin(losses))]), abs=0.02)
+    sums = [float(F.nll_loss(fade(probs.double(), prior, float(t), factor).log(), target)) * 2000 for t in grid]
+    posterior = [loss + math.log(t) ** 2 / (2 * PRIOR**2) for loss, t in zip(sums, grid, strict=True)]
+    assert tau == pytest.approx(float(grid[int(np.argmin(posterior))]), abs=0.02)
+    faded = fade(probs.double(), prior, tau, factor)
+    torch.testing.assert_close(losses, F.nll_loss(faded.log(), target, reduction="none"))
     assert fit_faded(probs, target, prior, torch.ones(2000))[0] == pytest.approx(
         fit_temperature(probs, target).item(), rel=1e-4
     )
@@ -93,13 +95,30 @@ def test_widening_is_that_of_a_grid():
     factor = 1 + torch.rand(500, generator=rng)
     predicted = torch.stack([torch.randn(500, generator=rng), torch.rand(500, generator=rng) + 0.1], dim=1)
     target = predicted[:, 0] + 1.7 * factor * predicted[:, 1].sqrt() * torch.randn(500, generator=rng)
-    tau, least = fit_widened(predicted, target, factor)
+    tau, losses = fit_widened(predicted, target, factor)
     assert tau == pytest.approx(1.7, rel=0.1)
-    for t in (0.98 * tau, tau, 1.02 * tau):
+
+    def posterior(t):
         wide = torch.distributions.Normal(predicted[:, 0].double(), t * factor * predicted[:, 1].double().sqrt())
-        loss = -wide.log_prob(target.double()).mean().item()
-        assert loss >= least - 1e-9
-        assert t != tau or loss == pytest.approx(least, abs=1e-6)
+        return -wide.log_prob(target.double()), math.log(t) ** 2 / (2 * PRIOR**2)
+
+    torch.testing.assert_close(losses, posterior(tau)[0], rtol=1e-5, atol=1e-6)
+    least = float(losses.sum()) + posterior(tau)[1]
+    for t in (0.9 * tau, 0.98 * tau, 1.02 * tau, 1.1 * tau):
+        assert float(posterior(t)[0].sum()) + posterior(t)[1] > least
+
+
+def test_few_rows_without_an_error_say_little_of_the_temperature():
+    """The likelihood alone would make a model that was right 30 times as sure as can be."""
+    target = torch.arange(30) % 3
+    probs = 0.9 * F.one_hot(target, 3) + 0.1 / 3
+    assert fit_temperature(probs, target, prior=None) < 0.1
+    few, many = fit_temperature(probs, target), fit_temperature(probs.repeat(300, 1), target.repeat(300))
+    assert 0.5 < few < 0.9
+    assert many < 0.4  # nine thousand rows outweigh the prior
+    wrong = (target + 1) % 3
+    assert 1.5 < fit_temperature(probs[:4], wrong[:4]) < 4
+    assert fit_temperature(probs, wrong) > fit_temperature(probs[:4], wrong[:4])
 
 
 # -- the calibrator ---------------------------------------------------------------------------------------------------
@@ -112,9 +131,11 @@ def test_known_data_pay_what_was_agreed(cost):
     logged = finalized(calibrator, probs, target, score)
     least = float(F.nll_loss(scale(probs.double(), fit_temperature(probs, target)).log(), target))
     paid = float(F.nll_loss(calibrator(probs, {"generative": score}).double().log(), target)) - least
-    assert paid == pytest.approx(cost * least, abs=2e-3 * least)
-    assert float(logged["cost"]) == pytest.approx(paid, abs=2e-3 * least)  # a label in n + 2 is in doubt
-    assert (calibrator.kappa > 0) == (cost > 0)
+    assert paid <= cost * least + 1e-6
+    assert float(logged["cost"]) == pytest.approx(paid, abs=1e-4 * least)
+    if cost:  # it pays nearly all that it may: what is left is the noise of 2,000 samples
+        assert paid > 0.4 * cost * least
+        assert calibrator.kappa > 0
     assert set(logged) == {"temperature", "fading", "cost"}
     far = calibrator(probs, {"generative": torch.full((2000,), 1e6)})
     if cost:
@@ -178,7 +199,7 @@ def test_variances_widen_and_means_stay():
     target, score = predicted[:, 0] + 0.4 * torch.randn(1000, generator=rng), torch.randn(1000, generator=rng).exp()
     calibrator = DensityScaling(cost=0.02)
     logged = finalized(calibrator, predicted, target, score)
-    assert float(logged["cost"]) == pytest.approx(0.02, abs=1e-3)
+    assert 0.005 < float(logged["cost"]) < 0.02  # with the noise of 1,000 samples it would be 0.02
     found = calibrator(predicted, {"generative": torch.linspace(0, 1000, 1000)})
     assert torch.equal(found[:, 0], predicted[:, 0])
     assert (found[:, 1].diff() >= 0).all()
@@ -307,7 +328,8 @@ def test_other_heads_and_regression(head, tmp_path, quiet_trainer):
     model = BRAINet(task=Regression(), head=head, calibration=DensityScaling(), lr=0.01)
     trainer = quiet_trainer(tmp_path, epochs=2)
     trainer.fit(model, *loaders)
-    assert 0 < trainer.callback_metrics["val/cal/cost"] <= 0.01
+    assert trainer.callback_metrics["val/cal/cost"] <= 0.01
+    assert model.calibration.kappa > 0
     near, far = (model.eval().predict_step((scale * x[:20],), 0) for scale in (1, 100))
     assert (far["std"] > 2 * near["std"].mean()).all()
     assert not far["known"].any()
