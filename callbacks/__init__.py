@@ -8,6 +8,7 @@ from brainet_pl.callbacks.logging import log_figure, log_table
 from brainet_pl.callbacks.predictions import PredictionFile
 from brainet_pl.callbacks.resume import ExactResume
 from brainet_pl.callbacks.structure import StructureLearning
+from brainet_pl.callbacks.threads import Threads
 from brainet_pl.callbacks.tracking import Tracking
 from brainet_pl.model.lightning import register_standard_callbacks
 
@@ -19,6 +20,7 @@ __all__ = [
     "LastCheckpoint",
     "PredictionFile",
     "StructureLearning",
+    "Threads",
     "Tracking",
     "WholeCheckpointIO",
     "log_figure",
@@ -26,4 +28,4 @@ __all__ = [
 ]
 
 # Every run of a BRAINet has these; the last knows the random states after the others' hooks.
-register_standard_callbacks([BaselineComparison, Tracking, ExactResume])
+register_standard_callbacks([Threads, BaselineComparison, Tracking, ExactResume])

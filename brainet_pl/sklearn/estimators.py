@@ -21,6 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.threads import limit_threads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -197,7 +198,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
 
         from brainet_pl.sklearn.fitting import fit_network
 
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), limit_threads(1):
             # Few rows are ordinary here; a held-out row each for hundreds of columns is what people have.
             warnings.filterwarnings("ignore", message="expected more rows than columns")
             warnings.filterwarnings("ignore", message=r"expected [0-9,]+ parameters within 2 %")
