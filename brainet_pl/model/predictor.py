@@ -74,6 +74,8 @@ class Predictor(nn.Module):
             calibrator.check(self.task)
             calibrator.add_required_scores(found, None if self.backbone.raw else self.backbone.model)
         chosen = Verdict(**verdict) if isinstance(verdict, Mapping) else verdict or Verdict()
+        if chosen.score is None:
+            found.join_for_verdict()
         chosen.choose([], list(found.units))
         sets = None if conformal is None else make_part(Conformal, conformal, "conformal")
         if sets is not None:

@@ -195,8 +195,18 @@ class ScoreSet(nn.Module):
 
     @property
     def for_verdict(self) -> list[str]:
-        """The names of scores by which an input is best called unknown, the best first."""
+        """The names of scores by which an input is best called unknown, the best first.
+
+        No single score finds every unknown input, so those that join several come first.
+        """
         return [*sorted(self._joined_names), *self._first_names]
+
+    def join_for_verdict(self) -> None:
+        """Join the prediction's energy and the scores of the features in one, where there are both and nobody has."""
+        if self._independent and not self._joined and "energy" in self._task_units:
+            from brainet_pl.scores.combined import Combined  # it derives from the classes above
+
+            self.add(Combined())
 
     @property
     def _first_names(self) -> list[str]:
@@ -228,7 +238,7 @@ class ScoreSet(nn.Module):
     @property
     def unfitted(self) -> list[Score]:
         """Scores that wait for training features."""
-        return [score for score in self if not score.ready]
+        return [score for score in self if score.needs_fit and not score.ready]
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes → all scores (B,): the prediction's own, then those of every score that is ready."""
@@ -272,15 +282,22 @@ class ScoreSet(nn.Module):
         Args:
             scores: name → (B,).
             verdict: which score, at which level.
-            first: the score to go by where the verdict names none, such as that of a calibrator.
+            first: the score to go by where the verdict names none and none joins several, such as a calibrator's.
         """
-        there = [name for name in scores if name in self.reference]
-        if not there or (verdict.score is not None and verdict.score not in there):
+        score = self.verdict_score(scores, verdict, first)
+        if score is None:
             return {}
-        score = verdict.choose([*([] if first is None else [first]), *self.for_verdict], there)
         self.reference.warn_of_few(score)
         p = p_values(scores[score], self.reference[score])
         return {"known_p": p, "known": p > verdict.level}
+
+    def verdict_score(self, scores: Iterable[str], verdict: Verdict, first: str | None = None) -> str | None:
+        """The name of the score behind the verdict, among those that there are; None without validation data."""
+        there = [name for name in scores if name in self.reference]
+        if not there or (verdict.score is not None and verdict.score not in there):
+            return None
+        named = [] if first is None else [first]
+        return verdict.choose([*sorted(self._joined_names), *named, *self._first_names], there)
 
 
 def _named(score: Score, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

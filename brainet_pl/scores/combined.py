@@ -73,11 +73,13 @@ class Combined(JoinedScore):
         return self.combine(passes.scores)
 
     def combine(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All other scores (B,) → `joint` (B,); NaN in one of them is as strange as can be."""
+        """All other scores (B,) → `joint` (B,); NaN where one of them is."""
         if not self.names:  # no validation data has come yet
             return {}
         fitted = zip(self.names, self.knots, self.heights, self.slopes, strict=True)
-        return {"joint": torch.stack([Surprise(*one)(scores[name]) for name, *one in fitted]).sum(dim=0)}
+        joint = torch.stack([Surprise(*one)(scores[name]) for name, *one in fitted]).sum(dim=0)
+        unknown = torch.stack([scores[name].isnan() for name in self.names]).any(dim=0)
+        return {"joint": joint.masked_fill(unknown, torch.nan)}
 
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
         """Read the names of the scores that are added."""

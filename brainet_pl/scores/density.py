@@ -30,6 +30,9 @@ Kind = Literal["gaussian", "discrete"]
 Family = tuple[int, tuple[int, ...]]
 _ROOM = 2**25  # numbers held at a time while scoring, so that memory does not grow with the batch
 _CELLS = 2**20  # of a discrete family's table; data would fill next to none of a larger one
+# A column that hardly varies, such as a pixel at the border, would make any noise an event of many deviations. Its
+# kurtosis tells it from others (3 for a normal one), and half of its size where it does vary is its least deviation.
+RARE_KURTOSIS, RARE_FLOOR = 10.0, 0.5
 _TIED = 2**28  # numbers in all classes' covariances above which one covariance serves all classes
 PRIOR_PER_VARIABLE = 16.0  # with fewer rows than this for each variable, a class's own covariances are mostly noise
 
@@ -333,7 +336,13 @@ class GaussianFamilies(nn.Module):
         residual = x - mean[labels]
         common = over_all(residual.t() @ residual) / n
         own_scale = common.diagonal()
-        floor = 1e-3 * own_scale + 1e-6 * own_scale.mean().clamp_min(1e-12)  # constants must not make novelty infinite
+        typical = own_scale.mean().clamp_min(1e-12)
+        floor = 1e-3 * own_scale + 1e-6 * typical
+        fourth = over_all(residual.pow(4).sum(dim=0)) / n
+        magnitude = fourth / own_scale.clamp_min(1e-30)  # squared, of a column that is mostly one value: when it is not
+        rare = fourth > RARE_KURTOSIS * own_scale.square()
+        floor = torch.where(rare, floor.maximum(RARE_FLOOR**2 * magnitude), floor)
+        floor = torch.where(own_scale <= 1e-9 * typical, typical, floor)  # nobody knows the scale of a constant
         covariance = common.unsqueeze(0)
         if not self.tied:
             own = over_all(torch.stack([residual[labels == c].t() @ residual[labels == c] for c in range(classes)]))

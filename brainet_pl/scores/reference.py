@@ -45,8 +45,8 @@ class Verdict:
     """How a model tells whether it knows an input.
 
     Attributes:
-        score: the score that it goes by; null is that of the calibrator, else `joint` (`Combined`), else the first of
-            `scores`, else the energy or what the task has.
+        score: the score that it goes by; null is `joint` (`Combined`), which joins the energy of the prediction and
+            every score of the features, else the score of the calibrator, else the energy or what the task has.
         level: the share of known inputs that may be called unknown.
     """
 

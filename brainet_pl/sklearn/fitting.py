@@ -26,6 +26,7 @@ from brainet_pl.tasks import Classification, Task
 DRAW_SEED = 0  # of the sub-networks of a prediction: the same rows always give the same numbers
 DENSITY_THRESHOLD = 0.02  # nats: a density wants more edges than a network of dense layers
 BATCH = 4096  # rows predicted at a time
+RARE = 0.9  # share of one value above which a column counts as one that hardly varies
 
 
 class Standardize(nn.Module):
@@ -40,8 +41,17 @@ class Standardize(nn.Module):
         self.register_buffer("scale", torch.ones(columns))
 
     def fit(self, rows: Tensor) -> Standardize:
-        """Take mean and deviation of rows (N, d); a column that does not vary keeps a scale of 1."""
+        """Take mean and deviation of rows (N, d); a column that does not vary keeps a scale of 1.
+
+        A column that hardly varies, with one value in more than `RARE` of the rows, is scaled by how far the others lie
+        from that value: else a rare category would count as a deviation of ten, and any noise as an event.
+        """
         scale = rows.std(dim=0, correction=0)
+        usual = rows.mode(dim=0).values
+        away = (rows - usual).square()
+        others = (rows != usual).sum(dim=0)
+        rare = others < (1 - RARE) * len(rows)
+        scale = torch.where(rare, (away.sum(dim=0) / others.clamp_min(1)).sqrt(), scale)
         varies = scale > 1e-12 * (1 + rows.abs().amax(dim=0))
         self.mean.copy_(rows.mean(dim=0))
         self.scale.copy_(torch.where(varies, scale, torch.ones_like(scale)))
@@ -91,11 +101,14 @@ class TablePredictor(Predictor):
         """The conformal p-value (N,) of rows (N, d): (1 + #{held back at least as strange}) / (H + 1)."""
         self._require_held("known_p")
         self.eval()
-        (density,) = self.scores
-        assert isinstance(density, Generative)
-        assert density.density is not None
-        found = density.density.scores(self.backbone(rows))["generative"]
-        return p_values(found, self.scores.reference["generative"])
+        found = []
+        for part in rows.split(BATCH):  # type: ignore[no-untyped-call]
+            with isolated_rng(DRAW_SEED):
+                scores = self.scores(self.passes(part))
+            name = self.scores.verdict_score(scores, self.verdict)
+            assert name is not None
+            found.append(p_values(scores[name], self.scores.reference[name]))
+        return torch.cat(found)
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Predictions and targets of the rows held back."""
@@ -183,7 +196,7 @@ def fit_network(
     outputs = count if isinstance(task, Classification) else 2
     network = TablePredictor(task, build_head(head, task, ggt), (rows.shape[1], len(held), outputs), passes)
     network.backbone.model.load_state_dict(scaling.state_dict())
-    for score in network.scores:
+    for score in (score for score in network.scores if score.needs_fit):
         score.set_context(ScoreContext(count, raw=True, ggt=density))
         fit_score(score, features, classes)
 

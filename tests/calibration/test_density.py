@@ -345,7 +345,7 @@ def test_the_stages_of_a_network_of_maps_are_read(tmp_path, quiet_trainer):
     )  # fmt: skip
     x, y = torch.rand(400, 1, 8, 8), torch.arange(400) % 8
     model = BRAINet(8, backbone=Backbone(net), head=Linear(), calibration=DensityScaling())
-    assert list(model.scores.members) == ["Stages"]
+    assert list(model.scores.members) == ["Stages", "Combined"]
     loader = DataLoader(TensorDataset(x, y), batch_size=100)
     quiet_trainer(tmp_path).fit(model, loader, loader)
     assert model.calibration.score_name == "stages"
@@ -368,7 +368,7 @@ def test_a_score_that_the_model_does_not_have():
     with pytest.raises(ValueError, match=r"expected score of DensityScaling to be one of max_softmax.*got 'knn'"):
         BRAINet(3, calibration=DensityScaling(score="knn"))
     model = BRAINet(3, calibration=DensityScaling(score="knn"), scores=[KNN()])
-    assert list(model.scores.members) == ["KNN"]
+    assert list(model.scores.members) == ["KNN", "Combined"]
 
 
 def test_what_a_test_leaves_has_the_faded_confidence(fitted, tmp_path, quiet_trainer):

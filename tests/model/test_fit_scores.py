@@ -14,7 +14,7 @@ from brainet_pl.datamodules import Digits
 from brainet_pl.metrics.curves import separation
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
-from brainet_pl.scores import KNN, Generative, Mahalanobis, Score, ScoreSet
+from brainet_pl.scores import KNN, Combined, Generative, Mahalanobis, Score, ScoreSet
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.tasks.passes import Passes
 
@@ -88,7 +88,11 @@ def test_scores_are_fitted_to_all_training_data_and_travel_in_the_checkpoint(tmp
     checkpoint = ModelCheckpoint(tmp_path, save_last=True)
     quiet_trainer(tmp_path, checkpoint).fit(model, datamodule=Digits())
     again = BRAINet.load_from_checkpoint(checkpoint.last_model_path, weights_only=True)
-    assert [score.describe() for score in again.scores] == ["KNN(k=3)", "Mahalanobis(normalize=False)"]
+    assert [score.describe() for score in again.scores] == [
+        "KNN(k=3)",
+        "Mahalanobis(normalize=False)",
+        "Combined()",  # of these and the energy, for the verdict
+    ]
     assert not again.scores.unfitted
     alone = ScoreSet([KNN(k=3), Mahalanobis(normalize=False)])
     for score in alone:
@@ -103,10 +107,10 @@ def test_scores_are_fitted_to_all_training_data_and_travel_in_the_checkpoint(tmp
 
 def test_scores_from_names_and_from_yaml(tmp_path, quiet_trainer):
     model = BRAINet(8, head="Linear", scores=["KNN", "Mahalanobis"])
-    assert [type(score) for score in model.scores] == [KNN, Mahalanobis]
+    assert [type(score) for score in model.scores] == [KNN, Mahalanobis, Combined]
     text = "[{class_path: KNN, init_args: {k: 7}}, {class_path: brainet_pl.scores.Mahalanobis}]"
     model = BRAINet(8, head="Linear", scores=yaml.safe_load(text))
-    assert [score.describe() for score in model.scores] == ["KNN(k=7)", "Mahalanobis()"]
+    assert [score.describe() for score in model.scores] == ["KNN(k=7)", "Mahalanobis()", "Combined()"]
     json.dumps(model.hparams["scores"])
     with pytest.raises(
         ValueError, match=r"expected scores to be one of Combined, Generative, .*Mahalanobis.* got 'knn'"
