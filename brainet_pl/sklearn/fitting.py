@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,6 +101,13 @@ class TablePredictor(Predictor):
     def known_p(self, rows: Tensor) -> Tensor:
         """The conformal p-value (N,) of rows (N, d): (1 + #{held back at least as strange}) / (H + 1)."""
         self._require_held("known_p")
+        if len(self.held_target) + 1 < 1 / self.verdict.level:
+            warnings.warn(
+                f"no row can be called unknown at {self.verdict.level:.0%}: its p-value is no finer than "
+                f"1/{len(self.held_target) + 1}, by the rows held back in fit; fit with more rows, or a larger "
+                "validation_fraction",
+                stacklevel=3,
+            )
         self.eval()
         found = []
         for part in rows.split(BATCH):  # type: ignore[no-untyped-call]

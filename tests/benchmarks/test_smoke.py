@@ -186,6 +186,21 @@ def test_head(load, tmp_path):
     assert all(row["step / MLP"] > 0 for row in rows)
 
 
+def test_battery(load, tmp_path, capsys):
+    battery = load("battery")
+    (tmp_path / "tasks").mkdir()
+    lines = [f"{i % 7},{'?' if i % 9 == 0 else i % 5},{'abc'[i % 3]},{'xy'[i % 2]}" for i in range(120)]
+    (tmp_path / "tasks" / "toy.csv").write_text("\n".join(lines))
+    toy = battery.read(tmp_path / "tasks" / "toy.csv")
+    assert toy.classes
+    assert toy.x.shape == (120, 3)
+    assert not toy.x.isna().any().any()
+    battery.main(["--smoke", "--out", str(tmp_path)])
+    cells = json.loads((tmp_path / "battery.json").read_text())["cells"]
+    assert {"quality/iris/BRAINet/0", "unknown/iris/0", "noise/iris", "quality/diabetes/ridge/1"} <= set(cells)
+    assert "within 5 % of the best peer" in capsys.readouterr().out
+
+
 def test_uci(load, tmp_path, capsys):
     uci = load("uci")
     for part in ("tune", "run", "table", "speed"):
