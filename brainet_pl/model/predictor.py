@@ -170,9 +170,9 @@ class Predictor(nn.Module):
         """
         preferred = None if self.calibration is None else self.calibration.score_name
         verdict = self.scores.judge(scores, self.verdict, preferred)
-        if verdict and nan is not None:
-            verdict = {name: values.masked_fill(nan, 0) for name, values in verdict.items()}
-        return verdict
+        if not verdict or nan is None:
+            return verdict
+        return {"known_p": verdict["known_p"].masked_fill(nan, 0.0), "known": verdict["known"] & ~nan}
 
     def predict(self, x: Any, passes: int | None = None) -> dict[str, Tensor]:
         """Inputs (B, …) → all that is said of each: the prediction, conformal sets, verdict and scores, by name.
