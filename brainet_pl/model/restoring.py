@@ -66,7 +66,8 @@ class RestorableModule(pl.LightningModule):
                 raise
             raise ValueError(
                 f"expected weights that fit the settings in {checkpoint_path}, got others ({error}): the file was "
-                "changed, or the arguments given are not those it was trained with"
+                "changed, the arguments given are not those it was trained with, or it is older than 0.3.0, where "
+                "num_params='auto' ignored the number of outputs (with more than 16, give head=Tree(num_params=…))"
             ) from error
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
