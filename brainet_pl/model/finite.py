@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -12,6 +13,7 @@ from torch import Tensor
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.features.extraction import Extracted
 
 if TYPE_CHECKING:
     from brainet_pl.model.predictor import Predictor
@@ -73,6 +75,14 @@ def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def finite_samples(sample: Extracted) -> Extracted:
+    """The samples whose features and base logits are finite, which statistics may be taken from; all where none is."""
+    output = sample.output
+    tensors = [output.features] if output.base_logits is None else [output.features, output.base_logits]
+    kept = torch.stack([tensor.isfinite().flatten(1).all(dim=1) for tensor in tensors]).all(dim=0)
+    return Extracted(output[kept], sample.targets[kept]) if bool(kept.any()) and not bool(kept.all()) else sample
+
+
 class BufferCopy:
     """Copies of what a training step changes beside weights, such as statistics of batch norm, to put them back."""
 
@@ -126,10 +136,11 @@ class LossGuard:
         self._skipped += 1
 
     def report(self, epoch: int, batches: float) -> None:
-        """Warn once of the batches that an epoch has skipped."""
+        """Warn once of the batches that an epoch has skipped; a stream has infinitely many."""
         if self._skipped:
+            total = "" if math.isinf(batches) else f" of {batches:,.0f}"
             rank_zero_warn(
-                f"skipped {self._skipped:,} of {batches:,.0f} batches of epoch {epoch}, whose loss was not finite; the "
+                f"skipped {self._skipped:,}{total} batches of epoch {epoch}, whose loss was not finite; the "
                 f"first was {self._first}. Their samples were not learned: correct or drop them"
             )
         self._skipped, self._first = 0, ""

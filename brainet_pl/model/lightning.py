@@ -45,21 +45,12 @@ from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import Extracted, data_source, inputs_and_target, inputs_of
 from brainet_pl.features.training import FeatureFolder, TrainingFeatures
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
-from brainet_pl.metrics.shift import parts_of
+from brainet_pl.model import steps
 from brainet_pl.model.building import make_backbone, make_task, settings_of
-from brainet_pl.model.finite import BufferCopy, LossGuard, OnNaN
+from brainet_pl.model.finite import BufferCopy, LossGuard, OnNaN, finite_samples
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.model.restoring import RestorableModule
-from brainet_pl.model.steps import (
-    EvaluatedBatch,
-    base_prediction,
-    check_labels,
-    reach,
-    refuse_sharding,
-    sample_batch,
-    shift_sums,
-    train_size,
-)
+from brainet_pl.model.steps import EvaluatedBatch
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import LEAST
 from brainet_pl.scores import Score, ScoreSet, Verdict
@@ -247,16 +238,16 @@ class BRAINet(RestorableModule):
         return self._features
 
     def training_sample(self) -> Extracted:
-        """What the backbone gives for a random choice of training samples, the same in all processes."""
-        rows = reach(self.trainer.num_training_batches, train_loaders(self.trainer))
-        return self.training_features.sample(rows)
+        """What the backbone gives for a random choice of finite training samples, the same in all processes."""
+        rows = steps.reach(self.trainer.num_training_batches, train_loaders(self.trainer))
+        return finite_samples(self.training_features.sample(rows))
 
     def validation_sample(self) -> Extracted | None:
         """The same of validation samples, or None where a fit has none."""
         loaders = self.trainer.val_dataloaders
         flat = [] if loaders is None else CombinedLoader(loaders, "sequential").flattened
-        rows = reach((*self.trainer.num_val_batches, 0)[0], flat) if flat else 0
-        return self.training_features.validation_sample(flat[0], rows) if rows else None
+        rows = steps.reach((*self.trainer.num_val_batches, 0)[0], flat) if flat else 0
+        return finite_samples(self.training_features.validation_sample(flat[0], rows)) if rows else None
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """The callbacks that every run has; this is the first hook of a run, which may be one of other data."""
@@ -278,7 +269,7 @@ class BRAINet(RestorableModule):
         A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
         """
         self._narrow_compiler()
-        refuse_sharding(self.trainer)
+        steps.refuse_sharding(self.trainer)
         if stage != "fit":
             return
         self.guard.check_processes(self.trainer.world_size)
@@ -373,7 +364,7 @@ class BRAINet(RestorableModule):
         loss, outputs = self._compiled("loss_and_outputs")(x, y)
         penalty = self.predictor.require_head().penalty()
         if penalty is not None:
-            loss = loss + penalty / train_size(self.trainer)
+            loss = loss + penalty / steps.train_size(self.trainer)
         if not bool(loss.isfinite()):
             self.guard.handle(self.predictor, before, x, outputs, loss, self.current_epoch, batch_idx)
             return None
@@ -400,7 +391,7 @@ class BRAINet(RestorableModule):
         if self._finalizes:
             self._follow_weights()
         if self.trainer.state.fn == TrainerFn.VALIDATING:
-            check_labels(self.class_names, self.trainer.validate_loop)
+            steps.check_labels(self.class_names, self.trainer.validate_loop)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
@@ -434,14 +425,9 @@ class BRAINet(RestorableModule):
 
     def on_test_start(self) -> None:
         """Labels must mean the classes that were trained. Say aloud where further sets are run for nothing."""
-        check_labels(self.class_names, self.trainer.test_loop)
+        steps.check_labels(self.class_names, self.trainer.test_loop)
         sets = test_sets(self.trainer)
-        loaders = CombinedLoader(self.trainer.test_dataloaders, "sequential").flattened
-        self._shifts = {
-            i: parts_of(name, getattr(loader, "dataset", None))
-            for i, (loader, (name, role)) in enumerate(zip(loaders, sets.items(), strict=True))
-            if role == "shift"
-        }
+        self._shifts = steps.shift_parts(self.trainer, sets)
         _, *others = sets
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         if others and not any(isinstance(callback, EvaluatesAllSets) for callback in callbacks):
@@ -454,18 +440,18 @@ class BRAINet(RestorableModule):
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
         if dataloader_idx in self._shifts:  # sums alone, and scores only where a calibrator may want them
             seen = self._evaluate(batch, batch_idx, dataloader_idx, scored=self.calibration is not None)
-            sums = shift_sums(self.predictor, seen, self._shifts[dataloader_idx])
+            sums = steps.shift_sums(self.predictor, seen, self._shifts[dataloader_idx])
             return SampleBatch({}, numbers=seen.numbers, shifts=sums)
         seen = self._evaluate(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
         if seen.target is not None:
             seen = self._measure(seen, seen.target)
-        return sample_batch(self.predictor, seen, with_shifts=bool(self._shifts))
+        return steps.sample_batch(self.predictor, seen, with_shifts=bool(self._shifts))
 
     def _measure(self, seen: EvaluatedBatch, target: Tensor) -> EvaluatedBatch:
         """Update the metrics of the known test set; the same with what a user gets of the prediction."""
         passes = seen.passes
         self._update(self.test_metrics, passes.predicted, target)
-        base = base_prediction(self.predictor, passes)
+        base = steps.base_prediction(self.predictor, passes)
         if base is not None:
             self._update(self.base_metrics, base, target)
         differ = self.task.disagreement(passes.outputs, passes.weights) if len(passes.outputs) > 1 else None

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from brainet_pl._utils.framework import pl
+from brainet_pl._utils.framework import CombinedLoader, pl
 from brainet_pl._utils.lightning_private import data_given
-from brainet_pl.evaluation.record import SampleBatch
+from brainet_pl.evaluation.record import Role, SampleBatch
 from brainet_pl.features.training import SAMPLE_ROWS
-from brainet_pl.metrics.shift import ShiftSums, split_by_part
+from brainet_pl.metrics.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.tasks.classification import same_classes
 from brainet_pl.tasks.passes import Passes
@@ -74,6 +74,16 @@ def shift_sums(predictor: Predictor, batch: EvaluatedBatch, parts: Mapping[str, 
         if plain is not None:
             sums[name] = ShiftSums(plain, None if final is None else task.sums(final[rows], batch.target[rows]))
     return sums
+
+
+def shift_parts(trainer: pl.Trainer, sets: Mapping[str, Role]) -> dict[int, dict[str, int]]:
+    """The number of each test loader of shifted data → the sizes of the shifts that it holds."""
+    loaders = CombinedLoader(trainer.test_dataloaders, "sequential").flattened
+    return {
+        i: parts_of(name, getattr(loader, "dataset", None))
+        for i, (loader, (name, role)) in enumerate(zip(loaders, sets.items(), strict=True))
+        if role == "shift"
+    }
 
 
 def train_size(trainer: pl.Trainer) -> int:
