@@ -29,6 +29,7 @@ from brainet_pl._utils.lightning_private import (
     average_model,
     compiler_context,
     data_given,
+    finds_learning_rate,
     set_hparams,
     train_loaders,
     trainer_of,
@@ -365,7 +366,7 @@ class BRAINet(RestorableModule):
         penalty = self.predictor.require_head().penalty()
         if penalty is not None:
             loss = loss + penalty / steps.train_size(self.trainer)
-        if not bool(loss.isfinite()):
+        if not bool(loss.isfinite()) and not finds_learning_rate(self.trainer):
             self.guard.handle(self.predictor, before, x, outputs, loss, self.current_epoch, batch_idx)
             return None
         self.log("train/loss", loss, prog_bar=True)
