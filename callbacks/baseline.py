@@ -11,19 +11,23 @@ from torch import Tensor
 from brainet_pl._utils.framework import Callback, ModelCheckpoint, pl, rank_zero_info, rank_zero_warn
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.distributed.samples import on_rank_zero
+from brainet_pl.features.extraction import Extracted
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import BRAINetHead, Head, Tree
 from brainet_pl.network.base import LEAST, HeadInputs, run_head
+from brainet_pl.tasks.linear import ROWS_PER_CLASS
 
 HEAD = "predictor.head."  # of the keys of its weights in a checkpoint
 OWN, LINEAR = "the network's own layer", "linear"
+NOT_COMPARED = "the head was not compared with a linear layer"
 
 
 class BaselineComparison(Callback):
     """Compares a trained head on validation data with what was there before, and with the least that can be done.
 
     That is the network's own layer, where one was removed and is one for the task, and a linear layer on the same
-    features, fitted in a second or two to up to 2,048 training samples. One line says the NLL of each; a head that
+    features, fitted in a second or two to up to 2,048 training samples; where these are too few for the number of
+    classes (5 a class), one line says so instead. One line says the NLL of each; a head that
     loses by more than a standard error is warned of, with what to try. Loggers get `versus/<name>/NLL`. The head is the
     one of the best checkpoint where a `ModelCheckpoint` has chosen one and the backbone is frozen, else the last. A
     `BRAINet` brings this callback itself; to hear nothing, give `BaselineComparison(False)`.
@@ -44,6 +48,8 @@ class BaselineComparison(Callback):
     def _compare(self, trainer: pl.Trainer, module: BRAINet) -> None:
         held = module.validation_sample()
         if module.head is None or held is None or len(held.targets) < LEAST:
+            count = 0 if held is None else len(held.targets)
+            rank_zero_info(f"{NOT_COMPARED}: {count} validation samples are fewer than {LEAST}")
             return
         rows = module.predictor.head_inputs(held)
         head, when = _best_head(trainer, module)
@@ -56,7 +62,9 @@ class BaselineComparison(Callback):
                 losses[OWN] = module.task.nll(base_logits.to(rows.target.device), rows.target)
         seen = module.training_sample()
         linear = module.task.linear(seen.features, seen.targets)
-        if linear is not None:
+        if linear is None:
+            rank_zero_info(f"{NOT_COMPARED}: {_why_no_linear(module, seen)}")
+        else:
             losses[LINEAR] = module.task.nll(linear(held.features).to(rows.target.device), rows.target)
         known = {name: loss.double().cpu() for name, loss in losses.items() if loss is not None}
         if len(known) < 2 or len(known) < len(losses):
@@ -111,6 +119,16 @@ def advice(head: Head, ahead: str, when: str) -> str:
 
 def _name(module: BRAINet) -> str:
     return "BRAINet" if isinstance(module.head_settings, Tree) else type(module.head_settings).__name__
+
+
+def _why_no_linear(module: BRAINet, seen: Extracted) -> str:
+    classes = module.task.classes(seen.targets)[1]
+    if classes == 1:
+        return f"{type(module.task).__name__} has none for {len(seen.targets):,} training samples"
+    return (
+        f"that takes {ROWS_PER_CLASS} samples of each of {classes:,} classes, more than {len(seen.targets):,} training "
+        "samples or a few seconds allow; to compare, fit a model with head=Linear()"
+    )
 
 
 def _head_nll(module: BRAINet, head: Head, rows: HeadInputs) -> Tensor | None:

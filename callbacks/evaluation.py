@@ -359,7 +359,7 @@ def _doubtful_table(samples: Sequence[DoubtfulSample], score: str, names: Sequen
     cells, pictures = list(samples[0].cells), any(sample.picture is not None for sample in samples)
 
     def shown(name: str, value: Any) -> Any:
-        return names[int(value)] if names is not None and name in ("predicted", "label") else value
+        return names[int(value)] if names is not None and name in ("predicted", "label") and value >= 0 else value
 
     return summary.LoggedTable(
         f"The {len(samples)} test samples of the highest {score}, the most uncertain first",

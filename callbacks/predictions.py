@@ -45,7 +45,7 @@ class PredictionFile(Callback):
         self._part: IO[str] | None = None
         self._columns: list[str] = []
         self._warned = False
-        self._judged = self._unknown = 0
+        self._seen = self._nan = self._judged = self._unknown = 0
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Agree on the folder; a part that an interrupted prediction left is written anew."""
@@ -54,7 +54,7 @@ class PredictionFile(Callback):
         self._names = list(loaders) if isinstance(loaders, Mapping) else list(range(count))
         self._path = Path(trainer.strategy.broadcast(str(run_folder(trainer)))) / self.file
         self._columns, self._warned = [], False
-        self._judged = self._unknown = 0
+        self._seen = self._nan = self._judged = self._unknown = 0
 
     def on_predict_batch_end(
         self,
@@ -79,6 +79,7 @@ class PredictionFile(Callback):
         columns = as_columns(outputs, getattr(pl_module, "class_names", None))
         size = len(next(iter(columns.values())))
         numbers = self._places.of_batch(trainer, size, batch_idx, dataloader_idx).tolist()
+        self._seen, self._nan = self._seen + len(numbers), self._nan + count_nan(outputs, len(numbers))
         if "known" in columns:
             verdicts = columns["known"][: len(numbers)]
             self._judged, self._unknown = self._judged + len(verdicts), self._unknown + verdicts.count(False)
@@ -127,6 +128,12 @@ class PredictionFile(Callback):
         if written and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             facts = {"inputs": judged, "unknown": unknown} if judged else {}
             on_rank_zero(trainer, lambda: self._hand_over(trainer, facts))
+        seen, nan = (sum(counts) for counts in zip(*all_gather((self._seen, self._nan)), strict=True))
+        if nan:
+            rank_zero_warn(
+                f"{nan:,} of {seen:,} inputs have NaN in their inputs or predictions: they have no class (-1) and are "
+                "never known; correct these inputs, and where it is all of them, the weights of the checkpoint"
+            )
         if judged:
             rank_zero_info(f"{unknown:,} of {judged:,} inputs look unknown (column known of the predictions)")
 
@@ -196,5 +203,17 @@ def as_columns(outputs: Mapping[str, Any], class_names: Sequence[str] | None = N
             continue
         columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)
         if name == "class" and class_names:
-            columns["class_name"] = [class_names[c] for c in columns[name]]
+            columns["class_name"] = [class_names[c] if c >= 0 else "" for c in columns[name]]
     return columns
+
+
+def count_nan(outputs: Mapping[str, Any], rows: int) -> int:
+    """How many of the first samples have NaN in what a model gives, or a `known_p` of 0, which only NaN has.
+
+    >>> count_nan({"class": torch.tensor([-1, 1]), "probabilities": torch.tensor([[torch.nan] * 2, [0.3, 0.7]])}, 2)
+    1
+    """
+    values = {name: v[:rows] for name, v in outputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
+    found = [v.isnan() if v.dim() == 1 else v.isnan().flatten(1).any(dim=1) for v in values.values() if v.dim()]
+    found += [values["known_p"] == 0] if "known_p" in values else []
+    return int(torch.stack(found).any(dim=0).sum()) if found and rows else 0

@@ -57,6 +57,11 @@ def set_logged_step(trainer: pl.Trainer, step: int) -> None:
 # -- Trainer, model and callbacks -------------------------------------------------------------------------------------
 
 
+def finds_learning_rate(trainer: pl.Trainer) -> bool:
+    """Whether this is a trial of `Tuner.lr_find`, which raises the rate until the loss blows up, and undoes it all."""
+    return any(type(callback).__name__ == "_LRCallback" for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
 def set_root_folder(trainer: pl.Trainer, folder: str) -> None:
     """Set where files go that no logger has a folder for."""
     trainer._default_root_dir = folder  # type: ignore[attr-defined]

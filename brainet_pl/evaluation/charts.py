@@ -258,7 +258,9 @@ def confusion(known: SetRecord, names: Sequence[str] | None = None) -> Matrix | 
     if found is None or len(found.names) > MOST_CLASSES:
         return None
     counts = torch.zeros(len(found.names), len(found.names), dtype=torch.long)
-    counts.index_put_((found.label, found.predicted), torch.ones_like(found.label), accumulate=True)
+    answered = found.predicted >= 0
+    label = found.label[answered]
+    counts.index_put_((label, found.predicted[answered]), torch.ones_like(label), accumulate=True)
     return Matrix(found.names, counts.tolist())
 
 
@@ -280,9 +282,11 @@ def class_numbers(known: SetRecord, names: Sequence[str] | None = None) -> list[
     if found is None or "confidence" not in known.answers:
         return []
     label, predicted, classes = found.label, found.predicted, len(found.names)
-    of, called = (torch.bincount(v, minlength=classes).double() for v in (label, predicted))
+    answered = predicted >= 0  # a prediction of NaN has the class -1: a sample of its class, and a miss
+    of, called = (torch.bincount(v, minlength=classes).double() for v in (label, predicted[answered]))
+    confidence = known.answers["confidence"].double()[answered]
     hits = torch.bincount(label[label == predicted], minlength=classes).double()
-    sure = torch.zeros(classes, dtype=torch.float64).index_add_(0, predicted, known.answers["confidence"].double())
+    sure = torch.zeros(classes, dtype=torch.float64).index_add_(0, predicted[answered], confidence)
     shares = torch.stack([hits / of, hits / called, 2 * hits / (of + called), sure / called], dim=1)
     made = []
     for name, count, numbers in zip(found.names, of.tolist(), shares.tolist(), strict=True):

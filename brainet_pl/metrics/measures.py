@@ -120,14 +120,15 @@ class _SampleMean(Measure):
 
 
 class Accuracy(MulticlassAccuracy, Measure):
-    """The share of samples whose largest probability is that of their label."""
+    """The share of samples whose largest probability is that of their label; a prediction of NaN is wrong."""
 
     key = "cls/Acc"
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities (B, C) and labels (B,)."""
         check_classes(preds, target)
-        super().update(preds, target)
+        wrong = torch.nn.functional.one_hot((target.long() + 1) % preds.shape[1], preds.shape[1]).to(preds.dtype)
+        super().update(torch.where(preds.isnan().any(dim=1, keepdim=True), wrong, preds), target)
 
 
 class NegativeLogLikelihood(_SampleMean):
@@ -156,7 +157,7 @@ def _confidence_and_hits(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
     """Probabilities (B, C) and labels (B,) → the largest probability (B,), and whether its class is the label."""
     check_classes(preds, target)
     confidence, label = preds.float().max(dim=1)
-    return confidence, label == target
+    return confidence, (label == target) & ~confidence.isnan()
 
 
 class CalibrationError(Measure):

@@ -62,7 +62,7 @@ def pass_sums(means: Tensor, target: Tensor) -> PassSums:
     """Averaged predictions (S, B, C) and labels (B,) → their sums, as float64 on the CPU."""
     chosen = means.gather(-1, target.expand(len(means), -1).unsqueeze(-1)).squeeze(-1)
     confidence, label = means.max(dim=-1)
-    hit = (label == target).double()
+    hit = ((label == target) & ~confidence.isnan()).double()
     bins = calibration_sums(confidence, hit)
     nll = -chosen.clamp(torch.finfo(means.dtype).tiny, 1.0).double().log().sum(dim=1)
     return PassSums(nll.cpu(), (1.0 - hit).sum(dim=1).cpu(), bins.cpu(), torch.tensor(float(len(target))).double())

@@ -103,7 +103,7 @@ def class_sums(probs: Tensor, target: Tensor) -> Sums:
     """Probabilities (B, C) and labels (B,) → what `measures_of` needs of them."""
     probs = probs.double()
     confidence, label = probs.max(dim=1)
-    hit = (label == target).double()
+    hit = ((label == target) & ~confidence.isnan()).double()
     own = probs.gather(1, target.long()[:, None]).squeeze(1)
     found = {
         "samples": torch.tensor(float(len(target)), dtype=torch.float64),

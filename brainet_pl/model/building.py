@@ -59,5 +59,6 @@ def settings_of(model: BRAINet, backbone: Backbone) -> dict[str, Any]:
         "columns": None if model.columns is None else vars(model.columns),
         "passes": model.passes,
         "lr": model.lr,
+        "on_nan": model.guard.on_nan,
     }
     return primitive(settings)  # type: ignore[no-any-return]

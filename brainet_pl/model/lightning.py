@@ -29,6 +29,7 @@ from brainet_pl._utils.lightning_private import (
     average_model,
     compiler_context,
     data_given,
+    finds_learning_rate,
     set_hparams,
     train_loaders,
     trainer_of,
@@ -43,19 +44,20 @@ from brainet_pl.distributed.samples import Places
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import Extracted, data_source, inputs_and_target, inputs_of
-from brainet_pl.features.training import SAMPLE_ROWS, FeatureFolder, TrainingFeatures
+from brainet_pl.features.training import FeatureFolder, TrainingFeatures
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
-from brainet_pl.metrics.shift import parts_of
+from brainet_pl.model import steps
 from brainet_pl.model.building import make_backbone, make_task, settings_of
+from brainet_pl.model.finite import BufferCopy, LossGuard, OnNaN, finite_samples
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.model.restoring import RestorableModule
-from brainet_pl.model.steps import EvaluatedBatch, base_prediction, sample_batch, shift_sums, train_size
+from brainet_pl.model.steps import EvaluatedBatch
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import LEAST
 from brainet_pl.scores import Score, ScoreSet, Verdict
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Task
-from brainet_pl.tasks.classification import check_class_names, same_classes
+from brainet_pl.tasks.classification import check_class_names
 
 if not TYPE_CHECKING:  # what the command line offers: with modules in it, help would list every one there is
     BackboneLike = Backbone | str | None
@@ -116,6 +118,8 @@ class BRAINet(RestorableModule):
         lr: Learning rate of the head.
         optimizer: A function that takes parameter groups; null is Adam.
         lr_scheduler: A function that takes the optimizer; stepped every epoch.
+        on_nan: What a training step does whose loss is not finite, before it changes a weight: "stop" ends the fit with
+            an error that names the first such tensor, "skip" leaves the batch out and warns (one process only).
 
     Attributes:
         predictor: the road from an input to an answer: backbone, head, task, scores, calibration, conformal, verdict.
@@ -149,6 +153,7 @@ class BRAINet(RestorableModule):
         lr: float = 1e-3,
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
+        on_nan: OnNaN = "stop",
     ) -> None:
         super().__init__()
         watch_mixes()
@@ -160,6 +165,7 @@ class BRAINet(RestorableModule):
         self.columns = Columns(**columns) if isinstance(columns, Mapping) else columns
         self.lr, self._backbone_lr = checks.above_zero("lr", lr), chosen.lr
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
+        self.guard = LossGuard(on_nan)
         self.class_names: tuple[str, ...] | None = None
         self.preset = find_preset(chosen.model, chosen.weights)
         self._features: TrainingFeatures | None = None
@@ -233,16 +239,16 @@ class BRAINet(RestorableModule):
         return self._features
 
     def training_sample(self) -> Extracted:
-        """What the backbone gives for a random choice of training samples, the same in all processes."""
-        rows = _reach(self.trainer.num_training_batches, train_loaders(self.trainer))
-        return self.training_features.sample(rows)
+        """What the backbone gives for a random choice of finite training samples, the same in all processes."""
+        rows = steps.reach(self.trainer.num_training_batches, train_loaders(self.trainer))
+        return finite_samples(self.training_features.sample(rows))
 
     def validation_sample(self) -> Extracted | None:
         """The same of validation samples, or None where a fit has none."""
         loaders = self.trainer.val_dataloaders
         flat = [] if loaders is None else CombinedLoader(loaders, "sequential").flattened
-        rows = _reach((*self.trainer.num_val_batches, 0)[0], flat) if flat else 0
-        return self.training_features.validation_sample(flat[0], rows) if rows else None
+        rows = steps.reach((*self.trainer.num_val_batches, 0)[0], flat) if flat else 0
+        return finite_samples(self.training_features.validation_sample(flat[0], rows)) if rows else None
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """The callbacks that every run has; this is the first hook of a run, which may be one of other data."""
@@ -264,9 +270,10 @@ class BRAINet(RestorableModule):
         A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
         """
         self._narrow_compiler()
-        refuse_sharding(self.trainer)
+        steps.refuse_sharding(self.trainer)
         if stage != "fit":
             return
+        self.guard.check_processes(self.trainer.world_size)
         names = getattr(data_source(self.trainer, self), "class_names", None)
         self.class_names = check_class_names(names, self.task) or self.class_names
         if self.calibration is not None and self.calibration.needs_validation and not self.trainer.enable_validation:
@@ -350,14 +357,18 @@ class BRAINet(RestorableModule):
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """One step of the head, and of the backbone where it is not frozen."""
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        """One step of the head, and of the backbone where it is not frozen; None for a batch that is skipped."""
         x, y = inputs_and_target(batch, self.columns)
         y = self.task.check(y)
+        before = BufferCopy(self.predictor)  # batch norm takes in what it is given before the loss is known
         loss, outputs = self._compiled("loss_and_outputs")(x, y)
         penalty = self.predictor.require_head().penalty()
         if penalty is not None:
-            loss = loss + penalty / train_size(self.trainer)
+            loss = loss + penalty / steps.train_size(self.trainer)
+        if not bool(loss.isfinite()) and not finds_learning_rate(self.trainer):
+            self.guard.handle(self.predictor, before, x, outputs, loss, self.current_epoch, batch_idx)
+            return None
         self.log("train/loss", loss, prog_bar=True)
         with torch.no_grad():
             outputs = outputs.detach()
@@ -372,6 +383,7 @@ class BRAINet(RestorableModule):
 
     def on_train_epoch_end(self) -> None:
         """Where nothing is validated, follow the weights here: checkpoints are written after this hook."""
+        self.guard.report(self.current_epoch, self.trainer.num_training_batches)
         if not self.trainer.enable_validation:
             self._follow_weights()
 
@@ -380,7 +392,7 @@ class BRAINet(RestorableModule):
         if self._finalizes:
             self._follow_weights()
         if self.trainer.state.fn == TrainerFn.VALIDATING:
-            _check_labels(self.class_names, self.trainer.validate_loop)
+            steps.check_labels(self.class_names, self.trainer.validate_loop)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Metrics of the averaged prediction."""
@@ -414,14 +426,9 @@ class BRAINet(RestorableModule):
 
     def on_test_start(self) -> None:
         """Labels must mean the classes that were trained. Say aloud where further sets are run for nothing."""
-        _check_labels(self.class_names, self.trainer.test_loop)
+        steps.check_labels(self.class_names, self.trainer.test_loop)
         sets = test_sets(self.trainer)
-        loaders = CombinedLoader(self.trainer.test_dataloaders, "sequential").flattened
-        self._shifts = {
-            i: parts_of(name, getattr(loader, "dataset", None))
-            for i, (loader, (name, role)) in enumerate(zip(loaders, sets.items(), strict=True))
-            if role == "shift"
-        }
+        self._shifts = steps.shift_parts(self.trainer, sets)
         _, *others = sets
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         if others and not any(isinstance(callback, EvaluatesAllSets) for callback in callbacks):
@@ -434,18 +441,18 @@ class BRAINet(RestorableModule):
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
         if dataloader_idx in self._shifts:  # sums alone, and scores only where a calibrator may want them
             seen = self._evaluate(batch, batch_idx, dataloader_idx, scored=self.calibration is not None)
-            sums = shift_sums(self.predictor, seen, self._shifts[dataloader_idx])
+            sums = steps.shift_sums(self.predictor, seen, self._shifts[dataloader_idx])
             return SampleBatch({}, numbers=seen.numbers, shifts=sums)
         seen = self._evaluate(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
         if seen.target is not None:
             seen = self._measure(seen, seen.target)
-        return sample_batch(self.predictor, seen, with_shifts=bool(self._shifts))
+        return steps.sample_batch(self.predictor, seen, with_shifts=bool(self._shifts))
 
     def _measure(self, seen: EvaluatedBatch, target: Tensor) -> EvaluatedBatch:
         """Update the metrics of the known test set; the same with what a user gets of the prediction."""
         passes = seen.passes
         self._update(self.test_metrics, passes.predicted, target)
-        base = base_prediction(self.predictor, passes)
+        base = steps.base_prediction(self.predictor, passes)
         if base is not None:
             self._update(self.base_metrics, base, target)
         differ = self.task.disagreement(passes.outputs, passes.weights) if len(passes.outputs) > 1 else None
@@ -505,25 +512,3 @@ class _BuildHeadFirst(Callback):
         """Build heads that wait for the number of features alone; StructureLearning has built the others."""
         if stage == "fit" and isinstance(pl_module, BRAINet):
             pl_module.prepare_head()
-
-
-def refuse_sharding(trainer: pl.Trainer) -> None:
-    """Strategies that restore checkpoints after sharding would need the head before its shape is known."""
-    name = type(trainer.strategy).__name__
-    if name in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"):
-        raise RuntimeError(
-            f"expected a strategy that loads checkpoints before sharding (auto, ddp), got {name}: a head whose shape "
-            "is learned can't be sharded yet"
-        )
-
-
-def _reach(batches: float, loaders: Sequence[Any] | None) -> int:
-    """How many samples to look at: `SAMPLE_ROWS`, or the fewer that the batches of a short run hold."""
-    size = getattr(loaders[0], "batch_size", None) if loaders else None
-    return SAMPLE_ROWS if size is None else int(min(SAMPLE_ROWS, batches * size))
-
-
-def _check_labels(class_names: tuple[str, ...] | None, loop: Any) -> None:
-    names = getattr(data_given(loop), "class_names", None)
-    if names and class_names:
-        same_classes(class_names, tuple(names))

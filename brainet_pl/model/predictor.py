@@ -15,6 +15,7 @@ from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.features.extraction import Extracted, run_backbone
 from brainet_pl.features.training import TrainingFeatures
+from brainet_pl.model.finite import nan_rows
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, HeadInputs, ResidualHead, need_tree, run_head, train_head
 from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
@@ -158,23 +159,29 @@ class Predictor(nn.Module):
         count = self.num_passes if count is None else count
         outputs, weights = run_head(self.require_head(), readings.features, count, self.base_outputs(readings))
         predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
-        return Passes(outputs, weights, readings.features, predicted, scores, readings)
+        return Passes(outputs, weights, readings.features, predicted, scores, readings, nan_rows(x, predicted.shape[0]))
 
     def calibrated(self, passes: Passes, scores: Mapping[str, Tensor]) -> Tensor:
         """The averaged prediction as a user gets it: the same, or calibrated."""
         return passes.predicted if self.calibration is None else self.calibration(passes.predicted, scores)
 
-    def judge(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Scores (B,) → the verdict, `known_p` and `known`; nothing without held-out data to compare with."""
+    def judge(self, scores: Mapping[str, Tensor], nan: Tensor | None = None) -> dict[str, Tensor]:
+        """Scores (B,) → the verdict, `known_p` and `known`; nothing without held-out data to compare with.
+
+        Samples of which `nan` (B,) is true, see `Passes.nan_rows`, have 0 and are not known, whatever their score.
+        """
         preferred = None if self.calibration is None else self.calibration.score_name
-        return self.scores.judge(scores, self.verdict, preferred)
+        verdict = self.scores.judge(scores, self.verdict, preferred)
+        if not verdict or nan is None:
+            return verdict
+        return {"known_p": verdict["known_p"].masked_fill(nan, 0.0), "known": verdict["known"] & ~nan}
 
     def predict(self, x: Any, passes: int | None = None) -> dict[str, Tensor]:
         """Inputs (B, …) → all that is said of each: the prediction, conformal sets, verdict and scores, by name.
 
         A classification has `probabilities` (B, C) and `class` (B,); with held-out data `known_p` (B,), the share of
-        held-out samples that are at least as strange, and `known` (B,). Without gradients call it under
-        `torch.no_grad()`.
+        held-out samples that are at least as strange, and `known` (B,). A sample with NaN in its inputs is never known,
+        and has the class -1 where its probabilities are NaN. Without gradients call it under `torch.no_grad()`.
         """
         return self.describe(self.passes(x, passes))
 
@@ -185,7 +192,7 @@ class Predictor(nn.Module):
         answer = self.task.predict(passes, final)
         if self.conformal is not None:
             answer |= self.conformal(final)
-        answer |= self.judge(scores)
+        answer |= self.judge(scores, passes.nan_rows(final))
         return answer | {name: values for name, values in scores.items() if name not in answer}  # `std` is calibrated
 
     # -- what needs no training ---------------------------------------------------------------------------------------

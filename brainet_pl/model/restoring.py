@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from brainet_pl._utils.framework import pl
+from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.lightning_private import trainer_of
 from brainet_pl._utils.parts import arguments, make_part, primitive
 from brainet_pl.backbones.batches import Sample
 from brainet_pl.backbones.loading import Preset, check_stored_backbone
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.checkpoints.format import FORMAT, STORED, Checkpoint, add_digests, check_callback_states, unpack
+from brainet_pl.model.finite import first_bad_weight
 from brainet_pl.scores import Score
 from brainet_pl.structure import GGT
 from brainet_pl.tasks.classification import check_class_names, same_classes
@@ -65,12 +66,19 @@ class RestorableModule(pl.LightningModule):
                 raise
             raise ValueError(
                 f"expected weights that fit the settings in {checkpoint_path}, got others ({error}): the file was "
-                "changed, or the arguments given are not those it was trained with"
+                "changed, the arguments given are not those it was trained with, or it is older than 0.3.0, where "
+                "num_params='auto' ignored the number of outputs (with more than 16, give head=Tree(num_params=…))"
             ) from error
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
         predictor, backbone = self.predictor, self.predictor.backbone
+        weight = first_bad_weight(predictor)
+        if weight is not None:
+            raise ValueError(
+                f"expected finite weights, got NaN or infinity in {weight}: no checkpoint was written, and earlier "
+                "ones are as they were; go on from one of these with a lower lr or Trainer(gradient_clip_val=1.0)"
+            )
         takes = backbone.input_signature  # what `brainet export` makes an example of
         stored = {
             "format": FORMAT,
@@ -115,6 +123,17 @@ class RestorableModule(pl.LightningModule):
             if made.key not in predictor.scores:  # fitted there, so it can be used here
                 predictor.scores.add(made.to(self.device))
         predictor.tap_scores()
+        self._warn_of_nan(checkpoint.get("state_dict", {}))
+
+    def _warn_of_nan(self, state: Mapping[str, Any]) -> None:
+        prefix = "predictor."
+        values = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+        weight = first_bad_weight(self.predictor, values)
+        if weight is not None:
+            rank_zero_warn(
+                f"expected finite weights in the checkpoint, got NaN or infinity in the weight {weight}: predictions "
+                "are NaN, with the class -1 and no input known; use an earlier checkpoint"
+            )
 
     def _rebuild_head(self, stored: Mapping[str, Any]) -> None:
         predictor = self.predictor

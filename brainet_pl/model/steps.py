@@ -1,17 +1,20 @@
-"""What a step of validation or test makes of a batch, as typed things that metrics and records read."""
+"""What a step makes of a batch, as typed things that metrics and records read, and what steps ask of a trainer."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from brainet_pl._utils.framework import pl
-from brainet_pl.evaluation.record import SampleBatch
-from brainet_pl.metrics.shift import ShiftSums, split_by_part
+from brainet_pl._utils.framework import CombinedLoader, pl
+from brainet_pl._utils.lightning_private import data_given
+from brainet_pl.evaluation.record import Role, SampleBatch
+from brainet_pl.features.training import SAMPLE_ROWS
+from brainet_pl.metrics.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.model.predictor import Predictor
+from brainet_pl.tasks.classification import same_classes
 from brainet_pl.tasks.passes import Passes
 
 CLEAN = {"clean": sys.maxsize}  # the known test set among its shifts
@@ -56,7 +59,7 @@ def sample_batch(predictor: Predictor, batch: EvaluatedBatch, with_shifts: bool)
             answers |= predictor.conformal.answers(dict(batch.conformal), target)
     trace = task.trace(passes.outputs, passes.weights, target)
     shifts = shift_sums(predictor, batch, CLEAN) if target is not None and with_shifts else {}
-    known_p, level = predictor.judge(batch.scores).get("known_p"), predictor.verdict.level
+    known_p, level = predictor.judge(batch.scores, passes.nan_rows(batch.final)).get("known_p"), predictor.verdict.level
     return SampleBatch(batch.scores, answers, trace, len(passes.outputs), batch.numbers, shifts, known_p, level)
 
 
@@ -73,6 +76,16 @@ def shift_sums(predictor: Predictor, batch: EvaluatedBatch, parts: Mapping[str, 
     return sums
 
 
+def shift_parts(trainer: pl.Trainer, sets: Mapping[str, Role]) -> dict[int, dict[str, int]]:
+    """The number of each test loader of shifted data → the sizes of the shifts that it holds."""
+    loaders = CombinedLoader(trainer.test_dataloaders, "sequential").flattened
+    return {
+        i: parts_of(name, getattr(loader, "dataset", None))
+        for i, (loader, (name, role)) in enumerate(zip(loaders, sets.items(), strict=True))
+        if role == "shift"
+    }
+
+
 def train_size(trainer: pl.Trainer) -> int:
     """How many training samples an epoch has, for heads whose loss has a penalty."""
     batches = float(trainer.num_training_batches)
@@ -83,3 +96,26 @@ def train_size(trainer: pl.Trainer) -> int:
         )
     size = getattr(trainer.train_dataloader, "batch_size", None) or 1
     return max(1, int(batches * size * trainer.world_size))
+
+
+def refuse_sharding(trainer: pl.Trainer) -> None:
+    """Strategies that restore checkpoints after sharding would need the head before its shape is known."""
+    name = type(trainer.strategy).__name__
+    if name in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"):
+        raise RuntimeError(
+            f"expected a strategy that loads checkpoints before sharding (auto, ddp), got {name}: a head whose shape "
+            "is learned can't be sharded yet"
+        )
+
+
+def reach(batches: float, loaders: Sequence[Any] | None) -> int:
+    """How many samples to look at: `SAMPLE_ROWS`, or the fewer that the batches of a short run hold."""
+    size = getattr(loaders[0], "batch_size", None) if loaders else None
+    return SAMPLE_ROWS if size is None else int(min(SAMPLE_ROWS, batches * size))
+
+
+def check_labels(class_names: tuple[str, ...] | None, loop: Any) -> None:
+    """Refuse data of a running loop whose labels stand for other classes than those that were trained."""
+    names = getattr(data_given(loop), "class_names", None)
+    if names and class_names:
+        same_classes(class_names, tuple(names))

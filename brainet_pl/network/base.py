@@ -21,8 +21,9 @@ from brainet_pl.structure.ggt import GGT
 
 Norm = Literal["batch"] | None
 Budget = int | Literal["auto"]
-# What "auto" gives a head. A checkpoint says "auto" too, so other numbers here need a new FORMAT in module.py.
+# What "auto" gives a head. A checkpoint says "auto" too: with other numbers here, weights of older files do not fit.
 LEAST_PARAMS, PARAMS_PER_FEATURE, TIMES_NEEDED = 16_000, 250, 2
+FREE_OUTPUTS = 16  # outputs that these numbers are for; each further one brings parameters of its own
 MOST_PARAMS = 10**9  # of a head: 4 GB of weights; a slip of the keyboard should not fill the memory
 MOST_PASSES = 10**6
 LEAST = 100  # held-out samples to choose something by; with fewer, what is best among them says little
@@ -186,24 +187,31 @@ def check_budget(num_params: Budget) -> Budget:
         return "auto"
     if isinstance(num_params, str):
         raise ValueError(
-            f"expected num_params to be one of auto or a whole number, got {num_params!r}: 'auto' goes by the number "
-            "of features"
+            f"expected num_params to be one of auto or a whole number, got {num_params!r}: 'auto' goes by the numbers "
+            "of features and outputs"
         )
-    return checks.whole("num_params", num_params, 1, MOST_PARAMS, hint="or 'auto', by the number of features")
+    return checks.whole(
+        "num_params", num_params, 1, MOST_PARAMS, hint="or 'auto', by the numbers of features and outputs"
+    )
 
 
-def resolve_budget(num_params: Budget, in_features: int, needed: int = 0) -> int:
+def resolve_budget(num_params: Budget, in_features: int, needed: int = 0, *, out_features: int) -> int:
     """The number of parameters that a budget means: "auto" is 16,000, or 250 a feature where that is more.
 
-    A head that could not be built with so few, because one neuron in each of its layers `needed` more than half of
-    them, gets twice what it needs.
+    Every output beyond 16 adds twice what it has in a linear layer: a head of 1,000 classes has room for a linear layer
+    and as much again. A head that could not be built with so few, because one neuron in each of its layers `needed`
+    more than half of them, gets twice what it needs.
 
-    >>> resolve_budget("auto", 64), resolve_budget("auto", 512), resolve_budget("auto", 512, needed=100_000)
-    (16000, 128000, 200000)
+    >>> resolve_budget("auto", 64, out_features=10), resolve_budget("auto", 64, out_features=1000)
+    (16000, 143920)
+    >>> resolve_budget("auto", 512, out_features=10), resolve_budget("auto", 512, needed=100_000, out_features=10)
+    (128000, 200000)
     """
     if num_params != "auto":
         return int(num_params)
-    return min(MOST_PARAMS, max(LEAST_PARAMS, PARAMS_PER_FEATURE * in_features, TIMES_NEEDED * needed))
+    plain = max(LEAST_PARAMS, PARAMS_PER_FEATURE * in_features)
+    further = 2 * max(0, out_features - FREE_OUTPUTS) * (in_features + 1)
+    return min(MOST_PARAMS, max(plain + further, TIMES_NEEDED * needed))
 
 
 def as_features(x: Tensor, d: int, weights: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class Bayes(HeadSettings):
 
     Args:
         num_params: Budget of parameters, means and deviations together; "auto" is 16,000, or 250 for each feature
-            where that is more.
+            where that is more, and for each output beyond 16 twice what a linear layer has for it.
         hidden: Number of hidden layers.
     """
 
@@ -95,4 +95,5 @@ class Bayes(HeadSettings):
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BayesHead:
         """Builds the network for so many features and outputs."""
-        return BayesHead(in_features, out_features, resolve_budget(self.num_params, in_features), self.hidden)
+        budget = resolve_budget(self.num_params, in_features, out_features=out_features)
+        return BayesHead(in_features, out_features, budget, self.hidden)

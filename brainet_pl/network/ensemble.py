@@ -139,7 +139,8 @@ class Ensemble(HeadSettings):
 
     Args:
         members: Number of networks.
-        num_params: Budget of all members together; "auto" is 16,000, or 250 for each feature where that is more.
+        num_params: Budget of all members together; "auto" is 16,000, or 250 for each feature where that is more, and
+            for each output beyond 16 twice what a linear layer has for it.
         hidden: Number of hidden layers of each member.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
         dropout: Dropout rate of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
@@ -161,7 +162,7 @@ class Ensemble(HeadSettings):
         """The head on stacked layers."""
         wiring = stacked_tree(in_features, self.hidden)
         settings = {"norm": self.norm, "dropout": self.dropout}
-        budget = resolve_budget(self.num_params, in_features)
+        budget = resolve_budget(self.num_params, in_features, out_features=out_features)
         return EnsembleHead(wiring, out_features, budget, self.members, **settings)  # type: ignore[arg-type]
 
 
@@ -175,7 +176,7 @@ class _OnMAP(HeadSettings):
         needed = members * count_parameters(
             tree.only(tree.map()), 0.0, out_features, self.min_width, 2 if self.norm else 1
         )
-        budget = resolve_budget(self.num_params, tree.num_variables, needed)
+        budget = resolve_budget(self.num_params, tree.num_variables, needed, out_features=out_features)
         head = EnsembleHead(tree, out_features, budget, members, **settings)  # type: ignore[arg-type]
         head.ggt = head.plan.ggt
         return head
@@ -191,7 +192,8 @@ class TreeEnsemble(_OnMAP):
     Args:
         members: Number of networks.
         num_params: Budget of all members together; "auto" is 16,000, or 250 for each feature, or twice what the
-            structure needs at the least, whichever is more.
+            structure needs at the least, whichever is more; each output beyond 16 adds twice what a linear layer has
+            for it.
         min_width: Smallest number of neurons of a layer.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
         dropout: Dropout rate of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
@@ -219,7 +221,7 @@ class TreeDropout(_OnMAP):
     Args:
         rate: Share of the outputs of layers that each pass drops.
         num_params: Budget of parameters; "auto" is 16,000, or 250 for each feature, or twice what the structure needs
-            at the least, whichever is more.
+            at the least, whichever is more; each output beyond 16 adds twice what a linear layer has for it.
         min_width: Smallest number of neurons of a layer.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
     """

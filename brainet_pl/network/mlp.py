@@ -91,7 +91,8 @@ class MLP(HeadSettings):
     """Stacked dense layers with batch norm and ReLU, one network, for comparison.
 
     Args:
-        num_params: Budget of parameters; "auto" is 16,000, or 250 for each feature where that is more.
+        num_params: Budget of parameters; "auto" is 16,000, or 250 for each feature where that is more, and for each
+            output beyond 16 twice what a linear layer has for it.
         hidden: Number of hidden layers.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
     """
@@ -103,7 +104,7 @@ class MLP(HeadSettings):
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
         """Builds the network for so many features and outputs."""
-        budget = resolve_budget(self.num_params, in_features)
+        budget = resolve_budget(self.num_params, in_features, out_features=out_features)
         return MLPHead(in_features, out_features, budget, self.hidden, self.rate, self.norm)
 
 
@@ -112,7 +113,8 @@ class MCDropout(MLP):
 
     Args:
         rate: Share of the outputs of hidden layers that each pass drops.
-        num_params: Budget of parameters; "auto" is 16,000, or 250 for each feature where that is more.
+        num_params: Budget of parameters; "auto" is 16,000, or 250 for each feature where that is more, and for each
+            output beyond 16 twice what a linear layer has for it.
         hidden: Number of hidden layers.
         norm: "batch" for batch norm in every layer, or null for a bias instead.
     """

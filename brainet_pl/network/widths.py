@@ -175,7 +175,8 @@ def choose_size(
 
     direct = ggt.num_variables * out_features
     if num_params is None:
-        num_params = resolve_budget("auto", ggt.num_variables, least(min_width or 1) + (direct if skip else 0))
+        needed = least(min_width or 1) + (direct if skip else 0)
+        num_params = resolve_budget("auto", ggt.num_variables, needed, out_features=out_features)
     if fields is not None and wanted:
         taken = sum(count_fields(leaf, fields, per_neuron) for leaf in ggt.nodes if isinstance(leaf, Leaf))
         if 2 * taken > num_params or least(min_width or 1) + (direct if skip else 0) > num_params:

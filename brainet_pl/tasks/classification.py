@@ -181,12 +181,12 @@ class Classification(Task):
         return base_logits.float().softmax(dim=-1) if base_logits.shape[1] == self.num_classes else None
 
     def predict(self, passes: Passes, final: Tensor) -> dict[str, Tensor]:
-        """Gives `class` (B,) and `probabilities` (B, C) of a final prediction."""
-        return {"class": final.argmax(dim=-1), "probabilities": final}
+        """Gives `class` (B,), -1 where probabilities are NaN, and `probabilities` (B, C) of a final prediction."""
+        return {"class": _most_probable(final), "probabilities": final}
 
     def answers(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The answer, the label, the probability of the answer, and whether it is wrong."""
-        confidence, label = predicted.max(dim=-1)
+        confidence, label = predicted.amax(dim=-1), _most_probable(predicted)
         return {"predicted": label, "label": target, "confidence": confidence, "wrong": (label != target).float()}
 
     def disagreement(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
@@ -204,3 +204,8 @@ class Classification(Task):
     def classes(self, target: Tensor) -> tuple[Tensor, int]:
         """Gives the labels themselves, for scores that are fitted class by class."""
         return self.check(target), self.num_classes
+
+
+def _most_probable(probabilities: Tensor) -> Tensor:
+    """Probabilities (B, C) → the class (B,) of the largest; -1, which is no class, where one of them is NaN."""
+    return probabilities.argmax(dim=-1).masked_fill(probabilities.isnan().any(dim=-1), -1)

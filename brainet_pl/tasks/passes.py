@@ -21,6 +21,7 @@ class Passes:
         predicted: the task's average over passes: probabilities (B, C), or mean and variance (B, 2).
         scores: name → (B,) the scores of the prediction itself, higher for a less certain sample.
         backbone_output: all that the backbone gave; None where it is the features alone.
+        nan_inputs: (B,) which samples have NaN in their inputs; None where nobody looked.
     """
 
     outputs: Tensor
@@ -29,12 +30,19 @@ class Passes:
     predicted: Tensor
     scores: dict[str, Tensor] = field(default_factory=dict)
     backbone_output: BackboneOutput | None = None
+    nan_inputs: Tensor | None = None
 
     def first(self, n: int) -> Passes:
         """The passes of the first n samples of the batch."""
         scores = {name: values[:n] for name, values in self.scores.items()}
         output = None if self.backbone_output is None else self.backbone_output[:n]
-        return Passes(self.outputs[:, :n], self.weights, self.features[:n], self.predicted[:n], scores, output)
+        given = None if self.nan_inputs is None else self.nan_inputs[:n]
+        return Passes(self.outputs[:, :n], self.weights, self.features[:n], self.predicted[:n], scores, output, given)
+
+    def nan_rows(self, final: Tensor | None = None) -> Tensor:
+        """(B,) which samples have NaN in inputs or prediction, or in the calibrated prediction `final`."""
+        rows = (self.predicted if final is None else final).isnan().any(dim=-1)
+        return rows if self.nan_inputs is None else rows | self.nan_inputs.to(rows.device)
 
     def with_features_of(self, taps: Taps | None) -> Passes:
         """The same passes with the features of other layers; None is what the head reads."""

@@ -100,6 +100,22 @@ def test_averages(name, namespace, make):
     assert private.average_model(callbacks.Callback()) is None
 
 
+def test_a_search_for_the_learning_rate_is_known(namespace, make):
+    model, loader, trainer = make
+    seen = []
+    model.on_train_batch_start = lambda *_: seen.append(private.finds_learning_rate(model.trainer))
+    model.lr = 0.1
+    fits = trainer(max_epochs=3)
+    tuner = import_module(f"{namespace}.tuner").Tuner(fits)
+    tuner.lr_find(model, loader, num_training=3, update_attr=False)
+    assert seen
+    assert all(seen)
+    seen.clear()
+    fits.fit(model, loader)
+    assert seen
+    assert not any(seen)
+
+
 def test_a_checkpoint_is_saved_now_and_once_a_step(namespace, make, tmp_path):
     model, loader, trainer = make
     keep = import_module(f"{namespace}.callbacks").ModelCheckpoint(tmp_path / "kept", every_n_train_steps=100)

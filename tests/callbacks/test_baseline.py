@@ -126,3 +126,21 @@ def test_advice_names_what_the_head_does_not_do_yet():
     assert "skip='base_logits'" in advice(without, OWN, "at the best checkpoint")
     assert "skip" not in advice(base_logits, OWN, "at the best checkpoint")
     assert "more epochs" in advice(base_logits, OWN, "after the last epoch")
+
+
+@pytest.mark.parametrize(
+    ("classes", "held", "why"),
+    [
+        (200, 150, "takes 5 samples of each of 200 classes, more than 640 training samples"),
+        (3, 60, "60 validation samples are"),
+    ],
+)
+def test_what_is_not_compared_is_said_in_one_line(tmp_path, quiet_trainer, caplog, classes, held, why):
+    caplog.set_level(logging.INFO)
+    x, y = torch.randn(640, 4), torch.arange(640) % classes
+    rows = TensorDataset(x, y)
+    loaders = DataLoader(rows, 64), DataLoader(TensorDataset(x[:held], y[:held]), 64)
+    quiet_trainer(tmp_path).fit(BRAINet(classes, head=MLP()), *loaders)
+    lines = [r.getMessage() for r in caplog.records if "not compared with a linear layer" in r.getMessage()]
+    assert len(lines) == 1
+    assert why in lines[0]

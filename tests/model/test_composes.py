@@ -1,5 +1,6 @@
 """What people use beside a model: each with a fit, and where it shows, with what it did."""
 
+import math
 import subprocess
 import sys
 from importlib import import_module
@@ -41,6 +42,14 @@ def test_lr_find_sets_the_rate_that_trains(trainer):
     assert model.lr == model.hparams["lr"] == found != 1e-3
     fits.fit(model, datamodule=data)
     assert fits.optimizers[0].param_groups[0]["lr"] == found
+
+
+def test_lr_find_may_go_on_until_the_loss_is_nan(trainer):
+    model = make()
+    to_the_end = {"max_lr": 1e36, "num_training": 20, "early_stop_threshold": None, "update_attr": False}
+    found = tuner.Tuner(trainer(epochs=3)).lr_find(model, datamodule=Digits(), **to_the_end)
+    assert not all(math.isfinite(loss) for loss in found.results["loss"])
+    assert all(p.isfinite().all() for p in model.parameters())  # as they were before
 
 
 @pytest.mark.slow

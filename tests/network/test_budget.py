@@ -1,11 +1,14 @@
 """`num_params="auto"`: one size for all heads, and never less than a tree needs."""
 
 import pytest
+import torch
+from torch.nn import functional as F
 
 from brainet_pl.network import (
     MLP,
     Bayes,
     Ensemble,
+    Linear,
     MCDropout,
     Tree,
     TreeDropout,
@@ -13,7 +16,8 @@ from brainet_pl.network import (
     smallest_budget,
     stacked_tree,
 )
-from brainet_pl.structure import GGT, Branch, Leaf, Node
+from brainet_pl.network.base import resolve_budget
+from brainet_pl.structure import GGT, Branch, Leaf, Node, learn_structure
 
 HEADS = [Tree, MLP, MCDropout, Ensemble, Bayes, TreeEnsemble, TreeDropout]
 
@@ -49,3 +53,70 @@ def test_nobody_gets_fewer_parameters_than_the_tree_needs(kind):
     head = kind().build(300, 10, ggt)
     assert head.num_params == pytest.approx(max(75_000, 2 * needed), rel=0.1)
     assert kind is TreeDropout or 2 * needed > 75_000
+
+
+SIZES = {  # parameters for 1, 2, 8, 10, 11 and 16 outputs, as they were before budgets knew the number of outputs
+    ("stacked", Tree): (29887, 30129, 30101, 29845, 30081, 30160),
+    ("stacked", MLP): (30135, 29889, 29877, 30117, 29865, 30085),
+    ("stacked", MCDropout): (30135, 29889, 29877, 30117, 29865, 30085),
+    ("stacked", Ensemble): (29975, 30165, 30280, 29625, 29805, 29660),
+    ("stacked", Bayes): (29851, 30002, 29792, 30086, 29675, 29836),
+    ("stacked", TreeEnsemble): (29975, 30165, 30280, 29625, 29805, 29660),
+    ("stacked", TreeDropout): (30135, 29889, 29877, 30117, 29865, 30085),
+    ("crowded", Tree): (15977, 15982, 16014, 15986, 16023, 16022),
+    ("crowded", MLP): (16007, 16114, 15973, 15922, 16025, 16016),
+    ("crowded", MCDropout): (16007, 16114, 15973, 15922, 16025, 16016),
+    ("crowded", Ensemble): (15775, 15970, 15880, 16250, 15805, 16060),
+    ("crowded", Bayes): (15961, 15734, 15820, 15718, 15851, 15760),
+    ("crowded", TreeEnsemble): (15965, 16010, 16005, 16055, 16035, 16070),
+    ("crowded", TreeDropout): (16009, 16002, 16004, 16015, 15991, 16006),
+}
+
+
+@pytest.mark.parametrize(("tree", "kind"), SIZES)
+@pytest.mark.filterwarnings("ignore:expected .* parameters within")
+def test_few_outputs_change_no_size(tree, kind):
+    ggt = {"stacked": stacked_tree(120, 2), "crowded": crowded(40)}[tree]
+    heads = [kind().build(ggt.num_variables, outputs, ggt) for outputs in (1, 2, 8, 10, 11, 16)]
+    assert tuple(head.num_params for head in heads) == SIZES[tree, kind]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.filterwarnings("ignore:expected .* parameters within")
+@pytest.mark.parametrize("d", [64, 512])
+def test_many_outputs_have_room(kind, d):
+    head = kind().build(d, 1000, stacked_tree(d, 2))
+    assert head.num_params == pytest.approx(resolve_budget("auto", d, out_features=1000), rel=0.1)
+    assert head.num_params > 2 * d * 1000
+    assert kind(num_params=40_000).build(d, 1000, stacked_tree(d, 2)).num_params < 70_000  # a number is a number
+
+
+@pytest.mark.parametrize("outputs", [17, 100, 1000])
+@pytest.mark.parametrize("d", [2, 64, 512])
+def test_a_tree_of_any_outputs_keeps_its_skip(d, outputs):
+    assert Tree().build(d, outputs, stacked_tree(d, 2)).skip is not None
+
+
+def test_a_thousand_classes():
+    """Gaussian classes in 64 dimensions, which a linear layer tells apart."""
+    torch.manual_seed(0)
+    means = 1.5 * torch.randn(1000, 64)
+    train, test = torch.arange(20_000) % 1000, torch.arange(4_000) % 1000
+    x, z = (means[y] + torch.randn(len(y), 64) for y in (train, test))
+    ggt = learn_structure(x, max_rows=2000, progress=False)
+    found = {}
+    for head in (Linear().build(64, 1000), Tree().build(64, 1000, ggt)):
+        optimizer = torch.optim.Adam(head.parameters(), 3e-3)
+        for _ in range(3):
+            for rows in torch.randperm(len(x)).split(200):
+                outputs = head(x[rows])
+                draws = outputs.flatten(0, -2)
+                loss = F.cross_entropy(draws, train[rows].repeat(len(draws) // len(rows)))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        with torch.no_grad():
+            outputs = head.eval().passes(z, 5).values
+            found[type(head).__name__] = float((outputs.softmax(-1).mean(0).argmax(-1) == test).float().mean())
+    assert found["BRAINetHead"] >= found["LinearHead"]
+    assert found["BRAINetHead"] > 0.95
