@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.budget import Budget
-from brainet_pl.structure.evidence import LIST_LENGTH, remove_separated, strongest
+from brainet_pl.structure.evidence import LIST_LENGTH, Budget, remove_separated, strongest
 from brainet_pl.structure.independence import Margins
 from brainet_pl.structure.pdag import (
     Bools,
@@ -47,7 +46,7 @@ def increase_separation(
     """
     if getattr(test, "keeps_all", False):  # the ensemble of the ablation: d² edges times d sets without a finding
         return A, join_separations([])
-    inside = _mask(len(A), X)
+    inside = np.isin(np.arange(len(A)), X)
     scope = np.sort(np.concatenate([X, X_ex]))
     A, from_outside = _thin(A, X, X_ex, scope, n, test, budget)
     A, from_inside = _thin(A, X, X, scope, n, test, budget)
@@ -144,13 +143,6 @@ def _orient_within(A: Bools, scope: Ints, inside: Bools, removed: Separations) -
     return A
 
 
-def _mask(d: int, members: Ints) -> Bools:
-    """(d,) which of d variables are `members`."""
-    mask = np.zeros(d, dtype=bool)
-    mask[members] = True
-    return mask
-
-
 def _thin(
     A: Bools, X: Ints, others: Ints, scope: Ints, n: int, test: Margins, budget: Budget
 ) -> tuple[Bools, Separations]:
@@ -161,7 +153,7 @@ def _thin(
     """
     if not len(others):
         return A, join_separations([])
-    ours, other, inside = (_mask(len(A), part) for part in (X, others, scope))
+    ours, other, inside = (np.isin(np.arange(len(A)), part) for part in (X, others, scope))
     turned = transposed(A)
     between = (ours[:, None] & other) | (other[:, None] & ours)
     edges = (A | turned) & between

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,19 @@ DataKind = Literal["discrete", "gaussian"]  # of a test or score: whether it rea
 Weights = NDArray[np.int64]
 Path = tuple[int, ...]
 Floats = NDArray[np.float64]
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+def register(known: dict[K, type[T]], key: K, member: type[T]) -> None:
+    """Add `member` to `known`; a class defined anew (a cell run again, a module reloaded) takes its own place."""
+    taken = known.get(key)
+    if taken is not None and (taken.__module__, taken.__qualname__) != (member.__module__, member.__qualname__):
+        raise ValueError(
+            f"expected a name that is free for {member.__qualname__}, got {key!r}, which belongs to "
+            f"{taken.__module__}.{taken.__qualname__}: choose another name"
+        )
+    known[key] = member
 
 
 class PreparedData(ABC):

@@ -70,9 +70,13 @@ class PDAG:
         return PDAG(self.adjacency[np.ix_(order, order)])
 
 
-def complete_graph(d: int) -> Bools:
-    """Where learning starts: every pair joined, nothing directed."""
-    return ~np.eye(d, dtype=bool)
+def complete_graph(d: int, X: Ints | None = None) -> Bools:
+    """Where learning starts: every pair of d variables, or of those of them in `X`, joined, nothing directed."""
+    joined = ~np.eye(d, dtype=bool)
+    if X is not None:
+        outside = np.setdiff1d(np.arange(d), X)
+        joined[outside] = joined[:, outside] = False
+    return joined
 
 
 def cpdag(dag: Bools) -> PDAG:

@@ -128,11 +128,6 @@ def draw_exact(tree: NumberedTree, log_probs: LogProbs, n: int, rng: np.random.G
     return [descend(tree, choose) for _ in range(n)]
 
 
-def draw_uniform(tree: NumberedTree, n: int, rng: np.random.Generator) -> list[SubNetwork]:
-    """`n` draws with equal probability for every branch of a node met."""
-    return [descend(tree, lambda i: int(rng.integers(len(tree.branches[i])))) for _ in range(n)]
-
-
 def draw_bottom_up(root: Tree, temperature: float, n: int, rng: np.random.Generator) -> list[SubNetwork]:
     """`n` draws of the paper's sampler: each node samples a result from each branch, then one of them by Equation 6."""
 

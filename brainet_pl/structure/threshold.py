@@ -10,12 +10,13 @@ thresholds that are nearly the best, the one that keeps most pairs is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.independence import IndependenceTest, Margins, SingleMargins
+from brainet_pl.structure.independence import IndependenceTest, SingleMargins
 from brainet_pl.structure.independence.base import Ints
 
 Floats = NDArray[np.float64]
@@ -142,9 +143,10 @@ def choose_threshold(
 
 
 class AtThreshold:
-    """A test in nats with another threshold: all margins are information less a threshold, so they only shift.
+    """A test in nats, made with the threshold `bound`, at another one.
 
-    What the test has summed over rows is then summed once for all thresholds.
+    All margins are information less a threshold, so they only shift, and what the test has summed over rows is summed
+    once for all thresholds.
     """
 
     keeps_all = False
@@ -154,6 +156,8 @@ class AtThreshold:
         for name in ("strength", "list_length"):
             if hasattr(test, name):
                 setattr(self, name, getattr(test, name))
+        if isinstance(test, SingleMargins):
+            self.weakest = partial(self._weakest, test)  # so that this one is `SingleMargins` too
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """Computes the margins (L, R) of left × right given `condition`."""
@@ -163,18 +167,6 @@ class AtThreshold:
         """Computes the margins (T,) of x (T,) and y (T,) given conditions (T, n)."""
         return np.asarray(self.test.pairs(x, y, conditions) - self.shift)
 
-
-class SinglesAtThreshold(AtThreshold):
-    """`AtThreshold` of a test that finds the best of many single conditions by itself."""
-
-    def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
-        """Finds the smallest margin of `x` and each of `y` (Y,) given one of `z`, and its place in z."""
-        assert isinstance(self.test, SingleMargins)
-        margin, place = self.test.weakest(x, y, z)
+    def _weakest(self, test: SingleMargins, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
+        margin, place = test.weakest(x, y, z)
         return margin - self.shift, place
-
-
-def at_threshold(test: IndependenceTest, bound: float, threshold: float) -> Margins:
-    """A test that was made with the threshold `bound`, as it would be with another one."""
-    kind = SinglesAtThreshold if isinstance(test, SingleMargins) else AtThreshold
-    return kind(test, bound, threshold)
