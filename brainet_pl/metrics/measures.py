@@ -107,14 +107,14 @@ class _SampleMean(Measure):
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch."""
         # Never in place: a validation in inference mode leaves tensors that a later fit may not write to.
-        self.total = self.total + self.values(preds, target).sum(dim=0)
+        self.total = self.total + self._values(preds, target).sum(dim=0)
         self.count = self.count + len(target)
 
     def compute(self) -> Tensor:
         """The mean so far."""
         return self.total / self.count
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B, *shape) the numbers of each sample."""
         raise NotImplementedError
 
@@ -135,8 +135,7 @@ class NegativeLogLikelihood(_SampleMean):
 
     key = "cls/NLL"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes -log p of the true class of each sample, (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         check_classes(preds, target)
         return -preds.gather(1, target.long()[:, None]).clamp(torch.finfo(preds.dtype).tiny, 1.0).log().squeeze(1)
 
@@ -146,8 +145,7 @@ class BrierScore(_SampleMean):
 
     key = "cls/Brier"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes the squared distance of each prediction from its label, (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         check_classes(preds, target)
         return ((preds - torch.nn.functional.one_hot(target.long(), preds.shape[1])) ** 2).sum(dim=1)
 
@@ -188,8 +186,7 @@ class PassDisagreement(_SampleMean):
     is_differentiable = False
     key = "ens/Disagreement"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Takes what `uncertainty.disagreement` gives for each sample, (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         return preds
 
 
@@ -239,7 +236,6 @@ class _Ranked(Measure):
         return self._measure(confidence, dim_zero_cat(self.correct))
 
     def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """The number."""
         raise NotImplementedError
 
 
@@ -307,8 +303,7 @@ class SquaredError(_SampleMean):
 
     key = "reg/RMSE"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes the squared error of each mean, (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         check_numbers(preds, target)
         return (preds[:, 0] - target) ** 2
 
@@ -322,8 +317,7 @@ class AbsoluteError(_SampleMean):
 
     key = "reg/MAE"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes the absolute error of each mean, (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         check_numbers(preds, target)
         return (preds[:, 0] - target).abs()
 
@@ -333,8 +327,7 @@ class GaussianNLL(_SampleMean):
 
     key = "reg/NLL"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes the negative log-density of each target under the predicted Gaussian, (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         check_numbers(preds, target)
         return gaussian_nll(preds[:, 0], preds[:, 1], target)
 
@@ -352,8 +345,7 @@ class IntervalCoverage(_SampleMean):
         self.key = f"cal/coverage{100 * level:g}"
         self.title = facts_of(self.key).title
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes whether each target lies in its interval, (B,) of zeros and ones."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         return (_central(preds, target) <= self.level).float()
 
 
@@ -362,8 +354,7 @@ class Sharpness(_SampleMean):
 
     key = "cal/sharpness"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes the predicted standard deviation of each sample, (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         check_numbers(preds, target)
         return 2 * math.sqrt(2) * float(torch.special.erfinv(torch.tensor(0.95))) * preds[:, 1].sqrt()
 
@@ -375,8 +366,7 @@ class QuantileCalibrationError(_SampleMean):
     key = "cal/QCE"
     shape = (len(_LEVELS),)
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes whether each target lies in the interval of each level, (B, 19) of zeros and ones."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         return (_central(preds, target)[:, None] <= torch.tensor(_LEVELS, device=preds.device)).float()
 
     def compute(self) -> Tensor:
@@ -419,8 +409,7 @@ class SetCoverage(_SampleMean):
     is_differentiable = False
     key = "conformal/Coverage"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes whether each set (B, C) holds the label (B,), as zeros and ones (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         return _held(preds, target).float()
 
 
@@ -430,8 +419,7 @@ class SetSize(_SampleMean):
     is_differentiable = False
     key = "conformal/Size"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes the number of classes of each set (B, C), (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         check_sets(preds, target)
         return preds.sum(dim=1).float()
 
@@ -472,8 +460,7 @@ class BoundCoverage(_SampleMean):
     key = "conformal/Coverage"
     title = "Intervals that hold the target"  # the catalogue's is that of sets
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes whether each target (B,) lies between its bounds (B, 2), as zeros and ones (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         check_numbers(preds, target)
         return ((preds[:, 0] <= target) & (target <= preds[:, 1])).float()
 
@@ -484,7 +471,6 @@ class BoundWidth(_SampleMean):
     is_differentiable = False
     key = "conformal/Width"
 
-    def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Computes the distance between the bounds (B, 2) of each sample, (B,)."""
+    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
         check_numbers(preds, target)
         return preds[:, 1] - preds[:, 0]

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl.network.base import Head
-from brainet_pl.network.buckets import Layer
 from brainet_pl.network.executor import Executor
-from brainet_pl.network.plan import Plan
+from brainet_pl.network.plan import Layer, Plan
 
 _READ_ROOT = ("output.weight", "out_weight")  # of a head: their last axis is the rows of the root
 _NEURONS = ("scale", "bias", "running_mean", "running_var")  # of the executor: vectors over neurons

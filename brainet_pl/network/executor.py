@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brainet_pl.network.tensors import LevelTensors, repeat_columns
-from brainet_pl.network.weights import ACTIVATIONS, LayerWeights
+from brainet_pl.network.weights import ACTIVATIONS, LayerWeights, LevelTensors, repeat_columns
 from brainet_pl.structure.ggt import SubNetwork
 
 

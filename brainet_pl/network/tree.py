@@ -14,7 +14,7 @@ from brainet_pl.network.base import (
     check_norm,
     need_tree,
 )
-from brainet_pl.network.skip import SkipSetting, skip_setting
+from brainet_pl.network.output import SkipSetting, skip_setting
 from brainet_pl.network.tree_head import BRAINetHead, Inference, Sampling, check_fields
 from brainet_pl.network.weights import ACTIVATIONS
 from brainet_pl.network.widths import count_parameters

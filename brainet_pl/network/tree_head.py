@@ -31,9 +31,8 @@ from brainet_pl.network.base import (
 )
 from brainet_pl.network.executor import Executor
 from brainet_pl.network.finalization import NETWORKS, best_value, choose_temperature
-from brainet_pl.network.output import BranchOutput
+from brainet_pl.network.output import BranchOutput, Skip, SkipSetting, skip_setting
 from brainet_pl.network.plan import build_plan
-from brainet_pl.network.skip import Skip, SkipSetting, skip_setting
 from brainet_pl.network.widths import READS, Size, choose_size, fields_of, root_branches
 from brainet_pl.structure.brai import NEIGHBOURS
 from brainet_pl.structure.ggt import GGT, SubNetwork
