@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +39,7 @@ from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.shift import LOADER, is_shift, means
 from brainet_pl.model import costs
 from brainet_pl.model.lightning import BRAINet
+from brainet_pl.structure.draw import draw_ggt
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
 RECORDED = ("test_metrics", "pass_metrics", "scaled_metrics", "base_metrics", "conformal_metrics")  # of a BRAINet
@@ -242,17 +242,17 @@ class Evaluation(Callback, EvaluatesAllSets):
         label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
         made = [*charts.charts_of(record, self._found, label, score), *shift_charts.shift_charts(record)]
         matrix = charts.confusion(record.known, names)
-        drawn, tables, files = {}, {}, {}
+        tables, files = {}, {}
         if self.figures:
-            drawn = summary.tree_picture(ggt, model.get("temperature"))
             tables = self._tables(record, score, rows, names)
             for chart in made:
                 log_chart(trainer, chart)
             if matrix is not None:
                 log_matrix(trainer, CONFUSION, matrix)
-        for name, picture in drawn.items():
-            log_figure(trainer, name, picture.figure)
-            files[name] = f"{file_name(name)}.png"
+            if ggt is not None:
+                temperature = 1.0 if model["temperature"] is None else model["temperature"]
+                log_figure(trainer, summary.TREE, draw_ggt(ggt, temperature))
+                files[summary.TREE] = f"{file_name(summary.TREE)}.png"
         for name, table in tables.items():
             files |= log_table(trainer, name, table.columns, table.rows) or {}
         log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
@@ -268,10 +268,9 @@ class Evaluation(Callback, EvaluatesAllSets):
             rows=rows,
             charts=made,
             matrix=matrix,
-            drawn=drawn,
+            ggt=ggt,
             tables={name: table for name, table in tables.items() if name in (MOST_UNCERTAIN, CLASSES)},
             files=files,
-            seed=_seed(),
             settings=json.loads(json.dumps(dict(pl_module.hparams), default=str)),
         )
         (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
@@ -437,14 +436,7 @@ def _class_names(module: pl.LightningModule, record: TestRecord) -> list[str] | 
     return list(map(str, found)) if largest < len(found) else None
 
 
-def _seed() -> int | None:
-    """What `seed_everything` was given, or None."""
-    seed = os.environ.get("PL_GLOBAL_SEED", "")
-    return int(seed) if seed.isdigit() else None
-
-
 def _facts(module: pl.LightningModule) -> dict[str, Any]:
-    """What the report says about the model in one line."""
     facts: dict[str, Any] = {
         "head": type(module).__name__,
         "task": None,
