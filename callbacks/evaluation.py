@@ -16,19 +16,7 @@ from brainet_pl._utils import checks
 from brainet_pl._utils.csv import write_rows
 from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.backbones.output import BackboneOutput
-from brainet_pl.callbacks.logging import (
-    define_summaries,
-    file_name,
-    log_chart,
-    log_config,
-    log_figure,
-    log_files,
-    log_matrix,
-    log_numbers,
-    log_scores,
-    log_table,
-    run_folder,
-)
+from brainet_pl.callbacks import logging as logs
 from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
 from brainet_pl.evaluation import charts, shift_charts, summary
 from brainet_pl.evaluation.chart import readable
@@ -122,7 +110,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             found = getattr(pl_module, part, None) or {}
             ways = {None: "last", True: "max", False: "min"}
             best = {name: ways[metric.higher_is_better] for name, metric in found.items()}
-            define_summaries(trainer, best, hidden=part != "val_metrics")
+            logs.define_summaries(trainer, best, hidden=part != "val_metrics")
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin a record; a wrong name of a set is an error before the work, not after it."""
@@ -216,7 +204,7 @@ class Evaluation(Callback, EvaluatesAllSets):
                 for score in scores
                 for measure, better in SEPARATION.items()
             }
-            define_summaries(trainer, keys, hidden=True)
+            logs.define_summaries(trainer, keys, hidden=True)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -227,7 +215,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             on_rank_zero(trainer, lambda: self._write(trainer, pl_module, record))
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, record: TestRecord) -> None:
-        folder = run_folder(trainer)
+        folder = logs.run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         if self.score_file:
             write_scores(folder / self.score_file, record)
@@ -246,18 +234,18 @@ class Evaluation(Callback, EvaluatesAllSets):
         if self.figures:
             tables = self._tables(record, score, rows, names)
             for chart in made:
-                log_chart(trainer, chart)
+                logs.log_chart(trainer, chart)
             if matrix is not None:
-                log_matrix(trainer, CONFUSION, matrix)
+                logs.log_matrix(trainer, CONFUSION, matrix)
             if ggt is not None:
                 temperature = 1.0 if model["temperature"] is None else model["temperature"]
-                log_figure(trainer, summary.TREE, draw_ggt(ggt, temperature))
-                files[summary.TREE] = f"{file_name(summary.TREE)}.png"
+                logs.log_figure(trainer, summary.TREE, draw_ggt(ggt, temperature))
+                files[summary.TREE] = f"{logs.file_name(summary.TREE)}.png"
         for name, table in tables.items():
-            files |= log_table(trainer, name, table.columns, table.rows) or {}
-        log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
+            files |= logs.log_table(trainer, name, table.columns, table.rows) or {}
+        logs.log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
         if self.figures and self.most_scores:
-            log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
+            logs.log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
         collections = [getattr(pl_module, name, None) for name in RECORDED]
         entries = summary.metric_entries(collections, trainer.callback_metrics)
         content = summary.to_json(
@@ -283,7 +271,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         if self._costs is None:
             return {}
         rank_zero_info(f"a prediction costs: {self._costs.line()}")
-        log_numbers(trainer, self._costs.numbers())
+        logs.log_numbers(trainer, self._costs.numbers())
         return {"cost": self._costs.line(), "costs": self._costs.to_dict()}
 
     def _finish(self, trainer: pl.Trainer, folder: Path, values: dict[str, Any]) -> None:
@@ -295,7 +283,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             shown = write_report(folder)
             names.append("report.html")
         files = [folder / name for name in names if name and (folder / name).is_file()]
-        log_files(trainer, "evaluation", files, values)
+        logs.log_files(trainer, "evaluation", files, values)
         rank_zero_info(f"tested: {shown}")
 
     def _tables(

@@ -17,16 +17,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl._utils import checks
+from brainet_pl.metrics import curves
 from brainet_pl.metrics.catalogue import CATALOGUE, Better, direction, facts_of
-from brainet_pl.metrics.curves import (
-    adaptive_calibration_error,
-    calibration_error,
-    calibration_sums,
-    maximum_calibration_error,
-    residual_sums,
-    risk_coverage,
-    smooth_calibration_error,
-)
 from brainet_pl.metrics.losses import gaussian_nll
 
 _LEVELS = tuple(0.05 * i for i in range(1, 20))  # of the central intervals that QuantileCalibrationError looks at
@@ -107,14 +99,14 @@ class _SampleMean(Measure):
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch."""
         # Never in place: a validation in inference mode leaves tensors that a later fit may not write to.
-        self.total = self.total + self._values(preds, target).sum(dim=0)
+        self.total = self.total + self.values(preds, target).sum(dim=0)
         self.count = self.count + len(target)
 
     def compute(self) -> Tensor:
         """The mean so far."""
         return self.total / self.count
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B, *shape) the numbers of each sample."""
         raise NotImplementedError
 
@@ -135,7 +127,8 @@ class NegativeLogLikelihood(_SampleMean):
 
     key = "cls/NLL"
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes -log p of the true class of each sample, (B,)."""
         check_classes(preds, target)
         return -preds.gather(1, target.long()[:, None]).clamp(torch.finfo(preds.dtype).tiny, 1.0).log().squeeze(1)
 
@@ -145,7 +138,8 @@ class BrierScore(_SampleMean):
 
     key = "cls/Brier"
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the squared distance of each prediction from its label, (B,)."""
         check_classes(preds, target)
         return ((preds - torch.nn.functional.one_hot(target.long(), preds.shape[1])) ** 2).sum(dim=1)
 
@@ -161,7 +155,7 @@ class CalibrationError(Measure):
     """Expected calibration error with equal bins; a confidence of exactly 1 belongs to the last bin."""
 
     key = "cal/ECE"
-    sums_of: Any = staticmethod(calibration_sums)
+    sums_of: Any = staticmethod(curves.calibration_sums)
     sums: Tensor
     count: Tensor
 
@@ -177,7 +171,7 @@ class CalibrationError(Measure):
 
     def compute(self) -> Tensor:
         """The error of all batches so far, a scalar."""
-        return calibration_error(self.sums).float()
+        return curves.calibration_error(self.sums).float()
 
 
 class PassDisagreement(_SampleMean):
@@ -186,7 +180,8 @@ class PassDisagreement(_SampleMean):
     is_differentiable = False
     key = "ens/Disagreement"
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Takes what `uncertainty.disagreement` gives for each sample, (B,)."""
         return preds
 
 
@@ -197,18 +192,18 @@ class MaximumCalibrationError(CalibrationError):
 
     def compute(self) -> Tensor:
         """The largest gap so far."""
-        return maximum_calibration_error(self.sums).float()
+        return curves.maximum_calibration_error(self.sums).float()
 
 
 class SmoothCalibrationError(CalibrationError):
     """Smooth ECE (Błasiok & Nakkiran 2024): without bins, by a kernel whose width the error itself chooses."""
 
     key = "cal/smECE"
-    sums_of = staticmethod(residual_sums)
+    sums_of = staticmethod(curves.residual_sums)
 
     def compute(self) -> Tensor:
         """The error of all batches so far, a scalar."""
-        return smooth_calibration_error(self.sums, self.count).float()
+        return curves.smooth_calibration_error(self.sums, self.count).float()
 
 
 class _Ranked(Measure):
@@ -236,6 +231,7 @@ class _Ranked(Measure):
         return self._measure(confidence, dim_zero_cat(self.correct))
 
     def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """The number."""
         raise NotImplementedError
 
 
@@ -245,7 +241,7 @@ class AdaptiveCalibrationError(_Ranked):
     key = "cal/aECE"
 
     def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        return adaptive_calibration_error(confidence, correct)
+        return curves.adaptive_calibration_error(confidence, correct)
 
 
 class AreaUnderRiskCoverage(_Ranked):
@@ -254,7 +250,7 @@ class AreaUnderRiskCoverage(_Ranked):
     key = "sc/AURC"
 
     def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        return torch.as_tensor(risk_coverage(1.0 - confidence, 1.0 - correct).mean())
+        return torch.as_tensor(curves.risk_coverage(1.0 - confidence, 1.0 - correct).mean())
 
 
 class RiskAtCoverage(_Ranked):
@@ -271,7 +267,7 @@ class RiskAtCoverage(_Ranked):
         self.title = facts_of(self.key).title
 
     def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        risk = risk_coverage(1.0 - confidence, 1.0 - correct)
+        risk = curves.risk_coverage(1.0 - confidence, 1.0 - correct)
         return risk[max(0, math.ceil(self.coverage * len(risk)) - 1)]
 
 
@@ -303,7 +299,8 @@ class SquaredError(_SampleMean):
 
     key = "reg/RMSE"
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the squared error of each mean, (B,)."""
         check_numbers(preds, target)
         return (preds[:, 0] - target) ** 2
 
@@ -317,7 +314,8 @@ class AbsoluteError(_SampleMean):
 
     key = "reg/MAE"
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the absolute error of each mean, (B,)."""
         check_numbers(preds, target)
         return (preds[:, 0] - target).abs()
 
@@ -327,7 +325,8 @@ class GaussianNLL(_SampleMean):
 
     key = "reg/NLL"
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the negative log-density of each target under the predicted Gaussian, (B,)."""
         check_numbers(preds, target)
         return gaussian_nll(preds[:, 0], preds[:, 1], target)
 
@@ -345,7 +344,8 @@ class IntervalCoverage(_SampleMean):
         self.key = f"cal/coverage{100 * level:g}"
         self.title = facts_of(self.key).title
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes whether each target lies in its interval, (B,) of zeros and ones."""
         return (_central(preds, target) <= self.level).float()
 
 
@@ -354,7 +354,8 @@ class Sharpness(_SampleMean):
 
     key = "cal/sharpness"
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the predicted standard deviation of each sample, (B,)."""
         check_numbers(preds, target)
         return 2 * math.sqrt(2) * float(torch.special.erfinv(torch.tensor(0.95))) * preds[:, 1].sqrt()
 
@@ -366,7 +367,8 @@ class QuantileCalibrationError(_SampleMean):
     key = "cal/QCE"
     shape = (len(_LEVELS),)
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes whether each target lies in the interval of each level, (B, 19) of zeros and ones."""
         return (_central(preds, target)[:, None] <= torch.tensor(_LEVELS, device=preds.device)).float()
 
     def compute(self) -> Tensor:
@@ -409,7 +411,8 @@ class SetCoverage(_SampleMean):
     is_differentiable = False
     key = "conformal/Coverage"
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes whether each set (B, C) holds the label (B,), as zeros and ones (B,)."""
         return _held(preds, target).float()
 
 
@@ -419,7 +422,8 @@ class SetSize(_SampleMean):
     is_differentiable = False
     key = "conformal/Size"
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the number of classes of each set (B, C), (B,)."""
         check_sets(preds, target)
         return preds.sum(dim=1).float()
 
@@ -460,7 +464,8 @@ class BoundCoverage(_SampleMean):
     key = "conformal/Coverage"
     title = "Intervals that hold the target"  # the catalogue's is that of sets
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes whether each target (B,) lies between its bounds (B, 2), as zeros and ones (B,)."""
         check_numbers(preds, target)
         return ((preds[:, 0] <= target) & (target <= preds[:, 1])).float()
 
@@ -471,6 +476,7 @@ class BoundWidth(_SampleMean):
     is_differentiable = False
     key = "conformal/Width"
 
-    def _values(self, preds: Tensor, target: Tensor) -> Tensor:
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes the distance between the bounds (B, 2) of each sample, (B,)."""
         check_numbers(preds, target)
         return preds[:, 1] - preds[:, 0]

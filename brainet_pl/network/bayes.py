@@ -10,18 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl._utils import checks
-from brainet_pl.network.base import (
-    MOST_PASSES,
-    Budget,
-    Head,
-    HeadSettings,
-    Outputs,
-    as_features,
-    check_budget,
-    check_hidden,
-    check_sizes,
-    resolve_budget,
-)
+from brainet_pl.network import base
+from brainet_pl.network.base import MOST_PASSES, Budget, Head, HeadSettings, Outputs
 from brainet_pl.network.mlp import hidden_width
 from brainet_pl.structure.ggt import GGT
 
@@ -53,7 +43,7 @@ class BayesHead(Head):
 
     def __init__(self, in_features: int, out_features: int, num_params: int, hidden: int = 2) -> None:
         super().__init__()
-        in_features, out_features = check_sizes(in_features, out_features)
+        in_features, out_features = base.check_sizes(in_features, out_features)
         self.in_features = in_features
         width = hidden_width(in_features, out_features, hidden, num_params // 2)
         sizes = [in_features] + [width] * hidden
@@ -63,14 +53,14 @@ class BayesHead(Head):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps features (B, d) to outputs (B, O) with freshly drawn weights."""
-        x = as_features(x, self.in_features, self.output.mean)
+        x = base.as_features(x, self.in_features, self.output.mean)
         for layer, norm in zip(self.hidden, self.norms, strict=True):
             x = F.relu(norm(layer(x)))
         return torch.as_tensor(self.output(x))
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """Maps features (B, d) to the outputs of T draws of the weights, (T, B, O)."""
-        x = as_features(x, self.in_features, self.output.mean)
+        x = base.as_features(x, self.in_features, self.output.mean)
         repeated = x.repeat(checks.whole("passes", count, 1, MOST_PASSES), 1)
         return Outputs(torch.as_tensor(self(repeated)).view(count, x.shape[0], -1))
 
@@ -90,9 +80,9 @@ class Bayes(HeadSettings):
     """
 
     def __init__(self, num_params: Budget = "auto", hidden: int = 2) -> None:
-        self.num_params = check_budget(num_params)
-        self.hidden = check_hidden(hidden)
+        self.num_params = base.check_budget(num_params)
+        self.hidden = base.check_hidden(hidden)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BayesHead:
         """Builds the network for so many features and outputs."""
-        return BayesHead(in_features, out_features, resolve_budget(self.num_params, in_features), self.hidden)
+        return BayesHead(in_features, out_features, base.resolve_budget(self.num_params, in_features), self.hidden)

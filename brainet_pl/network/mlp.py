@@ -7,20 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl._utils import checks
-from brainet_pl.network.base import (
-    MOST_PASSES,
-    Budget,
-    Head,
-    HeadSettings,
-    Norm,
-    Outputs,
-    as_features,
-    check_budget,
-    check_hidden,
-    check_norm,
-    check_sizes,
-    resolve_budget,
-)
+from brainet_pl.network import base
+from brainet_pl.network.base import MOST_PASSES, Budget, Head, HeadSettings, Norm, Outputs
 from brainet_pl.structure.ggt import GGT
 
 
@@ -34,11 +22,11 @@ class LinearHead(Head):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
-        self.layers = nn.Linear(*check_sizes(in_features, out_features))
+        self.layers = nn.Linear(*base.check_sizes(in_features, out_features))
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps features (B, d) to outputs (B, O)."""
-        return torch.as_tensor(self.layers(as_features(x, self.layers.in_features, self.layers.weight)))
+        return torch.as_tensor(self.layers(base.as_features(x, self.layers.in_features, self.layers.weight)))
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """Maps features (B, d) to outputs (1, B, O): there is only one network."""
@@ -55,7 +43,7 @@ class Linear(HeadSettings):
 
 def hidden_width(d: int, out: int, hidden: int, num_params: int, norm: bool = True) -> int:
     """The width of `hidden` equal layers whose network (dense, batch norm, ReLU; dense) comes nearest a budget."""
-    check_hidden(hidden)
+    base.check_hidden(hidden)
 
     def size(w: int) -> int:
         return d * w + (hidden - 1) * w * w + (1 + norm) * hidden * w + (w + 1) * out
@@ -89,7 +77,7 @@ class MLPHead(Head):
         norm: Norm = "batch",
     ) -> None:
         super().__init__()
-        in_features, out_features = check_sizes(in_features, out_features)
+        in_features, out_features = base.check_sizes(in_features, out_features)
         self.in_features = in_features
         width = hidden_width(in_features, out_features, hidden, num_params, norm is not None)
         self.layers = mlp_layers(in_features, out_features, hidden, width, dropout, norm)
@@ -97,7 +85,7 @@ class MLPHead(Head):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps features (B, d) to outputs (B, O)."""
-        return torch.as_tensor(self.layers(as_features(x, self.in_features, self._weights)))
+        return torch.as_tensor(self.layers(base.as_features(x, self.in_features, self._weights)))
 
     @property
     def _weights(self) -> Tensor:
@@ -110,7 +98,9 @@ class MLPHead(Head):
         """
         if not self.dropout:
             return Outputs(torch.as_tensor(self(x)).unsqueeze(0))
-        y = as_features(x, self.in_features, self._weights).repeat(checks.whole("passes", count, 1, MOST_PASSES), 1)
+        y = base.as_features(x, self.in_features, self._weights).repeat(
+            checks.whole("passes", count, 1, MOST_PASSES), 1
+        )
         for layer in self.layers:
             y = F.dropout(y, layer.p, training=True) if isinstance(layer, nn.Dropout) else layer(y)
         return Outputs(y.view(count, x.shape[0], -1))
@@ -128,11 +118,15 @@ class MLP(HeadSettings):
     rate = 0.0  # of dropout
 
     def __init__(self, num_params: Budget = "auto", hidden: int = 2, norm: Norm = "batch") -> None:
-        self.num_params, self.hidden, self.norm = check_budget(num_params), check_hidden(hidden), check_norm(norm)
+        self.num_params, self.hidden, self.norm = (
+            base.check_budget(num_params),
+            base.check_hidden(hidden),
+            base.check_norm(norm),
+        )
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> MLPHead:
         """Builds the network for so many features and outputs."""
-        budget = resolve_budget(self.num_params, in_features)
+        budget = base.resolve_budget(self.num_params, in_features)
         return MLPHead(in_features, out_features, budget, self.hidden, self.rate, self.norm)
 
 

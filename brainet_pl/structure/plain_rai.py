@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from brainet_pl._utils import checks
+from brainet_pl.structure import pdag
 from brainet_pl.structure.autonomy import increase_separation, is_leaf
 from brainet_pl.structure.climb import MOST_ARROWS, climb_from
 from brainet_pl.structure.copies import find_copies, with_copies
@@ -17,16 +18,7 @@ from brainet_pl.structure.data import PreparedData
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget, Evidence, marginally_dependent, remove_separated
 from brainet_pl.structure.independence import IndependenceTest, Margins
-from brainet_pl.structure.pdag import (
-    PDAG,
-    Bools,
-    Ints,
-    Separations,
-    complete_graph,
-    find_autonomous,
-    join_separations,
-    orient_surest_first,
-)
+from brainet_pl.structure.pdag import PDAG, Bools, Ints, Separations
 from brainet_pl.structure.score import LocalScore, find_score
 from brainet_pl.structure.settings import AUTO, check_limits, check_order, check_rows, choose_test, warn_of_few_rows
 from brainet_pl.structure.stream import shared_by_processes
@@ -132,7 +124,7 @@ def rai(
     nothing = np.empty(0, dtype=np.intp)
     first = min(most, RECURSION_ORDER) if again else most
     X = np.flatnonzero(original == np.arange(d))
-    A, separations = recursive_autonomy(complete_graph(d, X), X, nothing, 0, first, tester, budget)
+    A, separations = recursive_autonomy(pdag.complete_graph(d, X), X, nothing, 0, first, tester, budget)
     if again:
         skeleton, separations = retest_widely(A, X, separations, most, tester, budget)
         A = orient_by_evidence(skeleton, separations, most, tester, budget)
@@ -154,14 +146,14 @@ def recursive_autonomy(
 ) -> tuple[Bools, Separations]:
     """Plain RAI: Algorithm 1 with one pass instead of s, and the whole graph as its result."""
     if n > max_order or is_leaf(A, X, X_ex, n) or budget.spent:
-        return A, join_separations([])
+        return A, pdag.join_separations([])
     A, separations = increase_separation(A, X, X_ex, n, test, budget)
-    descendant, ancestors = find_autonomous(A, X)
+    descendant, ancestors = pdag.find_autonomous(A, X)
     exogenous = np.sort(np.concatenate([X_ex, *ancestors]))
     calls = [(part, X_ex) for part in ancestors] + [(descendant, exogenous)]
     results = [recursive_autonomy(A, part, part_ex, n + 1, max_order, test, budget) for part, part_ex in calls]
     merged = np.logical_and.reduce([graph for graph, _ in results])
-    return merged, join_separations([separations, *(more for _, more in results)])
+    return merged, pdag.join_separations([separations, *(more for _, more in results)])
 
 
 def find_unexplained(X: Ints, test: Margins, budget: Budget) -> Callable[[Bools], Bools]:
@@ -210,7 +202,7 @@ def retest_widely(
             break
         skeleton, removed = remove_separated(skeleton, skeleton, candidates, n, test, budget)
         parts.append(removed)
-    return skeleton, join_separations(parts)
+    return skeleton, pdag.join_separations(parts)
 
 
 def orient_by_evidence(
@@ -224,14 +216,14 @@ def orient_by_evidence(
     """
     d = len(skeleton)
     common = (skeleton.astype(np.float32) @ skeleton.astype(np.float32)) > 0
-    open_ends = common & ~skeleton & complete_graph(d)
+    open_ends = common & ~skeleton & pdag.complete_graph(d)
     evidence = Evidence.none(d)
     for n in range(min(max_order, REPAIR_ORDER) + 1):
         evidence.collect(open_ends, skeleton, n, test, budget)
     evidence.add(separations, open_ends & (evidence.best >= 0), test, budget)
     chosen = evidence.separations(open_ends & (evidence.best < 0))
     x, y = chosen.pairs.T
-    return orient_surest_first(skeleton, chosen, np.argsort(evidence.best[x, y], kind="stable"))
+    return pdag.orient_surest_first(skeleton, chosen, np.argsort(evidence.best[x, y], kind="stable"))
 
 
 def _check_object(test: Any) -> Margins:
