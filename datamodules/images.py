@@ -293,18 +293,15 @@ class ImageFolder(SplitData):
         labelled = [getattr(self, f"{name}_set", None) for name in ("train", "structure", "val", "test")]
         if isinstance(samples, ImageFiles):
             if any(samples is one for one in labelled):
-                samples.number(self._trained_classes())
+                # For a test, the classes of the model that was trained; while training, those of the folder.
+                if self.trainer is not None and self.trainer.state.fn != "fit":
+                    trained = getattr(self.trainer.lightning_module, "class_names", None)
+                    self.class_names = tuple(trained or self.class_names)
+                samples.number(self.class_names)
             sizing, finishing = self._steps(self.augment and shuffle)
             samples.resize, samples.normalise = v2.Compose(sizing), v2.Compose(finishing)
             samples.prepare = v2.Compose([*sizing, *finishing])
         return super()._loader(samples, shuffle, drop_last)
-
-    def _trained_classes(self) -> Sequence[str]:
-        """The classes of a model that was trained, for a test; while training, those of the folder."""
-        if self.trainer is not None and self.trainer.state.fn != "fit":
-            trained = getattr(self.trainer.lightning_module, "class_names", None)
-            self.class_names = tuple(trained or self.class_names)
-        return self.class_names
 
     def _steps(self, augmented: bool) -> tuple[list[Any], list[Any]]:
         """Bytes (C, H, W) of any size → bytes (C, size, size) → floats."""

@@ -108,10 +108,7 @@ class Shifts:
 
 
 class ShiftedSets(Dataset[tuple[Tensor, Any]]):
-    """Sets of shifts one behind the other, for one loader.
-
-    Args:
-        sets: Sets by name, as `Shifts.sets` gives them.
+    """Sets of shifts, by name as `Shifts.sets` gives them, one behind the other for one loader.
 
     Attributes:
         parts: The size of each set by its name, in their order.

@@ -208,15 +208,14 @@ def _trunk(uses: Mapping[str, LayerUse]) -> list[list[str]]:
     order = sorted(ours)
     trunk = []
     for mine, after in zip(order, [*order[1:], None], strict=True):
-        kept = [name for name in ours[mine] if not _leads(name, uses, stage, mine, after)]
-        trunk.append(kept or ours[mine])
+        leading = {  # inside a block that begins in this stage and ends in the one after it
+            name
+            for name in ours[mine]
+            for a in _blocks_around(name, uses)
+            if after is not None and stage(a.entered) == mine and stage(a.places) == after
+        }
+        trunk.append([name for name in ours[mine] if name not in leading] or ours[mine])
     return sorted(trunk, key=lambda names: uses[names[-1]].last)
-
-
-def _leads(name: str, uses: Mapping[str, LayerUse], stage: Any, mine: int, after: int | None) -> bool:
-    """Whether a layer of a stage is inside a block that begins in it and ends in the one after it."""
-    around = _blocks_around(name, uses)
-    return after is not None and any(stage(a.entered) == mine and stage(a.places) == after for a in around)
 
 
 def _blocks_around(name: str, uses: Mapping[str, LayerUse]) -> list[LayerUse]:

@@ -64,15 +64,13 @@ def of_model(backbone: Any, device: torch.device) -> str:
 
 def _layer(module: nn.Module) -> list[Any]:
     """The class, the settings and the hooks of a layer. A setting that is no primitive counts by its name or class."""
-    settings = {name: _setting(value) for name, value in vars(module).items() if name not in _BOOKKEEPING}
+    settings = {
+        name: str(value) if isinstance(value, _NAMED) else _path(value) if callable(value) else value
+        for name, value in vars(module).items()
+        if name not in _BOOKKEEPING
+    }
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # their keys are mere numbers
     return [_path(module), settings, [_path(hook) for hook in hooks]]
-
-
-def _setting(value: Any) -> Any:
-    if isinstance(value, _NAMED):
-        return str(value)
-    return _path(value) if callable(value) else value
 
 
 def of_batches(batches: Any, seed: int) -> str | None:

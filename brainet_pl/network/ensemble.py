@@ -152,27 +152,7 @@ class Ensemble(HeadSettings):
         return EnsembleHead(wiring, out_features, budget, self.members, **settings)  # type: ignore[arg-type]
 
 
-class _OnMAP(HeadSettings):
-    """What the heads on the best single structure of a learned tree share."""
-
-    needs_tree: ClassVar[bool] = True
-
-    def _build(self, ggt: GGT | None, out_features: int, members: int, dropout: float) -> EnsembleHead:
-        tree, settings = base.need_tree(ggt, self), {"min_width": self.min_width, "norm": self.norm, "dropout": dropout}
-        needed = members * count_parameters(
-            tree.only(tree.map()), 0.0, out_features, self.min_width, 2 if self.norm else 1
-        )
-        budget = base.resolve_budget(self.num_params, tree.num_variables, needed)
-        head = EnsembleHead(tree, out_features, budget, members, **settings)  # type: ignore[arg-type]
-        head.ggt = head.plan.ggt
-        return head
-
-    def _keep(self, num_params: Budget, min_width: int, norm: Norm) -> None:
-        self.num_params, self.norm = base.check_budget(num_params), base.check_norm(norm)
-        self.min_width = checks.whole("min_width", min_width, 1, 10**6)
-
-
-class TreeEnsemble(_OnMAP):
+class TreeEnsemble(HeadSettings):
     """A deep ensemble whose members are all wired by the best structure of the learned tree.
 
     Args:
@@ -184,6 +164,8 @@ class TreeEnsemble(_OnMAP):
         dropout: Dropout rate of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
     """
 
+    needs_tree: ClassVar[bool] = True
+
     def __init__(
         self,
         members: int = 5,
@@ -193,14 +175,21 @@ class TreeEnsemble(_OnMAP):
         dropout: float = 0.0,
     ) -> None:
         self.members, self.dropout = checks.whole("members", members, 1, 1000), checks.share("dropout", dropout)
-        self._keep(num_params, min_width, norm)
+        self.num_params, self.norm = base.check_budget(num_params), base.check_norm(norm)
+        self.min_width = checks.whole("min_width", min_width, 1, 10**6)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
-        """The ensemble on the tree's best structure."""
-        return self._build(ggt, out_features, self.members, self.dropout)
+        """The networks on the tree's best structure."""
+        tree, per_neuron = base.need_tree(ggt, self), 2 if self.norm else 1
+        least = count_parameters(tree.only(tree.map()), 0.0, out_features, self.min_width, per_neuron)
+        budget = base.resolve_budget(self.num_params, tree.num_variables, self.members * least)
+        settings = {"min_width": self.min_width, "norm": self.norm, "dropout": self.dropout}
+        head = EnsembleHead(tree, out_features, budget, self.members, **settings)  # type: ignore[arg-type]
+        head.ggt = head.plan.ggt
+        return head
 
 
-class TreeDropout(_OnMAP):
+class TreeDropout(TreeEnsemble):
     """MC-dropout on a single network that is wired by the best structure of the learned tree.
 
     Args:
@@ -215,8 +204,4 @@ class TreeDropout(_OnMAP):
         self, rate: float = 0.1, num_params: Budget = "auto", min_width: int = 1, norm: Norm = "batch"
     ) -> None:
         self.rate = checks.share("rate", rate)
-        self._keep(num_params, min_width, norm)
-
-    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
-        """The network on the tree's best structure."""
-        return self._build(ggt, out_features, 1, self.rate)
+        super().__init__(1, num_params, min_width, norm, self.rate)

@@ -331,12 +331,8 @@ def _reads_few(weight: Tensor, rows: Tensor) -> bool:
     On a CPU: copies are what takes the time there, and compilers and exports know the plain product better.
     """
     plain = rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64) and rows.dtype == weight.dtype
-    return plain and weight.shape[0] > 1 == weight.shape[1] and not _is_traced()
-
-
-def _is_traced() -> bool:
-    """Whether a compiler, an exporter or a tracer looks on."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return plain and weight.shape[0] > 1 == weight.shape[1] and not traced
 
 
 def _sparse_product(weight: Tensor, rows: Tensor, reads: Tensor, bias: Tensor | None) -> Tensor:

@@ -43,9 +43,6 @@ class PreparedData(ABC):
         columns: (d,) the user's number of each column.
         digest: a hash of the whole table that does not see the order of rows and columns.
         bins: the number of levels that `table` gives a continuous column.
-        categories: whether columns are integers, and so categories where they have few levels.
-        n: the number of rows that are learned from.
-        d: the number of variables.
     """
 
     columns: NDArray[np.intp]
@@ -118,9 +115,6 @@ class TableData(PreparedData):
 
     Attributes:
         values: (n, d) the table with rows and columns in canonical order.
-        columns: (d,) the user's number of each column.
-        digest: a hash of the whole table that does not see the order of rows and columns.
-        bins: the number of levels that `table` gives a continuous column.
     """
 
     values: NDArray[Any]

@@ -229,6 +229,12 @@ def _learn(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Calla
         test.capped = not as_in_paper
         return test
 
+    # A score is not misled by repeated rows as a test is: a parent more costs it the logarithm of their number.
+    @lru_cache(maxsize=4)  # leaves of one path follow each other
+    def score_on(path: Path) -> LocalScore:
+        local = prepared.scoring.on_sample(data, settings.ess, bootstrap_weights(data.n, settings.seed, path))
+        return cache(prepared.scoring.on(data, settings.ess) if local is None else local)
+
     learner = BRAI(
         s=settings.samples,
         max_order=data.d if settings.max_order is None else min(settings.max_order, data.d),
@@ -239,26 +245,12 @@ def _learn(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Calla
         most_parents=None if as_in_paper else LEAF_PARENTS,
         strength=None if as_in_paper else getattr(prepared.on_all_rows, "strength", None),
         dependent=None if as_in_paper else _dependent(prepared.on_all_rows, data.d, budget),
-        score_on=_score_on_samples(prepared.scoring, data, settings.ess, settings.seed),
+        score_on=score_on,
         num_neighbours=0 if as_in_paper or threshold == 0 else NEIGHBOURS,
         on_leaf=on_leaf,
     )
     tree = learner.learn(data.d, prepared.variables)
     return tree_with_copies(tree, prepared.original, learner.score), learner.cut_short
-
-
-def _score_on_samples(scoring: type[Score], data: PreparedData, ess: float, seed: int) -> Callable[[Path], LocalScore]:
-    """The score on the bootstrap sample of a path; on all rows where a score knows no samples.
-
-    A score is not misled by repeated rows as a test is: a parent more costs it the logarithm of their number.
-    """
-
-    @lru_cache(maxsize=4)  # leaves of one path follow each other
-    def score_on(path: Path) -> LocalScore:
-        local = scoring.on_sample(data, ess, bootstrap_weights(data.n, seed, path))
-        return cache(scoring.on(data, ess) if local is None else local)
-
-    return score_on
 
 
 def sample_paths(s: tuple[int, ...], depth: int) -> Iterator[Path]:

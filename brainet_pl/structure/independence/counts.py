@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -56,7 +57,7 @@ class CountTest(IndependenceTest):
         margins = np.empty(len(x))
         for number in np.unique(group_of):
             group = np.flatnonzero(group_of == number)
-            cells = self.sample.table_cells(x[group], y[group], conditions[group])
+            cells = math.prod(self.sample.table_shape(x[group], y[group], conditions[group]))
             if cells > MOST_CELLS:
                 for i in group:
                     margins[i] = self.block(tuple(conditions[i].tolist()), x[i : i + 1], y[i : i + 1])[0, 0]
