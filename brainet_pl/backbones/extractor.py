@@ -103,8 +103,10 @@ class FeatureExtractor(nn.Module):
 
     def remove(self, head: HeadLayer) -> None:
         """Remove a layer whose name is known, from a checkpoint or from a pass, and keep it as `base_layer`."""
-        self.base_layer = self.model.get_submodule(head.name).requires_grad_(False)
-        removal.remove_head(self.model, head)
+        removal.check_layer(self.model, head.name)
+        parent, _, name = head.name.rpartition(".")
+        self.base_layer = layer = self.model.get_submodule(head.name).requires_grad_(False)
+        setattr(self.model.get_submodule(parent), name, removal.Leave(layer) if head.leave else nn.Identity())
         self.removed = head
 
     def trace(self, x: Any) -> None:

@@ -138,14 +138,6 @@ def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
 
 
-def remove_head(model: nn.Module, head: HeadLayer) -> None:
-    """Replace the layer `head` of a model so that its input comes out; the model is changed in place."""
-    check_layer(model, head.name)
-    parent, _, name = head.name.rpartition(".")
-    layer = model.get_submodule(head.name)
-    setattr(model.get_submodule(parent), name, Leave(layer) if head.leave else nn.Identity())
-
-
 def check_layer(model: nn.Module, layer: str) -> None:
     """Raise an error for a path that is not a layer of the model."""
     known = dict(model.named_modules())

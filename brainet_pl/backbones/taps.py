@@ -213,10 +213,7 @@ def _matching(model: nn.Module, uses: Mapping[str, LayerUse], wanted: str) -> li
     if wanted == AUTO:
         return find_stages(model, uses)
     names = [name for name, _ in model.named_modules() if name]
-    if wanted in names:
-        matched = [wanted]
-    else:
-        matched = [name for name in names if _matches(name, wanted)]
+    matched = [wanted] if wanted in names else [name for name in names if _matches(name, wanted)]
     if not matched:
         near = difflib.get_close_matches(wanted, names, n=5, cutoff=0.3) or names[:5]
         raise ValueError(

@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 @torch.no_grad()
 def carry(old: Head, new: Head) -> Carried:
     """Copy into `new`, a head of the same settings, what it has in common with `old`; it is changed in place."""
-    before, after = _tensors(old), _tensors(new)
+    before, after = old.state_dict(keep_vars=True), new.state_dict(keep_vars=True)  # as they are, no copies
     same = {name for name, values in after.items() if name in before and before[name].shape == values.shape}
     count = 0
     theirs, ours = getattr(old, "layers", None), getattr(new, "layers", None)
@@ -59,11 +59,6 @@ def carry(old: Head, new: Head) -> Carried:
     whole = frozenset(name for name, _ in new.named_parameters() if name in same)
     count += sum(p.numel() for name, p in new.named_parameters() if name in whole)
     return Carried(whole, count / max(1, new.num_params))
-
-
-def _tensors(head: nn.Module) -> dict[str, Tensor]:
-    """Parameters and kept buffers by name, as they are and not as copies."""
-    return dict(head.state_dict(keep_vars=True))
 
 
 def _equal(matched: Matching, old: Plan, new: Plan) -> bool:

@@ -241,11 +241,6 @@ class GaussianBIC(Score):
         return gaussian_bic(data.correlation(), data.n)
 
 
-def known_scores(kind: DataKind) -> list[str]:
-    """The names of all scores that go with a test of this kind, sorted."""
-    return sorted(name for name, goes_with in _named if goes_with == kind)
-
-
 def find_score(score: str | type[Score], kind: DataKind) -> type[Score]:
     """The score of a name for a test of this `kind`; a class is checked and handed back.
 
@@ -255,8 +250,9 @@ def find_score(score: str | type[Score], kind: DataKind) -> type[Score]:
     """
     chosen = _named.get((score, kind)) if isinstance(score, str) else score
     if not (inspect.isclass(chosen) and issubclass(chosen, Score) and kind in getattr(chosen, "goes_with", ())):
+        known = sorted(name for name, goes_with in _named if goes_with == kind)
         raise ValueError(
-            f"expected score to be one of {', '.join(known_scores(kind))} for a {kind} test, got {score!r}: "
+            f"expected score to be one of {', '.join(known)} for a {kind} test, got {score!r}: "
             "choose one of these, None for the one that belongs to the test, or another test"
         )
     if inspect.isabstract(chosen):
