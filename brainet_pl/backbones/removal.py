@@ -147,17 +147,11 @@ def check_layer(model: nn.Module, layer: str) -> None:
 
 
 class _Call(NamedTuple):
-    """One use of a layer.
+    """One use of a layer."""
 
-    Attributes:
-        node: the node of the graph of its output; None without a graph.
-        plain: whether it took one argument and gave one tensor.
-        axes: number of axes of its output.
-    """
-
-    node: Any
-    plain: bool
-    axes: int
+    node: Any  # the node of the graph of its output; None without a graph
+    plain: bool  # whether it took one argument and gave one tensor
+    axes: int  # number of axes of its output
 
 
 @contextlib.contextmanager
@@ -212,17 +206,11 @@ def _eval_with_grad(model: nn.Module) -> Iterator[None]:
 
 
 class _Front(NamedTuple):
-    """What lies between the output and the candidates nearest to it.
+    """What lies between the output and the candidates nearest to it."""
 
-    Attributes:
-        layers: the candidates that reach the output.
-        after: the operations between them and the output.
-        around: weights, or the inputs, that reach the output past all candidates, by name.
-    """
-
-    layers: list[str]
-    after: set[str]
-    around: list[str]
+    layers: list[str]  # the candidates that reach the output
+    after: set[str]  # the operations between them and the output
+    around: list[str]  # weights, or the inputs, that reach the output past all candidates, by name
 
 
 def _walk(output: Any, nodes: Mapping[Any, str], model: nn.Module, inputs: Any) -> _Front:

@@ -10,7 +10,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -80,19 +80,12 @@ def check_pool(pool: Any) -> None:
 
 
 class Tap(NamedTuple):
-    """One layer of a model that is read.
+    """One layer of a model that is read."""
 
-    Attributes:
-        layer: path of the layer.
-        pool: how its output is pooled.
-        shape: shape of its output for one sample.
-        channels: axis of the channels, counted with the batch: 1 in (B, C, H, W), -1 in (B, T, D).
-    """
-
-    layer: str
-    pool: str
-    shape: tuple[int, ...]
-    channels: int
+    layer: str  # path of the layer
+    pool: str  # how its output is pooled
+    shape: tuple[int, ...]  # shape of its output for one sample
+    channels: int  # axis of the channels, counted with the batch: 1 in (B, C, H, W), -1 in (B, T, D)
 
     def names(self) -> list[str]:
         """A name for each feature: layer[channel], layer[channel]@(row, column), layer[channel]:std."""
@@ -268,17 +261,12 @@ def check_size(taps: Sequence[Tap]) -> None:
 # -- reading taps -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Catcher:
-    """The outputs of taps in the current pass; hooks fill it, and those of a copied model fill the copy's.
+    """The outputs of taps in the current pass; hooks fill it, and those of a copied model fill the copy's."""
 
-    Attributes:
-        caught: the pooled output of each tap.
-        mask: attention mask (B, T) of the current batch, as in `pooled`, or None.
-    """
-
-    def __init__(self) -> None:
-        self.caught: dict[Tap, Tensor] = {}
-        self.mask: Tensor | None = None
+    caught: dict[Tap, Tensor] = field(default_factory=dict)  # the pooled output of each tap
+    mask: Tensor | None = None  # attention mask (B, T) of the current batch, as in `pooled`
 
 
 class _Hook:

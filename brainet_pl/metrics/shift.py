@@ -38,21 +38,13 @@ class Shift(NamedTuple):
 
 
 class ShiftResult(NamedTuple):
-    """What was measured after one shift.
+    """What was measured after one shift."""
 
-    Attributes:
-        corruption: its name; "clean" is the test set itself.
-        severity: from 1 on; 0 of the test set.
-        samples: how many.
-        predicted: measure → value of the averaged prediction: Acc, NLL, Brier and ECE, or RMSE and NLL.
-        final: the same after calibration; None where there is none.
-    """
-
-    corruption: str
-    severity: int
-    samples: int
-    predicted: dict[str, float]
-    final: dict[str, float] | None
+    corruption: str  # its name; "clean" is the test set itself
+    severity: int  # from 1 on; 0 of the test set
+    samples: int  # how many
+    predicted: dict[str, float]  # measure → value of the averaged prediction: Acc, NLL, Brier and ECE, or RMSE and NLL
+    final: dict[str, float] | None  # the same after calibration; None where there is none
 
 
 def shift_name(corruption: str, severity: int) -> str:

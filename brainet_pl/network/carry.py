@@ -21,15 +21,10 @@ _NEURONS = ("scale", "bias", "running_mean", "running_var")  # of the executor: 
 
 
 class Carried(NamedTuple):
-    """What a new head took over.
+    """What a new head took over."""
 
-    Attributes:
-        whole: the names of parameters that were taken over as they are.
-        share: of all its trainable numbers, how many were taken over.
-    """
-
-    whole: frozenset[str]
-    share: float
+    whole: frozenset[str]  # the names of parameters that were taken over as they are
+    share: float  # of all its trainable numbers, how many were taken over
 
 
 class Pair(NamedTuple):

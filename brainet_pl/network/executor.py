@@ -24,15 +24,10 @@ from brainet_pl.structure.ggt import SubNetwork
 
 
 class Versions(NamedTuple):
-    """How often a level is computed and read in a training step, for each sample.
+    """How often a level is computed and read in a training step, for each sample."""
 
-    Attributes:
-        columns: how often its layers are computed, each time with other versions of what they read.
-        emitted: versions of a node's output; version v takes column v mod `columns`.
-    """
-
-    columns: int
-    emitted: int
+    columns: int  # how often its layers are computed, each time with other versions of what they read
+    emitted: int  # versions of a node's output; version v takes column v mod `columns`
 
 
 def share_draws(draws: int, branches: Sequence[int]) -> list[Versions]:

@@ -30,37 +30,24 @@ _BLOCK_COST = 20000.0  # one more kernel launch, forward and backward
 
 @dataclass(frozen=True)
 class Layer:
-    """One dense layer L_i^t (line 14): it reads an ancestor's output and the descendant's, or the latter alone.
+    """One dense layer L_i^t (line 14): it reads an ancestor's output and the descendant's, or the latter alone."""
 
-    Attributes:
-        node, branch: where it stands; `node` is a number in `GGT.nodes`.
-        sources: numbers of the nodes it reads; behind those of all nodes, of single inputs.
-        fan_in, width: rows in, neurons out.
-        first_neuron: of the level. first_weight: of the head's flat weight vector; weights lie neuron by neuron.
-    """
-
-    node: int
+    node: int  # a number in `GGT.nodes`
     branch: int
-    sources: tuple[int, ...]
-    fan_in: int
-    width: int
-    first_neuron: int
-    first_weight: int
+    sources: tuple[int, ...]  # numbers of the nodes it reads; behind those of all nodes, of single inputs
+    fan_in: int  # rows in
+    width: int  # neurons out
+    first_neuron: int  # of the level
+    first_weight: int  # of the head's flat weight vector; weights lie neuron by neuron
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Blocks of one padded shape, computed by one batched product.
+    """Blocks of one padded shape, computed by one batched product."""
 
-    Attributes:
-        rows: (G, I) state rows that feed each block; padding reads the row of zeros.
-        neurons: (G, O) neuron of the level for each output, -1 for padding.
-        weights: (M, 2) pairs: position in the flat (G·O·I) buffer, number of the weight that stands there.
-    """
-
-    rows: Ints
-    neurons: Ints
-    weights: Ints
+    rows: Ints  # (G, I) state rows that feed each block; padding reads the row of zeros
+    neurons: Ints  # (G, O) neuron of the level for each output, -1 for padding
+    weights: Ints  # (M, 2) pairs: position in the flat (G·O·I) buffer, number of the weight that stands there
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -70,21 +57,14 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BranchBucket:
-    """Whole branches of one padded shape, for passes that need only some of them, each with inputs of its own.
+    """Whole branches of one padded shape, for passes that need only some of them, each with inputs of its own."""
 
-    Attributes:
-        nodes, branches: (G,) which branch each block is.
-        sources: (G, I) node that each input comes from, -1 for padding. offsets: (G, I) row within that node's output,
-            or the input row where the node is a leaf that gives its features as they are.
-        neurons, weights: as in `Bucket`.
-    """
-
-    nodes: Ints
-    branches: Ints
-    sources: Ints
-    offsets: Ints
-    neurons: Ints
-    weights: Ints
+    nodes: Ints  # (G,) the node of each block
+    branches: Ints  # (G,) which branch of its node it is
+    sources: Ints  # (G, I) node that each input comes from, -1 for padding
+    offsets: Ints  # (G, I) row within that node's output, or the input row of a leaf that gives its plain features
+    neurons: Ints  # as in `Bucket`
+    weights: Ints  # as in `Bucket`
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -218,20 +198,14 @@ def _bucket(blocks: Sequence[_Block], rows: Sequence[Ints], zero_row: int) -> Bu
 
 @dataclass(frozen=True)
 class Level:
-    """All layers of the nodes of one height, or of the leaves where these have fields.
+    """All layers of the nodes of one height, or of the leaves where these have fields."""
 
-    Attributes:
-        nodes: their numbers. node_widths: neurons that each emits.
-        branch_neurons: (s, W) the neuron that branch t gives to each output row; -1 where a node has fewer branches.
-        first_row: of this level's output in the state, and so the number of rows before it. first_neuron: in the head.
-    """
-
-    nodes: tuple[int, ...]
-    node_widths: tuple[int, ...]
+    nodes: tuple[int, ...]  # their numbers
+    node_widths: tuple[int, ...]  # neurons that each emits
     layers: tuple[Layer, ...]
-    branch_neurons: Ints
-    first_row: int
-    first_neuron: int
+    branch_neurons: Ints  # (s, W) neuron that branch t gives to each output row; -1 where a node has fewer branches
+    first_row: int  # of this level's output in the state, and so the number of rows before it
+    first_neuron: int  # in the head
     buckets: tuple[Bucket, ...]
     branch_buckets: tuple[BranchBucket, ...]
 
@@ -248,19 +222,14 @@ class Level:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything the head needs to know about a tree.
-
-    Attributes:
-        root_rows: state rows of the root's output.
-        node_rows: for each node of the tree, its rows in the state.
-    """
+    """Everything the head needs to know about a tree."""
 
     ggt: GGT
     levels: tuple[Level, ...]
     num_weights: int
     num_neurons: int
-    root_rows: Ints
-    node_rows: tuple[Ints, ...]
+    root_rows: Ints  # state rows of the root's output
+    node_rows: tuple[Ints, ...]  # for each node of the tree, its rows in the state
     width_factor: float
 
     @cached_property

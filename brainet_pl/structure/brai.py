@@ -28,18 +28,15 @@ NEIGHBOURS = 32  # of a variable that a leaf remembers: how many of them a netwo
 
 @dataclass
 class Call:
-    """One call of Algorithm 1: endogenous `X`, exogenous `X_ex`, the graph `B` that they share with their siblings.
-
-    Attributes:
-        path: the branch numbers from the root down; calls of one path share each of their s samples.
-        branches: the calls that each branch makes, the descendant's last; empty for a leaf.
-    """
+    """One call of Algorithm 1: endogenous `X`, exogenous `X_ex`, the graph `B` that they share with their siblings."""
 
     B: Bools
     X: Ints
     X_ex: Ints
-    path: Path = ()
-    branches: list[list[Call]] = field(default_factory=list)
+    path: Path = ()  # the branch numbers from the root down; calls of one path share each of their s samples
+    branches: list[list[Call]] = field(
+        default_factory=list
+    )  # calls of each branch, the descendant's last; a leaf has none
 
 
 @dataclass

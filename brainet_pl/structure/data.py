@@ -111,13 +111,9 @@ class PreparedData(ABC):
 
 @dataclass(frozen=True, eq=False)
 class TableData(PreparedData):
-    """A table in memory, and what the tests and scores need of it, made when first asked for.
+    """A table in memory, and what the tests and scores need of it, made when first asked for."""
 
-    Attributes:
-        values: (n, d) the table with rows and columns in canonical order.
-    """
-
-    values: NDArray[Any]
+    values: NDArray[Any]  # (n, d) the table with rows and columns in canonical order
     columns: NDArray[np.intp]
     digest: str
     bins: int

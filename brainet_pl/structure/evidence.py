@@ -48,19 +48,12 @@ class Budget:
 
 @dataclass
 class Evidence:
-    """For every pair the smallest margin met so far, and the condition set that gave it.
+    """For every pair the smallest margin met so far, and the condition set that gave it."""
 
-    Attributes:
-        best: (d, d) margins, symmetric.
-        witness: (d, d) index into `conditions`, -1 where no set was tried.
-        conditions: all sets tried.
-        silent: (x, y, index into `conditions`) of tests that could not say anything.
-    """
-
-    best: NDArray[np.float64]
-    witness: NDArray[np.int64]
-    conditions: list[tuple[int, ...]]
-    silent: list[tuple[int, int, int]]
+    best: NDArray[np.float64]  # (d, d) margins, symmetric
+    witness: NDArray[np.int64]  # (d, d) index into `conditions`, -1 where no set was tried
+    conditions: list[tuple[int, ...]]  # all sets tried
+    silent: list[tuple[int, int, int]]  # (x, y, index into `conditions`) of tests that could not say anything
 
     @classmethod
     def none(cls, d: int) -> Evidence:

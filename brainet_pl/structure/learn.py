@@ -147,23 +147,16 @@ def learn_structure(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Data and settings, with all that is decided before the first test.
-
-    Attributes:
-        threshold: the threshold that was given, or the test's own.
-        half_samples: the test on each half sample that thresholds are compared on; empty where none is searched.
-        on_all_rows: the test on all rows, where it is needed.
-        original: (d,) for each column the first one that determines it and is determined by it.
-    """
+    """Data and settings, with all that is decided before the first test."""
 
     data: PreparedData
     settings: Settings
     test: type[IndependenceTest]
     scoring: type[Score]
-    threshold: float
-    half_samples: dict[Path, IndependenceTest]
-    on_all_rows: IndependenceTest | None
-    original: NDArray[np.intp]
+    threshold: float  # the one that was given, or the test's own
+    half_samples: dict[Path, IndependenceTest]  # on which thresholds are compared; empty where none is searched
+    on_all_rows: IndependenceTest | None  # the test on all rows, where it is needed
+    original: NDArray[np.intp]  # (d,) for each column the first one that determines it and is determined by it
 
     @property
     def variables(self) -> NDArray[np.intp]:

@@ -95,15 +95,10 @@ class CodeTable:
 
 
 class JointCounts(NamedTuple):
-    """Counts of left × right levels for each configuration of a condition set, most frequent levels left out.
+    """Counts of left × right levels for each configuration of a condition set, most frequent levels left out."""
 
-    Attributes:
-        counts: (q, 1 + Cl, 1 + Cr); index 0 sums over all levels.
-        left: (L,) where each left variable's block begins, counted without index 0; likewise `right` (R,).
-    """
-
-    counts: NDArray[np.float32]
-    left: Ints
+    counts: NDArray[np.float32]  # (q, 1 + Cl, 1 + Cr); index 0 sums over all levels
+    left: Ints  # (L,) where each left variable's block begins, counted without index 0; likewise `right` (R,)
     right: Ints
 
 

@@ -33,17 +33,11 @@ PATIENCE = 3  # denser graphs in a row that do not do better, after one that did
 
 
 class Choice(NamedTuple):
-    """The threshold that was chosen, in nats, and what its sets are worth.
+    """The threshold that was chosen, in nats, and what its sets are worth."""
 
-    Attributes:
-        threshold: in nats; None where no graph of the grid falls apart into sets that are worth anything.
-        modularity: of its sets, the mean over samples, above 0 and below 1; 0 where there is none.
-        tried: (threshold, modularity) of every graph that was looked at, sparse ones first.
-    """
-
-    threshold: float | None
-    modularity: float
-    tried: tuple[tuple[float, float], ...]
+    threshold: float | None  # None where no graph of the grid falls apart into sets that are worth anything
+    modularity: float  # of its sets, the mean over samples, above 0 and below 1; 0 where there is none
+    tried: tuple[tuple[float, float], ...]  # (threshold, modularity) of every graph looked at, sparse ones first
 
 
 def strength_of(information: Floats) -> Floats:

@@ -59,15 +59,10 @@ class SubNetwork:
 
 
 class NumberedTree(NamedTuple):
-    """A tree by numbers: the root is 0, and every child has a larger number than its node.
+    """A tree by numbers: the root is 0, and every child has a larger number than its node."""
 
-    Attributes:
-        nodes: all nodes and leaves, ancestors before descendant, depth first.
-        branches: for each of `nodes` and each of its branches the numbers of the children; empty for a leaf.
-    """
-
-    nodes: tuple[Tree, ...]
-    branches: list[list[list[int]]]
+    nodes: tuple[Tree, ...]  # all nodes and leaves, ancestors before descendant, depth first
+    branches: list[list[list[int]]]  # for each node and each of its branches the numbers of the children
 
 
 def number_nodes(root: Tree) -> NumberedTree:
