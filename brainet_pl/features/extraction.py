@@ -243,21 +243,11 @@ def run_batches(
     batches: Iterable[Any],
     device: torch.device,
     progress: bool = True,
-    known: Callable[[Any], BackboneOutput | None] | None = None,
-    total: int | None = None,
-    max_rows: int | None = None,
+    known: Callable[[Any], BackboneOutput | None] | None = None,  # gives the output for inputs that need not run
+    total: int | None = None,  # number of batches, if `batches` has no length
+    max_rows: int | None = None,  # number of samples after which no further batch runs
 ) -> Iterator[BackboneOutput]:
-    """Yields the output of a backbone for each batch that has samples, on the CPU; call it within `inference`.
-
-    Args:
-        backbone: a `FeatureExtractor`, or any module that gives features.
-        batches: inputs, or batches that contain inputs.
-        device: where the backbone is.
-        progress: show a progress bar.
-        known: gives the output for inputs that need not run, or None.
-        total: number of batches, if `batches` has no length.
-        max_rows: number of samples after which no further batch runs.
-    """
+    """Yields the output of a backbone for each batch that has samples, on the CPU; call it within `inference`."""
     rows = 0
     like: Any = None  # the shape of a sample
     first: list[int] | None = None  # the numbers of features

@@ -61,30 +61,21 @@ class BucketTensors(nn.Module):
 
 
 class LevelTensors(nn.Module):
-    """The index tensors of one level, as buffers that move with the module and stay out of the state dict.
+    """The index tensors of one level, as buffers that move with the module and stay out of the state dict."""
 
-    Attributes:
-        neurons: where the level's neurons lie in the vectors over all neurons, which go by level, then by member.
-        gathered: the parts that buckets without a slice pick their rows from; `zeros` asks for a row of zeros behind.
-        arrange: order of the buckets' outputs that makes them the level's neurons; empty where they are `in_order`.
-        branches: (s·W,) neurons as branches where these are `uneven`, else empty: they are in order.
-        owner: (W,) node of each output row. sizes: (nodes, 1) branches of each node.
-        mix: (s, W, 1) and share: (neurons,) probability of the branch that a neuron belongs to.
-        upto: (nodes, 1, 1, s) probability of a branch and those before it; 1 from a node's last branch on.
-    """
-
-    arrange: Tensor
-    branches: Tensor
-    owner: Tensor
-    sizes: Tensor
-    mix: Tensor
-    share: Tensor
-    upto: Tensor
+    arrange: Tensor  # order of the buckets' outputs that makes them the level's neurons; empty where `in_order`
+    branches: Tensor  # (s·W,) neurons as branches where these are `uneven`, else empty: they are in order
+    owner: Tensor  # (W,) node of each output row
+    sizes: Tensor  # (nodes, 1) branches of each node
+    mix: Tensor  # (s, W, 1) probability of the branch that a neuron belongs to
+    share: Tensor  # (neurons,) the same by neuron
+    upto: Tensor  # (nodes, 1, 1, s) probability of a branch and those before it; 1 from a node's last branch on
 
     def __init__(self, h: int, level: Level, plan: Plan, members: int) -> None:
         super().__init__()
         self.number, self.level = h, level
         first = members * level.first_neuron
+        # Where the level's neurons lie in the vectors over all neurons, which go by level, then by member.
         self.neurons = slice(first, first + members * level.num_neurons)
         self.num_branches, self.width = level.branch_neurons.shape
         arrange = np.full(level.num_neurons, -1, dtype=np.int64)
@@ -137,7 +128,7 @@ class LevelTensors(nn.Module):
             else:
                 parts |= set((np.searchsorted(starts, bucket.rows.ravel(), side="right") - 1).tolist())
         self.zeros = h + 1 in parts  # padding points just behind the last part
-        self.gathered = sorted(parts - {h + 1})
+        self.gathered = sorted(parts - {h + 1})  # parts that buckets without a slice pick their rows from
         place = np.cumsum([0, *(starts[part + 1] - starts[part] for part in self.gathered)])
         for bucket, tensors in zip(level.buckets, self.ordered, strict=True):
             if tensors.slice is None:

@@ -41,37 +41,23 @@ class Call:
 
 @dataclass
 class BRAI:
-    """What stays the same through the recursion.
+    """What stays the same through the recursion."""
 
-    Attributes:
-        s: samples, and so branches, of the nodes of each level from the root on; the last for all that are deeper.
-        max_order: largest condition set; a call beyond it is a leaf.
-        test_on: the independence test on the sample of a path. A path holds the branch numbers from the root down; the
-            autonomous sets of one branch share its path and so each of its s samples.
-        score: of a variable given its parents, on the full data.
-        budget: when spent, every further call is a leaf.
-        check_colliders: v-structures are asked to explain away (see `autonomy.increase_separation`); the paper does
-            not ask.
-        most_parents: of a variable in a leaf. None: all that its graph gives it, as in the paper.
-        strength: (d, d) numbers that rise with the dependence of two variables, where the test has them.
-        dependent: (d, d) pairs that depend on each other in the full data; the parents of a leaf are then searched for
-            among them by the score. None: a leaf's parents are those of its graph, as in the paper.
-        score_on: the score on the sample of a path, for that search. None: on the full data too.
-        num_neighbours: of a variable in a leaf, those that it depends on most in the sample of the root's branch. 0:
-            none are looked for, as in the paper.
-    """
-
-    s: tuple[int, ...]
-    max_order: int
+    s: tuple[int, ...]  # samples, and so branches, of the nodes of each level; the last for all that are deeper
+    max_order: int  # largest condition set; a call beyond it is a leaf
+    # The independence test on the sample of a path. A path holds the branch numbers from the root down; the autonomous
+    # sets of one branch share its path and so each of its s samples.
     test_on: Callable[[Path], Margins]
-    score: LocalScore
-    budget: Budget
-    check_colliders: bool = False
-    most_parents: int | None = None
-    strength: Floats | None = None
+    score: LocalScore  # of a variable given its parents, on the full data
+    budget: Budget  # when spent, every further call is a leaf
+    check_colliders: bool = False  # v-structures must explain away (`increase_separation`); the paper does not ask
+    most_parents: int | None = None  # of a variable in a leaf. None: all that its graph gives it, as in the paper
+    strength: Floats | None = None  # (d, d) numbers that rise with the dependence of two variables
+    # (d, d) pairs that depend on each other in the full data; the parents of a leaf are then searched for among them by
+    # the score. None: a leaf's parents are those of its graph, as in the paper.
     dependent: Bools | None = None
-    score_on: Callable[[Path], LocalScore] | None = None
-    num_neighbours: int = 0
+    score_on: Callable[[Path], LocalScore] | None = None  # on the sample of a path, for that search; None: on all rows
+    num_neighbours: int = 0  # of a variable in a leaf: those it depends on most in its sample; the paper has none
     on_leaf: Callable[[], None] = lambda: None
     _neighbours: list[Ints] = field(default_factory=list, init=False)  # (d, k) by branch of the root
     cut_short: bool = field(default=False, init=False)
