@@ -32,10 +32,7 @@ DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 def read_csv(path: str | Path, delimiter: str = ",", encoding: str = "utf-8") -> TextColumns:
     """Read name → values as text, without blanks around them; the first line names the columns.
 
-    Args:
-        path: The file.
-        delimiter: The character between values.
-        encoding: The file's encoding; a byte-order mark of UTF-8 is skipped.
+    A byte-order mark of UTF-8 is skipped.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"expected a CSV file at {path}, found none: check the path")

@@ -119,11 +119,9 @@ class FeatureExtractor(nn.Module):
         return [p for p in self.parameters() if p not in removed]
 
     def set_scale(self, outputs: list[BackboneOutput], shared: bool = False) -> list[BackboneOutput]:
-        """Learn mean and deviation of tapped features from the training data; gives the outputs standardised.
+        """Learn mean and deviation of tapped features from outputs for the training data; gives these standardised.
 
-        Args:
-            outputs: what the backbone gave for the training data, not standardised yet.
-            shared: whether the other processes hold more outputs; then this is a collective.
+        With `shared`, the other processes hold more outputs, and this is a collective.
         """
         # The head's view is asked for by None.
         waiting: list[tuple[Taps | None, View]] = [

@@ -43,11 +43,7 @@ class FeaturesReached(Exception):
 class Leave(nn.Module):
     """Replaces a classification layer after which the model would change the features, and ends the pass there.
 
-    Args:
-        layer: the layer that is replaced. An exported program can't raise exceptions: there the pass goes on with it.
-
-    Attributes:
-        features: the input of the layer in an exported pass.
+    An exported program can't raise exceptions: there the pass goes on with the layer, and `features` is its input.
     """
 
     def __init__(self, layer: nn.Module) -> None:

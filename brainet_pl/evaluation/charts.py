@@ -43,13 +43,9 @@ MOST_CLASSES = 60  # of a confusion matrix: larger ones can't be read
 def charts_of(
     record: TestRecord, found: Mapping[str, Measured], label: str | None = None, score: str | None = None
 ) -> list[Chart]:
-    """All charts that a record has the numbers for.
+    """All charts that a gathered record, and what its `separations` found, have the numbers for.
 
-    Args:
-        record: gathered.
-        found: set → score → measure → value, what `record.separations` gives.
-        label: what calibration did, or None.
-        score: the one that ranks samples; it is seen first where there are many.
+    `label` says what calibration did. `score` ranks samples, and is seen first where there are many.
     """
     known = record.known
     made: list[Chart] = []

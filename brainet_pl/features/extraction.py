@@ -43,10 +43,8 @@ class Extracted(NamedTuple):
     def loader(self, batch_size: int, shuffle: bool, copies: Sequence[Extracted] = ()) -> Callable[[], DataLoader[Any]]:
         """A function that gives a fresh loader of (`BackboneOutput`, targets).
 
-        Args:
-            batch_size: samples in a batch.
-            shuffle: draw samples in another order each epoch, and drop an incomplete last batch.
-            copies: features of the same samples under augmentation; each time a sample is loaded, one copy is drawn.
+        With `shuffle`, samples come in another order each epoch, without an incomplete last batch. With `copies`,
+        features of the same samples under augmentation, one copy is drawn each time a sample is loaded.
         """
         data = _ExtractedDataset(copies or [self])
 

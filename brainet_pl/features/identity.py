@@ -76,9 +76,7 @@ def _layer(module: nn.Module) -> list[Any]:
 def of_batches(batches: Any, seed: int) -> str | None:
     """32 hexadecimal digits that name the batches of a loader, their order included; None where they have no name.
 
-    Args:
-        batches: a `DataLoader` of a known kind of data set in a fixed order; anything else has no name.
-        seed: the seed of torch's generator when the loader is read.
+    A `DataLoader` of a known kind of data set in a fixed order has one. `seed` is that of torch when it is read.
     """
     if not isinstance(batches, DataLoader) or batches.collate_fn is not default_collate:
         return None

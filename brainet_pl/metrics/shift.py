@@ -147,11 +147,9 @@ def measures_of(sums: Sums) -> dict[str, float]:
 
 
 def means(shifts: Sequence[ShiftResult], severity: int | None = None) -> dict[str, dict[str, float]]:
-    """ "predicted" and, where there is one, "final" → measure → mean over shifts, the test set left out.
+    """ "predicted" and, where there is one, "final" → measure → mean over shifts, of one severity or of all.
 
-    Args:
-        shifts: what was measured.
-        severity: of the shifts that count; None is all.
+    The test set itself is left out.
     """
     chosen = [s for s in shifts if s.severity and severity in (None, s.severity)]
     found = {}

@@ -52,12 +52,9 @@ class PreparedData(ABC):
 
     @staticmethod
     def prepare(features: Any, bins: int, max_rows: int | None = None) -> PreparedData:
-        """Check and sort `features`, keeping a random sample of `max_rows` rows.
+        """Check and sort `features`: an array or tensor (N, d), a `FeatureStream`, or what this has given already.
 
-        Args:
-            features: (N, d) array or tensor, a `FeatureStream`, or what this function has given already.
-            bins: the number of levels of a continuous column.
-            max_rows: of the random sample; None keeps all rows.
+        Continuous columns have `bins` levels. A random sample of `max_rows` rows is kept; None keeps all.
         """
         if isinstance(features, PreparedData):
             return features
