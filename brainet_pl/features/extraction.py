@@ -213,11 +213,29 @@ def extract_share(
     return ExtractedShare(outputs, targets)
 
 
+def extract_features(backbone: nn.Module, batches: Iterable[Any], **settings: Any) -> Tensor:
+    """Extracts the features (N, d) that the head reads, on the CPU; the settings are those of `extract_output`."""
+    return extract_output(backbone, batches, **settings).features
+
+
 def extract_output(
-    backbone: nn.Module, batches: Iterable[Any], *, max_rows: int | None = None, progress: bool = True
+    backbone: nn.Module,
+    batches: Iterable[Any],
+    *,
+    device: torch.device | str | None = None,
+    max_rows: int | None = None,
+    progress: bool = True,
 ) -> BackboneOutput:
-    """The whole output of a backbone for at most `max_rows` inputs, on the CPU; its mode is restored afterwards."""
-    with inference(backbone) as there:
+    """The whole output of a backbone for inputs, on the CPU; its mode and device are restored afterwards.
+
+    Args:
+        backbone: a `FeatureExtractor`, or any module that gives features.
+        batches: inputs, or batches that contain inputs.
+        device: where the backbone runs; None is where it is.
+        max_rows: largest number of samples.
+        progress: show a progress bar.
+    """
+    with inference(backbone, device) as there:
         outputs = list(run_batches(backbone, batches, there, progress, max_rows=max_rows))
     return BackboneOutput.concat(outputs)[:max_rows]
 

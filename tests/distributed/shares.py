@@ -21,7 +21,7 @@ from brainet_pl._utils.framework import pl
 from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.distributed import collectives as together
-from brainet_pl.features.extraction import extract_output
+from brainet_pl.features.extraction import extract_features
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.scores import Generative, Mahalanobis, ScoreContext, Stages
@@ -223,7 +223,7 @@ def sharded(folder):
     x, y = (torch.from_numpy(part) for part in table())
     batches = list(zip(x.split(100), y.split(100), strict=True))[together.rank() :: together.processes()]  # 5 and 4
     body = backbone()
-    features = extract_output(body, batches, progress=False).features
+    features = extract_features(body, batches, progress=False)
     labels = torch.cat([labels for _, labels in batches])
     ggt = learn_structure(FeatureStream.share(features), test="gaussian", progress=False)
     torch.manual_seed(1)
@@ -249,7 +249,7 @@ def sharded(folder):
     again.load_state_dict(state["head"])
     resumed = torch.optim.Adam(again.parameters(), lr=0.01)
     resumed.load_state_dict(state["optimizer"])
-    same = extract_output(other, batches, progress=False).features
+    same = extract_features(other, batches, progress=False)
     steps(same, labels, again, resumed, 10, 20)
     return {
         "ggt": ggt.to_json(),
