@@ -27,14 +27,7 @@ from brainet_pl.evaluation.chart_parts import (
 )
 from brainet_pl.evaluation.record import MOST_TRACED, Measured, SetRecord, TestRecord
 from brainet_pl.evaluation.regression_charts import regression_charts
-from brainet_pl.metrics.curves import (
-    N_BINS,
-    calibration_error,
-    calibration_sums,
-    risk_coverage,
-    roc_curve,
-    separation,
-)
+from brainet_pl.metrics.curves import N_BINS, calibration_error, calibration_sums, risk_coverage, roc_curve, separation
 from brainet_pl.metrics.passes import pass_metrics
 
 MOST_CLASSES = 60  # of a confusion matrix: larger ones can't be read

@@ -60,10 +60,8 @@ def draw(chart: Chart) -> Figure:
     for ax in axes[count:]:
         ax.set_visible(False)
     if not single:
-        handles: dict[str, Any] = {}
-        for ax in axes[:count]:
-            for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-                handles.setdefault(label, handle)
+        entries = [entry for ax in axes[:count] for entry in zip(*ax.get_legend_handles_labels(), strict=True)]
+        handles = {label: handle for handle, label in reversed(entries)}  # the first of each name
         labels = {series.name: f"{series.name}: {series.note}" if series.note else series.name for series in named}
         figure.legend(
             handles=[handles[name] for name in labels if name in handles],
