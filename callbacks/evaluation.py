@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,19 +16,7 @@ from brainet_pl._utils import checks
 from brainet_pl._utils.csv import write_rows
 from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl.backbones.output import BackboneOutput
-from brainet_pl.callbacks.logging import (
-    define_summaries,
-    file_name,
-    log_chart,
-    log_config,
-    log_figure,
-    log_files,
-    log_matrix,
-    log_numbers,
-    log_scores,
-    log_table,
-    run_folder,
-)
+from brainet_pl.callbacks import logging as logs
 from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
 from brainet_pl.evaluation import charts, shift_charts, summary
 from brainet_pl.evaluation.chart import readable
@@ -40,6 +27,7 @@ from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.shift import LOADER, is_shift, means
 from brainet_pl.model import costs
 from brainet_pl.model.lightning import BRAINet
+from brainet_pl.structure.draw import draw_ggt
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
 RECORDED = ("test_metrics", "pass_metrics", "scaled_metrics", "base_metrics", "conformal_metrics")  # of a BRAINet
@@ -122,7 +110,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             found = getattr(pl_module, part, None) or {}
             ways = {None: "last", True: "max", False: "min"}
             best = {name: ways[metric.higher_is_better] for name, metric in found.items()}
-            define_summaries(trainer, best, hidden=part != "val_metrics")
+            logs.define_summaries(trainer, best, hidden=part != "val_metrics")
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin a record; a wrong name of a set is an error before the work, not after it."""
@@ -216,7 +204,7 @@ class Evaluation(Callback, EvaluatesAllSets):
                 for score in scores
                 for measure, better in SEPARATION.items()
             }
-            define_summaries(trainer, keys, hidden=True)
+            logs.define_summaries(trainer, keys, hidden=True)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -227,7 +215,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             on_rank_zero(trainer, lambda: self._write(trainer, pl_module, record))
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, record: TestRecord) -> None:
-        folder = run_folder(trainer)
+        folder = logs.run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         if self.score_file:
             write_scores(folder / self.score_file, record)
@@ -242,22 +230,22 @@ class Evaluation(Callback, EvaluatesAllSets):
         label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
         made = [*charts.charts_of(record, self._found, label, score), *shift_charts.shift_charts(record)]
         matrix = charts.confusion(record.known, names)
-        drawn, tables, files = {}, {}, {}
+        tables, files = {}, {}
         if self.figures:
-            drawn = summary.tree_picture(ggt, model.get("temperature"))
             tables = self._tables(record, score, rows, names)
             for chart in made:
-                log_chart(trainer, chart)
+                logs.log_chart(trainer, chart)
             if matrix is not None:
-                log_matrix(trainer, CONFUSION, matrix)
-        for name, picture in drawn.items():
-            log_figure(trainer, name, picture.figure)
-            files[name] = f"{file_name(name)}.png"
+                logs.log_matrix(trainer, CONFUSION, matrix)
+            if ggt is not None:
+                temperature = 1.0 if model["temperature"] is None else model["temperature"]
+                logs.log_figure(trainer, summary.TREE, draw_ggt(ggt, temperature))
+                files[summary.TREE] = f"{logs.file_name(summary.TREE)}.png"
         for name, table in tables.items():
-            files |= log_table(trainer, name, table.columns, table.rows) or {}
-        log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
+            files |= logs.log_table(trainer, name, table.columns, table.rows) or {}
+        logs.log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
         if self.figures and self.most_scores:
-            log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
+            logs.log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
         collections = [getattr(pl_module, name, None) for name in RECORDED]
         entries = summary.metric_entries(collections, trainer.callback_metrics)
         content = summary.to_json(
@@ -268,10 +256,9 @@ class Evaluation(Callback, EvaluatesAllSets):
             rows=rows,
             charts=made,
             matrix=matrix,
-            drawn=drawn,
+            ggt=ggt,
             tables={name: table for name, table in tables.items() if name in (MOST_UNCERTAIN, CLASSES)},
             files=files,
-            seed=_seed(),
             settings=json.loads(json.dumps(dict(pl_module.hparams), default=str)),
         )
         (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
@@ -284,7 +271,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         if self._costs is None:
             return {}
         rank_zero_info(f"a prediction costs: {self._costs.line()}")
-        log_numbers(trainer, self._costs.numbers())
+        logs.log_numbers(trainer, self._costs.numbers())
         return {"cost": self._costs.line(), "costs": self._costs.to_dict()}
 
     def _finish(self, trainer: pl.Trainer, folder: Path, values: dict[str, Any]) -> None:
@@ -296,7 +283,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             shown = write_report(folder)
             names.append("report.html")
         files = [folder / name for name in names if name and (folder / name).is_file()]
-        log_files(trainer, "evaluation", files, values)
+        logs.log_files(trainer, "evaluation", files, values)
         rank_zero_info(f"tested: {shown}")
 
     def _tables(
@@ -437,14 +424,7 @@ def _class_names(module: pl.LightningModule, record: TestRecord) -> list[str] | 
     return list(map(str, found)) if largest < len(found) else None
 
 
-def _seed() -> int | None:
-    """What `seed_everything` was given, or None."""
-    seed = os.environ.get("PL_GLOBAL_SEED", "")
-    return int(seed) if seed.isdigit() else None
-
-
 def _facts(module: pl.LightningModule) -> dict[str, Any]:
-    """What the report says about the model in one line."""
     facts: dict[str, Any] = {
         "head": type(module).__name__,
         "task": None,

@@ -21,7 +21,7 @@ from brainet_pl.network.carry import carry
 from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.independence import IndependenceTest
-from brainet_pl.structure.settings import SAMPLES, check_settings
+from brainet_pl.structure.settings import SAMPLES, Settings
 from brainet_pl.structure.stream import FeatureStream, StreamedData
 
 SHOWN = 3  # lines of a tree's summary in the log: its sizes; the figure and `ggt.summary()` show the branches
@@ -94,7 +94,7 @@ class StructureLearning(Callback):
             "max_tests": max_tests,
             "max_seconds": max_seconds,
         }
-        check_settings(**self.settings)
+        Settings(**self.settings)  # checked
         self.file, self.cache, self.progress = file, cache, progress
         self.every = None if every is None else checks.whole("every", every, 1)
         if every is not None and file is not None:

@@ -36,18 +36,7 @@ class Tracking(Callback):
         self._origin = wandb_id(checkpoint.get(RUN))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the checkpoint of another run from which a fit starts."""
-        self._use(trainer, pl_module)
-
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the checkpoint that the results come from."""
-        self._use(trainer, pl_module)
-
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the checkpoint that the results come from."""
-        self._use(trainer, pl_module)
-
-    def _use(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Note the checkpoint of another run that a fit starts from, or results come from."""
         origin, given = self._origin, trainer.ckpt_path
         if origin is None or given is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -55,9 +44,11 @@ class Tracking(Callback):
         def note() -> None:  # only the first process needs to have the file
             path = Path(given)
             if path.is_file() and path.stat().st_size / 1e6 <= self.most_megabytes:
-                log_use(trainer, origin, path, {"structure": _tree(module)})
+                log_use(trainer, origin, path, {"structure": _tree(pl_module)})
 
         on_rank_zero(trainer, note)
+
+    on_test_start = on_predict_start = on_fit_start
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """All checkpoints are written by now."""
@@ -80,7 +71,6 @@ class Tracking(Callback):
 
 
 def _tree(module: pl.LightningModule) -> str | None:
-    """The fingerprint of a model's tree."""
     ggt = getattr(module, "ggt", None)
     return None if ggt is None else str(ggt.fingerprint)
 

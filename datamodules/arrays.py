@@ -13,7 +13,7 @@ from torch import Tensor
 
 from brainet_pl.datamodules.base import Samples, SplitData, check_statistics, image_transform
 from brainet_pl.datamodules.shifts import Shifts
-from brainet_pl.metrics.sets import check_near, check_set_names
+from brainet_pl.metrics.sets import check_set_names
 
 
 def as_targets(y: NDArray[Any], path: str) -> Tensor:
@@ -77,8 +77,7 @@ class Arrays(SplitData):
         shifts: Shifts | None = None,
     ) -> None:
         super().__init__(batch_size, num_workers, val_fraction, seed, near, shifts=shifts)
-        check_set_names(ood or ())
-        check_near(ood or (), near)
+        check_set_names(ood or (), near)
         check_statistics(mean, std)
         self.files = {"train": train, "test": test} | ({"val": val} if val else {})
         self.ood_files = dict(ood or {})

@@ -193,7 +193,9 @@ class SplitData(pl.LightningDataModule):
     def test_dataloader(self) -> dict[str, DataLoader[Any]]:
         """Loaders by name: "test" for the known samples, each set of `ood_sets`, "shift" for them after all shifts."""
         loaders = {TEST: self._loader(self.test_set), **self.ood_dataloaders()}
-        return loaders if self.shifts is None else loaders | {LOADER: self.shift_dataloader(self.shifts)}
+        if self.shifts is not None:  # one behind the other
+            loaders[LOADER] = self._loader(ShiftedSets(self.shifts.sets(self.test_set)))
+        return loaders
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Gives the samples of `predict_set` where a subclass has set it, else the test samples."""
@@ -202,10 +204,6 @@ class SplitData(pl.LightningDataModule):
     def ood_dataloaders(self) -> dict[str, DataLoader[Any]]:
         """Out-of-distribution samples by name."""
         return {name: self._loader(samples) for name, samples in self.ood_sets.items()}
-
-    def shift_dataloader(self, shifts: Shifts) -> DataLoader[Any]:
-        """Test samples after all shifts, one behind the other."""
-        return self._loader(ShiftedSets(shifts.sets(self.test_set)))
 
     def _loader(self, samples: SampleSet, shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
         # Workers of the training data are seeded anew in every epoch, so that a resumed one can seed them alike. Others

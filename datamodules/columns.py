@@ -32,10 +32,7 @@ DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 def read_csv(path: str | Path, delimiter: str = ",", encoding: str = "utf-8") -> TextColumns:
     """Read name → values as text, without blanks around them; the first line names the columns.
 
-    Args:
-        path: The file.
-        delimiter: The character between values.
-        encoding: The file's encoding; a byte-order mark of UTF-8 is skipped.
+    A byte-order mark of UTF-8 is skipped.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"expected a CSV file at {path}, found none: check the path")
@@ -155,19 +152,12 @@ def numbers(name: str, values: Sequence[str], otherwise: str = "name the column 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How one column becomes numbers, learned from training rows.
+    """How one column becomes numbers, learned from training rows."""
 
-    Attributes:
-        name: The name of the column.
-        features: The names of the d columns of numbers that it becomes.
-        cells: Turns the N texts into what `transformer` takes, (N, 1).
-        transformer: A fitted transformer of scikit-learn, (N, 1) → (N, d).
-    """
-
-    name: str
-    features: tuple[str, ...]
-    cells: Callable[[Sequence[str]], NDArray[Any]]
-    transformer: Any
+    name: str  # The name of the column
+    features: tuple[str, ...]  # The names of the d columns of numbers that it becomes
+    cells: Callable[[Sequence[str]], NDArray[Any]]  # Turns the N texts into what `transformer` takes, (N, 1)
+    transformer: Any  # A fitted transformer of scikit-learn, (N, 1) → (N, d)
 
     def encode(self, values: Sequence[str]) -> Floats:
         """Turns N texts of the column into numbers (N, d)."""

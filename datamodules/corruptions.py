@@ -240,7 +240,9 @@ def elastic_transform(x: Pixels, severity: int, rng: np.random.Generator) -> Pix
     return np.stack(parts, axis=-1)
 
 
-def _picture(x: Pixels) -> Any:
+def _picture(x: Pixels, name: str) -> Any:
+    if x.shape[2] not in (1, 3):
+        raise ValueError(f"expected images with one or three channels for {name}, got {x.shape[2]}: leave {name} out")
     bytes_ = (x.clip(0, 1) * 255).round().astype(np.uint8)
     return Image.fromarray(bytes_[:, :, 0] if x.shape[2] == 1 else bytes_)
 
@@ -250,25 +252,20 @@ def _pixels(picture: Any) -> Pixels:
     return x[:, :, None] if x.ndim == 2 else x
 
 
-def _need_picture(x: Pixels, name: str) -> None:
-    if x.shape[2] not in (1, 3):
-        raise ValueError(f"expected images with one or three channels for {name}, got {x.shape[2]}: leave {name} out")
-
-
 def pixelate(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
     """Makes the image smaller and then larger again, so that pixels are few and large."""
-    _need_picture(x, "pixelate")
     share = (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1]
     height, width = x.shape[:2]
-    small = _picture(x).resize((max(1, int(width * share)), max(1, int(height * share))), Image.Resampling.BOX)
+    small = _picture(x, "pixelate").resize(
+        (max(1, int(width * share)), max(1, int(height * share))), Image.Resampling.BOX
+    )
     return _pixels(small.resize((width, height), Image.Resampling.BOX))
 
 
 def jpeg_compression(x: Pixels, severity: int, rng: np.random.Generator) -> Pixels:
     """A file that was made small."""
-    _need_picture(x, "jpeg_compression")
     file = io.BytesIO()
-    _picture(x).save(file, "JPEG", quality=(80, 65, 58, 50, 40)[severity - 1])
+    _picture(x, "jpeg_compression").save(file, "JPEG", quality=(80, 65, 58, 50, 40)[severity - 1])
     return _pixels(Image.open(file))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from brainet_pl.backbones.loading import Preset
 from brainet_pl.datamodules.base import SampleSet, SplitData, check_share, check_statistics
 from brainet_pl.datamodules.shifts import Shifts
 from brainet_pl.features import identity
-from brainet_pl.metrics.sets import check_near, check_set_names
+from brainet_pl.metrics.sets import check_set_names
 
 HELD_OUT = "held_out"  # the set of classes that are not trained
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
@@ -200,8 +200,7 @@ class ImageFolder(SplitData):
         near_sets = [*([HELD_OUT] if held_out else []), *near]
         super().__init__(batch_size, num_workers, val_fraction, seed, near_sets, shifts)
         check_share("test_fraction", test_fraction)
-        check_set_names(names)
-        check_near(names, near)
+        check_set_names(names, near)
         if channels not in (1, 3):
             raise ValueError(f"expected channels to be 1 or 3, got {channels!r}: 3 is colour")
         check_statistics(mean, std)
@@ -294,22 +293,15 @@ class ImageFolder(SplitData):
         labelled = [getattr(self, f"{name}_set", None) for name in ("train", "structure", "val", "test")]
         if isinstance(samples, ImageFiles):
             if any(samples is one for one in labelled):
-                samples.number(self._trained_classes())
-            self._set_transforms(samples, self.augment and shuffle)
+                # For a test, the classes of the model that was trained; while training, those of the folder.
+                if self.trainer is not None and self.trainer.state.fn != "fit":
+                    trained = getattr(self.trainer.lightning_module, "class_names", None)
+                    self.class_names = tuple(trained or self.class_names)
+                samples.number(self.class_names)
+            sizing, finishing = self._steps(self.augment and shuffle)
+            samples.resize, samples.normalise = v2.Compose(sizing), v2.Compose(finishing)
+            samples.prepare = v2.Compose([*sizing, *finishing])
         return super()._loader(samples, shuffle, drop_last)
-
-    def _set_transforms(self, samples: ImageFiles, augmented: bool) -> None:
-        """Set how images are resized and normalised."""
-        sizing, finishing = self._steps(augmented)
-        samples.resize, samples.normalise = v2.Compose(sizing), v2.Compose(finishing)
-        samples.prepare = v2.Compose([*sizing, *finishing])
-
-    def _trained_classes(self) -> Sequence[str]:
-        """The classes of a model that was trained, for a test; while training, those of the folder."""
-        if self.trainer is not None and self.trainer.state.fn != "fit":
-            trained = getattr(self.trainer.lightning_module, "class_names", None)
-            self.class_names = tuple(trained or self.class_names)
-        return self.class_names
 
     def _steps(self, augmented: bool) -> tuple[list[Any], list[Any]]:
         """Bytes (C, H, W) of any size → bytes (C, size, size) → floats."""
@@ -329,16 +321,13 @@ class ImageFolder(SplitData):
             sizing.append(v2.RandomHorizontalFlip())
         finishing: list[Any] = [v2.ToDtype(torch.float32, scale=True)]
         if mean is not None and std is not None:
-            self._check_channels(mean, std)
+            if {len(mean), len(std)} - {1, self.channels}:
+                raise ValueError(
+                    f"expected mean and std of {self.channels} channels, got {len(mean)} and {len(std)} numbers: set "
+                    "channels, or mean and std"
+                )
             finishing.append(v2.Normalize(list(mean), list(std)))
         return sizing, finishing
-
-    def _check_channels(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        if {len(mean), len(std)} - {1, self.channels}:
-            raise ValueError(
-                f"expected mean and std of {self.channels} channels, got {len(mean)} and {len(std)} numbers: set "
-                "channels, or mean and std"
-            )
 
 
 def hold_out(files: Sequence[ImageFile], share: float, seed: int) -> tuple[list[ImageFile], list[ImageFile]]:
@@ -352,7 +341,10 @@ def hold_out(files: Sequence[ImageFile], share: float, seed: int) -> tuple[list[
     """
     generator = torch.Generator().manual_seed(seed)
     held: set[Path] = set()
-    for paths in _by_class(files):
+    classes: dict[str, list[Path]] = {}
+    for one in files:
+        classes.setdefault(one.kind, []).append(one.path)
+    for paths in classes.values():
         order = torch.randperm(len(paths), generator=generator).tolist()
         held |= {paths[i] for i in order[: min(max(1, round(share * len(paths))), len(paths) - 1)]}
     if not held:
@@ -361,10 +353,3 @@ def hold_out(files: Sequence[ImageFile], share: float, seed: int) -> tuple[list[
             "more"
         )
     return [one for one in files if one.path not in held], [one for one in files if one.path in held]
-
-
-def _by_class(files: Iterable[ImageFile]) -> list[list[Path]]:
-    classes: dict[str, list[Path]] = {}
-    for one in files:
-        classes.setdefault(one.kind, []).append(one.path)
-    return list(classes.values())

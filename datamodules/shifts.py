@@ -108,10 +108,7 @@ class Shifts:
 
 
 class ShiftedSets(Dataset[tuple[Tensor, Any]]):
-    """Sets of shifts one behind the other, for one loader.
-
-    Args:
-        sets: Sets by name, as `Shifts.sets` gives them.
+    """Sets of shifts, by name as `Shifts.sets` gives them, one behind the other for one loader.
 
     Attributes:
         parts: The size of each set by its name, in their order.
@@ -129,24 +126,17 @@ class ShiftedSets(Dataset[tuple[Tensor, Any]]):
         return sample
 
 
+@dataclass(eq=False)
 class Shifted(Dataset[tuple[Tensor, Any]]):
-    """Samples after a corruption, which is made when a sample is taken.
+    """Samples after a corruption, which is made when a sample is taken."""
 
-    Args:
-        samples: A set with functions `raw`, from a number to input and target, and `finish` of a corrupted input.
-        places: The numbers of the samples to take.
-        name: The name of the corruption.
-        severity: The severity, 1 to 5.
-        seed: The seed of the noise.
-        shape: The shape (C, H, W) of inputs that are flattened images, or None.
-        others: All rows (N, d), where inputs are rows of numbers, or None.
-    """
-
-    def __init__(
-        self, samples: Any, places: Sequence[int], name: str, severity: int, seed: int, shape: Any, others: Any
-    ) -> None:
-        self.samples, self.places, self.name, self.severity, self.seed = samples, places, name, severity, seed
-        self.shape, self.others = shape, others
+    samples: Any  # a set with functions `raw`, from a number to input and target, and `finish` of a corrupted input
+    places: Sequence[int]  # numbers of the samples to take
+    name: str  # of the corruption
+    severity: int  # 1 to 5
+    seed: int  # of the noise
+    shape: Any  # (C, H, W) of inputs that are flattened images, or None
+    others: Any  # all rows (N, d), where inputs are rows of numbers, or None
 
     def __len__(self) -> int:
         return len(self.places)

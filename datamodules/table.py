@@ -11,18 +11,9 @@ from torch import Tensor
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import rank_zero_info, rank_zero_warn
+from brainet_pl.datamodules import columns as csv_columns
 from brainet_pl.datamodules.base import Samples, SplitData, check_share
-from brainet_pl.datamodules.columns import (
-    Encoder,
-    TextColumns,
-    encode,
-    fit_encoders,
-    is_missing,
-    is_text,
-    numbers,
-    read_csv,
-    recognise,
-)
+from brainet_pl.datamodules.columns import Encoder, TextColumns
 from brainet_pl.datamodules.shifts import Shifts
 from brainet_pl.features import identity
 
@@ -166,7 +157,7 @@ class Table(SplitData):
         apart = {self.target, self.id, *self.drop}
         inputs = {name: values for name, values in train.columns.items() if name not in apart}
         self._warn_of_ids(inputs)
-        self.encoders = fit_encoders(
+        self.encoders = csv_columns.fit_encoders(
             inputs, categorical=self.categorical, missing=self.missing, max_categories=self.max_categories
         )
         self.classes = sorted(set(everything.columns[self.target])) if self.task == "classification" else []
@@ -181,7 +172,7 @@ class Table(SplitData):
         warn_of_far_values([cell for name in parts for cell in self._far(samples[name].x, parts[name])])
 
     def _read(self, file: str) -> FileRows:
-        columns = read_csv(file, self.delimiter, self.encoding)
+        columns = csv_columns.read_csv(file, self.delimiter, self.encoding)
         count = len(next(iter(columns.values())))
         return FileRows(columns, file, list(range(2, count + 2)))
 
@@ -222,13 +213,13 @@ class Table(SplitData):
             )
         if self.missing == "refuse":
             for encoder in self.encoders:
-                gaps = sum(map(is_missing, rows.columns[encoder.name]))
+                gaps = sum(map(csv_columns.is_missing, rows.columns[encoder.name]))
                 if gaps:
                     raise ValueError(
                         f"expected no missing values, got {gaps} in column {encoder.name!r} of {rows.file}: fill them, "
                         "or set missing='impute'"
                     )
-        x = torch.tensor(encode(self.encoders, rows.columns), dtype=torch.float32)
+        x = torch.tensor(csv_columns.encode(self.encoders, rows.columns), dtype=torch.float32)
         lost = (~x.isfinite()).nonzero().tolist()
         if lost:
             i, j = lost[0]
@@ -243,14 +234,14 @@ class Table(SplitData):
         return TableSamples(x, self._targets(rows.columns[self.target]) if labelled else torch.zeros(len(x)), told)
 
     def _targets(self, values: list[str]) -> Tensor:
-        gaps = sum(map(is_missing, values))
+        gaps = sum(map(csv_columns.is_missing, values))
         if gaps:
             raise ValueError(
                 f"expected a target in every row, got {gaps} of {len(values)} rows without {self.target!r}: drop "
                 "these rows; rows to predict belong in a file of their own (predict=...)"
             )
         if self.task == "regression":
-            y = torch.tensor(numbers(self.target, values, "set task='classification'"), dtype=torch.float32)
+            y = torch.tensor(csv_columns.numbers(self.target, values, "set task='classification'"), dtype=torch.float32)
             if not y.isfinite().all():
                 large = values[int((~y.isfinite()).int().argmax())]
                 raise ValueError(
@@ -281,10 +272,12 @@ def task_of(values: Sequence[str]) -> str:
     >>> task_of(["yes", "no"]), task_of(["0.5", "2"]), task_of(["0", "1", "1", "0"]), task_of(["1", "2", "3"])
     ('classification', 'regression', 'classification', 'regression')
     """
-    known = [value for value in values if not is_missing(value)]
-    texts = [value for value in known if is_text(value)]
+    known = [value for value in values if not csv_columns.is_missing(value)]
+    texts = [value for value in known if csv_columns.is_text(value)]
     if texts:
-        return "regression" if recognise(texts) else "classification"  # the former says how to write the numbers
+        return (
+            "regression" if csv_columns.recognise(texts) else "classification"
+        )  # the former says how to write the numbers
     whole = all(float(value).is_integer() for value in known)
     few = len(set(known)) <= min(FEW_CLASSES, len(known) // 2)
     return "classification" if whole and few else "regression"
@@ -293,7 +286,7 @@ def task_of(values: Sequence[str]) -> str:
 def read_task(settings: Mapping[str, Any]) -> tuple[str, int]:
     """What the settings of a `Table` say is predicted, and how many classes there are, 0 for a regression."""
     given = {name: settings[name] for name in ("delimiter", "encoding") if settings.get(name) is not None}
-    columns = read_csv(settings["file"], **given)
+    columns = csv_columns.read_csv(settings["file"], **given)
     target, task = settings["target"], settings.get("task") or AUTO
     if target not in columns:
         raise ValueError(

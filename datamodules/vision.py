@@ -13,7 +13,7 @@ from torch import Tensor
 from brainet_pl._utils import checks
 from brainet_pl.datamodules.base import Samples, SplitData, image_transform
 from brainet_pl.datamodules.shifts import Shifts
-from brainet_pl.metrics.sets import check_near, check_set_names
+from brainet_pl.metrics.sets import check_set_names
 
 VisionName = Literal["mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "svhn"]
 
@@ -75,8 +75,7 @@ class TorchvisionData(SplitData):
         checks.one_of("name", name, TABLE, "choose one of the list")
         for other in ood:
             checks.one_of("ood", other, TABLE, "choose one of the list")
-        check_set_names(ood)
-        check_near(ood, near)
+        check_set_names(ood, near)
         self.dataset, self.root, self.download, self.limit, self.ood = str(name), root, download, limit, tuple(ood)
         self.augment = TABLE[name].augment if augment is None else augment
 

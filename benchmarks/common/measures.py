@@ -7,7 +7,7 @@ from torch import Tensor
 from brainet_pl import uncertainty
 from brainet_pl.metrics import curves
 from brainet_pl.metrics.measures import classification_measures, collect
-from brainet_pl.tasks.predictive import predictive_scores
+from brainet_pl.tasks.classification import predictive_scores
 from common.store import Cell
 
 COLUMNS = {"max_softmax": "max p", "entropy": "entropy", "mutual_information": "MI", "expected_entropy": "exp. entropy"}

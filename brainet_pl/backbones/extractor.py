@@ -9,17 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from brainet_pl.backbones import batches
+from brainet_pl.backbones import batches, removal
 from brainet_pl.backbones.output import BackboneOutput
-from brainet_pl.backbones.removal import (
-    FeaturesReached,
-    HeadLayer,
-    check_layer,
-    eval_without_grad,
-    find_head,
-    logits_of,
-    remove_head,
-)
+from brainet_pl.backbones.removal import FeaturesReached, HeadLayer
 from brainet_pl.backbones.stages import LayerUse, channels_of, output_parts, trace_layers
 from brainet_pl.backbones.taps import Catcher, Tap, Taps, View, check_fits, check_size, pooled, width_of
 from brainet_pl.distributed.collectives import all_gather
@@ -60,7 +52,7 @@ class FeatureExtractor(nn.Module):
     ) -> None:
         super().__init__()
         if model is not None and head_layer:
-            check_layer(model, head_layer)
+            removal.check_layer(model, head_layer)
         if model is None and (taps is not None or pool is not None):
             raise ValueError(
                 "expected a backbone to read layers of, got none: give the model, or leave layers and pool out"
@@ -111,8 +103,10 @@ class FeatureExtractor(nn.Module):
 
     def remove(self, head: HeadLayer) -> None:
         """Remove a layer whose name is known, from a checkpoint or from a pass, and keep it as `base_layer`."""
-        self.base_layer = self.model.get_submodule(head.name).requires_grad_(False)
-        remove_head(self.model, head)
+        removal.check_layer(self.model, head.name)
+        parent, _, name = head.name.rpartition(".")
+        self.base_layer = layer = self.model.get_submodule(head.name).requires_grad_(False)
+        setattr(self.model.get_submodule(parent), name, removal.Leave(layer) if head.leave else nn.Identity())
         self.removed = head
 
     def trace(self, x: Any) -> None:
@@ -125,11 +119,9 @@ class FeatureExtractor(nn.Module):
         return [p for p in self.parameters() if p not in removed]
 
     def set_scale(self, outputs: list[BackboneOutput], shared: bool = False) -> list[BackboneOutput]:
-        """Learn mean and deviation of tapped features from the training data; gives the outputs standardised.
+        """Learn mean and deviation of tapped features from outputs for the training data; gives these standardised.
 
-        Args:
-            outputs: what the backbone gave for the training data, not standardised yet.
-            shared: whether the other processes hold more outputs; then this is a collective.
+        With `shared`, the other processes hold more outputs, and this is a collective.
         """
         # The head's view is asked for by None.
         waiting: list[tuple[Taps | None, View]] = [
@@ -179,7 +171,7 @@ class FeatureExtractor(nn.Module):
 
     def _base_logits(self, last: Any) -> Tensor | None:
         """The logits of the removed layer, (B, C); None without one, or where it does not give one row a sample."""
-        last = logits_of(last)
+        last = removal.logits_of(last)
         if self.base_layer is None or not isinstance(last, Tensor) or last.dim() != 2:
             return None
         logits: Tensor = self.base_layer(last[:, :, None, None] if isinstance(self.base_layer, nn.Conv2d) else last)
@@ -213,7 +205,7 @@ class FeatureExtractor(nn.Module):
         """With the first inputs: find the tapped layers, and the layer to remove."""
         if any(not view.resolved for view in self.views):
             few = _two_samples(x)
-            with self._explained(x), eval_without_grad(self.model):
+            with self._explained(x), removal.eval_without_grad(self.model):
                 uses = trace_layers(self.model, lambda: self._call(few), 2)
             for view in self.views:
                 if not view.resolved:
@@ -222,7 +214,7 @@ class FeatureExtractor(nn.Module):
         if self.needs_sample:
             with self._explained(x):
                 try:
-                    self.remove(find_head(self.model, _two_samples(x), self.head_layer))
+                    self.remove(removal.find_head(self.model, _two_samples(x), self.head_layer))
                 except ValueError:
                     if self.taps is None or self.head_layer is not None:
                         raise

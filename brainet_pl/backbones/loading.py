@@ -185,21 +185,13 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic")  # that work on tensors
 
 @dataclass(frozen=True)
 class Preset:
-    """How a network expects its images, whose values are between 0 and 1.
+    """How a network expects its images, whose values are between 0 and 1."""
 
-    Attributes:
-        resize: shorter side of the image, in pixels.
-        crop: side of the square in its middle, in pixels.
-        mean: mean of each channel, which is subtracted.
-        std: standard deviation of each channel, by which is divided.
-        interpolation: "nearest", "bilinear" or "bicubic".
-    """
-
-    resize: int
-    crop: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str = "bilinear"
+    resize: int  # shorter side of the image, in pixels
+    crop: int  # side of the square in its middle, in pixels
+    mean: tuple[float, ...]  # mean of each channel, which is subtracted
+    std: tuple[float, ...]  # standard deviation of each channel, by which is divided
+    interpolation: str = "bilinear"  # "nearest", "bilinear" or "bicubic"
 
     def to_dict(self) -> dict[str, Any]:
         """Gives the preset as primitives, for checkpoints."""

@@ -43,11 +43,7 @@ class FeaturesReached(Exception):
 class Leave(nn.Module):
     """Replaces a classification layer after which the model would change the features, and ends the pass there.
 
-    Args:
-        layer: the layer that is replaced. An exported program can't raise exceptions: there the pass goes on with it.
-
-    Attributes:
-        features: the input of the layer in an exported pass.
+    An exported program can't raise exceptions: there the pass goes on with the layer, and `features` is its input.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -138,14 +134,6 @@ def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
 
 
-def remove_head(model: nn.Module, head: HeadLayer) -> None:
-    """Replace the layer `head` of a model so that its input comes out; the model is changed in place."""
-    check_layer(model, head.name)
-    parent, _, name = head.name.rpartition(".")
-    layer = model.get_submodule(head.name)
-    setattr(model.get_submodule(parent), name, Leave(layer) if head.leave else nn.Identity())
-
-
 def check_layer(model: nn.Module, layer: str) -> None:
     """Raise an error for a path that is not a layer of the model."""
     known = dict(model.named_modules())
@@ -155,17 +143,11 @@ def check_layer(model: nn.Module, layer: str) -> None:
 
 
 class _Call(NamedTuple):
-    """One use of a layer.
+    """One use of a layer."""
 
-    Attributes:
-        node: the node of the graph of its output; None without a graph.
-        plain: whether it took one argument and gave one tensor.
-        axes: number of axes of its output.
-    """
-
-    node: Any
-    plain: bool
-    axes: int
+    node: Any  # the node of the graph of its output; None without a graph
+    plain: bool  # whether it took one argument and gave one tensor
+    axes: int  # number of axes of its output
 
 
 @contextlib.contextmanager
@@ -220,17 +202,11 @@ def _eval_with_grad(model: nn.Module) -> Iterator[None]:
 
 
 class _Front(NamedTuple):
-    """What lies between the output and the candidates nearest to it.
+    """What lies between the output and the candidates nearest to it."""
 
-    Attributes:
-        layers: the candidates that reach the output.
-        after: the operations between them and the output.
-        around: weights, or the inputs, that reach the output past all candidates, by name.
-    """
-
-    layers: list[str]
-    after: set[str]
-    around: list[str]
+    layers: list[str]  # the candidates that reach the output
+    after: set[str]  # the operations between them and the output
+    around: list[str]  # weights, or the inputs, that reach the output past all candidates, by name
 
 
 def _walk(output: Any, nodes: Mapping[Any, str], model: nn.Module, inputs: Any) -> _Front:

@@ -14,25 +14,15 @@ _ALONG = (nn.Conv1d, nn.BatchNorm1d, nn.AdaptiveAvgPool1d, nn.AvgPool1d, nn.MaxP
 
 
 class LayerUse(NamedTuple):
-    """How a layer was used in one pass.
+    """How a layer was used in one pass."""
 
-    Attributes:
-        shape: shape of its output for one sample.
-        channels: axis of the channels, as in `Tap`.
-        times: number of times that it ran.
-        last: position of its last use among the uses of all layers.
-        entered: number of places (pixels, tokens) of its input; None if that is no tensor.
-        passed: whether it returned its input itself.
-        samples: number of samples of its output if it differs from the batch, else None.
-    """
-
-    shape: tuple[int, ...]
-    channels: int
-    times: int
-    last: int
-    entered: int | None = None
-    passed: bool = False
-    samples: int | None = None
+    shape: tuple[int, ...]  # shape of its output for one sample
+    channels: int  # axis of the channels, as in `Tap`
+    times: int  # number of times that it ran
+    last: int  # position of its last use among the uses of all layers
+    entered: int | None = None  # number of places (pixels, tokens) of its input; None if that is no tensor
+    passed: bool = False  # whether it returned its input itself
+    samples: int | None = None  # number of samples of its output if it differs from the batch, else None
 
     @property
     def places(self) -> int:
@@ -48,17 +38,11 @@ def places_of(shape: tuple[int, ...], channels: int) -> int:
 
 
 class _TracedOutput(NamedTuple):
-    """The output of a layer, which may be the input of another.
+    """The output of a layer, which may be the input of another."""
 
-    Attributes:
-        tensor: the output, kept so that no other tensor gets its id.
-        channels: its axis of channels.
-        version: number of operations in place on it.
-    """
-
-    tensor: Tensor
-    channels: int
-    version: int
+    tensor: Tensor  # the output, kept so that no other tensor gets its id
+    channels: int  # its axis of channels
+    version: int  # number of operations in place on it
 
     def like(self, other: Tensor) -> int | None:
         """The axis of channels of a tensor that was made from this one, where it has as many axes and channels."""
@@ -208,15 +192,14 @@ def _trunk(uses: Mapping[str, LayerUse]) -> list[list[str]]:
     order = sorted(ours)
     trunk = []
     for mine, after in zip(order, [*order[1:], None], strict=True):
-        kept = [name for name in ours[mine] if not _leads(name, uses, stage, mine, after)]
-        trunk.append(kept or ours[mine])
+        leading = {  # inside a block that begins in this stage and ends in the one after it
+            name
+            for name in ours[mine]
+            for a in _blocks_around(name, uses)
+            if after is not None and stage(a.entered) == mine and stage(a.places) == after
+        }
+        trunk.append([name for name in ours[mine] if name not in leading] or ours[mine])
     return sorted(trunk, key=lambda names: uses[names[-1]].last)
-
-
-def _leads(name: str, uses: Mapping[str, LayerUse], stage: Any, mine: int, after: int | None) -> bool:
-    """Whether a layer of a stage is inside a block that begins in it and ends in the one after it."""
-    around = _blocks_around(name, uses)
-    return after is not None and any(stage(a.entered) == mine and stage(a.places) == after for a in around)
 
 
 def _blocks_around(name: str, uses: Mapping[str, LayerUse]) -> list[LayerUse]:

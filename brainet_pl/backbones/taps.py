@@ -10,7 +10,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -80,19 +80,12 @@ def check_pool(pool: Any) -> None:
 
 
 class Tap(NamedTuple):
-    """One layer of a model that is read.
+    """One layer of a model that is read."""
 
-    Attributes:
-        layer: path of the layer.
-        pool: how its output is pooled.
-        shape: shape of its output for one sample.
-        channels: axis of the channels, counted with the batch: 1 in (B, C, H, W), -1 in (B, T, D).
-    """
-
-    layer: str
-    pool: str
-    shape: tuple[int, ...]
-    channels: int
+    layer: str  # path of the layer
+    pool: str  # how its output is pooled
+    shape: tuple[int, ...]  # shape of its output for one sample
+    channels: int  # axis of the channels, counted with the batch: 1 in (B, C, H, W), -1 in (B, T, D)
 
     def names(self) -> list[str]:
         """A name for each feature: layer[channel], layer[channel]@(row, column), layer[channel]:std."""
@@ -213,10 +206,7 @@ def _matching(model: nn.Module, uses: Mapping[str, LayerUse], wanted: str) -> li
     if wanted == AUTO:
         return find_stages(model, uses)
     names = [name for name, _ in model.named_modules() if name]
-    if wanted in names:
-        matched = [wanted]
-    else:
-        matched = [name for name in names if _matches(name, wanted)]
+    matched = [wanted] if wanted in names else [name for name in names if _matches(name, wanted)]
     if not matched:
         near = difflib.get_close_matches(wanted, names, n=5, cutoff=0.3) or names[:5]
         raise ValueError(
@@ -271,17 +261,12 @@ def check_size(taps: Sequence[Tap]) -> None:
 # -- reading taps -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Catcher:
-    """The outputs of taps in the current pass; hooks fill it, and those of a copied model fill the copy's.
+    """The outputs of taps in the current pass; hooks fill it, and those of a copied model fill the copy's."""
 
-    Attributes:
-        caught: the pooled output of each tap.
-        mask: attention mask (B, T) of the current batch, as in `pooled`, or None.
-    """
-
-    def __init__(self) -> None:
-        self.caught: dict[Tap, Tensor] = {}
-        self.mask: Tensor | None = None
+    caught: dict[Tap, Tensor] = field(default_factory=dict)  # the pooled output of each tap
+    mask: Tensor | None = None  # attention mask (B, T) of the current batch, as in `pooled`
 
 
 class _Hook:

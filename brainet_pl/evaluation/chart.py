@@ -21,21 +21,13 @@ Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 
 class Axis(Struct, frozen=True):
-    """What an axis of a panel shows, and how far it reaches.
+    """What an axis of a panel shows, and how far it reaches."""
 
-    Attributes:
-        label: with its unit.
-        unit: how its numbers read: a "share" of 1 as a percentage, a "count" without decimals.
-        low: where it begins; None is where the data does.
-        high: where it ends.
-        log: whether its scale is logarithmic.
-    """
-
-    label: str
-    unit: AxisUnit = "number"
-    low: float | None = None
-    high: float | None = None
-    log: bool = False
+    label: str  # with its unit
+    unit: AxisUnit = "number"  # how its numbers read: a "share" of 1 as a percentage, a "count" without decimals
+    low: float | None = None  # where it begins; None is where the data does
+    high: float | None = None  # where it ends
+    log: bool = False  # whether its scale is logarithmic
 
     def __post_init__(self) -> None:
         if self.log and not (self.low is not None and self.low > 0):
@@ -45,77 +37,45 @@ class Axis(Struct, frozen=True):
 
 
 class Series(Struct, frozen=True):
-    """A curve, a cloud of points or a row of bars.
+    """A curve, a cloud of points or a row of bars."""
 
-    Attributes:
-        name: what it is called; series of one name in several panels are one entry of the legend.
-        x: (N,) places; of bars (N + 1,), their edges.
-        y: (N,) values.
-        kind: a "line" through the points, "points" alone, "bars", or a thin dotted "guide" to compare with.
-        note: its number, behind the name in a legend.
-        low: (N,) lower ends of the intervals of y, or None.
-        high: (N,) upper ends.
-        shown: whether it is there before the reader asks for it.
-        group: series of one group are drawn alike; "" is a group of its own.
-    """
-
-    name: str
-    x: list[Finite]
-    y: list[Finite]
-    kind: SeriesKind = "line"
-    note: str = ""
-    low: list[Finite] | None = None
-    high: list[Finite] | None = None
-    shown: bool = True
-    group: str = ""
+    name: str  # what it is called; series of one name in several panels are one entry of the legend
+    x: list[Finite]  # (N,) places; of bars (N + 1,), their edges
+    y: list[Finite]  # (N,) values
+    kind: SeriesKind = "line"  # through the points, "points" alone, "bars", or a thin dotted "guide" to compare with
+    note: str = ""  # its number, behind the name in a legend
+    low: list[Finite] | None = None  # (N,) lower ends of the intervals of y
+    high: list[Finite] | None = None  # (N,) upper ends
+    shown: bool = True  # whether it is there before the reader asks for it
+    group: str = ""  # series of one group are drawn alike; "" is a group of its own
 
     def __post_init__(self) -> None:
-        places = len(self.y) + (self.kind == "bars")
-        for name, values, count in (
-            ("x", self.x, places),
-            ("low", self.low, len(self.y)),
-            ("high", self.high, len(self.y)),
-        ):
+        n = len(self.y)
+        places = n + (self.kind == "bars")
+        for name, values, count in (("x", self.x, places), ("low", self.low, n), ("high", self.high, n)):
             if values is not None and len(values) != count:
                 raise ValueError(f"{count} numbers @ {name}")
 
 
 class Panel(Struct, frozen=True):
-    """One pair of axes with the series that are drawn in it.
+    """One pair of axes with the series that are drawn in it."""
 
-    Attributes:
-        key: its name in the chart, for loggers.
-        title: what it shows.
-        x: the horizontal axis.
-        y: the vertical axis.
-        series: what is drawn, from back to front.
-    """
-
-    key: str
-    title: str
-    x: Axis
-    y: Axis
-    series: list[Series]
+    key: str  # its name in the chart, for loggers
+    title: str  # what it shows
+    x: Axis  # the horizontal axis
+    y: Axis  # the vertical axis
+    series: list[Series]  # what is drawn, from back to front
 
 
 class Chart(Struct, frozen=True):
-    """Panels that belong together and are shown as one figure.
+    """Panels that belong together and are shown as one figure."""
 
-    Attributes:
-        name: as loggers have it: "test/reliability".
-        group: the part of a report that it belongs to: "test", "shift", "ood", "structure" or "training".
-        caption: how to read it.
-        alt: what it shows, in words and numbers.
-        panels: at least one.
-        choose: whether a reader looks at one panel at a time.
-    """
-
-    name: str
-    group: ChartGroup
-    caption: str
-    alt: str
-    panels: list[Panel]
-    choose: bool = False
+    name: str  # as loggers have it: "test/reliability"
+    group: ChartGroup  # the part of a report that it belongs to: "test", "shift", "ood", "structure" or "training"
+    caption: str  # how to read it
+    alt: str  # what it shows, in words and numbers
+    panels: list[Panel]  # at least one
+    choose: bool = False  # whether a reader looks at one panel at a time
 
     def __post_init__(self) -> None:
         if not self.panels:
@@ -123,15 +83,10 @@ class Chart(Struct, frozen=True):
 
 
 class Matrix(Struct, frozen=True):
-    """Counts by two names: rows are what was, columns what was said.
+    """Counts by two names: rows are what was, columns what was said."""
 
-    Attributes:
-        names: (C,) of the classes.
-        counts: (C, C).
-    """
-
-    names: list[str]
-    counts: list[list[Count]]
+    names: list[str]  # (C,) of the classes
+    counts: list[list[Count]]  # (C, C)
 
     def __post_init__(self) -> None:
         size = len(self.names)

@@ -83,9 +83,7 @@ def selective_curves(
 ) -> tuple[list[Series], list[str], float]:
     """Errors (N,) when the k + 1 most certain samples are answered, by each score, and in the best possible order.
 
-    Returns:
-        The series, the names of the scores from the smallest area on, and the largest error but for the first few
-        samples, which are noise.
+    Gives the series, the scores from the smallest area on, and the largest error but for the first samples, noise.
     """
     n = len(best)
     coverage = (torch.arange(1, n + 1).double() / n).tolist()

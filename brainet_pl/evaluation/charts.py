@@ -27,14 +27,7 @@ from brainet_pl.evaluation.chart_parts import (
 )
 from brainet_pl.evaluation.record import MOST_TRACED, Measured, SetRecord, TestRecord
 from brainet_pl.evaluation.regression_charts import regression_charts
-from brainet_pl.metrics.curves import (
-    N_BINS,
-    calibration_error,
-    calibration_sums,
-    risk_coverage,
-    roc_curve,
-    separation,
-)
+from brainet_pl.metrics.curves import N_BINS, calibration_error, calibration_sums, risk_coverage, roc_curve, separation
 from brainet_pl.metrics.passes import pass_metrics
 
 MOST_CLASSES = 60  # of a confusion matrix: larger ones can't be read
@@ -43,13 +36,9 @@ MOST_CLASSES = 60  # of a confusion matrix: larger ones can't be read
 def charts_of(
     record: TestRecord, found: Mapping[str, Measured], label: str | None = None, score: str | None = None
 ) -> list[Chart]:
-    """All charts that a record has the numbers for.
+    """All charts that a gathered record, and what its `separations` found, have the numbers for.
 
-    Args:
-        record: gathered.
-        found: set → score → measure → value, what `record.separations` gives.
-        label: what calibration did, or None.
-        score: the one that ranks samples; it is seen first where there are many.
+    `label` says what calibration did. `score` ranks samples, and is seen first where there are many.
     """
     known = record.known
     made: list[Chart] = []

@@ -60,10 +60,8 @@ def draw(chart: Chart) -> Figure:
     for ax in axes[count:]:
         ax.set_visible(False)
     if not single:
-        handles: dict[str, Any] = {}
-        for ax in axes[:count]:
-            for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-                handles.setdefault(label, handle)
+        entries = [entry for ax in axes[:count] for entry in zip(*ax.get_legend_handles_labels(), strict=True)]
+        handles = {label: handle for handle, label in reversed(entries)}  # the first of each name
         labels = {series.name: f"{series.name}: {series.note}" if series.note else series.name for series in named}
         figure.legend(
             handles=[handles[name] for name in labels if name in handles],
@@ -88,8 +86,9 @@ def _panel(ax: Axes, panel: Panel, style: dict[str, int]) -> None:
     ax.set_title(panel.title, fontsize=9.5, color=INK, loc="left")
     for series in panel.series:
         _series(ax, series, style.get(series.name, 0))
-    xlim, ylim = (
-        ends if axis.log else _roomy(*ends) for axis, ends in zip((panel.x, panel.y), limits(panel), strict=True)
+    xlim, ylim = (  # a little more, so that a line along an edge is not cut in half
+        (low, high) if axis.log else (low - 0.01 * (high - low), high + 0.01 * (high - low))
+        for axis, (low, high) in zip((panel.x, panel.y), limits(panel), strict=True)
     )
     _scale(panel.x, ax.xaxis)
     _scale(panel.y, ax.yaxis)
@@ -97,12 +96,6 @@ def _panel(ax: Axes, panel: Panel, style: dict[str, int]) -> None:
         ax.set_yscale("log")
     ax.set_xlim(*xlim)
     ax.set_ylim(*ylim)
-
-
-def _roomy(low: float, high: float) -> tuple[float, float]:
-    """A little more, so that a line along an edge is not cut in half."""
-    room = 0.01 * (high - low)
-    return low - room, high + room
 
 
 def _scale(axis: Axis, spine: Any) -> None:

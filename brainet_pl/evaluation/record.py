@@ -67,27 +67,16 @@ class SampleBatch:
 
 @dataclass
 class SetRecord:
-    """What is kept of one set of samples: columns of all batches, in the order of sample numbers once gathered.
-
-    Attributes:
-        name: of the set.
-        role: "known" for the test set; unknown sets are "near" or "far".
-        numbers: (N,) place of each sample in its set.
-        scores: name → (N,).
-        answers: name → (N,), empty where there are no labels.
-        running: name → (S, K) scores of the mean of the first t passes; K is N, or `MOST_TRACED` if there are more.
-        sums: over all samples, for the same numbers of passes, or None.
-        known_p: (N,) p-values of the verdict, or None.
-    """
+    """What is kept of one set of samples: columns of all batches, in the order of sample numbers once gathered."""
 
     name: str
-    role: Role
-    numbers: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-    scores: NamedTensors = field(default_factory=dict)
-    answers: NamedTensors = field(default_factory=dict)
-    running: NamedTensors = field(default_factory=dict)
-    sums: PassSums | None = None
-    known_p: Tensor | None = None
+    role: Role  # "known" for the test set; unknown sets are "near" or "far"
+    numbers: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # (N,) places in the set
+    scores: NamedTensors = field(default_factory=dict)  # name → (N,)
+    answers: NamedTensors = field(default_factory=dict)  # name → (N,), empty where there are no labels
+    running: NamedTensors = field(default_factory=dict)  # name → (S, K), of the mean of t passes; K up to MOST_TRACED
+    sums: PassSums | None = None  # over all samples, for the same numbers of passes
+    known_p: Tensor | None = None  # (N,) p-values of the verdict
 
     def __len__(self) -> int:
         return len(self.numbers)

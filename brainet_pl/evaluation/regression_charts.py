@@ -8,18 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brainet_pl.evaluation import chart_parts as parts
 from brainet_pl.evaluation.chart import Axis, Chart, Panel, Series, points, short
-from brainet_pl.evaluation.chart_parts import (
-    ANSWERED,
-    axis_between,
-    diagonal,
-    make_chart,
-    percent,
-    selective_curves,
-    share_axis,
-    shortened,
-    wilson,
-)
+from brainet_pl.evaluation.chart_parts import ANSWERED
 from brainet_pl.evaluation.record import SetRecord
 
 MOST_DOTS = 600  # of a cloud of samples
@@ -54,16 +45,16 @@ def _predicted(mean: Tensor, target: Tensor, std: Tensor, rmse: float) -> Chart:
     n, room = len(mean), 0.04 * (ends[1] - ends[0])
     span = (short(ends[0] - room), short(ends[1] + room))
     cut = "" if len(x) == n else f"; {len(x):,} of {n:,} are drawn"
-    return make_chart(
+    return parts.make_chart(
         "test/predicted",
         f"Each dot is a test sample; on the dotted line the prediction is right. Lines are 95 % intervals{cut}.",
         f"Predicted against true values of {n:,} test samples, root of the mean square error {rmse:.4g}",
         Panel(
             "predicted",
             f"Predicted against true, n = {n:,}",
-            axis_between("true value", *span),
-            axis_between("predicted value", *span),
-            [diagonal("right", *span), Series("samples", x, y, "points", low=low, high=high)],
+            parts.axis_between("true value", *span),
+            parts.axis_between("predicted value", *span),
+            [parts.diagonal("right", *span), Series("samples", x, y, "points", low=low, high=high)],
         ),
     )
 
@@ -72,19 +63,19 @@ def _coverage(z: Tensor) -> Chart:
     """Coverage of central intervals against their level, and how far above or below it is."""
     central = torch.special.erf(z.abs() / math.sqrt(2))
     rate = np.array([float((central <= level).double().mean()) for level in LEVELS])
-    low, high = wilson(rate, np.full(len(LEVELS), float(len(z))))
-    gap = percent(float(np.mean(np.abs(rate - np.array(LEVELS)))))
+    low, high = ([0.0, *parts.shortened(ends)] for ends in parts.wilson(rate, np.full(len(LEVELS), float(len(z)))))
+    gap = parts.percent(float(np.mean(np.abs(rate - np.array(LEVELS)))))
     x, y = points([0.0, *LEVELS], [0.0, *rate.tolist()])
     at95 = float((central <= 0.95).double().mean())
-    curve = Series("test set", x, y, note=f"mean gap {gap}", low=[0.0, *shortened(low)], high=[0.0, *shortened(high)])
-    x_axis, y_axis = share_axis("level of the interval"), share_axis("targets inside")
-    return make_chart(
+    curve = Series("test set", x, y, note=f"mean gap {gap}", low=low, high=high)
+    x_axis, y_axis = parts.share_axis("level of the interval"), parts.share_axis("targets inside")
+    return parts.make_chart(
         "test/coverage",
         "Do the intervals hold what they promise? On the dotted line they do; below it they are too narrow. Vertical "
         "lines are 95 % intervals.",
-        f"Share of targets inside central intervals against their level, {len(z):,} test samples: {percent(at95)} "
-        f"inside the 95 % interval, mean gap {gap}",
-        Panel("coverage", "Coverage against level", x_axis, y_axis, [diagonal("perfect intervals"), curve]),
+        f"Share of targets inside central intervals against their level, {len(z):,} test samples: "
+        f"{parts.percent(at95)} inside the 95 % interval, mean gap {gap}",
+        Panel("coverage", "Coverage against level", x_axis, y_axis, [parts.diagonal("perfect intervals"), curve]),
     )
 
 
@@ -93,7 +84,7 @@ def _spread(error: Tensor, std: Tensor, n: int) -> Chart:
     bins = torch.argsort(std).tensor_split(min(10, max(1, n // 5)))
     x, y = ([float(values[b].square().mean().sqrt()) for b in bins] for values in (std, error))
     high = short(1.1 * max(*x, *y))
-    return make_chart(
+    return parts.make_chart(
         "test/spread",
         "Are uncertain predictions worse? On the dotted line the error is what the model says of itself; above it the "
         "model is too sure. Bins of equally many samples.",
@@ -102,9 +93,9 @@ def _spread(error: Tensor, std: Tensor, n: int) -> Chart:
         Panel(
             "spread",
             "Error against stated deviation",
-            axis_between("stated standard deviation", 0.0, high),
-            axis_between("root of the mean square error", 0.0, high),
-            [diagonal("as stated", 0.0, high), Series("test set", *points(x, y))],
+            parts.axis_between("stated standard deviation", 0.0, high),
+            parts.axis_between("root of the mean square error", 0.0, high),
+            [parts.diagonal("as stated", 0.0, high), Series("test set", *points(x, y))],
         ),
     )
 
@@ -117,7 +108,7 @@ def _residuals(mean: Tensor, target: Tensor, z: Tensor) -> Chart:
     density = np.exp(-0.5 * grid**2) / math.sqrt(2 * math.pi) * (edges[1] - edges[0])
     x, y = points(mean[few].tolist(), (target - mean)[few].tolist())
     bell = Series("as stated", *points(grid.tolist(), density.tolist()), "guide")
-    return make_chart(
+    return parts.make_chart(
         "test/residuals",
         "What is left: true minus predicted value, in stated deviations and against the prediction. Values beyond ±4 "
         "are in the end bins.",
@@ -128,7 +119,7 @@ def _residuals(mean: Tensor, target: Tensor, z: Tensor) -> Chart:
             "Residuals in stated deviations",
             Axis("(true − predicted) / stated deviation", "number", -4.0, 4.0),
             Axis("share of samples", "share", 0.0),
-            [Series("test set", shortened(edges), shortened(counts / len(z)), "bars"), bell],
+            [Series("test set", parts.shortened(edges), parts.shortened(counts / len(z)), "bars"), bell],
         ),
         Panel(
             "residuals",
@@ -149,14 +140,14 @@ def _refusal(known: SetRecord, fine: Tensor, error: Tensor) -> Chart:
 
     curves = {name: errors(torch.argsort(values[fine], stable=True)) for name, values in known.rankable().items()}
     best = errors(torch.argsort(square))
-    lines, _, late = selective_curves(curves, best, "std", lambda curve: "")
-    y_axis = axis_between("RMSE of the answered", 0.0, short(1.05 * late))
-    return make_chart(
+    lines, _, late = parts.selective_curves(curves, best, "std", lambda curve: "")
+    y_axis = parts.axis_between("RMSE of the answered", 0.0, short(1.05 * late))
+    return parts.make_chart(
         "test/refusal",
         "What refusing to answer buys: the error when only the most certain share is answered.",
         f"Root of the mean square error against coverage for {len(curves)} scores: {float(best[-1]):.4g} when all are "
         "answered",
-        Panel("refusal", "Error and coverage", share_axis(ANSWERED), y_axis, lines),
+        Panel("refusal", "Error and coverage", parts.share_axis(ANSWERED), y_axis, lines),
     )
 
 

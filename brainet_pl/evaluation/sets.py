@@ -8,7 +8,7 @@ from typing import Any
 from brainet_pl._utils.framework import pl, rank_zero_info
 from brainet_pl._utils.lightning_private import data_given
 from brainet_pl.evaluation.record import MEANS, Role
-from brainet_pl.metrics.sets import TEST, check_near, check_set_names
+from brainet_pl.metrics.sets import TEST, check_set_names
 from brainet_pl.metrics.shift import is_shift
 
 
@@ -50,7 +50,7 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
     near = tuple(getattr(data_given(trainer.test_loop), "near", ()))
     unknown = [name for name in names[1:] if not is_shift(name)]
     if unknown:  # unless none of them is evaluated
-        check_near(unknown, near)
+        check_set_names(unknown, near)
     return {name: _role(i, name, near) for i, name in enumerate(names)}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from msgspec import to_builtins
 from torchmetrics import MetricCollection
 
@@ -19,15 +19,8 @@ from brainet_pl.evaluation.schema import FORMAT
 from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.measures import Measure
 from brainet_pl.structure import GGT
-from brainet_pl.structure.draw import draw_ggt
 
-
-class StaticFigure(NamedTuple):
-    """A figure that is no chart, what it shows in words, and the part of a report that it belongs to."""
-
-    figure: Figure
-    alt: str
-    group: str
+TREE = "structure/tree"  # the picture of the learned tree
 
 
 class LoggedTable(NamedTuple):
@@ -43,16 +36,6 @@ def headline(names: Sequence[str], wanted: str | None) -> str:
     if wanted is not None and wanted not in names:
         raise ValueError(f"expected score to be one of {', '.join(names)}, got {wanted!r}: change Evaluation's")
     return wanted or ("entropy" if "entropy" in names else names[0])
-
-
-def tree_picture(ggt: GGT | None, temperature: float | None) -> dict[str, StaticFigure]:
-    """The learned tree with its probabilities, by its name; nothing where there is none."""
-    if ggt is None:
-        return {}
-    alt = f"Tree of {ggt.num_variables} variables, depth {ggt.depth}; colour is the probability of being used"
-    return {
-        "structure/tree": StaticFigure(draw_ggt(ggt, 1.0 if temperature is None else temperature), alt, "structure")
-    }
 
 
 def class_table(numbers: Sequence[ClassNumbers]) -> LoggedTable:
@@ -121,23 +104,26 @@ def to_json(
     rows: list[dict[str, Any]],
     charts: Sequence[Chart],
     matrix: Matrix | None,
-    drawn: Mapping[str, StaticFigure],
+    ggt: GGT | None,
     tables: Mapping[str, LoggedTable],
     files: Mapping[str, str],
-    seed: int | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The record as primitives, numbers as numbers, in the form that `brainet report` and `brainet compare` read.
 
-    `files` holds the file name of each picture and the path of each picture in a table, by the name of the figure and
-    by "<table>/<row>/<column>". `settings` are those of the model, for a run without a configuration file.
+    `files` holds the file name of the picture of the tree `ggt`, as `TREE`, and the path of each picture in a table, as
+    "<table>/<row>/<column>". `settings` are those of the model, for a run without a configuration file.
     """
+    seed, figures = os.environ.get("PL_GLOBAL_SEED", ""), []  # what `seed_everything` was given
+    if ggt is not None and TREE in files:
+        alt = f"Tree of {ggt.num_variables} variables, depth {ggt.depth}; colour is the probability of being used"
+        figures = [{"name": TREE, "file": files[TREE], "alt": alt, "group": "structure"}]
     return {
         "format": FORMAT,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "model": dict(model) | {"passes": record.passes},
-        "seed": seed,
-        "settings": dict(settings or {}),
+        "seed": int(seed) if seed.isdigit() else None,
+        "settings": dict(settings),
         "headline_score": score,
         "level": record.level,
         "sets": [
@@ -150,7 +136,7 @@ def to_json(
         "separation_measures": [{"name": name, "better": better} for name, better in SEPARATION.items()],
         "charts": to_builtins(charts),
         "confusion": to_builtins(matrix),
-        "figures": [{"name": n, "file": files[n], "alt": p.alt, "group": p.group} for n, p in drawn.items()],
+        "figures": figures,
         "tables": [
             {"name": name, "caption": table.caption, "columns": list(table.columns), "rows": _cells(name, table, files)}
             for name, table in tables.items()

@@ -43,10 +43,8 @@ class Extracted(NamedTuple):
     def loader(self, batch_size: int, shuffle: bool, copies: Sequence[Extracted] = ()) -> Callable[[], DataLoader[Any]]:
         """A function that gives a fresh loader of (`BackboneOutput`, targets).
 
-        Args:
-            batch_size: samples in a batch.
-            shuffle: draw samples in another order each epoch, and drop an incomplete last batch.
-            copies: features of the same samples under augmentation; each time a sample is loaded, one copy is drawn.
+        With `shuffle`, samples come in another order each epoch, without an incomplete last batch. With `copies`,
+        features of the same samples under augmentation, one copy is drawn each time a sample is loaded.
         """
         data = _ExtractedDataset(copies or [self])
 
@@ -215,16 +213,9 @@ def extract_share(
     return ExtractedShare(outputs, targets)
 
 
-def extract_features(
-    backbone: nn.Module,
-    batches: Iterable[Any],
-    *,
-    device: torch.device | str | None = None,
-    max_rows: int | None = None,
-    progress: bool = True,
-) -> Tensor:
-    """Extracts the features (N, d) that the head reads, on the CPU; the backbone's mode and device are restored."""
-    return extract_output(backbone, batches, device=device, max_rows=max_rows, progress=progress).features
+def extract_features(backbone: nn.Module, batches: Iterable[Any], **settings: Any) -> Tensor:
+    """Extracts the features (N, d) that the head reads, on the CPU; the settings are those of `extract_output`."""
+    return extract_output(backbone, batches, **settings).features
 
 
 def extract_output(
@@ -268,21 +259,11 @@ def run_batches(
     batches: Iterable[Any],
     device: torch.device,
     progress: bool = True,
-    known: Callable[[Any], BackboneOutput | None] | None = None,
-    total: int | None = None,
-    max_rows: int | None = None,
+    known: Callable[[Any], BackboneOutput | None] | None = None,  # gives the output for inputs that need not run
+    total: int | None = None,  # number of batches, if `batches` has no length
+    max_rows: int | None = None,  # number of samples after which no further batch runs
 ) -> Iterator[BackboneOutput]:
-    """Yields the output of a backbone for each batch that has samples, on the CPU; call it within `inference`.
-
-    Args:
-        backbone: a `FeatureExtractor`, or any module that gives features.
-        batches: inputs, or batches that contain inputs.
-        device: where the backbone is.
-        progress: show a progress bar.
-        known: gives the output for inputs that need not run, or None.
-        total: number of batches, if `batches` has no length.
-        max_rows: number of samples after which no further batch runs.
-    """
+    """Yields the output of a backbone for each batch that has samples, on the CPU; call it within `inference`."""
     rows = 0
     like: Any = None  # the shape of a sample
     first: list[int] | None = None  # the numbers of features

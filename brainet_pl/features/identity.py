@@ -64,23 +64,19 @@ def of_model(backbone: Any, device: torch.device) -> str:
 
 def _layer(module: nn.Module) -> list[Any]:
     """The class, the settings and the hooks of a layer. A setting that is no primitive counts by its name or class."""
-    settings = {name: _setting(value) for name, value in vars(module).items() if name not in _BOOKKEEPING}
+    settings = {
+        name: str(value) if isinstance(value, _NAMED) else _path(value) if callable(value) else value
+        for name, value in vars(module).items()
+        if name not in _BOOKKEEPING
+    }
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # their keys are mere numbers
     return [_path(module), settings, [_path(hook) for hook in hooks]]
-
-
-def _setting(value: Any) -> Any:
-    if isinstance(value, _NAMED):
-        return str(value)
-    return _path(value) if callable(value) else value
 
 
 def of_batches(batches: Any, seed: int) -> str | None:
     """32 hexadecimal digits that name the batches of a loader, their order included; None where they have no name.
 
-    Args:
-        batches: a `DataLoader` of a known kind of data set in a fixed order; anything else has no name.
-        seed: the seed of torch's generator when the loader is read.
+    A `DataLoader` of a known kind of data set in a fixed order has one. `seed` is that of torch when it is read.
     """
     if not isinstance(batches, DataLoader) or batches.collate_fn is not default_collate:
         return None

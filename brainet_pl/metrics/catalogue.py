@@ -15,19 +15,12 @@ MeasureUnit = Literal["share", "nats", "", "target"]
 
 
 class Facts(NamedTuple):
-    """What is known of a number.
+    """What is known of a number."""
 
-    Attributes:
-        key: Under which it is logged, behind the stage: `cls/NLL`.
-        title: What a page calls it.
-        unit: "share" of 1, "nats", "target" for the units of the target, or "".
-        higher_is_better: None where neither direction is better.
-    """
-
-    key: str
-    title: str
-    unit: MeasureUnit = ""
-    higher_is_better: bool | None = False
+    key: str  # Under which it is logged, behind the stage: `cls/NLL`
+    title: str  # What a page calls it
+    unit: MeasureUnit = ""  # "share" of 1, "nats", "target" for the units of the target, or ""
+    higher_is_better: bool | None = False  # None where neither direction is better
 
     @property
     def better(self) -> Better:

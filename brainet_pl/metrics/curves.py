@@ -137,15 +137,11 @@ def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> Tensor:
 
 
 class Curve(NamedTuple):
-    """Rates at every distinct threshold, from the strictest to the laxest; index 0 flags nothing.
+    """Rates at every distinct threshold, from the strictest to the laxest; index 0 flags nothing."""
 
-    Attributes:
-        fpr: known inputs flagged. tpr: unknown inputs flagged. precision: unknown among the flagged.
-    """
-
-    fpr: Tensor
-    tpr: Tensor
-    precision: Tensor
+    fpr: Tensor  # known inputs flagged
+    tpr: Tensor  # unknown inputs flagged
+    precision: Tensor  # unknown among the flagged
 
 
 def roc_curve(known: Tensor, unknown: Tensor) -> Curve:

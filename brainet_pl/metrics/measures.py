@@ -17,16 +17,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl._utils import checks
+from brainet_pl.metrics import curves
 from brainet_pl.metrics.catalogue import CATALOGUE, Better, direction, facts_of
-from brainet_pl.metrics.curves import (
-    adaptive_calibration_error,
-    calibration_error,
-    calibration_sums,
-    maximum_calibration_error,
-    residual_sums,
-    risk_coverage,
-    smooth_calibration_error,
-)
 from brainet_pl.metrics.losses import gaussian_nll
 
 _LEVELS = tuple(0.05 * i for i in range(1, 20))  # of the central intervals that QuantileCalibrationError looks at
@@ -164,7 +156,7 @@ class CalibrationError(Measure):
     """Expected calibration error with equal bins; a confidence of exactly 1 belongs to the last bin."""
 
     key = "cal/ECE"
-    sums_of: Any = staticmethod(calibration_sums)
+    sums_of: Any = staticmethod(curves.calibration_sums)
     sums: Tensor
     count: Tensor
 
@@ -180,7 +172,7 @@ class CalibrationError(Measure):
 
     def compute(self) -> Tensor:
         """The error of all batches so far, a scalar."""
-        return calibration_error(self.sums).float()
+        return curves.calibration_error(self.sums).float()
 
 
 class PassDisagreement(_SampleMean):
@@ -201,18 +193,18 @@ class MaximumCalibrationError(CalibrationError):
 
     def compute(self) -> Tensor:
         """The largest gap so far."""
-        return maximum_calibration_error(self.sums).float()
+        return curves.maximum_calibration_error(self.sums).float()
 
 
 class SmoothCalibrationError(CalibrationError):
     """Smooth ECE (Błasiok & Nakkiran 2024): without bins, by a kernel whose width the error itself chooses."""
 
     key = "cal/smECE"
-    sums_of = staticmethod(residual_sums)
+    sums_of = staticmethod(curves.residual_sums)
 
     def compute(self) -> Tensor:
         """The error of all batches so far, a scalar."""
-        return smooth_calibration_error(self.sums, self.count).float()
+        return curves.smooth_calibration_error(self.sums, self.count).float()
 
 
 class _Ranked(Measure):
@@ -250,7 +242,7 @@ class AdaptiveCalibrationError(_Ranked):
     key = "cal/aECE"
 
     def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        return adaptive_calibration_error(confidence, correct)
+        return curves.adaptive_calibration_error(confidence, correct)
 
 
 class AreaUnderRiskCoverage(_Ranked):
@@ -259,7 +251,7 @@ class AreaUnderRiskCoverage(_Ranked):
     key = "sc/AURC"
 
     def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        return torch.as_tensor(risk_coverage(1.0 - confidence, 1.0 - correct).mean())
+        return torch.as_tensor(curves.risk_coverage(1.0 - confidence, 1.0 - correct).mean())
 
 
 class RiskAtCoverage(_Ranked):
@@ -276,7 +268,7 @@ class RiskAtCoverage(_Ranked):
         self.title = facts_of(self.key).title
 
     def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        risk = risk_coverage(1.0 - confidence, 1.0 - correct)
+        risk = curves.risk_coverage(1.0 - confidence, 1.0 - correct)
         return risk[max(0, math.ceil(self.coverage * len(risk)) - 1)]
 
 

@@ -40,19 +40,12 @@ def running_scores(probs: Tensor, weights: Tensor | None, steps: list[int]) -> d
 
 
 class PassSums(NamedTuple):
-    """Sums over samples for each of S numbers of passes; sums of two batches, or two processes, simply add.
+    """Sums over samples for each of S numbers of passes; sums of two batches, or two processes, simply add."""
 
-    Attributes:
-        nll: (S,) sum of -log probability of the label.
-        wrong: (S,) errors.
-        bins: (S, bins, 3) what `calibration_sums` gives.
-        samples: () how many.
-    """
-
-    nll: Tensor
-    wrong: Tensor
-    bins: Tensor
-    samples: Tensor
+    nll: Tensor  # (S,) sum of -log probability of the label
+    wrong: Tensor  # (S,) errors
+    bins: Tensor  # (S, bins, 3) what `calibration_sums` gives
+    samples: Tensor  # () how many
 
     def __add__(self, other: PassSums) -> PassSums:  # type: ignore[override]
         return PassSums(*(a + b for a, b in zip(self, other, strict=True)))
@@ -78,17 +71,11 @@ def pass_metrics(sums: PassSums) -> dict[str, list[float]]:
 
 
 class PassTrace(NamedTuple):
-    """Scores and sums of the mean of the first t passes of a batch, for S numbers t.
+    """Scores and sums of the mean of the first t passes of a batch, for S numbers t."""
 
-    Attributes:
-        steps: the S numbers of passes.
-        scores: name → (S, B).
-        sums: sums over the samples, or None where labels are not known.
-    """
-
-    steps: list[int]
-    scores: dict[str, Tensor]
-    sums: PassSums | None
+    steps: list[int]  # the S numbers of passes
+    scores: dict[str, Tensor]  # name → (S, B)
+    sums: PassSums | None  # sums over the samples, or None where labels are not known
 
 
 def trace_passes(probs: Tensor, weights: Tensor | None, target: Tensor | None) -> PassTrace | None:

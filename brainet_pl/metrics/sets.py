@@ -7,8 +7,8 @@ from collections.abc import Iterable
 TEST = "test"  # the known test set
 
 
-def check_set_names(names: Iterable[str]) -> None:
-    """Refuse names of out-of-distribution sets that would overwrite the results of another set.
+def check_set_names(names: Iterable[str], near: Iterable[str] = ()) -> None:
+    """Refuse names of out-of-distribution sets that would overwrite the results of another set, and unknown near ones.
 
     Results are kept by the name of their set, in files too, where a "/" becomes a "_".
     """
@@ -26,14 +26,9 @@ def check_set_names(names: Iterable[str]) -> None:
                 f"{name!r}, both written as {file!r}: rename one of them"
             )
         files[file] = name
-
-
-def check_near(names: Iterable[str], near: Iterable[str]) -> None:
-    """Refuse a name in `near` that is none of the out-of-distribution sets."""
-    known = list(names)
-    unknown = sorted(set(near) - set(known))
+    unknown = sorted(set(near) - set(files.values()))
     if unknown:
         raise ValueError(
-            f"expected near to name out-of-distribution sets ({', '.join(known) or 'there are none'}), got "
+            f"expected near to name out-of-distribution sets ({', '.join(files.values()) or 'there are none'}), got "
             f"{', '.join(unknown)}: correct near, or add the set"
         )

@@ -38,21 +38,13 @@ class Shift(NamedTuple):
 
 
 class ShiftResult(NamedTuple):
-    """What was measured after one shift.
+    """What was measured after one shift."""
 
-    Attributes:
-        corruption: its name; "clean" is the test set itself.
-        severity: from 1 on; 0 of the test set.
-        samples: how many.
-        predicted: measure → value of the averaged prediction: Acc, NLL, Brier and ECE, or RMSE and NLL.
-        final: the same after calibration; None where there is none.
-    """
-
-    corruption: str
-    severity: int
-    samples: int
-    predicted: dict[str, float]
-    final: dict[str, float] | None
+    corruption: str  # its name; "clean" is the test set itself
+    severity: int  # from 1 on; 0 of the test set
+    samples: int  # how many
+    predicted: dict[str, float]  # measure → value of the averaged prediction: Acc, NLL, Brier and ECE, or RMSE and NLL
+    final: dict[str, float] | None  # the same after calibration; None where there is none
 
 
 def shift_name(corruption: str, severity: int) -> str:
@@ -155,11 +147,9 @@ def measures_of(sums: Sums) -> dict[str, float]:
 
 
 def means(shifts: Sequence[ShiftResult], severity: int | None = None) -> dict[str, dict[str, float]]:
-    """ "predicted" and, where there is one, "final" → measure → mean over shifts, the test set left out.
+    """ "predicted" and, where there is one, "final" → measure → mean over shifts, of one severity or of all.
 
-    Args:
-        shifts: what was measured.
-        severity: of the shifts that count; None is all.
+    The test set itself is left out.
     """
     chosen = [s for s in shifts if s.severity and severity in (None, s.severity)]
     found = {}

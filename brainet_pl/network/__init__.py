@@ -5,10 +5,8 @@ Settings, as Python, YAML and the command line name them: `Tree`, `TreeEnsemble`
 """
 
 from brainet_pl.network.base import Head, HeadSettings, Outputs
-from brainet_pl.network.bayes import Bayes, BayesHead
 from brainet_pl.network.ensemble import Ensemble, EnsembleHead, TreeDropout, TreeEnsemble, stacked_tree
-from brainet_pl.network.linear import Linear, LinearHead
-from brainet_pl.network.mlp import MLP, MCDropout, MLPHead
+from brainet_pl.network.mlp import MLP, Bayes, BayesHead, Linear, LinearHead, MCDropout, MLPHead
 from brainet_pl.network.tree import Tree, smallest_budget
 from brainet_pl.network.tree_head import BRAINetHead
 

@@ -13,24 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl.network.base import Head
-from brainet_pl.network.buckets import Layer
 from brainet_pl.network.executor import Executor
-from brainet_pl.network.plan import Plan
+from brainet_pl.network.plan import Layer, Plan
 
 _READ_ROOT = ("output.weight", "out_weight")  # of a head: their last axis is the rows of the root
 _NEURONS = ("scale", "bias", "running_mean", "running_var")  # of the executor: vectors over neurons
 
 
 class Carried(NamedTuple):
-    """What a new head took over.
+    """What a new head took over."""
 
-    Attributes:
-        whole: the names of parameters that were taken over as they are.
-        share: of all its trainable numbers, how many were taken over.
-    """
-
-    whole: frozenset[str]
-    share: float
+    whole: frozenset[str]  # the names of parameters that were taken over as they are
+    share: float  # of all its trainable numbers, how many were taken over
 
 
 class Pair(NamedTuple):
@@ -45,7 +39,7 @@ class Pair(NamedTuple):
 @torch.no_grad()
 def carry(old: Head, new: Head) -> Carried:
     """Copy into `new`, a head of the same settings, what it has in common with `old`; it is changed in place."""
-    before, after = _tensors(old), _tensors(new)
+    before, after = old.state_dict(keep_vars=True), new.state_dict(keep_vars=True)  # as they are, no copies
     same = {name for name, values in after.items() if name in before and before[name].shape == values.shape}
     count = 0
     theirs, ours = getattr(old, "layers", None), getattr(new, "layers", None)
@@ -60,11 +54,6 @@ def carry(old: Head, new: Head) -> Carried:
     whole = frozenset(name for name, _ in new.named_parameters() if name in same)
     count += sum(p.numel() for name, p in new.named_parameters() if name in whole)
     return Carried(whole, count / max(1, new.num_params))
-
-
-def _tensors(head: nn.Module) -> dict[str, Tensor]:
-    """Parameters and kept buffers by name, as they are and not as copies."""
-    return dict(head.state_dict(keep_vars=True))
 
 
 def _equal(matched: Matching, old: Plan, new: Plan) -> bool:

@@ -13,21 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl._utils import checks
-from brainet_pl.network.base import (
-    MOST_PARAMS,
-    MOST_PASSES,
-    Budget,
-    Head,
-    HeadSettings,
-    Norm,
-    Outputs,
-    check_budget,
-    check_hidden,
-    check_norm,
-    check_sizes,
-    need_tree,
-    resolve_budget,
-)
+from brainet_pl.network import base
+from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, Budget, Head, HeadSettings, Norm, Outputs
 from brainet_pl.network.executor import Executor
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.widths import count_parameters, solve_width
@@ -37,7 +24,7 @@ from brainet_pl.structure.ggt import Tree as TreeNode
 
 def stacked_tree(in_features: int, hidden: int) -> GGT:
     """Dense layers one upon the other: `hidden` nodes over all d variables, each with one branch and no ancestors."""
-    check_hidden(hidden)
+    base.check_hidden(hidden)
     variables = tuple(range(in_features))
     tree: TreeNode = Leaf(variables, tuple(() for _ in variables), 0.0)
     for _ in range(hidden):
@@ -83,10 +70,10 @@ class EnsembleHead(Head):
         num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
         min_width = checks.whole("min_width", min_width, 1, 10**6)
         wiring = ggt.only(ggt.map())
-        self.in_features, out_features = check_sizes(ggt.num_variables, out_features)
+        self.in_features, out_features = base.check_sizes(ggt.num_variables, out_features)
         self.out_features, self.members = out_features, members
         self.dropout = checks.share("dropout", dropout)
-        factor = solve_width(wiring, num_params // members, out_features, min_width, 2 if check_norm(norm) else 1)
+        factor = solve_width(wiring, num_params // members, out_features, min_width, 2 if base.check_norm(norm) else 1)
         self.plan = build_plan(wiring, factor, min_width, members=members)
         settings = {"members": members, "momentum": momentum, "eps": eps}
         self.layers = Executor(self.plan, activation=activation, norm=norm, **settings)  # type: ignore[arg-type]
@@ -154,39 +141,19 @@ class Ensemble(HeadSettings):
         norm: Norm = "batch",
         dropout: float = 0.0,
     ) -> None:
-        self.members, self.num_params = checks.whole("members", members, 1, 1000), check_budget(num_params)
-        self.hidden, self.norm = check_hidden(hidden), check_norm(norm)
+        self.members, self.num_params = checks.whole("members", members, 1, 1000), base.check_budget(num_params)
+        self.hidden, self.norm = base.check_hidden(hidden), base.check_norm(norm)
         self.dropout = checks.share("dropout", dropout)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
         """The head on stacked layers."""
         wiring = stacked_tree(in_features, self.hidden)
         settings = {"norm": self.norm, "dropout": self.dropout}
-        budget = resolve_budget(self.num_params, in_features, out_features=out_features)
+        budget = base.resolve_budget(self.num_params, in_features, out_features=out_features)
         return EnsembleHead(wiring, out_features, budget, self.members, **settings)  # type: ignore[arg-type]
 
 
-class _OnMAP(HeadSettings):
-    """What the heads on the best single structure of a learned tree share."""
-
-    needs_tree: ClassVar[bool] = True
-
-    def _build(self, ggt: GGT | None, out_features: int, members: int, dropout: float) -> EnsembleHead:
-        tree, settings = need_tree(ggt, self), {"min_width": self.min_width, "norm": self.norm, "dropout": dropout}
-        needed = members * count_parameters(
-            tree.only(tree.map()), 0.0, out_features, self.min_width, 2 if self.norm else 1
-        )
-        budget = resolve_budget(self.num_params, tree.num_variables, needed, out_features=out_features)
-        head = EnsembleHead(tree, out_features, budget, members, **settings)  # type: ignore[arg-type]
-        head.ggt = head.plan.ggt
-        return head
-
-    def _keep(self, num_params: Budget, min_width: int, norm: Norm) -> None:
-        self.num_params, self.norm = check_budget(num_params), check_norm(norm)
-        self.min_width = checks.whole("min_width", min_width, 1, 10**6)
-
-
-class TreeEnsemble(_OnMAP):
+class TreeEnsemble(HeadSettings):
     """A deep ensemble whose members are all wired by the best structure of the learned tree.
 
     Args:
@@ -199,6 +166,8 @@ class TreeEnsemble(_OnMAP):
         dropout: Dropout rate of the outputs of layers; above 0 each pass also draws a dropout mask for each member.
     """
 
+    needs_tree: ClassVar[bool] = True
+
     def __init__(
         self,
         members: int = 5,
@@ -208,14 +177,23 @@ class TreeEnsemble(_OnMAP):
         dropout: float = 0.0,
     ) -> None:
         self.members, self.dropout = checks.whole("members", members, 1, 1000), checks.share("dropout", dropout)
-        self._keep(num_params, min_width, norm)
+        self.num_params, self.norm = base.check_budget(num_params), base.check_norm(norm)
+        self.min_width = checks.whole("min_width", min_width, 1, 10**6)
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
-        """The ensemble on the tree's best structure."""
-        return self._build(ggt, out_features, self.members, self.dropout)
+        """The networks on the tree's best structure."""
+        tree, per_neuron = base.need_tree(ggt, self), 2 if self.norm else 1
+        least = count_parameters(tree.only(tree.map()), 0.0, out_features, self.min_width, per_neuron)
+        budget = base.resolve_budget(
+            self.num_params, tree.num_variables, self.members * least, out_features=out_features
+        )
+        settings = {"min_width": self.min_width, "norm": self.norm, "dropout": self.dropout}
+        head = EnsembleHead(tree, out_features, budget, self.members, **settings)  # type: ignore[arg-type]
+        head.ggt = head.plan.ggt
+        return head
 
 
-class TreeDropout(_OnMAP):
+class TreeDropout(TreeEnsemble):
     """MC-dropout on a single network that is wired by the best structure of the learned tree.
 
     Args:
@@ -230,8 +208,4 @@ class TreeDropout(_OnMAP):
         self, rate: float = 0.1, num_params: Budget = "auto", min_width: int = 1, norm: Norm = "batch"
     ) -> None:
         self.rate = checks.share("rate", rate)
-        self._keep(num_params, min_width, norm)
-
-    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
-        """The network on the tree's best structure."""
-        return self._build(ggt, out_features, 1, self.rate)
+        super().__init__(1, num_params, min_width, norm, self.rate)

@@ -19,21 +19,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brainet_pl.network.tensors import LevelTensors, repeat_columns
-from brainet_pl.network.weights import ACTIVATIONS, LayerWeights
+from brainet_pl.network.weights import ACTIVATIONS, LayerWeights, LevelTensors, repeat_columns
 from brainet_pl.structure.ggt import SubNetwork
 
 
 class Versions(NamedTuple):
-    """How often a level is computed and read in a training step, for each sample.
+    """How often a level is computed and read in a training step, for each sample."""
 
-    Attributes:
-        columns: how often its layers are computed, each time with other versions of what they read.
-        emitted: versions of a node's output; version v takes column v mod `columns`.
-    """
-
-    columns: int
-    emitted: int
+    columns: int  # how often its layers are computed, each time with other versions of what they read
+    emitted: int  # versions of a node's output; version v takes column v mod `columns`
 
 
 def share_draws(draws: int, branches: Sequence[int]) -> list[Versions]:
@@ -332,12 +326,8 @@ def _reads_few(weight: Tensor, rows: Tensor) -> bool:
     On a CPU: copies are what takes the time there, and compilers and exports know the plain product better.
     """
     plain = rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64) and rows.dtype == weight.dtype
-    return plain and weight.shape[0] > 1 == weight.shape[1] and not _is_traced()
-
-
-def _is_traced() -> bool:
-    """Whether a compiler, an exporter or a tracer looks on."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return plain and weight.shape[0] > 1 == weight.shape[1] and not traced
 
 
 def _sparse_product(weight: Tensor, rows: Tensor, reads: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,11 +1,81 @@
-"""The last layer of a tree: dense, with weights of its own for each branch of the root."""
+"""What the outputs of a tree are made of: a dense layer for each branch of its root, and one past the tree."""
 
 from __future__ import annotations
 
 import math
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from brainet_pl._utils import checks
+from brainet_pl.network.base import Norm
+
+SkipKind = Literal["auto", "linear", "base_logits", "base_logits_or_linear"]
+SkipSetting = Literal[SkipKind, "own", "own_or_linear"]  # the last two as older files and configs have them
+_RENAMED = {"own": "base_logits", "own_or_linear": "base_logits_or_linear"}
+
+
+def skip_setting(skip: Any) -> SkipKind | None:
+    """What a head adds to its outputs, under its current name.
+
+    >>> skip_setting("own_or_linear"), skip_setting("linear")
+    ('base_logits_or_linear', 'linear')
+    """
+    kind = _RENAMED.get(skip, skip) if isinstance(skip, str) else skip
+    checks.one_of("skip", kind, (*get_args(SkipKind), None))
+    return cast(SkipKind | None, kind)
+
+
+class Skip(nn.Module):
+    """Features (B, d) → outputs (B, O), linear, of features that are brought to a mean of 0 and a common scale of 1.
+
+    One scale for all features: a pixel that hardly ever varies is not blown up to the size of the others. It starts at
+    zero, and has no bias: the output layer that it is added to has one.
+
+    Args:
+        in_features: d, the number of features.
+        out_features: O, the number of outputs.
+        norm: "batch" scales features, by the batch while training and by kept statistics afterwards; None does not.
+        momentum: Momentum of the running statistics of the norm.
+        eps: Number that the norm adds to variances.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self, in_features: int, out_features: int, norm: Norm = "batch", momentum: float = 0.1, eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        self.norm, self.momentum, self.eps = norm, momentum, eps
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.register_buffer("running_mean", torch.zeros(in_features if norm else 0))
+        self.register_buffer("running_var", torch.ones(in_features if norm else 0))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Puts all weights back to zero, so that the layer adds nothing."""
+        with torch.no_grad():
+            self.weight.zero_()
+            self.running_mean.zero_()
+            self.running_var.fill_(1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps features (B, d) to what is added to the outputs, (B, O)."""
+        x = x.to(self.weight.dtype)
+        if self.norm is None:
+            return F.linear(x, self.weight)
+        if self.training:
+            var, mean = torch.var_mean(x, dim=0, correction=0)
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
+        else:
+            mean, var = self.running_mean, self.running_var
+        weight = self.weight * torch.rsqrt(var.mean() + self.eps)
+        return F.linear(x, weight, -(weight @ mean))
 
 
 class BranchOutput(nn.Module):

@@ -5,16 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal, get_args
 
 from brainet_pl._utils import checks
-from brainet_pl.network.base import (
-    MOST_PASSES,
-    Budget,
-    HeadSettings,
-    Norm,
-    check_budget,
-    check_norm,
-    need_tree,
-)
-from brainet_pl.network.skip import SkipSetting, skip_setting
+from brainet_pl.network import base
+from brainet_pl.network.base import MOST_PASSES, Budget, HeadSettings, Norm
+from brainet_pl.network.output import SkipSetting, skip_setting
 from brainet_pl.network.tree_head import BRAINetHead, Inference, Sampling, check_fields
 from brainet_pl.network.weights import ACTIVATIONS
 from brainet_pl.network.widths import count_parameters
@@ -72,9 +65,14 @@ class Tree(HeadSettings):
         checks.one_of("activation", activation, ACTIVATIONS)
         checks.one_of("sampling", sampling, get_args(Sampling))
         checks.one_of("inference", inference, get_args(Inference))
-        self.num_params = check_budget(num_params)
+        self.num_params, self.norm = base.check_budget(num_params), base.check_norm(norm)
         self.min_width = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)
-        self.activation, self.norm, self.sampling, self.inference = activation, check_norm(norm), sampling, inference
+        self.activation, self.norm, self.sampling, self.inference = (
+            activation,
+            base.check_norm(norm),
+            sampling,
+            inference,
+        )
         self.skip, self.fields = skip_setting(skip), fields
         self.dropout = checks.share("dropout", dropout)
         self.draws = None if draws is None else checks.whole("draws", draws, 1, MOST_PASSES)
@@ -98,7 +96,7 @@ class Tree(HeadSettings):
             "num_params": None if self.num_params == "auto" else self.num_params,
             "temperature": "auto" if self.temperature is None else self.temperature,
         }
-        return BRAINetHead(need_tree(ggt, self), out_features, **settings)
+        return BRAINetHead(base.need_tree(ggt, self), out_features, **settings)
 
 
 def smallest_budget(ggt: GGT, out_features: int, *, min_width: int = 1, norm: Norm = "batch") -> int:

@@ -18,22 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl._utils import checks
-from brainet_pl.network.base import (
-    MOST_PARAMS,
-    MOST_PASSES,
-    NLL,
-    HeadInputs,
-    Norm,
-    Outputs,
-    ResidualHead,
-    check_norm,
-    check_sizes,
-)
+from brainet_pl.network import base
+from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, NLL, HeadInputs, Norm, Outputs, ResidualHead
 from brainet_pl.network.executor import Executor
 from brainet_pl.network.finalization import NETWORKS, best_value, choose_temperature
-from brainet_pl.network.output import BranchOutput
+from brainet_pl.network.output import BranchOutput, Skip, SkipSetting, skip_setting
 from brainet_pl.network.plan import build_plan
-from brainet_pl.network.skip import Skip, SkipSetting, skip_setting
 from brainet_pl.network.widths import READS, Size, choose_size, fields_of, root_branches
 from brainet_pl.structure.brai import NEIGHBOURS
 from brainet_pl.structure.ggt import GGT, SubNetwork
@@ -108,12 +98,12 @@ class BRAINetHead(ResidualHead):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        check_norm(norm)
+        base.check_norm(norm)
         checks.one_of("sampling", sampling, get_args(Sampling))
         if num_params is not None and width is not None:
             raise ValueError("expected num_params or width, got both: leave one out")
         self.ggt = ggt
-        self.in_features, self.out_features = check_sizes(ggt.num_variables, out_features)
+        self.in_features, self.out_features = base.check_sizes(ggt.num_variables, out_features)
         self.dropout, self.sampling = checks.share("dropout", dropout), sampling
         skip = skip_setting(skip)
         least = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)

@@ -22,15 +22,10 @@ NEURONS = 64  # of the fields of one structure at the least: a table of few colu
 
 
 class Fields(NamedTuple):
-    """The lowest layer: small ones, each of which reads a variable and its neighbours.
+    """The lowest layer: small ones, each of which reads a variable and its neighbours."""
 
-    Attributes:
-        reads: neighbours at the most.
-        width: neurons for each variable.
-    """
-
-    reads: int
-    width: int
+    reads: int  # neighbours at the most
+    width: int  # neurons for each variable
 
 
 def fields_of(ggt: GGT, reads: int | None) -> Fields | None:

@@ -9,18 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.budget import Budget
-from brainet_pl.structure.evidence import LIST_LENGTH, remove_separated, strongest
+from brainet_pl.structure import pdag
+from brainet_pl.structure.evidence import LIST_LENGTH, Budget, remove_separated, strongest
 from brainet_pl.structure.independence import Margins
-from brainet_pl.structure.pdag import (
-    Bools,
-    Ints,
-    Separations,
-    collider_votes,
-    join_separations,
-    orient,
-    transposed,
-)
+from brainet_pl.structure.pdag import Bools, Ints, Separations
 
 CROWD = 1 << 17  # separated pairs beyond which both, not one, have to be among the strongest around a middle
 PAIRS = 2048  # separated pairs whose v-structures are looked for together
@@ -46,20 +38,20 @@ def increase_separation(
     ends of a chain x → z → y, does not pass: given z there is nothing left of it.
     """
     if getattr(test, "keeps_all", False):  # the ensemble of the ablation: d² edges times d sets without a finding
-        return A, join_separations([])
-    inside = _mask(len(A), X)
+        return A, pdag.join_separations([])
+    inside = np.isin(np.arange(len(A)), X)
     scope = np.sort(np.concatenate([X, X_ex]))
     A, from_outside = _thin(A, X, X_ex, scope, n, test, budget)
     A, from_inside = _thin(A, X, X, scope, n, test, budget)
-    separations = join_separations([from_outside, from_inside])
+    separations = pdag.join_separations([from_outside, from_inside])
     if not len(separations.pairs):
         return A, separations
     if check_colliders:
         votes = checked_votes(A, separations, inside, n, test, budget)
         if len(scope) == len(A):
-            return orient(A, votes), separations
+            return pdag.orient(A, votes), separations
         A = A.copy()
-        A[np.ix_(scope, scope)] = orient(A[np.ix_(scope, scope)], votes[np.ix_(scope, scope)])
+        A[np.ix_(scope, scope)] = pdag.orient(A[np.ix_(scope, scope)], votes[np.ix_(scope, scope)])
         return A, separations
     return _orient_within(A, scope, inside, separations), separations
 
@@ -71,7 +63,7 @@ def checked_votes(A: Bools, separations: Separations, targets: Bools, n: int, te
     tested, and every v-structure votes.
     """
     if budget.spent:
-        return collider_votes(A, separations, targets)
+        return pdag.collider_votes(A, separations, targets)
     if n == 0:
         return _votes_by_middle(A | A.T, separations, targets, test, budget)
     return _votes_by_triple(A | A.T, separations, targets, n, test, budget)
@@ -104,7 +96,7 @@ def _votes_by_triple(
     members = separations.member.reshape(len(separations.pairs), n)
     # Bits in place of bytes: most of the time goes to reading rows.
     around = np.packbits(skeleton & targets, axis=1)
-    near = np.packbits(transposed(strongest(skeleton, test)), axis=1)  # [x, z]: x is one of the strongest around z
+    near = np.packbits(pdag.transposed(strongest(skeleton, test)), axis=1)  # [x, z]: x is one of the strongest around z
     length = getattr(test, "list_length", LIST_LENGTH)
     crowded = len(separations.pairs) > CROWD
     for start in range(0, len(separations.pairs), PAIRS):
@@ -140,15 +132,8 @@ def _orient_within(A: Bools, scope: Ints, inside: Bools, removed: Separations) -
     local = Separations(place[removed.pairs], removed.owner[known], place[removed.member[known]])
     inner = A[np.ix_(scope, scope)]
     A = A.copy()
-    A[np.ix_(scope, scope)] = orient(inner, collider_votes(inner, local, inside[scope]))
+    A[np.ix_(scope, scope)] = pdag.orient(inner, pdag.collider_votes(inner, local, inside[scope]))
     return A
-
-
-def _mask(d: int, members: Ints) -> Bools:
-    """(d,) which of d variables are `members`."""
-    mask = np.zeros(d, dtype=bool)
-    mask[members] = True
-    return mask
 
 
 def _thin(
@@ -160,9 +145,9 @@ def _thin(
     is drawn from the potential parents of either end.
     """
     if not len(others):
-        return A, join_separations([])
-    ours, other, inside = (_mask(len(A), part) for part in (X, others, scope))
-    turned = transposed(A)
+        return A, pdag.join_separations([])
+    ours, other, inside = (np.isin(np.arange(len(A)), part) for part in (X, others, scope))
+    turned = pdag.transposed(A)
     between = (ours[:, None] & other) | (other[:, None] & ours)
     edges = (A | turned) & between
     potential = turned & inside[:, None] & inside  # potential[x, z]: z is a potential parent of x within the scope

@@ -13,14 +13,14 @@ from itertools import groupby
 import numpy as np
 
 from brainet_pl.structure.autonomy import increase_separation, is_leaf
-from brainet_pl.structure.budget import Budget
 from brainet_pl.structure.climb import MOST_ARROWS, improve_parents
 from brainet_pl.structure.data import Path
+from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import Margins
 from brainet_pl.structure.independence.base import Floats
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
-from brainet_pl.structure.score import FamilyScore, LocalScore
+from brainet_pl.structure.score import LocalScore
 
 LARGEST = 1e3  # margin that is told apart from larger ones
 NEIGHBOURS = 32  # of a variable that a leaf remembers: how many of them a network reads is its own choice
@@ -28,53 +28,36 @@ NEIGHBOURS = 32  # of a variable that a leaf remembers: how many of them a netwo
 
 @dataclass
 class Call:
-    """One call of Algorithm 1: endogenous `X`, exogenous `X_ex`, the graph `B` that they share with their siblings.
-
-    Attributes:
-        path: the branch numbers from the root down; calls of one path share each of their s samples.
-        branches: the calls that each branch makes, the descendant's last; empty for a leaf.
-    """
+    """One call of Algorithm 1: endogenous `X`, exogenous `X_ex`, the graph `B` that they share with their siblings."""
 
     B: Bools
     X: Ints
     X_ex: Ints
-    path: Path = ()
-    branches: list[list[Call]] = field(default_factory=list)
+    path: Path = ()  # the branch numbers from the root down; calls of one path share each of their s samples
+    branches: list[list[Call]] = field(
+        default_factory=list
+    )  # calls of each branch, the descendant's last; a leaf has none
 
 
 @dataclass
 class BRAI:
-    """What stays the same through the recursion.
+    """What stays the same through the recursion."""
 
-    Attributes:
-        s: samples, and so branches, of the nodes of each level from the root on; the last for all that are deeper.
-        max_order: largest condition set; a call beyond it is a leaf.
-        test_on: the independence test on the sample of a path. A path holds the branch numbers from the root down; the
-            autonomous sets of one branch share its path and so each of its s samples.
-        score: of a variable given its parents, on the full data.
-        budget: when spent, every further call is a leaf.
-        check_colliders: v-structures are asked to explain away (see `autonomy.increase_separation`); the paper does
-            not ask.
-        most_parents: of a variable in a leaf. None: all that its graph gives it, as in the paper.
-        strength: (d, d) numbers that rise with the dependence of two variables, where the test has them.
-        dependent: (d, d) pairs that depend on each other in the full data; the parents of a leaf are then searched for
-            among them by the score. None: a leaf's parents are those of its graph, as in the paper.
-        score_on: the score on the sample of a path, for that search. None: on the full data too.
-        num_neighbours: of a variable in a leaf, those that it depends on most in the sample of the root's branch. 0:
-            none are looked for, as in the paper.
-    """
-
-    s: tuple[int, ...]
-    max_order: int
+    s: tuple[int, ...]  # samples, and so branches, of the nodes of each level; the last for all that are deeper
+    max_order: int  # largest condition set; a call beyond it is a leaf
+    # The independence test on the sample of a path. A path holds the branch numbers from the root down; the autonomous
+    # sets of one branch share its path and so each of its s samples.
     test_on: Callable[[Path], Margins]
-    score: FamilyScore
-    budget: Budget
-    check_colliders: bool = False
-    most_parents: int | None = None
-    strength: Floats | None = None
+    score: LocalScore  # of a variable given its parents, on the full data
+    budget: Budget  # when spent, every further call is a leaf
+    check_colliders: bool = False  # v-structures must explain away (`increase_separation`); the paper does not ask
+    most_parents: int | None = None  # of a variable in a leaf. None: all that its graph gives it, as in the paper
+    strength: Floats | None = None  # (d, d) numbers that rise with the dependence of two variables
+    # (d, d) pairs that depend on each other in the full data; the parents of a leaf are then searched for among them by
+    # the score. None: a leaf's parents are those of its graph, as in the paper.
     dependent: Bools | None = None
-    score_on: Callable[[Path], LocalScore] | None = None
-    num_neighbours: int = 0
+    score_on: Callable[[Path], LocalScore] | None = None  # on the sample of a path, for that search; None: on all rows
+    num_neighbours: int = 0  # of a variable in a leaf: those it depends on most in its sample; the paper has none
     on_leaf: Callable[[], None] = lambda: None
     _neighbours: list[Ints] = field(default_factory=list, init=False)  # (d, k) by branch of the root
     cut_short: bool = field(default=False, init=False)
@@ -82,9 +65,7 @@ class BRAI:
     def learn(self, d: int, X: Ints | None = None) -> Tree:
         """The tree over d variables, or those of them in `X`, from a complete graph."""
         X = np.arange(d) if X is None else X
-        B = np.zeros((d, d), dtype=bool)
-        B[np.ix_(X, X)] = complete_graph(len(X))
-        root = Call(B, X, np.empty(0, dtype=np.intp))
+        root = Call(complete_graph(d, X), X, np.empty(0, dtype=np.intp))
         level, n = [root], 0
         while level:
             level = self._next_level(level, n)
@@ -103,18 +84,9 @@ class BRAI:
                 if not path and self.num_neighbours:
                     self._neighbours.append(strongest_neighbours(test, together[0].X, self.num_neighbours))
                 for call in together:
-                    call.branches.append(self._branch(call, n, (*path, t), test))
+                    call.branches.append(branch(call, n, (*path, t), test, self.budget, self.check_colliders))
             self.cut_short |= self.budget.spent
         return [child for call in split for branch in call.branches for child in branch]
-
-    def _branch(self, call: Call, n: int, path: Path, test: Margins) -> list[Call]:
-        """Lines 8 to 12: the calls that one sample leads to."""
-        X, X_ex = call.X, call.X_ex
-        B_star, _ = increase_separation(call.B, X, X_ex, n, test, self.budget, self.check_colliders)  # line 8
-        X_D, X_A = find_autonomous(B_star, X)  # line 9
-        exogenous = np.sort(np.concatenate([X_ex, *X_A]))
-        ancestors = [Call(B_star, X_Ai, X_ex, path) for X_Ai in X_A]  # lines 10–11
-        return [*ancestors, Call(B_star, X_D, exogenous, path)]  # line 12
 
     def _tree(self, call: Call) -> Tree:
         """Lines 13 to 16, from finished calls."""
@@ -164,10 +136,24 @@ class BRAI:
         assert self.dependent is not None
         score = self.score_on(path) if self.score_on is not None and path and path[-1] else self.score
         within = self.dependent[np.ix_(scope, scope)]
+
+        def by_place(x: int, parents: tuple[int, ...]) -> float:
+            return score(int(scope[x]), tuple(sorted(int(scope[p]) for p in parents)))
+
         for candidates in (within, dag | dag.T):
             if candidates[:, ours].sum() <= MOST_ARROWS:
-                return improve_parents(dag, ours, candidates, _by_place(score, scope), lambda: self.budget.spent)
+                return improve_parents(dag, ours, candidates, by_place, lambda: self.budget.spent)
         return dag
+
+
+def branch(call: Call, n: int, path: Path, test: Margins, budget: Budget, check_colliders: bool) -> list[Call]:
+    """Lines 8 to 12: the calls that one sample leads to."""
+    X, X_ex = call.X, call.X_ex
+    B_star, _ = increase_separation(call.B, X, X_ex, n, test, budget, check_colliders)  # line 8
+    X_D, X_A = find_autonomous(B_star, X)  # line 9
+    exogenous = np.sort(np.concatenate([X_ex, *X_A]))
+    ancestors = [Call(B_star, X_Ai, X_ex, path) for X_Ai in X_A]  # lines 10–11
+    return [*ancestors, Call(B_star, X_D, exogenous, path)]  # line 12
 
 
 def samples_at(s: tuple[int, ...], level: int) -> int:
@@ -203,9 +189,7 @@ def autonomous_sets(
     d: int, X: Ints, max_order: int, test_on: Callable[[Path], Margins], budget: Budget, t: int
 ) -> list[Ints]:
     """The sets that branch t of every node of a tree over `X` leads to, with checked colliders: they make up X."""
-    B = np.zeros((d, d), dtype=bool)
-    B[np.ix_(X, X)] = complete_graph(len(X))
-    level, sets = [Call(B, X, np.empty(0, dtype=np.intp))], []
+    level, sets = [Call(complete_graph(d, X), X, np.empty(0, dtype=np.intp))], []
     for n in range(max_order + 1):
         following = []
         test = test_on((t,) * (n + 1))
@@ -213,18 +197,6 @@ def autonomous_sets(
             if budget.spent or is_leaf(call.B, call.X, call.X_ex, n):
                 sets.append(call.X)
                 continue
-            thinned, _ = increase_separation(call.B, call.X, call.X_ex, n, test, budget, check_colliders=True)
-            X_D, X_A = find_autonomous(thinned, call.X)
-            exogenous = np.sort(np.concatenate([call.X_ex, *X_A]))
-            following += [*(Call(thinned, A, call.X_ex) for A in X_A), Call(thinned, X_D, exogenous)]
+            following += branch(call, n, (), test, budget, check_colliders=True)
         level = following
     return sets + [call.X for call in level]
-
-
-def _by_place(score: LocalScore, scope: Ints) -> LocalScore:
-    """The score of places in `scope`."""
-
-    def local(x: int, parents: tuple[int, ...]) -> float:
-        return score(int(scope[x]), tuple(sorted(int(scope[p]) for p in parents)))
-
-    return local

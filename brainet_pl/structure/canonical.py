@@ -43,12 +43,7 @@ def canonical_order(values: Table) -> CanonicalOrder:
 
 
 def refine(sums: Callable[[Words | None], Words], rows: Callable[[Words], Words]) -> tuple[Words, Words]:
-    """The hashes of rows (N,) and columns (d,) of a table that these two functions read.
-
-    Args:
-        sums: `column_sums` of the table, given the hashes of its rows, or None.
-        rows: `row_hashes` of the table, given the hashes of its columns.
-    """
+    """The hashes of rows (N,) and columns (d,) of a table that its `column_sums` and `row_hashes` read."""
     column_hash = _mix(sums(None))
     row_hash = rows(column_hash)
     distinct = len(np.unique(column_hash))

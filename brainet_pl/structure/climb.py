@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from brainet_pl.structure.budget import Budget
+from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.pdag import Bools, Ints, cpdag, dag_extension
 from brainet_pl.structure.score import LocalScore
 
@@ -127,7 +126,8 @@ def _to_the_top(
         single = np.where(back, -np.inf, gain)  # add y → x, or remove it
         turning = np.where(here & (turned >= 0), gain + gain[turned], -np.inf)  # y → x becomes x → y
         gains = np.concatenate([single, turning])
-        for k in _best_first(gains):
+        worth = np.flatnonzero(gains > SMALLEST_GAIN)
+        for k in worth[np.argsort(-gains[worth], kind="stable")]:  # the largest first
             i = k % len(x)
             a, b = int(y[i]), int(x[i])
             if k >= len(x):
@@ -151,12 +151,6 @@ def _to_the_top(
         else:
             break
     return dag, float(value.sum())
-
-
-def _best_first(gains: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Indices of all gains worth a step, the largest first."""
-    worth = np.flatnonzero(gains > SMALLEST_GAIN)
-    return worth[np.argsort(-gains[worth], kind="stable")]
 
 
 def _reaches(children: list[set[int]], a: int, b: int) -> bool:

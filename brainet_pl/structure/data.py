@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,19 @@ DataKind = Literal["discrete", "gaussian"]  # of a test or score: whether it rea
 Weights = NDArray[np.int64]
 Path = tuple[int, ...]
 Floats = NDArray[np.float64]
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+def register(known: dict[K, type[T]], key: K, member: type[T]) -> None:
+    """Add `member` to `known`; a class defined anew (a cell run again, a module reloaded) takes its own place."""
+    taken = known.get(key)
+    if taken is not None and (taken.__module__, taken.__qualname__) != (member.__module__, member.__qualname__):
+        raise ValueError(
+            f"expected a name that is free for {member.__qualname__}, got {key!r}, which belongs to "
+            f"{taken.__module__}.{taken.__qualname__}: choose another name"
+        )
+    known[key] = member
 
 
 class PreparedData(ABC):
@@ -30,9 +43,6 @@ class PreparedData(ABC):
         columns: (d,) the user's number of each column.
         digest: a hash of the whole table that does not see the order of rows and columns.
         bins: the number of levels that `table` gives a continuous column.
-        categories: whether columns are integers, and so categories where they have few levels.
-        n: the number of rows that are learned from.
-        d: the number of variables.
     """
 
     columns: NDArray[np.intp]
@@ -42,12 +52,9 @@ class PreparedData(ABC):
 
     @staticmethod
     def prepare(features: Any, bins: int, max_rows: int | None = None) -> PreparedData:
-        """Check and sort `features`, keeping a random sample of `max_rows` rows.
+        """Check and sort `features`: an array or tensor (N, d), a `FeatureStream`, or what this has given already.
 
-        Args:
-            features: (N, d) array or tensor, a `FeatureStream`, or what this function has given already.
-            bins: the number of levels of a continuous column.
-            max_rows: of the random sample; None keeps all rows.
+        Continuous columns have `bins` levels. A random sample of `max_rows` rows is kept; None keeps all.
         """
         if isinstance(features, PreparedData):
             return features
@@ -101,16 +108,9 @@ class PreparedData(ABC):
 
 @dataclass(frozen=True, eq=False)
 class TableData(PreparedData):
-    """A table in memory, and what the tests and scores need of it, made when first asked for.
+    """A table in memory, and what the tests and scores need of it, made when first asked for."""
 
-    Attributes:
-        values: (n, d) the table with rows and columns in canonical order.
-        columns: (d,) the user's number of each column.
-        digest: a hash of the whole table that does not see the order of rows and columns.
-        bins: the number of levels that `table` gives a continuous column.
-    """
-
-    values: NDArray[Any]
+    values: NDArray[Any]  # (n, d) the table with rows and columns in canonical order
     columns: NDArray[np.intp]
     digest: str
     bins: int

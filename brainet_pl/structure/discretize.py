@@ -41,8 +41,9 @@ def discretize(values: NDArray[np.generic], bins: int) -> Codes:
     codes = np.empty(values.shape, dtype=np.uint8, order="F")
     arities = np.empty(values.shape[1], dtype=np.int64)
     for j in range(values.shape[1]):
-        column = np.ascontiguousarray(values[:, j])
-        codes[:, j], arities[j] = _code_column(column, bins, integer)
+        levels, count = np.unique(values[:, j], return_counts=True)
+        edges = level_edges(levels, count, bins, integer)
+        codes[:, j], arities[j] = np.searchsorted(edges, values[:, j], side="left"), len(edges) + 1
     return Codes(codes, arities)
 
 
@@ -51,13 +52,6 @@ def check_bins(bins: int) -> int:
     return checks.whole(
         "bins", bins, 2, MAX_BINS, hint="it is the number of levels of a continuous column; 2 to 8 is usual"
     )
-
-
-def _code_column(column: NDArray[np.generic], bins: int, integer: bool) -> tuple[NDArray[np.uint8], int]:
-    ordered = np.sort(column)
-    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    edges = level_edges(ordered[first], np.diff(np.append(first, len(ordered))), bins, integer)
-    return np.searchsorted(edges, column, side="left").astype(np.uint8), len(edges) + 1
 
 
 def normal_scores(values: NDArray[np.generic]) -> NDArray[np.float32]:

@@ -1,17 +1,17 @@
-"""What tests say about pairs of variables: the smallest margin met, and the condition set that gave it."""
+"""What tests say about pairs of variables, the smallest margin and the condition set that gave it, and how many ran."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.budget import Budget
 from brainet_pl.structure.independence import Margins, SingleMargins
 from brainet_pl.structure.pdag import Bools, Ints, Separations, complete_graph, transposed
 
@@ -24,20 +24,36 @@ MOST_CONDITIONS = 64  # members of condition sets for one end of an edge: the va
 
 
 @dataclass
+class Budget:
+    """Counts the tests of a run and says when it has had enough of them, or of time."""
+
+    max_tests: int | None = None
+    max_seconds: float | None = None
+    on_tests: Callable[[int], object] = lambda count: None
+    tests: int = 0
+    start: float = field(default_factory=time.monotonic)
+
+    def count(self, tests: int) -> None:
+        """Adds so many tests to those made, and tells whoever listens."""
+        self.tests += tests
+        self.on_tests(tests)
+
+    @property
+    def spent(self) -> bool:
+        """No further test should be started."""
+        if self.max_tests is not None and self.tests >= self.max_tests:
+            return True
+        return self.max_seconds is not None and time.monotonic() - self.start >= self.max_seconds
+
+
+@dataclass
 class Evidence:
-    """For every pair the smallest margin met so far, and the condition set that gave it.
+    """For every pair the smallest margin met so far, and the condition set that gave it."""
 
-    Attributes:
-        best: (d, d) margins, symmetric.
-        witness: (d, d) index into `conditions`, -1 where no set was tried.
-        conditions: all sets tried.
-        silent: (x, y, index into `conditions`) of tests that could not say anything.
-    """
-
-    best: NDArray[np.float64]
-    witness: NDArray[np.int64]
-    conditions: list[tuple[int, ...]]
-    silent: list[tuple[int, int, int]]
+    best: NDArray[np.float64]  # (d, d) margins, symmetric
+    witness: NDArray[np.int64]  # (d, d) index into `conditions`, -1 where no set was tried
+    conditions: list[tuple[int, ...]]  # all sets tried
+    silent: list[tuple[int, int, int]]  # (x, y, index into `conditions`) of tests that could not say anything
 
     @classmethod
     def none(cls, d: int) -> Evidence:
@@ -236,8 +252,7 @@ def remove_separated(
 
 def marginally_dependent(d: int, X: Ints, test: Margins, budget: Budget) -> Bools:
     """Says which pairs (d, d) of `X` the test does not call independent given nothing."""
-    inside = np.zeros((d, d), dtype=bool)
-    inside[np.ix_(X, X)] = complete_graph(len(X))
+    inside = complete_graph(d, X)
     evidence = Evidence.none(d)
     evidence.collect(inside, inside, 0, test, budget)
     return inside & (evidence.best >= 0)

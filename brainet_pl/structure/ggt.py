@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl.structure import posterior, serialize, tree
-from brainet_pl.structure.patterns import count_patterns
 from brainet_pl.structure.posterior import Floats, LogProbs
 from brainet_pl.structure.serialize import FORMAT
 from brainet_pl.structure.text import short, text_summary
@@ -98,7 +97,7 @@ class GGT:
     @cached_property
     def num_unique_structures(self) -> int:
         """How many different connectivity patterns (nested decompositions of the variables) those ways give."""
-        return count_patterns(tree.shape(self.root))
+        return tree.count_patterns(self.root)
 
     @property
     def depth(self) -> int:
@@ -117,13 +116,13 @@ class GGT:
 
     # -- posterior ----------------------------------------------------------------------------------------------------
 
-    def branch_probabilities(self, temperature: float) -> list[Floats]:
+    def branch_probabilities(self, temperature: float | None = None) -> list[Floats]:
         """For each node of `nodes` the probabilities (s,) of its branches once it is reached; empty for a leaf."""
         return [np.exp(p) for p in self._log_probs(temperature)]
 
-    def _log_probs(self, temperature: float) -> LogProbs:
+    def _log_probs(self, temperature: float | None) -> LogProbs:
         """The logarithms of `branch_probabilities`, computed once for each of the last temperatures."""
-        temperature = posterior.check_temperature(temperature)
+        temperature = posterior.check_temperature(self.auto_temperature if temperature is None else temperature)
         if temperature not in self._remembered:
             self._remembered[temperature] = posterior.branch_log_probs(self._tree, temperature)
             if len(self._remembered) > 16:
@@ -147,12 +146,12 @@ class GGT:
             >>> sum(drawn.choices == (1,) for drawn in ggt.sample(1000, temperature=1.0, rng=0))
             769
         """
-        temperature = self.auto_temperature if temperature is None else temperature
         return posterior.draw_exact(self._tree, self._log_probs(temperature), n, np.random.default_rng(rng))
 
     def sample_uniform(self, n: int, rng: np.random.Generator | int = 0) -> list[SubNetwork]:
         """`n` draws with equal probability for every branch of a node met: the paper's choice while training."""
-        return posterior.draw_uniform(self._tree, n, np.random.default_rng(rng))
+        draw = np.random.default_rng(rng).integers
+        return [posterior.descend(self._tree, lambda i: int(draw(len(self._tree.branches[i])))) for _ in range(n)]
 
     def sample_bottom_up(
         self, n: int, temperature: float = 1.0, rng: np.random.Generator | int = 0
@@ -172,7 +171,6 @@ class GGT:
 
     def log_prob(self, subnetwork: SubNetwork, temperature: float | None = None) -> float:
         """log p(subnetwork) under `sample` at this temperature."""
-        temperature = self.auto_temperature if temperature is None else temperature
         log_probs = self._log_probs(temperature)
         return float(sum(log_probs[i][t] for i, t in self.path(subnetwork)))
 
@@ -192,10 +190,10 @@ class GGT:
             >>> round(alternatives(-2.0, -2.0, 100.0).perplexity(temperature=1.0), 6)
             1.0
         """
-        entropy = self._entropy(self.auto_temperature if temperature is None else temperature)
+        entropy = self._entropy(temperature)
         return math.exp(entropy) if entropy < math.log(sys.float_info.max) else math.inf
 
-    def _entropy(self, temperature: float) -> float:
+    def _entropy(self, temperature: float | None) -> float:
         return posterior.entropy(self._tree, self._log_probs(temperature))
 
     @cached_property
@@ -269,7 +267,6 @@ class GGT:
             >>> ggt.edge_probabilities(temperature=1.0).round(2).tolist()
             [[0.0, 0.25], [0.0, 0.0]]
         """
-        temperature = self.auto_temperature if temperature is None else temperature
         reached = posterior.reach(self._tree, self._log_probs(temperature))
         edges = np.zeros((self.num_variables, self.num_variables))
         for node, probability in zip(self.nodes, reached, strict=True):

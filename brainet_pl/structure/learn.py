@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain, product
 from typing import Any, Literal
 
@@ -15,25 +15,17 @@ from tqdm.auto import tqdm
 
 from brainet_pl._utils import checks
 from brainet_pl.structure.brai import BRAI, NEIGHBOURS, autonomous_sets, samples_at
-from brainet_pl.structure.budget import Budget
 from brainet_pl.structure.copies import find_copies, tree_with_copies
 from brainet_pl.structure.data import Path, PreparedData
+from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest, Margins
 from brainet_pl.structure.pdag import Bools, complete_graph
-from brainet_pl.structure.score import FamilyScore, LocalScore, Score, find_score
-from brainet_pl.structure.settings import (
-    AUTO,
-    SAMPLES,
-    Bootstrap,
-    Settings,
-    check_settings,
-    choose_test,
-    warn_of_few_rows,
-)
+from brainet_pl.structure.score import LocalScore, Score, find_score
+from brainet_pl.structure.settings import AUTO, SAMPLES, Bootstrap, Settings, choose_test, warn_of_few_rows
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 from brainet_pl.structure.stream import shared_by_processes
-from brainet_pl.structure.threshold import Choice, at_threshold, choose_threshold, search_paths
+from brainet_pl.structure.threshold import AtThreshold, Choice, choose_threshold, search_paths
 
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 
@@ -102,7 +94,7 @@ def learn_structure(
         >>> ggt.dag(ggt.map()).astype(int).tolist()
         [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     """
-    settings = check_settings(
+    settings = Settings(
         s, max_order, test, threshold, bootstrap, bins, score, ess, seed, max_rows, max_tests, max_seconds
     )
     show = checks.flag("progress", progress)
@@ -134,7 +126,7 @@ def learn_structure(
             stacklevel=2,
         )
     record = {
-        "s": settings.s[0] if len(set(settings.s)) == 1 else list(settings.s),
+        "s": settings.samples[0] if len(set(settings.samples)) == 1 else list(settings.samples),
         "max_order": settings.max_order,
         "test": prepared.test.name,
         "threshold": threshold,
@@ -155,23 +147,16 @@ def learn_structure(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Data and settings, with all that is decided before the first test.
-
-    Attributes:
-        threshold: the threshold that was given, or the test's own.
-        half_samples: the test on each half sample that thresholds are compared on; empty where none is searched.
-        on_all_rows: the test on all rows, where it is needed.
-        original: (d,) for each column the first one that determines it and is determined by it.
-    """
+    """Data and settings, with all that is decided before the first test."""
 
     data: PreparedData
     settings: Settings
     test: type[IndependenceTest]
     scoring: type[Score]
-    threshold: float
-    half_samples: dict[Path, IndependenceTest]
-    on_all_rows: IndependenceTest | None
-    original: NDArray[np.intp]
+    threshold: float  # the one that was given, or the test's own
+    half_samples: dict[Path, IndependenceTest]  # on which thresholds are compared; empty where none is searched
+    on_all_rows: IndependenceTest | None  # the test on all rows, where it is needed
+    original: NDArray[np.intp]  # (d,) for each column the first one that determines it and is determined by it
 
     @property
     def variables(self) -> NDArray[np.intp]:
@@ -184,20 +169,20 @@ def _prepare(data: PreparedData, settings: Settings) -> _Prepared:
     seed, order, as_in_paper = settings.seed, settings.max_order, settings.as_in_paper
     test = choose_test(settings.test, data)
     scoring = find_score(test.default_score if settings.score is None else settings.score, test.kind)
-    threshold = test.check_threshold(settings.threshold, data.d)
+    threshold = test.check_threshold(settings.given_threshold, data.d)
     if threshold == 0 and order is None:
         raise ValueError(
             "expected a max_order when threshold is 0, got None: nothing is ever separated, so the tree would have "
-            f"{max(settings.s)}^{data.d} leaves; set max_order=1 for an ensemble of {settings.s[0]} stacked networks"
+            f"{max(settings.samples)}^{data.d} leaves; set max_order=1 for {settings.samples[0]} stacked networks"
         )
     depth = 2 if order is None else order + 1
-    searched = search_paths(data.d, depth) if settings.search_threshold and test.unit == "nats" else []
+    searched = search_paths(data.d, depth) if settings.threshold == AUTO and test.unit == "nats" else []
     # A threshold is looked for in what is sure, whatever the tree is then learned from; half samples serve both.
     draw, shared = (bootstrap_weights, []) if as_in_paper else (half_weights, searched)
     data.announce(
         chain(
             (half_weights(data.n, seed, path) for path in searched),
-            (draw(data.n, seed, path) for path in sample_paths(settings.s, depth) if path not in shared),
+            (draw(data.n, seed, path) for path in sample_paths(settings.samples, depth) if path not in shared),
         )
     )
     on_all_rows = None if as_in_paper and not searched else test.on(data, None, threshold)
@@ -217,7 +202,7 @@ def _search(prepared: _Prepared, budget: Budget) -> Choice:
 
     def split(threshold: float) -> list[list[NDArray[np.intp]]]:
         def at(path: Path) -> Margins:
-            return at_threshold(tests[path], prepared.threshold, threshold)
+            return AtThreshold(tests[path], prepared.threshold, threshold)
 
         samples = [path[0] for path in tests if len(path) == 1]
         return [[place[part] for part in autonomous_sets(d, X, order, at, budget, t)] for t in samples]
@@ -231,42 +216,34 @@ def _learn(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Calla
 
     def test_on(path: Path) -> Margins:
         if not as_in_paper and path in prepared.half_samples:
-            return at_threshold(prepared.half_samples[path], prepared.threshold, threshold)
+            return AtThreshold(prepared.half_samples[path], prepared.threshold, threshold)
         draw = bootstrap_weights if as_in_paper else half_weights
         test = prepared.test.on(data, draw(data.n, settings.seed, path), threshold)
         test.capped = not as_in_paper
         return test
 
+    # A score is not misled by repeated rows as a test is: a parent more costs it the logarithm of their number.
+    @lru_cache(maxsize=4)  # leaves of one path follow each other
+    def score_on(path: Path) -> LocalScore:
+        local = prepared.scoring.on_sample(data, settings.ess, bootstrap_weights(data.n, settings.seed, path))
+        return cache(prepared.scoring.on(data, settings.ess) if local is None else local)
+
     learner = BRAI(
-        s=settings.s,
+        s=settings.samples,
         max_order=data.d if settings.max_order is None else min(settings.max_order, data.d),
         test_on=test_on,
-        score=FamilyScore(prepared.scoring.on(data, settings.ess)),
+        score=cache(prepared.scoring.on(data, settings.ess)),
         budget=budget,
         check_colliders=not as_in_paper,
         most_parents=None if as_in_paper else LEAF_PARENTS,
         strength=None if as_in_paper else getattr(prepared.on_all_rows, "strength", None),
         dependent=None if as_in_paper else _dependent(prepared.on_all_rows, data.d, budget),
-        score_on=_score_on_samples(prepared.scoring, data, settings.ess, settings.seed),
+        score_on=score_on,
         num_neighbours=0 if as_in_paper or threshold == 0 else NEIGHBOURS,
         on_leaf=on_leaf,
     )
     tree = learner.learn(data.d, prepared.variables)
     return tree_with_copies(tree, prepared.original, learner.score), learner.cut_short
-
-
-def _score_on_samples(scoring: type[Score], data: PreparedData, ess: float, seed: int) -> Callable[[Path], LocalScore]:
-    """The score on the bootstrap sample of a path; on all rows where a score knows no samples.
-
-    A score is not misled by repeated rows as a test is: a parent more costs it the logarithm of their number.
-    """
-
-    @lru_cache(maxsize=4)  # leaves of one path follow each other
-    def score_on(path: Path) -> LocalScore:
-        local = scoring.on_sample(data, ess, bootstrap_weights(data.n, seed, path))
-        return FamilyScore(scoring.on(data, ess) if local is None else local)
-
-    return score_on
 
 
 def sample_paths(s: tuple[int, ...], depth: int) -> Iterator[Path]:

@@ -70,9 +70,13 @@ class PDAG:
         return PDAG(self.adjacency[np.ix_(order, order)])
 
 
-def complete_graph(d: int) -> Bools:
-    """Where learning starts: every pair joined, nothing directed."""
-    return ~np.eye(d, dtype=bool)
+def complete_graph(d: int, X: Ints | None = None) -> Bools:
+    """Where learning starts: every pair of d variables, or of those of them in `X`, joined, nothing directed."""
+    joined = ~np.eye(d, dtype=bool)
+    if X is not None:
+        outside = np.setdiff1d(np.arange(d), X)
+        joined[outside] = joined[:, outside] = False
+    return joined
 
 
 def cpdag(dag: Bools) -> PDAG:
@@ -180,19 +184,12 @@ def meek(A: Bools) -> Bools:
         a, b = np.concatenate([a, shields[0]]), np.concatenate([fresh[place], shields[1]])
         open_ = undirected[a, b] & ~asked[a, b]
         shields = _shields(undirected, into, skeleton, a[open_], b[open_])
-        start, end = _one_way(undirected, asked, asked_back, shields)
+        this_round, back = (asked.copy(), asked_back.copy()) if len(shields[0]) else (asked, asked_back)
+        this_round[shields] = back[shields[::-1]] = True
+        start, end = np.nonzero(undirected & this_round & ~back)  # those that are asked to point one way only
         undirected[start, end] = undirected[end, start] = False
         directed[start, end] = into[end, start] = True
     return np.asarray(undirected | directed)
-
-
-def _one_way(undirected: Bools, asked: Bools, asked_back: Bools, shields: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    """The undirected edges that are asked to point one way only, by `asked` or by pairs in `shields`."""
-    if len(shields[0]):
-        asked, asked_back = asked.copy(), asked_back.copy()
-        asked[shields] = asked_back[shields[::-1]] = True
-    start, end = np.nonzero(undirected & asked & ~asked_back)
-    return start, end
 
 
 def transposed(a: NDArray[Any]) -> NDArray[Any]:

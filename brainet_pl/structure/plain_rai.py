@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from brainet_pl._utils import checks
+from brainet_pl.structure import pdag
 from brainet_pl.structure.autonomy import increase_separation, is_leaf
-from brainet_pl.structure.budget import Budget
 from brainet_pl.structure.climb import MOST_ARROWS, climb_from
 from brainet_pl.structure.copies import find_copies, with_copies
 from brainet_pl.structure.data import PreparedData
 from brainet_pl.structure.discretize import check_bins
-from brainet_pl.structure.evidence import Evidence, marginally_dependent, remove_separated
+from brainet_pl.structure.evidence import Budget, Evidence, marginally_dependent, remove_separated
 from brainet_pl.structure.independence import IndependenceTest, Margins
-from brainet_pl.structure.pdag import (
-    PDAG,
-    Bools,
-    Ints,
-    Separations,
-    complete_graph,
-    find_autonomous,
-    join_separations,
-    orient_surest_first,
-)
-from brainet_pl.structure.score import FamilyScore, find_score
+from brainet_pl.structure.pdag import PDAG, Bools, Ints, Separations
+from brainet_pl.structure.score import LocalScore, find_score
 from brainet_pl.structure.settings import AUTO, check_limits, check_order, check_rows, choose_test, warn_of_few_rows
 from brainet_pl.structure.stream import shared_by_processes
 
@@ -102,7 +94,7 @@ def rai(
     climbing = None if climb is None else checks.flag("climb", climb)
     budget = Budget(*check_limits(max_tests, max_seconds))
     tester: Margins
-    score: FamilyScore | None = None
+    score: LocalScore | None = None
     if isinstance(test, str | type):
         data = PreparedData.prepare(features, bins, max_rows)
         warn_of_few_rows(data)
@@ -112,9 +104,10 @@ def rai(
         original = find_copies(data, chosen.kind)
         tester = chosen.on(data, None, threshold)
         if again and (chosen.unit == "significance level" if climbing is None else climbing):
-            score = FamilyScore(find_score(chosen.default_score, chosen.kind).on(data, ESS))
+            score = cache(find_score(chosen.default_score, chosen.kind).on(data, ESS))
     else:
-        tester, d = _check_object(test), _check_variables(features)
+        hint = "a test object has its own data, so give the number of variables in place of the features"
+        tester, d = _check_object(test), checks.whole("features", features, 1, hint=hint)
         for name, value in (("threshold", threshold), ("max_rows", max_rows), ("climb", climbing or None)):
             if value is not None:
                 raise ValueError(
@@ -131,17 +124,15 @@ def rai(
     nothing = np.empty(0, dtype=np.intp)
     first = min(most, RECURSION_ORDER) if again else most
     X = np.flatnonzero(original == np.arange(d))
-    start = np.zeros((d, d), dtype=bool)
-    start[np.ix_(X, X)] = complete_graph(len(X))
-    A, separations = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
+    A, separations = recursive_autonomy(pdag.complete_graph(d, X), X, nothing, 0, first, tester, budget)
     if again:
         skeleton, separations = retest_widely(A, X, separations, most, tester, budget)
         A = orient_by_evidence(skeleton, separations, most, tester, budget)
     if score is not None and most:  # order 0 asks for dependence given nothing, which no score looks for
         allowed = marginally_dependent(d, X, tester, budget)
-        unexplained: Callable[[Bools], Bools] = Unexplained(X, tester, budget)
+        unexplained = find_unexplained(X, tester, budget)
         if allowed.sum() > MOST_ARROWS:
-            allowed, unexplained = A | A.T, _nothing_more
+            allowed, unexplained = A | A.T, np.zeros_like
         if allowed.sum() <= MOST_ARROWS:
             A = climb_from(A, allowed, unexplained, score, float(np.log(d)), budget)
     A = with_copies(A, original)
@@ -155,44 +146,39 @@ def recursive_autonomy(
 ) -> tuple[Bools, Separations]:
     """Plain RAI: Algorithm 1 with one pass instead of s, and the whole graph as its result."""
     if n > max_order or is_leaf(A, X, X_ex, n) or budget.spent:
-        return A, join_separations([])
+        return A, pdag.join_separations([])
     A, separations = increase_separation(A, X, X_ex, n, test, budget)
-    descendant, ancestors = find_autonomous(A, X)
+    descendant, ancestors = pdag.find_autonomous(A, X)
     exogenous = np.sort(np.concatenate([X_ex, *ancestors]))
     calls = [(part, X_ex) for part in ancestors] + [(descendant, exogenous)]
     results = [recursive_autonomy(A, part, part_ex, n + 1, max_order, test, budget) for part, part_ex in calls]
     merged = np.logical_and.reduce([graph for graph, _ in results])
-    return merged, join_separations([separations, *(more for _, more in results)])
+    return merged, pdag.join_separations([separations, *(more for _, more in results)])
 
 
-class Unexplained:
+def find_unexplained(X: Ints, test: Margins, budget: Budget) -> Callable[[Bools], Bools]:
     """From a DAG (d, d) to the pairs of `X` (d, d) that are dependent given the parents of either end.
 
-    Dependences that cancel, such as a direct one and one by another way, show only here and not given nothing. What was
-    tested once is remembered, because most parents stay from one DAG to the next.
+    Dependences that cancel, such as a direct one and one by another way, show only here and not given nothing.
     """
 
-    def __init__(self, X: Ints, test: Margins, budget: Budget) -> None:
-        self.X, self.test, self.budget = X, test, budget
-        self._known: dict[tuple[int, tuple[int, ...]], Ints] = {}
+    @cache  # most parents stay from one DAG to the next
+    def dependent(x: int, parents: tuple[int, ...]) -> Ints:
+        others = np.setdiff1d(X, [x, *parents])
+        if not len(others):
+            return others
+        budget.count(len(others))
+        return np.asarray(others[test.block(parents, np.array([x]), others)[0] > 0])
 
-    def __call__(self, dag: Bools) -> Bools:
-        """(d, d), symmetric."""
+    def unexplained(dag: Bools) -> Bools:
         pairs = np.zeros(dag.shape, dtype=bool)
-        for x in self.X.tolist():
+        for x in X.tolist():
             parents = tuple(np.flatnonzero(dag[:, x]).tolist())
-            if parents and not self.budget.spent:
-                pairs[x, self._dependent(x, parents)] = True
+            if parents and not budget.spent:
+                pairs[x, dependent(x, parents)] = True
         return pairs | pairs.T
 
-    def _dependent(self, x: int, parents: tuple[int, ...]) -> Ints:
-        if (x, parents) not in self._known:
-            others = np.setdiff1d(self.X, [x, *parents])
-            if len(others):
-                self.budget.count(len(others))
-                others = others[self.test.block(parents, np.array([x]), others)[0] > 0]
-            self._known[x, parents] = others
-        return self._known[x, parents]
+    return unexplained
 
 
 def retest_widely(
@@ -216,7 +202,7 @@ def retest_widely(
             break
         skeleton, removed = remove_separated(skeleton, skeleton, candidates, n, test, budget)
         parts.append(removed)
-    return skeleton, join_separations(parts)
+    return skeleton, pdag.join_separations(parts)
 
 
 def orient_by_evidence(
@@ -230,19 +216,14 @@ def orient_by_evidence(
     """
     d = len(skeleton)
     common = (skeleton.astype(np.float32) @ skeleton.astype(np.float32)) > 0
-    open_ends = common & ~skeleton & complete_graph(d)
+    open_ends = common & ~skeleton & pdag.complete_graph(d)
     evidence = Evidence.none(d)
     for n in range(min(max_order, REPAIR_ORDER) + 1):
         evidence.collect(open_ends, skeleton, n, test, budget)
     evidence.add(separations, open_ends & (evidence.best >= 0), test, budget)
     chosen = evidence.separations(open_ends & (evidence.best < 0))
     x, y = chosen.pairs.T
-    return orient_surest_first(skeleton, chosen, np.argsort(evidence.best[x, y], kind="stable"))
-
-
-def _nothing_more(dag: Bools) -> Bools:
-    """No further pairs (d, d) to join."""
-    return np.zeros_like(dag)
+    return pdag.orient_surest_first(skeleton, chosen, np.argsort(evidence.best[x, y], kind="stable"))
 
 
 def _check_object(test: Any) -> Margins:
@@ -253,8 +234,3 @@ def _check_object(test: Any) -> Margins:
         )
     tester: Margins = test
     return tester
-
-
-def _check_variables(features: Any) -> int:
-    hint = "a test object has its own data, so give the number of variables in place of the features"
-    return checks.whole("features", features, 1, hint=hint)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from brainet_pl._utils import checks
 from brainet_pl.structure.tree import Leaf, NumberedTree, SubNetwork, Tree
 
 Floats = NDArray[np.float64]
@@ -21,9 +22,7 @@ LogProbs = list[Floats]  # by node number: log-probabilities (s,) of its branche
 
 def check_temperature(temperature: float) -> float:
     """Refuse what is not a temperature: a negative number or NaN."""
-    if not temperature >= 0:
-        raise ValueError(f"expected a temperature of at least 0, got {temperature}: 0 is MAP, infinity is uniform")
-    return temperature
+    return checks.at_least("a temperature", temperature, 0, "0 is MAP, infinity is uniform")
 
 
 def branch_log_probs(tree: NumberedTree, temperature: float) -> LogProbs:
@@ -126,11 +125,6 @@ def draw_exact(tree: NumberedTree, log_probs: LogProbs, n: int, rng: np.random.G
         return min(int(np.searchsorted(edges, rng.random() * edges[-1], side="right")), len(edges) - 1)
 
     return [descend(tree, choose) for _ in range(n)]
-
-
-def draw_uniform(tree: NumberedTree, n: int, rng: np.random.Generator) -> list[SubNetwork]:
-    """`n` draws with equal probability for every branch of a node met."""
-    return [descend(tree, lambda i: int(rng.integers(len(tree.branches[i])))) for _ in range(n)]
 
 
 def draw_bottom_up(root: Tree, temperature: float, n: int, rng: np.random.Generator) -> list[SubNetwork]:

@@ -1,8 +1,8 @@
 """Decomposable Bayesian scores log p(x | parents), always on the full data (line 3 of Algorithm 1).
 
-A score is a function of one family; `FamilyScore` remembers what it has computed, because the leaves of a tree repeat
-most families. A subclass of `Score` gives such a function a name, and says which data it reads and with which tests it
-goes; it is found by `find_score` from the moment its class is defined.
+A score is a function of one family, a variable and its sorted parents. Learners put a `functools.cache` in front of it,
+because the leaves of a tree repeat most families. A subclass of `Score` gives such a function a name, and says which
+data it reads and with which tests it goes; it is found by `find_score` from the moment its class is defined.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from brainet_pl.structure.data import DataKind, PreparedData, Weights
-from brainet_pl.structure.registry import register
+from brainet_pl.structure.data import DataKind, PreparedData, Weights, register
 from brainet_pl.structure.statistics import CodeTable
 
 Floats = NDArray[np.float64]
@@ -26,21 +25,6 @@ LocalScore = Callable[[int, tuple[int, ...]], float]
 _named: dict[tuple[str, DataKind], type[Score]] = {}
 _MAX_CODE = 1 << 40  # joint codes are renumbered before they can overflow 64 bits
 _TINY_LOG = -600.0  # below exp(-600) the rising factorial takes its limit form
-
-
-class FamilyScore:
-    """A cache in front of a local score."""
-
-    def __init__(self, local: LocalScore) -> None:
-        self._local = local
-        self._known: dict[tuple[int, tuple[int, ...]], float] = {}
-
-    def __call__(self, x: int, parents: tuple[int, ...]) -> float:
-        """The score of `x` given sorted `parents`."""
-        family = (x, parents)
-        if family not in self._known:
-            self._known[family] = self._local(x, parents)
-        return self._known[family]
 
 
 def family_counts(table: CodeTable, x: int, parents: tuple[int, ...]) -> NDArray[np.int64]:
@@ -257,11 +241,6 @@ class GaussianBIC(Score):
         return gaussian_bic(data.correlation(), data.n)
 
 
-def known_scores(kind: DataKind) -> list[str]:
-    """The names of all scores that go with a test of this kind, sorted."""
-    return sorted(name for name, goes_with in _named if goes_with == kind)
-
-
 def find_score(score: str | type[Score], kind: DataKind) -> type[Score]:
     """The score of a name for a test of this `kind`; a class is checked and handed back.
 
@@ -271,8 +250,9 @@ def find_score(score: str | type[Score], kind: DataKind) -> type[Score]:
     """
     chosen = _named.get((score, kind)) if isinstance(score, str) else score
     if not (inspect.isclass(chosen) and issubclass(chosen, Score) and kind in getattr(chosen, "goes_with", ())):
+        known = sorted(name for name, goes_with in _named if goes_with == kind)
         raise ValueError(
-            f"expected score to be one of {', '.join(known_scores(kind))} for a {kind} test, got {score!r}: "
+            f"expected score to be one of {', '.join(known)} for a {kind} test, got {score!r}: "
             "choose one of these, None for the one that belongs to the test, or another test"
         )
     if inspect.isabstract(chosen):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from numpy.typing import NDArray
@@ -22,15 +22,14 @@ SAMPLES = (4, 1)  # of the root, and of the nodes below it
 MOST_SAMPLES = 1000  # samples of a node; a tree of more would not fit anywhere
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
-    """Settings of `learn_structure` as plain values: `s` for each level, `threshold` None where "auto" was given."""
+    """Settings of `learn_structure` as plain values, checked; what only the data can tell is checked later."""
 
-    s: tuple[int, ...]
+    s: int | Sequence[int]
     max_order: int | None
     test: str | type[IndependenceTest]
-    threshold: float | None
-    search_threshold: bool
+    threshold: float | Literal["auto"] | None
     bootstrap: Bootstrap
     bins: int
     score: str | type[Score] | None
@@ -39,53 +38,33 @@ class Settings:
     max_rows: int | None
     max_tests: int | None
     max_seconds: float | None
+    samples: tuple[int, ...] = field(init=False)  # of the nodes of each level
+
+    def __post_init__(self) -> None:
+        chosen = find_test("gaussian" if self.test == AUTO else self.test)  # which "auto" is, is known with the data
+        chosen.check_threshold(self.given_threshold)
+        if self.test != AUTO:
+            find_score(chosen.default_score if self.score is None else self.score, chosen.kind)
+        hint = "half is the better one, paper is Algorithm 1 to the letter"
+        checks.one_of("bootstrap", self.bootstrap, get_args(Bootstrap), hint)
+        self.samples = check_samples(self.s)
+        self.max_order, self.bins = check_order(self.max_order), check_bins(self.bins)
+        hint = "it is the weight of the score's prior; 1 is common"
+        self.ess = checks.number("ess", self.ess, 1e-12, hint=hint)
+        self.seed = checks.whole("seed", self.seed, 0, hint="any number from 0 on will do")
+        self.max_rows = check_rows(self.max_rows)
+        self.max_tests, self.max_seconds = check_limits(self.max_tests, self.max_seconds)
 
     @property
     def as_in_paper(self) -> bool:
         """Whether Algorithm 1 is followed to the letter."""
         return self.bootstrap == "paper"
 
-
-def check_settings(
-    s: int | Sequence[int],
-    max_order: int | None,
-    test: str | type[IndependenceTest],
-    threshold: float | Literal["auto"] | None,
-    bootstrap: Bootstrap,
-    bins: int,
-    score: str | type[Score] | None,
-    ess: float,
-    seed: int,
-    max_rows: int | None,
-    max_tests: int | None,
-    max_seconds: float | None,
-) -> Settings:
-    """Settings of `learn_structure` as plain values, or an error; what only the data can tell is checked later."""
-    search = isinstance(threshold, str) and threshold == AUTO  # any other word is for the test to refuse
-    given = None if search else threshold
-    chosen = find_test("gaussian" if test == AUTO else test)  # which "auto" is, is known once there is data
-    chosen.check_threshold(given)  # type: ignore[arg-type]
-    if test != AUTO:
-        find_score(chosen.default_score if score is None else score, chosen.kind)
-    if bootstrap not in get_args(Bootstrap):
-        raise ValueError(
-            f"expected bootstrap to be one of {', '.join(get_args(Bootstrap))}, got {checks.shown(bootstrap)}: half is "
-            "the better one, paper is Algorithm 1 to the letter"
-        )
-    return Settings(
-        check_samples(s),
-        check_order(max_order),
-        test,
-        given,  # type: ignore[arg-type]
-        search,
-        bootstrap,
-        check_bins(bins),
-        score,
-        checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior; 1 is common"),
-        checks.whole("seed", seed, 0, hint="any number from 0 on will do"),
-        check_rows(max_rows),
-        *check_limits(max_tests, max_seconds),
-    )
+    @property
+    def given_threshold(self) -> float | None:
+        """The threshold, where one was given; any word but "auto" is for the test to refuse."""
+        searched = isinstance(self.threshold, str) and self.threshold == AUTO
+        return None if searched else self.threshold  # type: ignore[return-value]
 
 
 def check_samples(s: Any) -> tuple[int, ...]:

@@ -95,15 +95,10 @@ class CodeTable:
 
 
 class JointCounts(NamedTuple):
-    """Counts of left × right levels for each configuration of a condition set, most frequent levels left out.
+    """Counts of left × right levels for each configuration of a condition set, most frequent levels left out."""
 
-    Attributes:
-        counts: (q, 1 + Cl, 1 + Cr); index 0 sums over all levels.
-        left: (L,) where each left variable's block begins, counted without index 0; likewise `right` (R,).
-    """
-
-    counts: NDArray[np.float32]
-    left: Ints
+    counts: NDArray[np.float32]  # (q, 1 + Cl, 1 + Cr); index 0 sums over all levels
+    left: Ints  # (L,) where each left variable's block begins, counted without index 0; likewise `right` (R,)
     right: Ints
 
 
@@ -159,7 +154,7 @@ class CountSample:
 
         The cheap way for a few pairs at a time: one joint code a row, then one histogram for all T tests together.
         """
-        q, r, s = self._table_shape(x, y, conditions)
+        q, r, s = self.table_shape(x, y, conditions)
         counts = np.empty((len(x), q * r * s), dtype=np.int64)
         step = max(1, _GRAM_VALUES // max(1, len(self._rows)))  # codes are as many as tests times rows
         for part in (slice(i, i + step) for i in range(0, len(x), step)):
@@ -176,12 +171,8 @@ class CountSample:
             counts[part] = found.reshape(len(code), -1)
         return counts.reshape(len(x), q, r, s)
 
-    def table_cells(self, x: Ints, y: Ints, conditions: Ints) -> int:
-        """The size of one table of `pair_tables`."""
-        q, r, s = self._table_shape(x, y, conditions)
-        return q * r * s
-
-    def _table_shape(self, x: Ints, y: Ints, conditions: Ints) -> tuple[int, int, int]:
+    def table_shape(self, x: Ints, y: Ints, conditions: Ints) -> tuple[int, int, int]:
+        """The shape (q, r, s) of one table of `pair_tables`."""
         arities = self.table.arities
         # As floats, because a set of many variables has more configurations than an integer holds.
         q = arities[conditions].astype(np.float64).prod(axis=1).max()

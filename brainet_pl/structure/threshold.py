@@ -10,12 +10,13 @@ thresholds that are nearly the best, the one that keeps most pairs is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.independence import IndependenceTest, Margins, SingleMargins
+from brainet_pl.structure.independence import IndependenceTest, SingleMargins
 from brainet_pl.structure.independence.base import Ints
 
 Floats = NDArray[np.float64]
@@ -32,17 +33,11 @@ PATIENCE = 3  # denser graphs in a row that do not do better, after one that did
 
 
 class Choice(NamedTuple):
-    """The threshold that was chosen, in nats, and what its sets are worth.
+    """The threshold that was chosen, in nats, and what its sets are worth."""
 
-    Attributes:
-        threshold: in nats; None where no graph of the grid falls apart into sets that are worth anything.
-        modularity: of its sets, the mean over samples, above 0 and below 1; 0 where there is none.
-        tried: (threshold, modularity) of every graph that was looked at, sparse ones first.
-    """
-
-    threshold: float | None
-    modularity: float
-    tried: tuple[tuple[float, float], ...]
+    threshold: float | None  # None where no graph of the grid falls apart into sets that are worth anything
+    modularity: float  # of its sets, the mean over samples, above 0 and below 1; 0 where there is none
+    tried: tuple[tuple[float, float], ...]  # (threshold, modularity) of every graph looked at, sparse ones first
 
 
 def strength_of(information: Floats) -> Floats:
@@ -142,9 +137,10 @@ def choose_threshold(
 
 
 class AtThreshold:
-    """A test in nats with another threshold: all margins are information less a threshold, so they only shift.
+    """A test in nats, made with the threshold `bound`, at another one.
 
-    What the test has summed over rows is then summed once for all thresholds.
+    All margins are information less a threshold, so they only shift, and what the test has summed over rows is summed
+    once for all thresholds.
     """
 
     keeps_all = False
@@ -154,6 +150,8 @@ class AtThreshold:
         for name in ("strength", "list_length"):
             if hasattr(test, name):
                 setattr(self, name, getattr(test, name))
+        if isinstance(test, SingleMargins):
+            self.weakest = partial(self._weakest, test)  # so that this one is `SingleMargins` too
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """Computes the margins (L, R) of left × right given `condition`."""
@@ -163,18 +161,6 @@ class AtThreshold:
         """Computes the margins (T,) of x (T,) and y (T,) given conditions (T, n)."""
         return np.asarray(self.test.pairs(x, y, conditions) - self.shift)
 
-
-class SinglesAtThreshold(AtThreshold):
-    """`AtThreshold` of a test that finds the best of many single conditions by itself."""
-
-    def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
-        """Finds the smallest margin of `x` and each of `y` (Y,) given one of `z`, and its place in z."""
-        assert isinstance(self.test, SingleMargins)
-        margin, place = self.test.weakest(x, y, z)
+    def _weakest(self, test: SingleMargins, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
+        margin, place = test.weakest(x, y, z)
         return margin - self.shift, place
-
-
-def at_threshold(test: IndependenceTest, bound: float, threshold: float) -> Margins:
-    """A test that was made with the threshold `bound`, as it would be with another one."""
-    kind = SinglesAtThreshold if isinstance(test, SingleMargins) else AtThreshold
-    return kind(test, bound, threshold)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
 
@@ -58,15 +59,10 @@ class SubNetwork:
 
 
 class NumberedTree(NamedTuple):
-    """A tree by numbers: the root is 0, and every child has a larger number than its node.
+    """A tree by numbers: the root is 0, and every child has a larger number than its node."""
 
-    Attributes:
-        nodes: all nodes and leaves, ancestors before descendant, depth first.
-        branches: for each of `nodes` and each of its branches the numbers of the children; empty for a leaf.
-    """
-
-    nodes: tuple[Tree, ...]
-    branches: list[list[list[int]]]
+    nodes: tuple[Tree, ...]  # all nodes and leaves, ancestors before descendant, depth first
+    branches: list[list[list[int]]]  # for each node and each of its branches the numbers of the children
 
 
 def number_nodes(root: Tree) -> NumberedTree:
@@ -103,30 +99,14 @@ def count_subnetworks(node: Tree) -> int:
     return sum(math.prod(count_subnetworks(child) for child in branch.children) for branch in node.branches)
 
 
-def shape(node: Tree) -> Any:
-    """What `count_patterns` looks at: nested sets of variables, without scores and parents."""
-    if isinstance(node, Leaf):
-        return frozenset(node.variables)
-    return tuple((tuple(shape(a) for a in b.ancestors), shape(b.descendant)) for b in node.branches)
-
-
 def enumerate_choices(node: Tree) -> Iterator[tuple[int, ...]]:
     """The choices of every sub-network below `node`, each once."""
     if isinstance(node, Leaf):
         yield ()
         return
     for t, branch in enumerate(node.branches):
-        for rest in _product(branch.children):
-            yield (t, *rest)
-
-
-def _product(children: tuple[Tree, ...]) -> Iterator[tuple[int, ...]]:
-    if not children:
-        yield ()
-        return
-    for first in enumerate_choices(children[0]):
-        for rest in _product(children[1:]):
-            yield first + rest
+        for parts in product(*map(enumerate_choices, branch.children)):
+            yield (t, *chain.from_iterable(parts))
 
 
 def visit(tree: NumberedTree, subnetwork: SubNetwork) -> Iterator[tuple[int, int]]:
@@ -146,3 +126,78 @@ def visit(tree: NumberedTree, subnetwork: SubNetwork) -> Iterator[tuple[int, int
         stack.extend(reversed(branches[t]))
     if next(choices, None) is not None:
         raise ValueError(f"{subnetwork} does not belong to this tree: draw it with sample, map or enumerate")
+
+
+# -- different connectivity patterns -----------------------------------------------------------------------------------
+
+Key = frozenset[int]
+Decomposition = tuple[frozenset[Key], Key]
+Children = tuple[int, ...]
+
+
+class _Shapes:
+    """Shapes with equal subtrees merged: a shape is a number, equal numbers are equal subtrees."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.variables: list[Key] = []
+        self.branches: list[dict[Decomposition, set[Children]] | None] = []  # None for a leaf
+
+    def add(self, node: Tree) -> int:
+        """The number of the shape of a node, whatever its scores and parents are."""
+        if isinstance(node, Leaf):
+            return self._register(("leaf", frozenset(node.variables)), frozenset(node.variables), None)
+        grouped: dict[Decomposition, set[Children]] = {}
+        for branch in node.branches:
+            below = sorted((self.add(a) for a in branch.ancestors), key=lambda number: min(self.variables[number]))
+            last = self.add(branch.descendant)
+            decomposition = frozenset(self.variables[a] for a in below), self.variables[last]
+            grouped.setdefault(decomposition, set()).add((*below, last))
+        variables = frozenset().union(*(self.variables[c] for c in next(iter(next(iter(grouped.values()))))))
+        key = frozenset((d, frozenset(children)) for d, children in grouped.items())
+        return self._register(key, variables, grouped)
+
+    def _register(self, key: Any, variables: Key, branches: dict[Decomposition, set[Children]] | None) -> int:
+        if key not in self.numbers:
+            self.numbers[key] = len(self.variables)
+            self.variables.append(variables)
+            self.branches.append(branches)
+        return self.numbers[key]
+
+
+def count_patterns(node: Tree) -> int:
+    """The number of different patterns below a node, counted without listing them.
+
+    Two branches may decompose their variables alike and differ only further down, so that the same pattern can be
+    reached in several ways. The patterns of a branch are the product of its children's, those of a node the union of
+    its branches'; unions of products are counted by inclusion and exclusion, and equal subtrees are merged first.
+    """
+    shapes = _Shapes()
+    root = shapes.add(node)
+    memory: dict[frozenset[int], int] = {}
+
+    def shared(numbers: frozenset[int]) -> int:
+        """How many patterns all of these shapes have."""
+        if numbers not in memory:
+            memory[numbers] = count(numbers)
+        return memory[numbers]
+
+    def count(numbers: frozenset[int]) -> int:
+        groups = [g for g in (shapes.branches[i] for i in numbers) if g is not None]
+        if len(groups) < len(numbers):  # a leaf has one pattern, and shares it with no other shape
+            return int(len(numbers) == 1)
+        total = 0
+        for decomposition in set(groups[0]).intersection(*groups[1:]):
+            options = [sorted(group[decomposition]) for group in groups]
+            for chosen in product(*(_nonempty_subsets(option) for option in options)):
+                sign = (-1) ** sum(len(subset) + 1 for subset in chosen)
+                branches = set().union(*chosen)
+                total += sign * math.prod(shared(frozenset(position)) for position in zip(*branches, strict=True))
+        return total
+
+    return shared(frozenset([root]))
+
+
+def _nonempty_subsets(items: list[Children]) -> Iterator[tuple[Children, ...]]:
+    for size in range(1, len(items) + 1):
+        yield from combinations(items, size)

@@ -18,7 +18,6 @@ from brainet_pl.metrics.shift import Sums, class_sums
 from brainet_pl.tasks.base import Task
 from brainet_pl.tasks.linear import PredictFunction, fit_softmax
 from brainet_pl.tasks.passes import Passes
-from brainet_pl.tasks.predictive import PREDICTIVE_UNITS, predictive_scores
 
 
 def check_class_names(names: Any, task: Task) -> tuple[str, ...] | None:
@@ -58,6 +57,18 @@ def same_classes(trained: Sequence[str], given: Sequence[str]) -> None:
         )
 
 
+def predictive_scores(probs: Tensor, logits: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
+    """Probabilities and logits (T, B, C) of one set of passes → every predictive score, each (B,)."""
+    return {
+        "max_softmax": uncertainty.max_softmax(probs, weights),
+        "max_logit": uncertainty.max_logit(logits, weights),
+        "energy": uncertainty.energy(logits, weights),
+        "entropy": uncertainty.predictive_entropy(probs, weights),
+        "expected_entropy": uncertainty.expected_entropy(probs, weights),
+        "mutual_information": uncertainty.mutual_information(probs, weights),
+    }
+
+
 class Classification(Task):
     """C classes, from C logits; with the "confidence" loss one more output is the logit of a learned confidence.
 
@@ -69,7 +80,11 @@ class Classification(Task):
     """
 
     group: ClassVar[str] = "cls"
-    units: ClassVar[Mapping[str, str]] = {**PREDICTIVE_UNITS, "confidence": ""}
+    units: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("max_softmax", "max_logit", "energy"), ""),
+        **dict.fromkeys(("entropy", "expected_entropy", "mutual_information"), "nats"),
+        "confidence": "",
+    }
     kept_as: ClassVar[Mapping[str, str]] = {"loss": "loss_name"}
     price: Tensor
 

@@ -241,7 +241,7 @@ def test_every_set_is_compared_once_by_every_score(run, tmp_path, quiet_trainer,
 
 def test_the_calibration_error_is_one_number_everywhere(run, tmp_path, quiet_trainer, monkeypatch):
     drawn = {}
-    monkeypatch.setattr(evaluation_module, "log_chart", lambda trainer, chart: drawn.update({chart.name: chart}))
+    monkeypatch.setattr(evaluation_module.logs, "log_chart", lambda trainer, chart: drawn.update({chart.name: chart}))
     model = on_the_tree(run, 8, head=Tree(num_params=4000, inference="enumerated", temperature=0.0)).eval()
     x = torch.stack([x for x, _ in digits_set()])
     with torch.no_grad():

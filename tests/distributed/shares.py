@@ -27,7 +27,7 @@ from brainet_pl.network import Tree
 from brainet_pl.scores import Generative, Mahalanobis, ScoreContext, Stages
 from brainet_pl.scores.fitting import fit_score_on_rows
 from brainet_pl.structure import GGT, FeatureStream, learn_structure, rai
-from brainet_pl.structure.independence.gaussian import PartialCorrelation
+from brainet_pl.structure.independence import PartialCorrelation
 from brainet_pl.tasks.passes import Passes
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}

@@ -5,8 +5,7 @@ import pytest
 
 from brainet_pl.structure import PreparedData, find_test, learn_structure
 from brainet_pl.structure import evidence as evidence_module
-from brainet_pl.structure.budget import Budget
-from brainet_pl.structure.evidence import Evidence, strongest
+from brainet_pl.structure.evidence import Budget, Evidence, strongest
 from brainet_pl.structure.independence import SingleMargins
 from brainet_pl.structure.pdag import complete_graph
 

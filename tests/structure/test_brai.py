@@ -1,14 +1,16 @@
 """Algorithm 1 level by level: the same tree as by plain recursion, and a budget that all branches share."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
 from brainet_pl.structure import Branch, DSeparation, Leaf, Node, PreparedData, find_test, learn, learn_structure
 from brainet_pl.structure.autonomy import checked_votes, increase_separation, is_leaf
 from brainet_pl.structure.brai import BRAI, samples_at, strongest_neighbours
-from brainet_pl.structure.budget import Budget
+from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.pdag import collider_votes, complete_graph, cpdag, find_autonomous, join_separations
-from brainet_pl.structure.score import FamilyScore, bdeu
+from brainet_pl.structure.score import bdeu
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 
 
@@ -47,7 +49,7 @@ def learner_on(table, weights=half_weights, budget=None, seen=None, **settings):
             seen.append(path)
         return find_test("g2").on(data, weights(data.n, 0, path), 0.05)
 
-    score = FamilyScore(bdeu(data.table, 1.0))
+    score = cache(bdeu(data.table, 1.0))
     return BRAI(test_on=test_on, score=score, budget=budget or Budget(), **({"s": (2,), "max_order": 3} | settings))
 
 
@@ -191,7 +193,7 @@ def test_copies_stay_together_and_hang_on_their_original(table):
         if isinstance(leaf, Leaf):
             parents = dict(zip(leaf.variables, leaf.parents, strict=True))
             assert (parents[8] == (3,)) != (parents[3] == (8,))  # which is the first is decided by the content
-    score = FamilyScore(bdeu(PreparedData.prepare(np.c_[table, renamed], 3).table, 1.0))
+    score = cache(bdeu(PreparedData.prepare(np.c_[table, renamed], 3).table, 1.0))
     assert score(0, ()) < 0
     for way in ggt.sample(5, rng=0):  # the score is that of all families, copies included
         columns = PreparedData.prepare(np.c_[table, renamed], 3).columns
@@ -233,7 +235,7 @@ def test_a_single_branch_has_the_parents_that_all_rows_want(table):
     """With s = 1 no sample of rows is asked for parents: no single change of them scores better."""
     ggt = learn_structure(table, s=1, max_order=1, progress=False)
     data = PreparedData.prepare(table, 3)
-    score, place = FamilyScore(bdeu(data.table, 1.0)), np.argsort(data.columns)
+    score, place = cache(bdeu(data.table, 1.0)), np.argsort(data.columns)
     for leaf in leaves(ggt.root):
         for x, parents in zip(leaf.variables, leaf.parents, strict=True):
             now = score(int(place[x]), tuple(sorted(place[list(parents)].tolist())))

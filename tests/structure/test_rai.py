@@ -4,10 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brainet_pl.structure import DSeparation, cpdag, rai
-from brainet_pl.structure.budget import Budget
 from brainet_pl.structure.copies import find_copies, with_copies
 from brainet_pl.structure.data import PreparedData
-from brainet_pl.structure.evidence import marginally_dependent
+from brainet_pl.structure.evidence import Budget, marginally_dependent
 from brainet_pl.structure.pdag import join_separations
 from brainet_pl.structure.plain_rai import retest_widely
 

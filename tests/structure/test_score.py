@@ -12,7 +12,6 @@ from brainet_pl.structure.score import (
     BDeu,
     BGe,
     DiscreteBIC,
-    FamilyScore,
     GaussianBIC,
     bdeu,
     bge,
@@ -117,13 +116,6 @@ def test_hundreds_of_parents_stay_finite():
     # α below exp(-600) takes a limit form: it must join the exact one
     few, more = (bdeu(table, 1.0)(0, tuple(range(1, k))) for k in (540, 560))
     assert more == pytest.approx(few, rel=1e-6)
-
-
-def test_families_are_scored_once():
-    calls = []
-    score = FamilyScore(lambda x, parents: calls.append(x) or 1.0)
-    assert score(0, (1,)) == score(0, (1,)) == 1.0
-    assert calls == [0]
 
 
 @pytest.fixture

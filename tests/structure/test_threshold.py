@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.structure import FeatureStream, PreparedData, find_test, learn_structure
 from brainet_pl.structure.independence import SingleMargins
-from brainet_pl.structure.threshold import at_threshold, choose_threshold, grid, modularity, strength_of
+from brainet_pl.structure.threshold import AtThreshold, choose_threshold, grid, modularity, strength_of
 
 
 def pixels(noise=0.0):
@@ -109,7 +109,7 @@ def test_the_best_of_the_grid_is_chosen():
 def test_a_shifted_test_is_the_test_at_the_other_threshold(table, test):
     data, kind = PreparedData.prepare(table, 3), find_test(test)
     one, other = kind.on(data, None, 0.02), kind.on(data, None, 0.3)
-    shifted = at_threshold(one, 0.02, 0.3)
+    shifted = AtThreshold(one, 0.02, 0.3)
     x, y = np.arange(6), np.arange(6, 14)
     for condition in ((), (16,), (16, 17)):
         np.testing.assert_allclose(shifted.block(condition, x, y), other.block(condition, x, y), atol=1e-12)

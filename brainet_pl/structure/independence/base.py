@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl._utils.checks import shown
-from brainet_pl.structure.data import DataKind, PreparedData, Weights
-from brainet_pl.structure.registry import register
+from brainet_pl.structure.data import DataKind, PreparedData, Weights, register
 
 Ints = NDArray[np.intp]
 Floats = NDArray[np.float64]

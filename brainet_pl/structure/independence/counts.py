@@ -1,12 +1,16 @@
-"""Information and degrees of freedom from contingency counts, shared by the discrete tests."""
+"""The discrete tests, "cmi" and "g2": information and degrees of freedom from contingency counts."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammaincc
 
 from brainet_pl.structure.data import PreparedData, Weights
 from brainet_pl.structure.independence.base import Floats, IndependenceTest, Ints
@@ -31,8 +35,13 @@ class CountTest(IndependenceTest):
         return cls(CountSample(data.table, weights), threshold)
 
     @abstractmethod
-    def small_list(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """Computes margins (T,) from dense tables of counts."""
+    def margin(self, information: Floats, freedom: Callable[[], Floats], order: int) -> Floats:
+        """The margins of N times the information of pairs given `order` variables; `freedom` is that of each pair."""
+
+    def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
+        """Computes the margins (L, R) of left × right given `condition`."""
+        joint = self.sample.joint(condition, left, right)
+        return self.margin(information(joint, self.sample.n_log_n), lambda: degrees_of_freedom(joint), len(condition))
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
         """Computes margins (T,), as many tests at a time as dense tables allow, or one by one where one is too large.
@@ -48,7 +57,7 @@ class CountTest(IndependenceTest):
         margins = np.empty(len(x))
         for number in np.unique(group_of):
             group = np.flatnonzero(group_of == number)
-            cells = self.sample.table_cells(x[group], y[group], conditions[group])
+            cells = math.prod(self.sample.table_shape(x[group], y[group], conditions[group]))
             if cells > MOST_CELLS:
                 for i in group:
                     margins[i] = self.block(tuple(conditions[i].tolist()), x[i : i + 1], y[i : i + 1])[0, 0]
@@ -56,8 +65,45 @@ class CountTest(IndependenceTest):
             step = MOST_CELLS // cells
             for start in range(0, len(group), step):
                 part = group[start : start + step]
-                margins[part] = self.small_list(x[part], y[part], conditions[part])
+                counts = self.sample.pair_tables(x[part], y[part], conditions[part])
+                few = table_information(counts, self.sample.n_log_n)
+                margins[part] = self.margin(few, partial(table_freedom, counts), conditions.shape[1])
         return margins
+
+
+class ConditionalMutualInformation(CountTest):
+    """The paper's test: independent when the conditional mutual information, in nats, is below `threshold`."""
+
+    name = "cmi"
+    unit = "nats"
+    default_threshold = 0.02
+
+    def __init__(self, sample: CountSample, threshold: float) -> None:
+        super().__init__(sample, threshold)
+        self.keeps_all = threshold <= 0  # information is never negative
+
+    def margin(self, information: Floats, freedom: Callable[[], Floats], order: int) -> Floats:
+        """Computes the information less the threshold."""
+        return information / self.sample.total - self.threshold
+
+
+class GSquare(CountTest):
+    """The likelihood-ratio test: independent when G² = 2·N·CMI is unsurprising at significance level `threshold`.
+
+    Degrees of freedom count only levels that occur in each configuration of the condition set. Without any, because the
+    set determines one of the pair, the margin is 0: nothing was tested, so nothing is called independent.
+    """
+
+    name = "g2"
+    unit = "significance level"
+    default_threshold = 0.01
+
+    def margin(self, information: Floats, freedom: Callable[[], Floats], order: int) -> Floats:
+        """Computes the significance level less the p-value."""
+        # Only given nothing is it an answer: a column that never varies depends on nothing.
+        untested, degrees = self.threshold if order else 1.0, freedom()
+        p = np.where(degrees > 0, gammaincc(np.maximum(degrees, 1) / 2.0, information), untested)
+        return np.asarray(self.threshold - p)
 
 
 def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:
@@ -66,6 +112,12 @@ def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:
     rows, columns = counts.sum(axis=3), counts.sum(axis=2)
     margins = n_log_n.take(rows).sum(axis=(1, 2)) + n_log_n.take(columns).sum(axis=(1, 2))
     return np.asarray(np.maximum(joint - margins + n_log_n.take(rows.sum(axis=2)).sum(axis=1), 0.0))
+
+
+def table_freedom(counts: NDArray[np.int64]) -> Floats:
+    """Computes the degrees of freedom of each table of `counts` (T, q, r, r), (T,), as `degrees_of_freedom` does."""
+    seen_x, seen_y = counts.any(axis=3).sum(axis=2), counts.any(axis=2).sum(axis=2)  # (T, q)
+    return np.asarray((np.maximum(seen_x - 1, 0) * np.maximum(seen_y - 1, 0)).sum(axis=1), dtype=np.float64)
 
 
 def information(joint: JointCounts, n_log_n: Floats) -> Floats:
