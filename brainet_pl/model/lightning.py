@@ -14,13 +14,11 @@ from torchmetrics import MetricCollection
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import (
     Callback,
-    CombinedLoader,
     LRSchedulerCallable,
     OptimizerCallable,
     TrainerFn,
     is_averaging,
     pl,
-    rank_zero_info,
     rank_zero_warn,
     refuse_mix,
     watch_mixes,
@@ -31,8 +29,6 @@ from brainet_pl._utils.lightning_private import (
     data_given,
     finds_learning_rate,
     set_hparams,
-    train_loaders,
-    trainer_of,
 )
 from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones import Backbone
@@ -43,19 +39,16 @@ from brainet_pl.checkpoints.wandb import set_wandb_run_metadata
 from brainet_pl.distributed.samples import Places
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
-from brainet_pl.features.extraction import Extracted, data_source, inputs_and_target, inputs_of
-from brainet_pl.features.training import FeatureFolder, TrainingFeatures
+from brainet_pl.features.extraction import data_source, inputs_and_target, inputs_of
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
 from brainet_pl.model import steps
 from brainet_pl.model.building import make_backbone, make_task, settings_of
-from brainet_pl.model.finite import BufferCopy, LossGuard, OnNaN, finite_samples
+from brainet_pl.model.finite import BufferCopy, LossGuard, OnNaN
+from brainet_pl.model.fitted import BuildHeadFirst, FittedModule
 from brainet_pl.model.predictor import Predictor
-from brainet_pl.model.restoring import RestorableModule
 from brainet_pl.model.steps import EvaluatedBatch
-from brainet_pl.network import Head, HeadSettings
-from brainet_pl.network.base import LEAST
-from brainet_pl.scores import Score, ScoreSet, Verdict
-from brainet_pl.structure import GGT
+from brainet_pl.network import HeadSettings
+from brainet_pl.scores import Score, Verdict
 from brainet_pl.tasks import Task
 from brainet_pl.tasks.classification import check_class_names
 
@@ -68,8 +61,6 @@ if not TYPE_CHECKING:  # what the command line offers: with modules in it, help 
     ScoresLike = list[Score] | None
     MeasuresLike = list[Measure] | None
 else:
-    from brainet_pl.backbones import FeatureExtractor
-
     BackboneLike = Backbone | nn.Module | str | Mapping[str, Any] | None
     HeadLike = HeadSettings | str | Mapping[str, Any] | None
     TaskLike = Task | str | Mapping[str, Any] | None
@@ -79,7 +70,6 @@ else:
     MeasuresLike = Sequence[Measure] | None
 
 TRAINED = ("cls/Acc", "cal/ECE", "reg/RMSE", "cal/QCE")  # measures of training passes: sums, however long an epoch
-PARTS = ("backbone", "head", "task", "scores", "calibration", "conformal", "verdict", "ggt")  # of the predictor
 
 _standard_callbacks: list[Callable[[], Callback]] = []
 
@@ -92,7 +82,7 @@ def register_standard_callbacks(callbacks: Sequence[Callable[[], Callback]]) -> 
     _standard_callbacks[:] = callbacks
 
 
-class BRAINet(RestorableModule):
+class BRAINet(FittedModule):
     """A model whose head is a BRAINet, or one of the heads it is compared with.
 
     Wherever a part is asked for (head, task, score, calibrator), Python also takes its name or its dictionary form.
@@ -128,15 +118,6 @@ class BRAINet(RestorableModule):
         preset: how the weights of the backbone expect their images, where it is one of torchvision or timm.
     """
 
-    backbone: FeatureExtractor
-    head: Head | None
-    task: Task
-    scores: ScoreSet
-    calibration: Calibrator | None
-    conformal: Conformal | None
-    verdict: Verdict
-    ggt: GGT | None
-
     def __init__(
         self,
         num_classes: int | None = None,
@@ -168,12 +149,9 @@ class BRAINet(RestorableModule):
         self.guard = LossGuard(on_nan)
         self.class_names: tuple[str, ...] | None = None
         self.preset = find_preset(chosen.model, chosen.weights)
-        self._features: TrainingFeatures | None = None
         self._places = Places()
         self._compiled_methods: dict[str, Any] = {}
         self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
-        self._head_facts: dict[str, float] = {}
-        self._warned = False
         set_hparams(self, settings_of(self, chosen))
 
         def collected(prefix: str) -> MetricCollection:
@@ -189,66 +167,7 @@ class BRAINet(RestorableModule):
         if self.conformal is not None:
             self.conformal_metrics = collect(self.conformal.measures(made), "test/", made.group)
 
-    def __getattr__(self, name: str) -> Any:
-        """Give the parts of the predictor under their own names."""
-        return getattr(self.predictor, name) if name in PARTS else super().__getattr__(name)
-
-    @property
-    def passes(self) -> int:
-        """How many sub-networks a prediction averages."""
-        return self.predictor.num_passes
-
     # -- set-up -------------------------------------------------------------------------------------------------------
-
-    @property
-    def needs_structure(self) -> bool:
-        """Whether the head waits for a tree."""
-        return self.head is None and self.head_settings.needs_tree
-
-    def set_structure(self, ggt: GGT) -> None:
-        """Build the head for a learned tree, or for its MAP structure."""
-        base_logits = self._base_logits_help() if self.head is None else self.predictor.has_base_logits
-        self.predictor.build_head(self.head_settings, ggt.num_variables, ggt, base_logits)
-
-    def _base_logits_help(self) -> bool:
-        """Whether the removed layer says something of the training targets: its classes may be others."""
-        if self.backbone.raw or trainer_of(self) is None or not self.head_settings.asks_base_logits:
-            return False
-        first = self.training_features.first().base_logits
-        if first is None or not self.task.base_fits(first.shape[1]):
-            return False
-        sample = self.training_sample()
-        assert sample.output.base_logits is not None
-        return self.task.base_helps(sample.output.base_logits, self.task.check(sample.targets))
-
-    @property
-    def training_features(self) -> TrainingFeatures:
-        """What the backbone gives for the training data of the running fit."""
-        if self._features is None:
-            callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-            folders = [c.feature_folder(self.trainer) for c in callbacks if isinstance(c, FeatureFolder)]
-            self._features = TrainingFeatures(
-                data_source(self.trainer, self),
-                self.backbone,
-                next((folder for folder in folders if folder is not None), None),
-                columns=self.columns,
-                device=self.trainer.strategy.root_device,
-                rank=self.global_rank,
-                processes=self.trainer.world_size,
-            )
-        return self._features
-
-    def training_sample(self) -> Extracted:
-        """What the backbone gives for a random choice of finite training samples, the same in all processes."""
-        rows = steps.reach(self.trainer.num_training_batches, train_loaders(self.trainer))
-        return finite_samples(self.training_features.sample(rows))
-
-    def validation_sample(self) -> Extracted | None:
-        """The same of validation samples, or None where a fit has none."""
-        loaders = self.trainer.val_dataloaders
-        flat = [] if loaders is None else CombinedLoader(loaders, "sequential").flattened
-        rows = steps.reach((*self.trainer.num_val_batches, 0)[0], flat) if flat else 0
-        return finite_samples(self.training_features.validation_sample(flat[0], rows)) if rows else None
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """The callbacks that every run has; this is the first hook of a run, which may be one of other data."""
@@ -258,9 +177,9 @@ class BRAINet(RestorableModule):
             refuse_mix(thing)
         averaging = [callback for callback in there if is_averaging(callback)]
         if averaging:  # they copy the model when they are set up
-            before = [c for c in there if c not in averaging and not isinstance(c, _BuildHeadFirst)]
-            there[:] = [*before, _BuildHeadFirst(), *averaging]
-        self._features, self._head_facts, self._warned = None, {}, False
+            before = [c for c in there if c not in averaging and not isinstance(c, BuildHeadFirst)]
+            there[:] = [*before, BuildHeadFirst(), *averaging]
+        self.forget_fit()
         given = tuple(type(callback) for callback in there)
         return [kind() for kind in _standard_callbacks if not any(issubclass(c, kind) for c in given)]  # type: ignore[arg-type]
 
@@ -285,45 +204,12 @@ class BRAINet(RestorableModule):
         if self.task.needs_targets:
             self.task.prepare(self.training_features.targets())
 
-    def prepare_head(self) -> None:
-        """Build a head that waits for the number of features alone; a fit calls it once the data is there."""
-        self.training_features.prepare_backbone()
-        if self.head is None and not self.head_settings.needs_tree:
-            width = len(self.training_features.first().features[0])
-            self.predictor.build_head(self.head_settings, width, None, self._base_logits_help())
-
     def on_fit_start(self) -> None:
         """Fit scores that no checkpoint brought, and end the set-up."""
         if self.backbone.frozen or self.backbone.base_layer is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
-        self._fit_scores(self.scores.unfitted if self.backbone.frozen else list(self.scores))
+        self.fit_scores(self.scores.unfitted if self.backbone.frozen else list(self.scores))
         self.training_features.release()
-
-    def _fit_scores(self, scores: Sequence[Score]) -> None:
-        wanted = [score for score in scores if score.needs_fit]
-        if wanted:
-            self.predictor.fit_scores(self.training_features, wanted)
-            rank_zero_info(f"fitted to the training features: {', '.join(score.describe() for score in wanted)}")
-
-    def _follow_weights(self) -> None:
-        """Fit scores again where features move, and let the head choose what needs no training, on the weights of now.
-
-        It runs before every validation of a fit, or after every epoch where there is none, so that every checkpoint
-        carries the result.
-        """
-        if not self.backbone.frozen:
-            self._fit_scores(list(self.scores))
-        if self.head is None or not self.head.finalizes:
-            return
-        held = self.validation_sample() if self.trainer.enable_validation else None
-        count = 0 if held is None else len(held.targets)
-        if count < LEAST and not self._warned and self.head.needs_validation_data and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._warned = True
-            rank_zero_warn(
-                f"expected at least {LEAST} validation samples to choose the temperature of the posterior by, got "
-                f"{count}: it is the tempered default; give more validation data, or set Tree(temperature=…)"
-            )
-        self._head_facts = self.predictor.finalize_head(self.training_sample(), held if count >= LEAST else None)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -385,12 +271,12 @@ class BRAINet(RestorableModule):
         """Where nothing is validated, follow the weights here: checkpoints are written after this hook."""
         self.guard.report(self.current_epoch, self.trainer.num_training_batches)
         if not self.trainer.enable_validation:
-            self._follow_weights()
+            self.follow_weights()
 
     def on_validation_start(self) -> None:
         """Follow the weights of a fit; a validation alone checks that labels mean the classes that were trained."""
         if self._finalizes:
-            self._follow_weights()
+            self.follow_weights()
         if self.trainer.state.fn == TrainerFn.VALIDATING:
             steps.check_labels(self.class_names, self.trainer.validate_loop)
 
@@ -422,7 +308,7 @@ class BRAINet(RestorableModule):
             if isinstance(other, BRAINet):
                 other.predictor.scores = copy.deepcopy(self.scores)
         self.log_dict({f"val/{name}": value for name, value in learned.items()})
-        self.log_dict({f"val/head/{name}": value for name, value in self._head_facts.items()})
+        self.log_dict({f"val/head/{name}": value for name, value in self.head_facts.items()})
 
     def on_test_start(self) -> None:
         """Labels must mean the classes that were trained. Say aloud where further sets are run for nothing."""
@@ -503,12 +389,3 @@ class BRAINet(RestorableModule):
         if self._lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
-
-
-class _BuildHeadFirst(Callback):
-    """Builds a head before callbacks that average weights copy the model."""
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Build heads that wait for the number of features alone; StructureLearning has built the others."""
-        if stage == "fit" and isinstance(pl_module, BRAINet):
-            pl_module.prepare_head()

@@ -18,8 +18,14 @@ from brainet_pl.structure import GGT
 from brainet_pl.tasks.classification import check_class_names, same_classes
 
 if TYPE_CHECKING:
+    from brainet_pl.backbones import FeatureExtractor
+    from brainet_pl.calibration import Calibrator, Conformal
     from brainet_pl.model.predictor import Predictor
-    from brainet_pl.network import HeadSettings
+    from brainet_pl.network import Head, HeadSettings
+    from brainet_pl.scores import ScoreSet, Verdict
+    from brainet_pl.tasks import Task
+
+PARTS = ("backbone", "head", "task", "scores", "calibration", "conformal", "verdict", "ggt")
 
 
 class RestorableModule(pl.LightningModule):
@@ -29,6 +35,24 @@ class RestorableModule(pl.LightningModule):
     head_settings: HeadSettings
     class_names: tuple[str, ...] | None
     preset: Preset | None
+    # Parts of the predictor, under their own names:
+    backbone: FeatureExtractor
+    head: Head | None
+    task: Task
+    scores: ScoreSet
+    calibration: Calibrator | None
+    conformal: Conformal | None
+    verdict: Verdict
+    ggt: GGT | None
+
+    def __getattr__(self, name: str) -> Any:
+        """Give the parts of the predictor under their own names."""
+        return getattr(self.predictor, name) if name in PARTS else super().__getattr__(name)
+
+    @property
+    def passes(self) -> int:
+        """How many sub-networks a prediction averages."""
+        return self.predictor.num_passes
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
