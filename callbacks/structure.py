@@ -11,6 +11,7 @@ import torch
 
 from brainet_pl._utils import atomic, checks
 from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
+from brainet_pl._utils.inside import write_inside
 from brainet_pl.callbacks.logging import log_figure, log_files, run_folder
 from brainet_pl.distributed.samples import first_asks, on_rank_zero
 from brainet_pl.features.extraction import data_source
@@ -223,7 +224,8 @@ class StructureLearning(Callback):
         # Not trainer.log_dir: that is a collective, and only rank zero comes here.
         folder = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            cache.store(folder / "structure.json", ggt)
+            with write_inside(folder, "structure.json") as temporary:
+                temporary.write_text(ggt.to_json(), encoding="utf-8")
         if trainer.ckpt_path is not None and "structure/kept" not in self._facts:
             return
         facts = self._facts | {

@@ -17,6 +17,7 @@ import torch
 
 from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import pl, rank_zero_warn
+from brainet_pl._utils.inside import leads_out
 
 FORMAT = 6
 STORED = "brainet"  # the entry with everything that rebuilds the head
@@ -225,7 +226,8 @@ def check_callback_states(states: Any, trainer: pl.Trainer) -> None:
         names += [v for k, v in state.items() if str(k).endswith("path")] if isinstance(state, Mapping) else []
         for name in (name for name in names if isinstance(name, str)):
             address = "://" in name or "::" in name
-            if ".." in Path(name).parts or (address and not name.startswith(folders)):
+            linked = any(name.startswith(folder) and leads_out(folder, Path(name)) for folder in folders)
+            if ".." in Path(name).parts or linked or (address and not name.startswith(folders)):
                 raise ValueError(
                     f"expected checkpoints in the folder of the run in the states of callbacks, got {name!r}: the file "
                     "is not what Lightning writes; take another copy"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from brainet_pl._utils import atomic, lightning_private
+from brainet_pl._utils import atomic, inside, lightning_private
 from brainet_pl._utils.framework import ExperimentWriter, is_csv, is_tensorboard, is_wandb, pl, rank_zero_info
 from brainet_pl.checkpoints.format import Checkpoint
 
@@ -19,6 +19,15 @@ VERSION = "BRAINET_VERSION"  # in the environment of further processes of a run:
 TESTED = ("test/", "ood/", "shift/", "cost/")  # metrics that a fit does not log
 CHECKPOINTS = "checkpoints"  # Lightning's folder for them, in that of the run
 WRITTEN = ("metrics.csv", "hparams.yaml", "config.yaml", "events.out.tfevents.*")  # what loggers leave beside it
+
+
+FILLED = (
+    *WRITTEN,
+    "config_*.yaml",
+    CHECKPOINTS,
+    "figures",
+    "tables",
+)  # what Lightning writes, and folders that are filled
 
 
 def describe(trainer: pl.Trainer) -> dict[str, Any]:
@@ -118,6 +127,7 @@ def join(trainer: pl.Trainer, checkpoint: Checkpoint) -> Path | None:
         return None
     _continue_wandb(trainer, checkpoint)
     if not same:
+        inside.refuse_links(run, FILLED)
         lightning_private.set_root_folder(trainer, str(run))
     lightning_private.set_logged_step(trainer, checkpoint.step)
     return run
@@ -135,7 +145,9 @@ def _assign_folders(trainer: pl.Trainer, run: Path | None, fit: bool) -> bool:
         if lightning_private.version_of(logger) is None:
             here = run is not None and _number(run) is not None and Path(logger.root_dir).resolve() == run.parent
             lightning_private.set_version(logger, _number(run) if here else _claim(trainer, logger, fit))
-        same |= run is not None and Path(logger.log_dir).resolve() == run
+        if run is not None and Path(logger.log_dir).resolve() == run:
+            same = True
+            inside.refuse_links(run, FILLED)
         if is_csv(logger) and trainer.is_global_zero:
             lightning_private.set_experiment(logger, Rows(logger.log_dir))
     return same

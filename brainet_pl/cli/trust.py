@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.bounded_yaml import load_yaml
 from brainet_pl._utils.framework import OLD, pl, translated
 from brainet_pl._utils.parts import arguments, part_classes
 from brainet_pl.backbones.loading import Backbone, check_stored_backbone
@@ -355,8 +356,8 @@ def _importable(text: str) -> bool:
 def _structured(text: str) -> bool:
     """Whether jsonargparse would read a text as a list or a dictionary."""
     try:
-        return isinstance(yaml.safe_load(text), list | dict)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        return isinstance(load_yaml(text), list | dict)
+    except ValueError:
         return False
 
 

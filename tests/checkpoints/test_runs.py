@@ -93,7 +93,7 @@ def test_a_resumed_run_goes_on_in_its_folder_with_its_rows_and_its_wandb_id(tmp_
     begin(CSVLogger("runs", name="digits"))
     log(begin(CSVLogger("runs", name="digits")), *range(6))
     file = checkpoint(folder / "checkpoints", step=4, wandb="abc123")
-    (folder / ".metrics.csv.0.tmp").write_text("cut")  # a fit that was killed while it wrote
+    (folder / f".metrics.csv.{'0' * 32}.tmp").write_text("cut")  # a fit that was killed while it wrote
     log_, board = CSVLogger("runs", name="digits"), WandbLogger(offline=True)
     runs.enter(stub(log_, board), file)
     assert not list(folder.glob(".*.tmp"))
@@ -346,13 +346,14 @@ def test_a_checkpoint_is_written_beside_its_target_or_not_at_all(tmp_path, monke
 
 
 def test_orphans_are_cleaned_and_young_files_of_others_stay(tmp_path):
-    for name, age in {".a.json.1.tmp": 1000, ".b.json.2.tmp": 0, "c.json": 1000}.items():
+    old, young = f".a.json.{'1' * 32}.tmp", f".b.json.{'2' * 32}.tmp"
+    for name, age in {old: 1000, young: 0, "c.json": 1000, ".mine.tmp": 1000}.items():
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     atomic.remove_leftovers(tmp_path, 600)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.json.2.tmp", "c.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [young, ".mine.tmp", "c.json"]
     atomic.remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.tmp", "c.json"]  # nothing of others
 
 
 @pytest.mark.parametrize("content", ['{"cut": [1, 2', '{"a": 1}'])
