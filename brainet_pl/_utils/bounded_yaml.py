@@ -20,8 +20,8 @@ def load_yaml(text: str) -> Any:
         raise ValueError(
             f"expected at most {MOST_CHARACTERS:,} characters of YAML, got {len(text):,}: take another file"
         )
-    loader = yaml.SafeLoader(text)
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -32,8 +32,6 @@ def load_yaml(text: str) -> Any:
         return loader.construct_document(node)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"expected YAML, got something else ({error}): check the file") from error
-    finally:
-        loader.dispose()
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
