@@ -160,10 +160,13 @@ def test_last_is_the_newest_run_even_if_it_has_no_checkpoint_yet(tmp_path):
     for n in (0, 1):
         begin(CSVLogger("runs", name="digits"))
         file = checkpoint(folders[n])
-        os.utime(file.path, (n, n))
+        os.utime(file.path, (2e9 - n, 2e9 - n))  # whatever the clock says
     assert found() == os.path.relpath(file.path)
-    os.utime(folders[0] / "last.ckpt", (2, 2))  # resumed after the other
+    runs.enter(stub(CSVLogger("runs", name="digits")), Checkpoint.read(folders[0] / "last.ckpt"))  # after the other
     assert found() == os.path.relpath(folders[0] / "last.ckpt")
+    for wrong in ("", "{", "[]", '{"run": 5, "highest": 1}', '{"run": [], "highest": 1}'):
+        (tmp_path / "runs" / "digits" / runs.LAST_FIT).write_text(wrong)
+        assert found() == os.path.relpath(file.path)
     begin(CSVLogger("runs", name="digits"))
     (tmp_path / "runs" / "digits" / "version_7").mkdir()  # of a test: it has no folder for checkpoints
     assert found() is None
@@ -287,7 +290,7 @@ def test_the_readme_has_one_run(tmp_path, monkeypatch):
     assert accuracy == pytest.approx(float(fitted.trainer.callback_metrics["test/cls/Acc"]))
     done("test", "--ckpt_path", str(file))
     assert ids[1] == ids[0]
-    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
+    assert [path.name for path in folder.parent.glob("version_*")] == ["version_0"]
     assert (folder / "config.yaml").read_text() == config
     assert yaml.safe_load((folder / "config_test.yaml").read_text())["ckpt_path"] == str(file)
     tested = [row for row in csv.DictReader((folder / "metrics.csv").open()) if row["test/cls/Acc"]]
