@@ -263,7 +263,7 @@ def resave(estimator, path, change, digest=True):
 )
 def test_an_estimator_that_asks_for_gigabytes(estimator, tmp_path, change):
     error = limited(ESTIMATOR, resave(estimator, tmp_path / "b.pt", change))
-    assert error.startswith("ValueError: expected")
+    assert error.partition(": ")[2].startswith("expected")
 
 
 def test_a_changed_estimator_is_refused(estimator, tmp_path):
