@@ -33,6 +33,9 @@ NAMES = {  # target of tests/fuzz/cases.py → what a reader of the table knows 
     "tables": "`Table` (CSV files)",
     "swaps": "`swap_head`",
     "checkpoints": "checkpoints",
+    "estimators": "files of estimators",
+    "caches": "structure caches",
+    "run_folders": "folders of runs",
 }
 
 

@@ -9,6 +9,7 @@ import torch
 
 from brainet_pl._utils import atomic, lightning_private
 from brainet_pl._utils.framework import ModelCheckpoint, SIGTERMException, TorchCheckpointIO, pl
+from brainet_pl._utils.tensor_file import check_file
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -25,6 +26,12 @@ class WholeCheckpointIO(TorchCheckpointIO):
             return
         with atomic.atomic_write(path) as temporary, temporary.open("wb") as file:
             torch.save(checkpoint, file)
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Called by the strategy; a local file is checked before memory is taken for what it says it holds."""
+        if Path(path).is_file():
+            check_file(path)
+        return super().load_checkpoint(path, *args, **kwargs)
 
 
 class LastCheckpoint(ModelCheckpoint):

@@ -15,6 +15,7 @@ from torch import Tensor
 from brainet_pl._utils import checks
 from brainet_pl._utils.csv import write_rows
 from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
+from brainet_pl._utils.inside import write_inside
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.callbacks import logging as logs
 from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
@@ -218,11 +219,13 @@ class Evaluation(Callback, EvaluatesAllSets):
         folder = logs.run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         if self.score_file:
-            write_scores(folder / self.score_file, record)
+            with write_inside(folder, self.score_file) as temporary:
+                write_scores(temporary, record)
         brainet = pl_module if isinstance(pl_module, BRAINet) else None
         ggt = None if brainet is None else brainet.ggt
         if ggt is not None:
-            (folder / "structure.json").write_text(ggt.to_json())
+            with write_inside(folder, "structure.json") as temporary:
+                temporary.write_text(ggt.to_json(), encoding="utf-8")
         model = _facts(pl_module) | self._log_costs(trainer)
         rows = summary.separation_rows(self._found)
         score = summary.headline(list(record.known.scores), self.score)
@@ -261,7 +264,8 @@ class Evaluation(Callback, EvaluatesAllSets):
             files=files,
             settings=json.loads(json.dumps(dict(pl_module.hparams), default=str)),
         )
-        (folder / "record.json").write_text(json.dumps(content, indent=1, allow_nan=False))
+        with write_inside(folder, "record.json") as temporary:
+            temporary.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
         made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
         facts = {"checkpoint": made_by, "structure": None if ggt is None else ggt.fingerprint}
         self._finish(trainer, folder, facts | {entry["key"]: entry["value"] for entry in entries})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from matplotlib.image import imsave
 
 from brainet_pl._utils.csv import write_rows
 from brainet_pl._utils.framework import is_csv, is_tensorboard, is_wandb, pl, rank_zero_info, rank_zero_only
+from brainet_pl._utils.inside import place_inside, write_inside
 from brainet_pl._utils.lightning_private import logged_step
 from brainet_pl.callbacks.sinks import SavedFigure, SavedTable, Sink, rgb, sink_of
 from brainet_pl.evaluation import figures
@@ -70,12 +72,18 @@ def log_table(trainer: pl.Trainer, name: str, columns: Sequence[str], rows: Sequ
             f"expected {len(columns)} cells in every row of {name} ({', '.join(columns)}), got "
             f"{len(rows[wrong[0]])} in row {wrong[0]}: give a cell for each column, None where there is no value"
         )
-    path = run_folder(trainer) / "tables" / f"{file_name(name)}.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.with_suffix("").glob("*.png"):
-        old.unlink()
-    plain = [[_saved(cell, path, f"{i}_{j}") for j, cell in enumerate(row)] for i, row in enumerate(rows)]
-    with path.open("w", newline="", encoding="utf-8") as file:
+    folder, file_stem = run_folder(trainer), file_name(name)
+    path = place_inside(folder, f"tables/{file_stem}.csv")
+    pictures = place_inside(folder, f"tables/{file_stem}/0_0.png").parent
+    for old in pictures.glob("*.png"):
+        if re.fullmatch(r"\d+_\d+\.png", old.name):  # of an earlier test; any other is not ours
+            old.unlink()
+    plain = [[_saved(cell, folder, f"{file_stem}/{i}_{j}.png") for j, cell in enumerate(row)]
+             for i, row in enumerate(rows)]  # fmt: skip
+    with (
+        write_inside(folder, f"tables/{file_stem}.csv") as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
         write_rows(file, [list(columns), *plain])
     table = SavedTable(name, list(columns), rows, plain, path, logged_step(trainer))
     _send(trainer, "tables", path.parent, lambda sink: sink.table(table))
@@ -171,17 +179,16 @@ def _send(trainer: pl.Trainer, what: str, folder: Path, log: Callable[[Sink], No
 
 
 def _saved_figure(trainer: pl.Trainer, name: str, figure: Figure) -> SavedFigure:
-    path = run_folder(trainer) / "figures" / f"{file_name(name)}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return SavedFigure(name, figure, path, logged_step(trainer))
+    folder, file = run_folder(trainer), f"figures/{file_name(name)}.png"
+    with write_inside(folder, file, durable=False) as temporary:
+        figure.savefig(temporary, dpi=150, format="png")
+    return SavedFigure(name, figure, folder / file, logged_step(trainer))
 
 
-def _saved(cell: Any, table: Path, name: str) -> Any:
-    """The cell as CSV holds it; a picture is written to its file."""
+def _saved(cell: Any, folder: Path, name: str) -> Any:
+    """The cell as CSV holds it; a picture is written to its file in the run's folder `tables`."""
     if not isinstance(cell, np.ndarray):
         return "" if cell is None else cell
-    path = table.with_suffix("") / f"{name}.png"
-    path.parent.mkdir(exist_ok=True)
-    imsave(path, rgb(cell))
-    return path.relative_to(table.parent).as_posix()
+    with write_inside(folder, f"tables/{name}", durable=False) as temporary:
+        imsave(temporary, rgb(cell), format="png")
+    return name

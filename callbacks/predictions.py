@@ -103,7 +103,7 @@ class PredictionFile(Callback):
     def _open_part(self, trainer: pl.Trainer, columns: list[str]) -> IO[str]:
         if self._part is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._part = self._part_path(trainer.global_rank).open("w", newline="", encoding="utf-8")
+            self._part = _open_new(self._part_path(trainer.global_rank))
             self._columns = columns
             write_rows(self._part, [["loader", "sample", *columns]])
         if columns != self._columns:
@@ -161,7 +161,7 @@ class PredictionFile(Callback):
                 return order[row[0]], int(row[1])
 
             whole = self._path.with_name(f".{self._path.name}.part")
-            with ExitStack() as stack, whole.open("w", newline="", encoding="utf-8") as file:
+            with ExitStack() as stack, _open_new(whole) as file:
                 files = [stack.enter_context(path.open(newline="", encoding="utf-8")) for path in parts]
                 readers = [csv.reader(part) for part in files]
                 headers = [next(reader) for reader in readers]
@@ -181,6 +181,12 @@ class PredictionFile(Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Leave no file open; what was predicted so far stays in the part."""
         self._close()
+
+
+def _open_new(path: Path) -> IO[str]:
+    """A new file in the place of what has its name: a part that a killed prediction left, or a link."""
+    path.unlink(missing_ok=True)
+    return path.open("x", newline="", encoding="utf-8")
 
 
 def as_columns(outputs: Mapping[str, Any], class_names: Sequence[str] | None = None) -> dict[str, list[Any]]:

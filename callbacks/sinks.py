@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from brainet_pl._utils.framework import is_csv, is_wandb
 from brainet_pl.evaluation.chart import Chart, Matrix, Series
+from brainet_pl.evaluation.compare.tables import markdown_text
 
 
 class SavedFigure(NamedTuple):
@@ -323,5 +324,6 @@ def rgb(picture: Any) -> Any:
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Writes the rows of a table in Markdown."""
-    lines = [list(columns), ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in lines)
+    texts = [[markdown_text(str(cell)) for cell in cells] for cells in (columns, *rows)]
+    lines = [texts[0], ["---"] * len(columns), *texts[1:]]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -11,6 +11,8 @@ import torch
 
 from brainet_pl._utils import atomic, checks
 from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
+from brainet_pl._utils.inside import check_size, write_inside
+from brainet_pl._utils.shared import warn_if_shared
 from brainet_pl.callbacks.logging import log_figure, log_files, run_folder
 from brainet_pl.distributed.samples import first_asks, on_rank_zero
 from brainet_pl.features.extraction import data_source
@@ -195,7 +197,8 @@ class StructureLearning(Callback):
             raise FileNotFoundError(
                 f"expected a learned structure in {path}, found no such file: drop `file` to learn one"
             )
-        return GGT.from_json(path.read_text())
+        check_size(path)
+        return GGT.from_json(path.read_text(encoding="utf-8"))
 
     def _learned(self, trainer: pl.Trainer, module: BRAINet) -> GGT:
         features: Any = self._data
@@ -206,12 +209,18 @@ class StructureLearning(Callback):
         folder = Path(trainer.default_root_dir) / "structures" if self.cache is None else Path(self.cache)
         path = folder / f"{cache.cache_key(features, self.settings)}.json"
         atomic.remove_leftovers(folder, ORPHANED)
-        ggt = cache.load(path)
+        warn_if_shared(folder, "learned structures")
+        ggt = cache.load(path, features.d if isinstance(features, StreamedData) else features.shape[1])
         if ggt is not None:
             rank_zero_info(f"structure from {path}")
             return ggt
         ggt = learn_structure(features, progress=self.progress, **self.settings)
-        cache.store(path, ggt)
+        try:
+            cache.store(path, ggt)
+        except OSError as error:
+            rank_zero_warn(
+                f"the learned structure is not kept for other runs, because {path} can't be written: {error}"
+            )
         return ggt
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -224,7 +233,8 @@ class StructureLearning(Callback):
         # Not trainer.log_dir: that is a collective, and only rank zero comes here.
         folder = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or run_folder(trainer))
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            cache.store(folder / "structure.json", ggt)
+            with write_inside(folder, "structure.json") as temporary:
+                temporary.write_text(ggt.to_json(), encoding="utf-8")
         if trainer.ckpt_path is not None and "structure/kept" not in self._facts:
             return
         facts = self._facts | {

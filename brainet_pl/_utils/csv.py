@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
+_AFTER_SPLIT = re.compile(r"([;\t\r\n][ \"]*)([=+\-@])")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what makes a spreadsheet compute a cell
 
 
@@ -19,4 +21,8 @@ def write_rows(file: IO[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def neutral(cell: Any) -> Any:
     """A cell as it may stand in a file: a text that looks like a formula is marked as text."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+    if not isinstance(cell, str):
+        return cell
+    # Where a comma is the decimal sign, a spreadsheet splits rows at ; too, and what follows one begins a cell.
+    marked = _AFTER_SPLIT.sub(r"\1'\2", cell)
+    return f"'{marked}" if cell.startswith(_FORMULA) else marked

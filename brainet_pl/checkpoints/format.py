@@ -6,6 +6,7 @@ a checkpoint carries a digest of each of its parts, and a damaged file is refuse
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import pl, rank_zero_warn
+from brainet_pl._utils.inside import leads_out
+from brainet_pl._utils.tensor_file import Oversized, check_content, check_sizes, read_tensors
 
 FORMAT = 6
 STORED = "brainet"  # the entry with everything that rebuilds the head
@@ -33,6 +34,7 @@ _PARTS = ("backbone", "head", "task", "scores", "calibration", "conformal")
 RENAMED_WEIGHTS = {"backbone.own.": "predictor.backbone.base_layer."} | {f"{p}.": f"predictor.{p}." for p in _PARTS}
 RENAMED_KEYS = {"own": "base_logits"}
 
+MOST_NUMBERS = 2**25  # of one input: 200 colour images of 224 by 224 pixels; an export makes four of them
 _WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of file names and addresses
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 
@@ -63,13 +65,15 @@ class Checkpoint:
         if not Path(path).is_file():
             raise FileNotFoundError(f"expected a checkpoint at {path}, found no such file: check the path")
         try:
-            content: Any = torch.load(path, map_location="cpu", weights_only=True)
+            content: Any = read_tensors(path)
         except Exception as error:  # of a damaged file, any error may come
+            why = f" ({error})" if isinstance(error, Oversized) else ""
             raise ValueError(
                 f"expected a checkpoint with tensors and primitives in {path}, got {type(error).__name__} when reading "
-                "it: the file is damaged or no checkpoint of BRAINet; take another copy"
+                f"it{why}: the file is damaged or no checkpoint of BRAINet; take another copy"
             ) from error
         _check_digests(content, _stored_entry(content), SETTINGS)
+        check_sizes([content.get(HPARAMS), content.get(CONFIG)], content.get("state_dict"))
         config, step = content.get(CONFIG) or {}, content.get("global_step", 0)
         if not isinstance(config, Mapping) or type(step) is not int:
             raise ValueError(
@@ -98,7 +102,9 @@ def wandb_id(run: Any) -> str | None:
 
 def unpack(content: dict[str, Any]) -> Mapping[str, Any]:
     """Check a checkpoint that Lightning has loaded, upgrade it in place, and give the entry that rebuilds the head."""
+    check_content(content)
     _check_digests(content, _stored_entry(content), STATES)  # of the file as it was written
+    check_sizes([content.get(HPARAMS), content[STORED]], content.get("state_dict"))
     upgrade(content)
     stored: Mapping[str, Any] = content[STORED]
     _check_head(stored)
@@ -205,10 +211,11 @@ def _is_signature(takes: Any) -> bool:
             and isinstance(sample, Mapping)
             and set(sample) == {"shape", "dtype"}
             and isinstance(sample["shape"], list)
-            and all(type(n) is int and 0 <= n < 2**31 for n in sample["shape"])
+            and all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in sample["shape"])
             and sample["dtype"] in _DTYPES
             for name, sample in takes.items()
         )
+        and sum(math.prod(sample["shape"]) for sample in takes.values()) <= MOST_NUMBERS
     )
 
 
@@ -225,7 +232,8 @@ def check_callback_states(states: Any, trainer: pl.Trainer) -> None:
         names += [v for k, v in state.items() if str(k).endswith("path")] if isinstance(state, Mapping) else []
         for name in (name for name in names if isinstance(name, str)):
             address = "://" in name or "::" in name
-            if ".." in Path(name).parts or (address and not name.startswith(folders)):
+            linked = any(name.startswith(folder) and leads_out(folder, Path(name)) for folder in folders)
+            if ".." in Path(name).parts or linked or (address and not name.startswith(folders)):
                 raise ValueError(
                     f"expected checkpoints in the folder of the run in the states of callbacks, got {name!r}: the file "
                     "is not what Lightning writes; take another copy"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from brainet_pl._utils import atomic, lightning_private
+from brainet_pl._utils import atomic, inside, lightning_private
 from brainet_pl._utils.framework import ExperimentWriter, is_csv, is_tensorboard, is_wandb, pl, rank_zero_info
+from brainet_pl._utils.inside import read_inside, write_inside
 from brainet_pl.checkpoints.format import Checkpoint
 
 LAST = "last"  # as a path of a checkpoint: the newest run's
@@ -19,6 +21,10 @@ VERSION = "BRAINET_VERSION"  # in the environment of further processes of a run:
 TESTED = ("test/", "ood/", "shift/", "cost/")  # metrics that a fit does not log
 CHECKPOINTS = "checkpoints"  # Lightning's folder for them, in that of the run
 WRITTEN = ("metrics.csv", "hparams.yaml", "config.yaml", "events.out.tfevents.*")  # what loggers leave beside it
+
+# What Lightning writes, and folders that are filled.
+FILLED = (*WRITTEN, "config_*.yaml", CHECKPOINTS, "figures", "tables")
+LAST_FIT = ".last_fit.json"  # in the folder of all runs: which of them a fit entered last
 
 
 def describe(trainer: pl.Trainer) -> dict[str, Any]:
@@ -34,13 +40,35 @@ def find(trainer: pl.Trainer, checkpoint: str | None) -> str | None:
     """
     if checkpoint != LAST or Path(LAST).is_file():
         return checkpoint
-    folders = [folder for logger in _local(trainer) for folder in Path(logger.root_dir).glob("version_*/checkpoints")]
-    newest = max((folder / "last.ckpt" if (folder / "last.ckpt").is_file() else folder for folder in folders),
-                 key=lambda path: path.stat().st_mtime, default=None)  # fmt: skip
-    if newest is None or not newest.is_file():
+    newest = next(filter(None, (_newest(Path(logger.root_dir)) for logger in _local(trainer))), None)
+    file = None if newest is None else newest / CHECKPOINTS / "last.ckpt"
+    if file is None or not file.is_file():
         rank_zero_info(f"no checkpoint yet in {newest or 'the folder of the logger'}: beginning from the start")
         return None
-    return str(newest)
+    return str(file)
+
+
+def _newest(root: Path) -> Path | None:
+    """The folder that a fit entered last, by what fits noted and by the numbers of the folders: clocks may be wrong."""
+    numbers = [n for path in root.glob(f"version_*/{CHECKPOINTS}") if (n := _number(path.parent)) is not None]
+    if not numbers:
+        return None
+    highest = max(numbers)
+    try:
+        noted = json.loads(read_inside(root, LAST_FIT) or "{}")
+        resumed = noted["run"] if noted["highest"] == highest else highest  # a newer one was not noted
+    except (ValueError, TypeError, KeyError, RecursionError):
+        resumed = highest
+    return root / f"version_{resumed if resumed in numbers else highest}"
+
+
+def _note_fit(logger: Any) -> None:
+    """Note that a fit enters a folder, and the highest number of a folder at that moment."""
+    root, number = Path(logger.root_dir), _number(Path(logger.log_dir))
+    numbers = [_number(path.parent) or 0 for path in root.glob(f"version_*/{CHECKPOINTS}")]
+    if number is not None:
+        with contextlib.suppress(OSError), write_inside(root, LAST_FIT) as temporary:
+            temporary.write_text(json.dumps({"run": number, "highest": max([number, *numbers])}), encoding="utf-8")
 
 
 def folder_of(checkpoint: Checkpoint) -> Path | None:
@@ -65,6 +93,8 @@ def enter(trainer: pl.Trainer, checkpoint: Checkpoint | None) -> None:
     """
     run = None if checkpoint is None else checkpoint.path.resolve().parents[1]
     same = _assign_folders(trainer, run, fit=True)
+    for logger in _local(trainer) if trainer.is_global_zero else ():
+        _note_fit(logger)
     if checkpoint is None or run is None:
         return
     if same or run.name == checkpoint.wandb_id:
@@ -118,6 +148,7 @@ def join(trainer: pl.Trainer, checkpoint: Checkpoint) -> Path | None:
         return None
     _continue_wandb(trainer, checkpoint)
     if not same:
+        inside.refuse_links(run, FILLED)
         lightning_private.set_root_folder(trainer, str(run))
     lightning_private.set_logged_step(trainer, checkpoint.step)
     return run
@@ -135,7 +166,9 @@ def _assign_folders(trainer: pl.Trainer, run: Path | None, fit: bool) -> bool:
         if lightning_private.version_of(logger) is None:
             here = run is not None and _number(run) is not None and Path(logger.root_dir).resolve() == run.parent
             lightning_private.set_version(logger, _number(run) if here else _claim(trainer, logger, fit))
-        same |= run is not None and Path(logger.log_dir).resolve() == run
+        if run is not None and Path(logger.log_dir).resolve() == run:
+            same = True
+            inside.refuse_links(run, FILLED)
         if is_csv(logger) and trainer.is_global_zero:
             lightning_private.set_experiment(logger, Rows(logger.log_dir))
     return same

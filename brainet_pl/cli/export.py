@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,8 +36,10 @@ def main(args: Sequence[str]) -> None:
         outputs = export_onnx(model, out, example, passes=words.passes, seed=words.seed)
     else:
         program, _, outputs = export_program(model, example, passes=words.passes, seed=words.seed)
-        with atomic.atomic_write(out) as temporary, temporary.open("wb") as file:
-            torch.export.save(program, file)
+        buffer = io.BytesIO()  # torch ends the process where a disk is full while it writes to a file
+        torch.export.save(program, buffer)
+        with atomic.atomic_write(out) as temporary:
+            temporary.write_bytes(buffer.getbuffer())
     print(f"{out}: {', '.join(outputs)}")
 
 

@@ -20,6 +20,7 @@ import yaml
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
 from brainet_pl import configs
+from brainet_pl._utils.bounded_yaml import TooManyValues, load_yaml
 from brainet_pl._utils.checks import UsageError
 from brainet_pl._utils.framework import (
     LightningArgumentParser,
@@ -31,11 +32,12 @@ from brainet_pl._utils.framework import (
     rank_zero_info,
     translated,
 )
+from brainet_pl._utils.inside import find_inside, read_inside, write_inside
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.checkpoints import runs
 from brainet_pl.checkpoints.format import CONFIG, Checkpoint
 from brainet_pl.cli.commands import ABOUT
-from brainet_pl.cli.trust import Given, Untrusted, given_by, vet
+from brainet_pl.cli.trust import ADVICE, Given, Untrusted, given_by, vet
 from brainet_pl.datamodules.table import read_task
 from brainet_pl.model.lightning import BRAINet
 
@@ -57,7 +59,7 @@ class SaveConfig(SaveConfigCallback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Choose the name of the file; only the first process writes one."""
         folder = trainer.log_dir
-        if stage != "fit" and folder is not None and (Path(folder) / CONFIG_FILE).is_file():
+        if stage != "fit" and folder is not None and find_inside(folder, CONFIG_FILE):
             self.config_filename = f"config_{getattr(stage, 'value', stage)}.yaml"
         super().setup(trainer, pl_module, stage)
 
@@ -79,8 +81,8 @@ class SaveConfig(SaveConfigCallback):
         checkpoints = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or "")
         run = checkpoints.parent
         if trainer.is_global_zero and checkpoints.name == runs.CHECKPOINTS and not (run / CONFIG_FILE).exists():
-            run.mkdir(parents=True, exist_ok=True)
-            self.parser.save(self.config, run / CONFIG_FILE, skip_none=False, multifile=self.multifile)
+            with write_inside(run, CONFIG_FILE) as temporary:
+                self.parser.save(self.config, temporary, skip_none=False, multifile=self.multifile)
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -231,13 +233,19 @@ def stored_config(checkpoint: Checkpoint) -> dict[str, Any]:
     config, run = checkpoint.config, runs.folder_of(checkpoint)
     if not config:
         return {"model": dict(checkpoint.hparams)}
-    if run is None or not (run / CONFIG_FILE).is_file():
-        return dict(config)
     try:
-        of_run = yaml.safe_load((run / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        text = None if run is None else read_inside(run, CONFIG_FILE)
+        if run is None or text is None:
+            return dict(config)
+        of_run = load_yaml(text)
+    except TooManyValues as error:
+        raise Untrusted(
+            "expected known classes and plain settings in the checkpoint and its run's configuration, got too many in "
+            f"{CONFIG_FILE} ({error}): {ADVICE}"
+        ) from error
+    except ValueError as error:
         raise ValueError(
-            f"expected the configuration of a run in {run / CONFIG_FILE}, got {type(error).__name__} when reading it: "
+            f"expected the configuration of a run in {run}/{CONFIG_FILE}, got {type(error).__name__} when reading it: "
             "take another copy, or give the settings yourself and the checkpoint from another folder"
         ) from error
     parts = {name: of_run.get(name) for name in ("data", "trainer")} if isinstance(of_run, Mapping) else {}

@@ -125,7 +125,7 @@ def words_of(sweep: Sweep, settings: Mapping[str, Any], extra: Sequence[str], fo
 
 def result_of(folder: Path, sweep: Sweep) -> float | None:
     """The best value of the metric in the history of a fit; None if there is none."""
-    _, values = read_history(folder / "metrics.csv").get(sweep.metric, ([], []))
+    _, values = read_history(folder).get(sweep.metric, ([], []))
     finite = [value for value in values if math.isfinite(value)]
     return (max(finite) if sweep.higher else min(finite)) if finite else None
 

@@ -10,6 +10,7 @@ number, or a text where a text can do no harm. Nothing is imported while checkin
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.bounded_yaml import load_yaml
 from brainet_pl._utils.framework import OLD, pl, translated
 from brainet_pl._utils.parts import arguments, part_classes
 from brainet_pl.backbones.loading import Backbone, check_stored_backbone
@@ -33,6 +35,7 @@ from brainet_pl.structure import IndependenceTest
 from brainet_pl.tasks import Task
 
 MOST_VALUES, MOST_LEVELS = 10_000, 30  # of a configuration; the largest shipped one has about 200 values on 6 levels
+MOST = {"num_workers": 256, "devices": 16, "num_nodes": 64}  # processes and machines that a file may ask for
 ADVICE = (
     "a checkpoint is data; give it yourself on the command line or in a --config file, or add --trust_checkpoint if "
     "you know who made the file"
@@ -290,6 +293,8 @@ class _Vetting:
             else:
                 allowed = name in known
             if allowed:
+                if _count(item) > MOST.get(name, math.inf):
+                    self.refuse(f"{key}.{name}".lstrip("."), item)
                 yield name, item
             elif item is not None:
                 self.refuse(f"{key}.{name}".lstrip("."), item)
@@ -306,11 +311,20 @@ class _Vetting:
     def refuse(self, key: str, value: Any) -> NoReturn:
         named = value.get("class_path") if isinstance(value, Mapping) else value
         # Not the text of any other value: that of a list in itself has no end.
-        shown = repr(named[:200]) if isinstance(named, str) else f"a {type(value).__name__}"
+        number = _harmless(named) and isinstance(named, int | float)
+        shown = repr(named[:200]) if isinstance(named, str) else repr(named) if number else f"a {type(value).__name__}"
         raise Untrusted(
             "expected known classes and plain settings in the checkpoint and its run's configuration, got "
             f"{shown} as {key}: {ADVICE}"
         )
+
+
+def _count(value: Any) -> float:
+    """How many a setting asks for: a number, as text too, or a list of them."""
+    if isinstance(value, list | tuple):
+        return len(value)
+    text = value.strip() if isinstance(value, str) else ""
+    return float(text) if text.isdecimal() else value if isinstance(value, int | float) else 0
 
 
 def _own(base: type | None, path: str) -> type | None:
@@ -355,8 +369,8 @@ def _importable(text: str) -> bool:
 def _structured(text: str) -> bool:
     """Whether jsonargparse would read a text as a list or a dictionary."""
     try:
-        return isinstance(yaml.safe_load(text), list | dict)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        return isinstance(load_yaml(text), list | dict)
+    except ValueError:
         return False
 
 

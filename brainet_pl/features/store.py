@@ -31,15 +31,15 @@ from torch import Tensor
 
 from brainet_pl._utils import digest
 from brainet_pl._utils.framework import rank_zero_info
+from brainet_pl._utils.shared import warn_if_shared
 from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.features import identity
 from brainet_pl.features.extraction import Extracted, inference, inputs_and_target, is_sized, run_backbone, run_batches
+from brainet_pl.features.index import FORMAT, INDEX, map_array, read_index
 
-FORMAT = 2  # of an entry
-INDEX = "index.json"
 ORPHANED = 3600.0  # seconds without a write after which an unfinished entry counts as left by a killed run
 CHECKED = 8  # inputs that are run and compared before stored features are used
 OTHER_FEATURES = "the backbone gives other features for the same inputs"
@@ -94,6 +94,7 @@ def extract(
         progress: show a progress bar.
         columns: the names of the parts of a batch.
     """
+    warn_if_shared(store, "features")
     name = identity.of_batches(batches, seed)
     stream = (part for part in (inputs_and_target(batch, columns) for batch in batches) if batching.size(part[0]))
     first = next(stream, None)
@@ -164,8 +165,8 @@ def _log_use(entry: Entry, where: str) -> None:
 def _mismatch(entry: Entry, inputs: Any, target: Any, run: Callable[[Any], BackboneOutput]) -> str | None:
     """How an entry differs from what the backbone and the data give now; None if it does not."""
     size = batching.size(inputs)
-    stored = next(entry.parts())
-    same = size == len(stored.targets) and torch.equal(torch.as_tensor(target).cpu(), stored.targets)
+    stored, now = next(entry.parts()), torch.as_tensor(target).cpu()
+    same = (size, now.dtype) == (len(stored.targets), stored.targets.dtype) and torch.equal(now, stored.targets)
     if not same or digest_of(inputs) != entry.digests[0]:
         return "the data gives other samples under the same name"
     return None if outputs_close(run(inputs), stored.output[:CHECKED]) else OTHER_FEATURES
@@ -194,8 +195,8 @@ class _StoredBatches:
         self._places: dict[str, tuple[Path, int]] = {}
         self._entries: dict[Path, list[Extracted]] = {}
         for folder in entries(backbone_folder):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # `load` will say what is wrong
-                for i, inputs_digest in enumerate(_content(folder)["digests"]):
+            with contextlib.suppress(OSError, ValueError, RecursionError):  # `load` will say what is wrong
+                for i, inputs_digest in enumerate(read_index(folder)["digests"]):
                     self._places.setdefault(inputs_digest, (folder, i))
 
     def find(self, inputs_digest: str, inputs: Any, run: Callable[[Any], BackboneOutput]) -> BackboneOutput | None:
@@ -289,6 +290,7 @@ class Writer:
         content = {"format": FORMAT, "arrays": arrays, "taps": taps, "sizes": self._sizes}
         content["digests"] = self._inputs_digests
         name = name or digest.fingerprint([self._inputs_digests, arrays["targets"]["sha256"]])[:32]
+        content["name"] = f"{self._backbone_folder.name}/{name}"
         with _disk_errors():
             there = load(self._backbone_folder / name)
             if there is not None:
@@ -330,39 +332,17 @@ def load(folder: Path) -> Entry | None:
     if not folder.is_dir():
         return None
     try:
-        content = _content(folder)
-        tensors = {name: _mapped(folder / f"{name}.bin", array) for name, array in content["arrays"].items()}
+        content = read_index(folder)
+        tensors = {name: map_array(folder, f"{name}.bin", array) for name, array in content["arrays"].items()}
         with contextlib.suppress(OSError):  # the time of the last use, for `clear`
             os.utime(folder / INDEX)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         mark_bad(folder, str(error))
         return None
     taps = [Taps(tuple(layers), tuple(pools)) for layers, pools in content["taps"]]
     more = {one: tensors[f"more_{i}"] for i, one in enumerate(taps)}
     output = BackboneOutput(tensors["features"], more, tensors.get("base_logits"))
     return Entry(folder, Extracted(output, tensors["targets"]), content["digests"], content["sizes"])
-
-
-def _content(folder: Path) -> dict[str, Any]:
-    """The content of the index, checked against its digest."""
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    content: dict[str, Any] = index["content"]
-    if digest.fingerprint(content) != index["digest"]:
-        raise ValueError(f"expected {INDEX} as it was written, got another")
-    if content["format"] != FORMAT:
-        raise ValueError(f"expected format {FORMAT}, got {content['format']} of another version")
-    return content
-
-
-def _mapped(path: Path, array: dict[str, Any]) -> Tensor:
-    """The array in a file, mapped; changes to it stay in memory."""
-    dtype, shape = getattr(torch, array["dtype"]), torch.Size(array["shape"])
-    if path.stat().st_size != shape.numel() * dtype.itemsize:
-        raise ValueError(f"expected {shape.numel() * dtype.itemsize} bytes in {path.name}, got {path.stat().st_size}")
-    flat = torch.from_file(str(path), shared=False, size=shape.numel(), dtype=dtype)
-    if hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest() != array["sha256"]:
-        raise ValueError(f"expected {path.name} as it was written, got another")
-    return flat.reshape(shape)
 
 
 def mark_bad(folder: Path, why: str) -> None:
@@ -400,15 +380,15 @@ class Stored(NamedTuple):
 def list_stored(store: str | os.PathLike[str]) -> list[Stored]:
     """All entries of the store, the most recently used first; other files in the folder are ignored."""
     found = []
-    for folder in Path(store).glob("*/*/"):
+    for folder in (path for path in Path(store).glob("*/*/") if not path.is_symlink() | path.parent.is_symlink()):
         unfinished = folder.name.startswith(".") and folder.suffix == ".tmp"
         if not _is_name(folder.parent.name, 16) or not (unfinished or _is_name(folder.name.removesuffix(".bad"), 32)):
             continue
         with contextlib.suppress(OSError):  # another process was faster
             samples = features = None
             if not unfinished and folder.suffix != ".bad":
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    samples, features = _content(folder)["arrays"]["features"]["shape"]
+                with contextlib.suppress(ValueError, RecursionError):
+                    samples, features = read_index(folder)["arrays"]["features"]["shape"]
             found.append(Stored(folder, size_of(folder), samples, features, _last_write(folder)))
     return sorted(found, key=lambda one: -one.used)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.lightning_private import trainer_of
 from brainet_pl._utils.parts import arguments, make_part, primitive
+from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones.batches import Sample
 from brainet_pl.backbones.loading import Preset, check_stored_backbone
 from brainet_pl.backbones.removal import HeadLayer
@@ -134,7 +135,7 @@ class RestorableModule(pl.LightningModule):
             backbone.remove(HeadLayer(**stored["removed"]))
         if stored.get("takes") is not None:
             backbone.input_signature = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
-        self._rebuild_head(stored)
+        self._rebuild_head(stored, checkpoint.get("state_dict"))
         named = check_class_names(stored.get("class_names"), predictor.task)  # older files have none
         if trainer is not None and self.class_names and named:  # a fit that resumes has met its data
             same_classes(named, self.class_names)
@@ -159,7 +160,7 @@ class RestorableModule(pl.LightningModule):
                 "are NaN, with the class -1 and no input known; use an earlier checkpoint"
             )
 
-    def _rebuild_head(self, stored: Mapping[str, Any]) -> None:
+    def _rebuild_head(self, stored: Mapping[str, Any], weights: Any) -> None:
         predictor = self.predictor
         ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
         shape = (predictor.in_features, predictor.has_base_logits)
@@ -167,4 +168,8 @@ class RestorableModule(pl.LightningModule):
         if ggt is not None and (predictor.ggt is None or predictor.ggt.fingerprint != ggt.fingerprint):
             same = False
         if stored["in_features"] is not None and not same:
-            predictor.build_head(self.head_settings, int(stored["in_features"]), ggt, stored["base_logits"])
+            settings, features = self.head_settings, int(stored["in_features"])
+            check_sizes(settings.settings(), weights)
+            head, outputs = settings.resolve_skip(stored["base_logits"]), predictor.task.out_features
+            check_build(lambda: head.build(features, outputs, ggt), weights)
+            predictor.build_head(settings, features, ggt, stored["base_logits"])

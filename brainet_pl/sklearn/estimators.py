@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from brainet_pl.structure import GGT
 
 Floats = NDArray[np.float64]
-FORMAT = 2  # of the files that `save` writes
+FORMAT = 3  # of the files that `save` writes
 LEAST_ROWS = 40  # below it no row can be spared for calibration
 MOST_CATEGORIES = 50  # of one column
+MOST_LABEL_BYTES = 2**16  # of one class in a file
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------
@@ -253,46 +254,61 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         """Write the fitted estimator to a file of tensors and plain values, which `load` reads without running code."""
         import torch
 
+        from brainet_pl._utils.atomic import atomic_write
+        from brainet_pl._utils.digest import fingerprint
+
         check_is_fitted(self)
-        torch.save(
-            {
-                "format": FORMAT,
-                "estimator": type(self).__name__,
-                "settings": {name: _plain(name, value) for name, value in self.get_params().items()},
-                "columns": None if self.columns_ is None else [asdict(column) for column in self.columns_],
-                "names": self.feature_names_,
-                "inputs": int(self.n_features_in_),
-                "named": None if not hasattr(self, "feature_names_in_") else [str(n) for n in self.feature_names_in_],
-                "epochs": int(self.n_iter_),
-                "network": self.network_.to_dict(),
-                "weights": self.network_.state_dict(),
-                **self._extra(),
-            },
-            Path(path),
-        )
+        content = {
+            "format": FORMAT,
+            "estimator": type(self).__name__,
+            "settings": {name: _plain(name, value) for name, value in self.get_params().items()},
+            "columns": None if self.columns_ is None else [asdict(column) for column in self.columns_],
+            "names": self.feature_names_,
+            "inputs": int(self.n_features_in_),
+            "named": None if not hasattr(self, "feature_names_in_") else [str(n) for n in self.feature_names_in_],
+            "epochs": int(self.n_iter_),
+            "network": self.network_.to_dict(),
+            "weights": self.network_.state_dict(),
+            **self._extra(),
+        }
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
+            torch.save(content | {"digest": fingerprint(content)}, file)
 
     @classmethod
     def load(cls, path: str | Path) -> Any:
-        """Read what `save` wrote; a file that holds anything but tensors and plain values is refused."""
-        import torch
-
-        from brainet_pl.sklearn.fitting import TablePredictor
+        """Read what `save` wrote; a file that is damaged or holds more than tensors and plain values is refused."""
+        from brainet_pl._utils.digest import fingerprint
+        from brainet_pl._utils.tensor_file import read_tensors
 
         if not Path(path).is_file():
             raise FileNotFoundError(f"expected an estimator at {path}, found no such file: check the path")
         try:
-            stored = torch.load(path, map_location="cpu", weights_only=True)
+            stored = read_tensors(path)
         except Exception as error:  # of a damaged or foreign file, any error may come
             raise ValueError(
                 f"expected a file that {cls.__name__}.save wrote, got {type(error).__name__} when reading {path}: take "
                 "another copy"
             ) from error
-        if not isinstance(stored, Mapping) or stored.get("estimator") != cls.__name__ or stored["format"] != FORMAT:
+        if not isinstance(stored, Mapping) or stored.get("estimator") != cls.__name__ or stored.get("format") != FORMAT:
             what = stored.get("estimator", "something else") if isinstance(stored, Mapping) else "something else"
             raise ValueError(
                 f"expected a {cls.__name__} of format {FORMAT} in {path}, got {what}: load it with its own class and "
                 "version"
             )
+        if fingerprint({key: value for key, value in stored.items() if key != "digest"}) != stored.get("digest"):
+            raise ValueError(f"expected the estimator as it was saved in {path}, got another: take another copy")
+        try:
+            return cls._from_stored(stored)
+        except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+            raise ValueError(
+                f"expected everything that {cls.__name__}.save writes in {path}, got a file without some of it "
+                f"({error!r}): take another copy"
+            ) from error
+
+    @classmethod
+    def _from_stored(cls, stored: Mapping[str, Any]) -> Any:
+        from brainet_pl.sklearn.fitting import TablePredictor
+
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored["settings"].items()}
         made = cls(**settings)
         made.columns_ = None if stored["columns"] is None else [Column(**column) for column in stored["columns"]]
@@ -300,8 +316,9 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         if stored["named"] is not None:
             made.feature_names_in_ = np.asarray(stored["named"], dtype=object)
         made._restore(stored)
-        made.network_ = TablePredictor.from_dict(made._task(), made._head_settings(), stored["network"])
-        made.network_.load_state_dict(stored["weights"])
+        made.network_ = TablePredictor.from_dict(
+            made._task(), made._head_settings(), stored["network"], stored["weights"]
+        )
         made.tree_, made.n_iter_ = made.network_.head.ggt, stored["epochs"]
         return made
 
@@ -413,7 +430,12 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
         return {"classes": self.classes_.tolist(), "classes_dtype": str(self.classes_.dtype)}
 
     def _restore(self, stored: Mapping[str, Any]) -> None:
-        self.classes_ = np.asarray(stored["classes"], dtype=stored["classes_dtype"])
+        dtype = np.dtype(stored["classes_dtype"])
+        if dtype.itemsize > MOST_LABEL_BYTES:
+            raise ValueError(
+                f"expected labels of at most {MOST_LABEL_BYTES:,} bytes in the file, got {dtype}: take another copy"
+            )
+        self.classes_ = np.asarray(stored["classes"], dtype=dtype)
 
 
 class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl._utils.rng import isolated_rng
+from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.network import BRAINetHead, HeadSettings
@@ -148,11 +149,19 @@ class TablePredictor(Predictor):
         return {"ggt": self.head.ggt.to_dict(), "shapes": shapes, "passes": self.num_passes}
 
     @classmethod
-    def from_dict(cls, task: Task, settings: HeadSettings, data: Mapping[str, Any]) -> TablePredictor:
-        """Modules of the same shapes."""
-        head = build_head(settings, task, GGT.from_dict(data["ggt"]))
+    def from_dict(
+        cls, task: Task, settings: HeadSettings, data: Mapping[str, Any], weights: Mapping[str, Tensor]
+    ) -> TablePredictor:
+        """The predictor that `to_dict` describes, with its weights; one much larger than these is refused."""
+        ggt = GGT.from_dict(data["ggt"])
         columns, held, outputs = data["shapes"]
-        return cls(task, head, (columns, held, outputs), data["passes"]).double()
+        check_sizes([settings.settings(), {"out_features": task.out_features}], weights)
+        check_build(lambda: build_head(settings, task, ggt), weights)
+        if columns != ggt.num_variables or tuple(weights["held_predicted"].shape) != (held, outputs):
+            raise ValueError("expected weights of the shapes in the file, got others: take another copy")
+        made = cls(task, build_head(settings, task, ggt), (columns, held, outputs), data["passes"]).double()
+        made.load_state_dict(weights)
+        return made
 
 
 def build_head(settings: HeadSettings, task: Task, ggt: GGT) -> BRAINetHead:

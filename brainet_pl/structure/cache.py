@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from brainet_pl._utils import atomic
+from brainet_pl._utils.inside import check_size
 from brainet_pl.structure.canonical import canonical_order
 from brainet_pl.structure.data import PreparedData, as_table
 from brainet_pl.structure.ggt import GGT
@@ -22,6 +23,7 @@ from brainet_pl.structure.learn import learn_structure
 from brainet_pl.structure.score import find_score
 from brainet_pl.structure.settings import choose_test
 
+ENTRY = "cache"  # the key of a tree and its digest, beside the tree
 ALGORITHM = 5  # raise it whenever the same features and settings give another tree: old files are then not found
 
 _PARAMETERS = inspect.signature(learn_structure).parameters.values()
@@ -72,18 +74,23 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def load(path: str | os.PathLike[str]) -> GGT | None:
-    """The tree in a file, or None if there is no such file.
+def load(path: str | os.PathLike[str], num_variables: int | None = None) -> GGT | None:
+    """The tree in a file that `store` wrote under this name, or None if there is no such file.
 
-    A file that is no whole tree, because it was cut short or is something else, is set aside as `….bad` with a warning,
+    A file that is no whole tree, was written under another name, or was changed is renamed to `….bad` with a warning,
     and None says that there is nothing to use.
+
+    Args:
+        path: The file; its name without `.json` is the key of the tree.
+        num_variables: The number of variables that the tree must have; None takes any.
     """
     path = Path(path)
     if not path.is_file():
         return None
     try:
-        return GGT.from_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also what is not text
+        check_size(path)
+        return _read_entry(path.read_text(encoding="utf-8"), path.stem, num_variables)
+    except (ValueError, RecursionError) as error:  # also what is not text
         aside = path.with_name(f"{path.name}.bad")
         with contextlib.suppress(OSError):  # another run was faster, or the folder can only be read
             os.replace(path, aside)
@@ -91,7 +98,28 @@ def load(path: str | os.PathLike[str]) -> GGT | None:
         return None
 
 
+def _read_entry(text: str, key: str, num_variables: int | None) -> GGT:
+    ggt = GGT.from_json(text)
+    written = json.loads(text).get(ENTRY)
+    if written != _entry(key, ggt):
+        raise ValueError(
+            f"expected the tree that was learned for {key}, as it was written, got another: it is learned again"
+        )
+    if num_variables is not None and ggt.num_variables != num_variables:
+        raise ValueError(f"expected a tree of {num_variables} variables, got one of {ggt.num_variables}")
+    return ggt
+
+
 def store(path: str | os.PathLike[str], ggt: GGT) -> None:
-    """Write a tree whole or not at all: another run may be reading the file. Missing folders are made."""
+    """Write a tree, with its key and a digest, whole or not at all: another run may be reading the file.
+
+    Missing folders are made. The file is JSON that `GGT.from_json` reads too.
+    """
+    content = ggt.to_dict() | {ENTRY: _entry(Path(path).stem, ggt)}
     with atomic.atomic_write(path) as temporary:
-        temporary.write_text(ggt.to_json(), encoding="utf-8")
+        temporary.write_text(json.dumps(content, separators=(",", ":"), allow_nan=False), encoding="utf-8")
+
+
+def _entry(key: str, ggt: GGT) -> dict[str, str]:
+    """What binds a tree to its key: the key, and a digest of both."""
+    return {"key": key, "sha256": hashlib.sha256(f"{key} {ggt.to_json()}".encode()).hexdigest()}

@@ -17,6 +17,7 @@ from brainet_pl._utils.checks import shown, whole
 from brainet_pl.structure.tree import Branch, Leaf, Node, NumberedTree, Tree
 
 FORMAT = 1  # of the JSON form
+MOST_LEVELS = 100  # of nodes below each other; B-RAI adds one for each order of its tests, and rarely reaches ten
 _ADVICE = "it is not what to_json writes; learn the structure again"
 
 
@@ -75,6 +76,7 @@ def _read_nodes(entries: Any, d: int) -> Tree:
     if not _is_list(entries) or not entries:
         _refuse("a list of at least one node", shown(entries), "the tree")
     built: list[Tree | None] = [None] * len(entries)
+    levels = [0] * len(entries)
     for i in range(len(built) - 1, -1, -1):
         entry = entries[i]
         where = f"node {i} of the tree"
@@ -85,12 +87,15 @@ def _read_nodes(entries: Any, d: int) -> Tree:
             _refuse("at least one variable", "none", where)
         if "branches" in entry:
             built[i] = Node(variables, _read_branches(entry["branches"], i, built, variables))
+            levels[i] = 1 + max(levels[c] for branch in entry["branches"] for c in branch)
         else:
             built[i] = _read_leaf(entry, variables, d, where)
     root = built[0]
     assert root is not None
-    if set(root.variables) != set(range(d)):
+    if len(root.variables) != d:  # each is there once and below d
         _refuse(f"all variables from 0 to {d - 1}", f"{len(root.variables)} of them", "node 0 of the tree")
+    if levels[0] > MOST_LEVELS:
+        _refuse(f"at most {MOST_LEVELS} levels", f"{levels[0]}", "the tree")
     unused = [i for i, node in enumerate(built) if i and node is not None]
     if unused:
         _refuse("every node but the first to be a child", "no node that it belongs to", f"node {unused[0]} of the tree")

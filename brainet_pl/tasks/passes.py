@@ -40,7 +40,7 @@ class Passes:
         return Passes(self.outputs[:, :n], self.weights, self.features[:n], self.predicted[:n], scores, output, given)
 
     def nan_rows(self, final: Tensor | None = None) -> Tensor:
-        """(B,) which samples have NaN in inputs or prediction, or in the calibrated prediction `final`."""
+        """Tells which samples (B,) have NaN in inputs or prediction, or in the calibrated prediction `final`."""
         rows = (self.predicted if final is None else final).isnan().any(dim=-1)
         return rows if self.nan_inputs is None else rows | self.nan_inputs.to(rows.device)
 

@@ -127,3 +127,12 @@ def test_columns_of_a_table_keep_their_names(tmp_path, quiet_trainer, head):
     leaves = model.ggt.leaves(model.ggt.map())
     assert sets == [[model.ggt.names[v] for v in leaf.variables] for leaf in leaves]
     assert sorted(name for part in sets for name in part) == ["high", "old", "wide", "worn"]
+
+
+def test_a_cache_that_can_not_be_written_does_not_end_a_fit(tmp_path, quiet_trainer):
+    (tmp_path / "file").touch()
+    learn = StructureLearning(threshold=0.2, progress=False, cache=str(tmp_path / "file" / "cache"))
+    model = BRAINet(8, head=Tree(num_params=2000))
+    with pytest.warns(UserWarning, match=r"the learned structure is not kept for other runs.* can't be written"):
+        quiet_trainer(tmp_path, learn, limit_train_batches=1).fit(model, datamodule=Digits())
+    assert model.ggt is not None

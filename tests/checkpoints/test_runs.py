@@ -93,7 +93,7 @@ def test_a_resumed_run_goes_on_in_its_folder_with_its_rows_and_its_wandb_id(tmp_
     begin(CSVLogger("runs", name="digits"))
     log(begin(CSVLogger("runs", name="digits")), *range(6))
     file = checkpoint(folder / "checkpoints", step=4, wandb="abc123")
-    (folder / ".metrics.csv.0.tmp").write_text("cut")  # a fit that was killed while it wrote
+    (folder / f".metrics.csv.{'0' * 32}.tmp").write_text("cut")  # a fit that was killed while it wrote
     log_, board = CSVLogger("runs", name="digits"), WandbLogger(offline=True)
     runs.enter(stub(log_, board), file)
     assert not list(folder.glob(".*.tmp"))
@@ -160,10 +160,13 @@ def test_last_is_the_newest_run_even_if_it_has_no_checkpoint_yet(tmp_path):
     for n in (0, 1):
         begin(CSVLogger("runs", name="digits"))
         file = checkpoint(folders[n])
-        os.utime(file.path, (n, n))
+        os.utime(file.path, (2e9 - n, 2e9 - n))  # whatever the clock says
     assert found() == os.path.relpath(file.path)
-    os.utime(folders[0] / "last.ckpt", (2, 2))  # resumed after the other
+    runs.enter(stub(CSVLogger("runs", name="digits")), Checkpoint.read(folders[0] / "last.ckpt"))  # after the other
     assert found() == os.path.relpath(folders[0] / "last.ckpt")
+    for wrong in ("", "{", "[]", '{"run": 5, "highest": 1}', '{"run": [], "highest": 1}'):
+        (tmp_path / "runs" / "digits" / runs.LAST_FIT).write_text(wrong)
+        assert found() == os.path.relpath(file.path)
     begin(CSVLogger("runs", name="digits"))
     (tmp_path / "runs" / "digits" / "version_7").mkdir()  # of a test: it has no folder for checkpoints
     assert found() is None
@@ -287,7 +290,7 @@ def test_the_readme_has_one_run(tmp_path, monkeypatch):
     assert accuracy == pytest.approx(float(fitted.trainer.callback_metrics["test/cls/Acc"]))
     done("test", "--ckpt_path", str(file))
     assert ids[1] == ids[0]
-    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
+    assert [path.name for path in folder.parent.glob("version_*")] == ["version_0"]
     assert (folder / "config.yaml").read_text() == config
     assert yaml.safe_load((folder / "config_test.yaml").read_text())["ckpt_path"] == str(file)
     tested = [row for row in csv.DictReader((folder / "metrics.csv").open()) if row["test/cls/Acc"]]
@@ -346,13 +349,14 @@ def test_a_checkpoint_is_written_beside_its_target_or_not_at_all(tmp_path, monke
 
 
 def test_orphans_are_cleaned_and_young_files_of_others_stay(tmp_path):
-    for name, age in {".a.json.1.tmp": 1000, ".b.json.2.tmp": 0, "c.json": 1000}.items():
+    old, young = f".a.json.{'1' * 32}.tmp", f".b.json.{'2' * 32}.tmp"
+    for name, age in {old: 1000, young: 0, "c.json": 1000, ".mine.tmp": 1000}.items():
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     atomic.remove_leftovers(tmp_path, 600)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.json.2.tmp", "c.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [young, ".mine.tmp", "c.json"]
     atomic.remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.tmp", "c.json"]  # nothing of others
 
 
 @pytest.mark.parametrize("content", ['{"cut": [1, 2', '{"a": 1}'])

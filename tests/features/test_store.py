@@ -409,3 +409,62 @@ def test_when_it_was_used_is_known(tmp_path):
     for path in entry.folder.iterdir():
         os.utime(path, (long_ago, long_ago))
     assert len(feature_store.clear(tmp_path, unused_days=5)) == 1
+
+
+# -- stores that others write to --------------------------------------------------------------------------------------
+
+
+def rewritten(folder, change):
+    """Change the content of an index, and its digest with it."""
+    content = json.loads((folder / "index.json").read_text())["content"]
+    change(content)
+    index = {"content": content, "digest": digest.fingerprint(content)}
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+MALFORMED = {
+    "no sizes": lambda c: c.update(sizes=[]),
+    "sizes of text": lambda c: c.update(sizes=["8"] * 7),
+    "other sizes": lambda c: c.update(sizes=[50]),
+    "fewer digests": lambda c: c.update(digests=c["digests"][:1]),
+    "digests that are none": lambda c: c.update(digests=None),
+    "no arrays": lambda c: c.update(arrays=[]),
+    "no targets": lambda c: c["arrays"].pop("targets"),
+    "a file elsewhere": lambda c: c["arrays"].update({"../x": c["arrays"]["features"]}),
+    "no type": lambda c: c["arrays"]["features"].update(dtype="load"),
+    "no shape": lambda c: c["arrays"]["features"].update(shape=None),
+    "a shape below zero": lambda c: c["arrays"]["features"].update(shape=[50, -6]),
+    "one dimension": lambda c: c["arrays"]["features"].update(shape=[300]),
+    "taps that are none": lambda c: c.update(taps=[3]),
+    "a tap without values": lambda c: c.update(taps=[[["conv"], ["mean"]]]),
+    "another name": lambda c: c.update(name="0/1"),
+    "no name": lambda c: c.pop("name"),
+    "no format": lambda c: c.pop("format"),
+}
+
+
+@KINDS
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_entry_is_renamed_and_extracted_again(tmp_path, kind, change):
+    first = take(tmp_path, loader=batches(kind))
+    rewritten(first.folder, change)
+    with pytest.warns(UserWarning, match="and features are extracted again: expected"):
+        found = take(tmp_path, loader=batches(kind), quiet=False)
+    same(found.extracted, plain_extract(made(), batches(kind), progress=False))
+
+
+def test_other_targets_are_told_by_their_digest(tmp_path):
+    first = take(tmp_path)
+    targets = first.folder / "targets.bin"
+    targets.write_bytes(targets.read_bytes()[:-8] + b"\x01" * 8)
+    with pytest.warns(UserWarning, match="expected targets.bin as it was written"):
+        take(tmp_path, quiet=False)
+
+
+def test_linked_files_are_no_features(tmp_path):
+    first = take(tmp_path / "store")
+    (first.folder / "features.bin").rename(tmp_path / "elsewhere.bin")
+    (first.folder / "features.bin").symlink_to(tmp_path / "elsewhere.bin")
+    with pytest.warns(UserWarning, match=r"expected the file features.bin, found none"):
+        take(tmp_path / "store", quiet=False)
+    assert (tmp_path / "elsewhere.bin").is_file()

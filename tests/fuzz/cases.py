@@ -21,17 +21,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from brainet_pl import BRAINet, learn_structure, rai, swap_head
+from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import pl
 from brainet_pl._utils.parts import arguments, make_part, part_classes
 from brainet_pl.calibration import Calibrator
 from brainet_pl.calibration.temperature import fit_temperature
 from brainet_pl.datamodules import Table
+from brainet_pl.evaluation.compare import write_comparison
+from brainet_pl.evaluation.report import write_report
 from brainet_pl.metrics import curves
 from brainet_pl.metrics.measures import classification_measures, regression_measures
 from brainet_pl.network import HeadSettings, Linear, Tree
 from brainet_pl.scores import Score, ScoreContext
 from brainet_pl.scores.fitting import fit_score
-from brainet_pl.structure import GGT, Branch, DSeparation, Leaf, Node
+from brainet_pl.sklearn import BRAINetClassifier
+from brainet_pl.structure import GGT, Branch, DSeparation, Leaf, Node, cache
 from brainet_pl.tasks import Classification, Regression, Task
 from brainet_pl.tasks.passes import Passes
 
@@ -673,3 +677,83 @@ def checkpoints(draw):
     if model.head is not None:
         out = model(torch.randn(3, 4))
         must(out.shape[0] == 3 and out.isfinite().all(), "predictions that are not finite")
+
+
+# -- files and folders of others --------------------------------------------------------------------------------------
+
+
+def cut(draw, path):
+    """Rarely, a part of a file in its place."""
+    if sometimes(draw, 8):
+        data = path.read_bytes()
+        path.write_bytes(data[: draw(st.integers(0, len(data)))])
+
+
+@target
+def estimators(draw):
+    if "estimator" not in STORED:
+        x = np.random.default_rng(0).normal(size=(60, 4)).cumsum(1)
+        with tempfile.TemporaryDirectory() as folder:
+            BRAINetClassifier(max_epochs=1).fit(x, (x[:, 3] > 0).astype(int)).save(Path(folder) / "a.pt")
+            STORED["estimator"] = torch.load(Path(folder) / "a.pt", weights_only=True)
+    content = {key: value for key, value in STORED["estimator"].items() if key not in ("digest", "weights")}
+    part = draw(st.sampled_from(["network", "settings", None]))
+    if part is None:
+        content = edited(draw, content, 1)
+    else:
+        content[part] = edited(draw, content[part], 2)
+    content["weights"] = STORED["estimator"]["weights"]
+    if not sometimes(draw, 4):
+        content["digest"] = fingerprint(content)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.pt"
+        torch.save(content, path)
+        cut(draw, path)
+        model = BRAINetClassifier.load(path)
+        must(np.isfinite(model.predict_proba(np.zeros((2, 4)))).all(), "probabilities that are not finite")
+
+
+@target
+def caches(draw):
+    """A structure cache never ends in an error: what does not fit is set aside."""
+    ggt = GGT(Leaf((0, 1), ((), (0,)), -1.0), 2)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "key.json"
+        cache.store(path, ggt)
+        content = edited(draw, json.loads(path.read_text()), 3)
+        changed = draw(st.booleans())
+        if changed:
+            path.write_text(json.dumps(content, default=str))
+        cut(draw, path)
+        found = cache.load(path, 2)
+        must(found is None or found == ggt, "another tree than the one that was stored")
+        if found is None:
+            cache._read_entry((Path(folder) / "key.json.bad").read_text(), "key", 2)  # why, in words
+
+
+@target
+def run_folders(draw):
+    with tempfile.TemporaryDirectory() as outer:
+        folder, mine = Path(outer) / "run", Path(outer) / "mine"
+        folder.mkdir()
+        mine.write_text("private")
+        texts = {
+            "config.yaml": draw(st.sampled_from(["a: 1", "a: &a [*a]", "a: [", "\x00", "- 1", ""])),
+            "metrics.csv": draw(st.sampled_from(["step,a\n0,1\n", "step,a\n0,x\n", "a\n", "", "step,step\n1,2\n"])),
+            "record.json": draw(st.sampled_from(["{}", "[", '{"format": 3}', "null", '{"format": 1e400}'])),
+            "structure.json": draw(st.sampled_from(["{}", "[", json.dumps({"format": 1, "num_variables": 10**9})])),
+        }
+        for name in draw(st.lists(st.sampled_from(sorted(texts)), min_size=1, unique=True)):
+            if sometimes(draw, 3):
+                (folder / name).symlink_to(mine)
+            else:
+                (folder / name).write_text(texts[name])
+        (folder / "report.html").symlink_to(mine)
+        try:
+            if draw(st.booleans()):
+                must("private" not in write_report(folder).read_text(), "a file of mine in the page")
+            else:
+                write_comparison([str(folder)], Path(outer) / "c.html")
+                must("private" not in (Path(outer) / "c.html").read_text(), "a file of mine in the page")
+        finally:
+            must(mine.read_text() == "private", "a file of mine was written to")

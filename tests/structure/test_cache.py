@@ -1,11 +1,13 @@
 """Trees on disk: keys that see what matters, files that are whole, and the number that must follow the algorithm."""
 
+import json
 import warnings
 
 import numpy as np
 import pytest
 import torch
 
+from brainet_pl._utils.shared import warn_if_shared
 from brainet_pl.structure import GGT, Branch, Leaf, Node, cache, learn_structure
 from brainet_pl.structure.cache import ALGORITHM, cache_key, load, store
 from brainet_pl.structure.independence import PartialCorrelation
@@ -148,3 +150,51 @@ def test_a_write_that_fails_leaves_the_old_file(small_ggt, tmp_path, monkeypatch
         store(path, small_ggt.only(small_ggt.map()))
     assert [p.name for p in tmp_path.iterdir()] == ["tree.json"]
     assert load(path) == small_ggt
+
+
+# -- caches that others write to --------------------------------------------------------------------------------------
+
+
+def test_a_tree_under_the_name_of_another_is_set_aside(small_ggt, tmp_path):
+    store(tmp_path / "one.json", small_ggt)
+    (tmp_path / "two.json").write_bytes((tmp_path / "one.json").read_bytes())
+    with pytest.warns(UserWarning, match=r"set .*two.json aside .*: expected the tree that was learned for two, as it"):
+        assert load(tmp_path / "two.json") is None
+    assert load(tmp_path / "one.json", small_ggt.num_variables) == small_ggt
+    with pytest.warns(UserWarning, match=r"expected a tree of 64 variables, got one of"):
+        assert load(tmp_path / "one.json", 64) is None
+
+
+def test_a_changed_tree_is_set_aside(small_ggt, tmp_path):
+    path = tmp_path / "one.json"
+    store(path, small_ggt)
+    content = json.loads(path.read_text())
+    leaf = next(node for node in content["nodes"] if "score" in node)
+    leaf["score"] += 1.0
+    path.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="expected the tree that was learned for one"):
+        assert load(path) is None
+
+
+@pytest.mark.parametrize("entry", [None, 3, "x", [], {}, {"key": "one"}])
+def test_a_tree_without_its_key_is_set_aside(small_ggt, tmp_path, entry):
+    (tmp_path / "one.json").write_text(json.dumps(small_ggt.to_dict() | {"cache": entry}))
+    with pytest.warns(UserWarning, match="expected the tree that was learned for one"):
+        assert load(tmp_path / "one.json") is None
+
+
+def test_the_file_is_a_tree_for_everyone(small_ggt, tmp_path):
+    store(tmp_path / "one.json", small_ggt)
+    assert GGT.from_json((tmp_path / "one.json").read_text()) == small_ggt
+
+
+def test_a_folder_that_all_may_write_to_is_said_once(tmp_path):
+    tmp_path.chmod(0o755)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_shared(tmp_path, "trees")
+        warn_if_shared(tmp_path / "none", "trees")
+        tmp_path.chmod(0o777)
+        with pytest.warns(UserWarning, match="trees are taken from .*, to which every user of this machine may write"):
+            warn_if_shared(tmp_path, "trees")
+        warn_if_shared(tmp_path, "trees")

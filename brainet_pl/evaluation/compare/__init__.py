@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from brainet_pl._utils.atomic import atomic_write
 from brainet_pl.evaluation.compare.numbers import Comparison, compare
 from brainet_pl.evaluation.compare.page import page_of
 from brainet_pl.evaluation.compare.runs import find_runs, read_member
@@ -34,10 +35,10 @@ def write_comparison(
         raise FileNotFoundError("expected at least one run to compare, got none: give folders of runs")
     found = compare([read_member(folder) for folder in folders], against)
     path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_page(page_of(found)), encoding="utf-8", errors="replace")
-    for suffix, text in ((".csv", as_csv(found)), (".md", as_markdown(found)), (".tex", as_latex(found))):
-        path.with_suffix(suffix).write_text(text, encoding="utf-8")
+    written = {".csv": as_csv(found), ".md": as_markdown(found), ".tex": as_latex(found)}
+    for file, text in [(path, render_page(page_of(found))), *((path.with_suffix(s), t) for s, t in written.items())]:
+        with atomic_write(file) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="replace")
     return found
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from brainet_pl._utils.bounded_yaml import load_yaml
+from brainet_pl._utils.inside import read_inside
 from brainet_pl.evaluation.report.read import KNOWN_FILES, History, read_history, read_record
 from brainet_pl.evaluation.schema import Record
 
@@ -71,21 +71,21 @@ def _folders(path: Path) -> list[Path]:
 
 def read_member(folder: Path) -> Member:
     """Read what a comparison needs of a run."""
-    record = read_record(folder / "record.json")
+    record = read_record(folder)
     settings: dict[str, Any] = {}
-    config = folder / "config.yaml"
-    if config.is_file():
+    config = read_inside(folder, "config.yaml", errors="replace")
+    if config is not None:
         try:
-            content = yaml.safe_load(config.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise ValueError(f"expected YAML in {config}, got something else ({error}): fit the model again") from error
+            content = load_yaml(config)
+        except ValueError as error:
+            raise ValueError(f"{error}, in {folder / 'config.yaml'}: fit the model again") from error
         settings = flat(content if isinstance(content, dict) else {})
     elif record is not None:
         settings = flat({"model": record.settings})
     seed = settings.get("seed_everything")
     if not isinstance(seed, int) or isinstance(seed, bool):
         seed = record.seed if record is not None else None
-    return Member(folder, record, read_history(folder / "metrics.csv"), settings, seed)
+    return Member(folder, record, read_history(folder), settings, seed)
 
 
 def flat(value: Any, key: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 from brainet_pl._utils.csv import write_rows
@@ -10,6 +11,11 @@ from brainet_pl.evaluation.compare.numbers import Comparison, Difference, Value
 from brainet_pl.evaluation.report.view import ARROWS, number, share
 from brainet_pl.evaluation.schema import MetricValue
 
+LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+    "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "≠": r"$\neq$", "–": "--", "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$", "\u00a0": "~",
+}  # fmt: skip
 MARKS = {True: "▲", False: "▼"}
 
 
@@ -69,27 +75,38 @@ def as_csv(found: Comparison) -> str:
 
 
 def as_markdown(found: Comparison) -> str:
-    """Writes the table of a comparison in Markdown."""
+    """Writes the table of a comparison in Markdown; names are texts, without markup, links or HTML."""
     columns, rows = rows_of(found)
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines) + "\n"
+    shown = [line if i == 1 else map(markdown_text, line) for i, line in enumerate(lines)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in shown) + "\n"
 
 
 def as_latex(found: Comparison) -> str:
     """The table for LaTeX with booktabs."""
     columns, rows = rows_of(found)
-    signs = {"±": r"$\pm$", "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "≠": r"$\neq$", "–": "--",
-             "↑": r"$\uparrow$", "↓": r"$\downarrow$", "\u00a0": "~"}  # fmt: skip
-
-    def escaped(text: str) -> str:
-        for sign in ("\\", "&", "%", "$", "#", "_", "{", "}"):
-            text = text.replace(sign, r"\textbackslash{}" if sign == "\\" else f"\\{sign}")
-        for sign, latex in signs.items():
-            text = text.replace(sign, latex)
-        return text
-
-    body = [" & ".join(map(escaped, line)) + r" \\" for line in rows]
-    head = " & ".join(map(escaped, columns)) + r" \\"
+    body = [" & ".join(map(latex_text, line)) + r" \\" for line in rows]
+    head = " & ".join(map(latex_text, columns)) + r" \\"
     layout = "l" + "r" * (len(columns) - 1)
     lines = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
+
+
+def markdown_text(text: str) -> str:
+    """A text that Markdown shows as it is, on one line.
+
+    >>> markdown_text("a|num_params <i>")
+    'a\\\\|num_params &lt;i&gt;'
+    """
+    shown = "".join(sign if sign.isprintable() or sign == "\u00a0" else " " for sign in text)
+    shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", shown)
+
+
+def latex_text(text: str) -> str:
+    """A text that LaTeX sets as it is: no sign of it is a command.
+
+    >>> latex_text(r"50 % \\input{x}")
+    '50 \\\\% \\\\textbackslash{}input\\\\{x\\\\}'
+    """
+    return "".join(LATEX.get(sign, sign if sign.isprintable() else " ") for sign in text)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from brainet_pl._utils.atomic import atomic_write
+from brainet_pl._utils.inside import write_inside
 from brainet_pl.evaluation.report import plot
 from brainet_pl.evaluation.report.read import Run, read_run
 from brainet_pl.evaluation.report.view import Page, page_of
@@ -68,8 +70,8 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     if path.is_dir():
         raise IsADirectoryError(f"expected a file to write to, got the folder {path}: give --out FILE")
     page = render(run)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8", errors="replace")  # JSON can hold half a character, UTF-8 cannot
+    with write_inside(run.folder, "report.html") if out is None else atomic_write(path) as temporary:
+        temporary.write_text(page, encoding="utf-8", errors="replace")  # JSON can hold half a character, UTF-8 cannot
     return path
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from brainet_pl._utils.inside import check_size, find_inside, read_inside
 from brainet_pl.evaluation.schema import FORMAT, Record, parse_record, shortened
 
 if TYPE_CHECKING:  # a page of many runs is made without torch
@@ -32,31 +33,32 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"expected the folder of a run, found none at {folder}: check the path")
-    if (folder / "dashboard.json").is_file() and not (folder / "record.json").is_file():
+    if find_inside(folder, "dashboard.json") and not find_inside(folder, "record.json"):
         raise ValueError(
             f"expected record.json in {folder}, got dashboard.json, made by version 0.1; test the model again"
         )
-    if not any((folder / name).is_file() for name in KNOWN_FILES):
+    if not any(find_inside(folder, name) for name in KNOWN_FILES):
         deeper = sorted(path.parent for name in KNOWN_FILES for path in folder.glob(f"*/{name}"))
         hint = f"did you mean {deeper[-1]}?" if deeper else "run `brainet fit` or `brainet test` first"
         listed = ", ".join(KNOWN_FILES)
         raise FileNotFoundError(
             f"expected the folder of a run, with at least one of {listed}, got {folder} without any: {hint}"
         )
-    config = folder / "config.yaml"
     return Run(
         folder=folder,
-        record=read_record(folder / "record.json"),
-        history=read_history(folder / "metrics.csv"),
-        config=config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
+        record=read_record(folder),
+        history=read_history(folder),
+        config=read_inside(folder, "config.yaml", errors="replace") or "",
         ggt=_read_structure(folder),
     )
 
 
-def read_history(path: Path) -> History:
+def read_history(folder: Path) -> History:
     """metrics.csv → metric → (steps, values), empty cells left out; without the file, nothing."""
     found: History = {}
-    if path.is_file():
+    path = find_inside(folder, "metrics.csv")
+    if path is not None:
+        check_size(path)
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 for name, text in row.items():
@@ -77,32 +79,27 @@ def _csv_number(path: Path, column: str, text: str) -> float:
 
 
 def _read_structure(folder: Path) -> GGT | None:
-    paths = [path for path in (folder / "structure.json", folder / "checkpoints" / "structure.json") if path.is_file()]
-    if not paths:
+    names = ("structure.json", "checkpoints/structure.json")
+    path = next(filter(None, (find_inside(folder, name) for name in names)), None)
+    if path is None:
         return None
     from brainet_pl.structure import GGT
 
     try:
-        return GGT.from_json(paths[0].read_text(encoding="utf-8"))
+        check_size(path)
+        return GGT.from_json(path.read_text(encoding="utf-8"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"expected a learned structure in {paths[0]}, got {error!r}: fit the model again") from error
+        raise ValueError(f"expected a learned structure in {path}, got {error!r}: fit the model again") from error
 
 
-def inside(folder: Path, file: str) -> Path | None:
-    """The file of that relative name, if there is one and it does not lie outside the folder."""
-    try:
-        path = (folder / file).resolve()
-        return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
-    except (OSError, ValueError):  # a name that no file can have: too long, or with a zero byte
-        return None
-
-
-def read_record(path: Path) -> Record | None:
+def read_record(folder: Path) -> Record | None:
     """record.json, checked; None if there is no such file, and one clear error if it is not what it should be."""
-    if not path.is_file():
-        return None
+    path = folder / "record.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))  # which takes NaN and half characters, unlike msgspec
+        text = read_inside(folder, path.name)
+        if text is None:
+            return None
+        content = json.loads(text)  # which takes NaN and half characters, unlike msgspec
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected JSON in {path}, got something else ({error}): test the model again") from error
     if not isinstance(content, dict):

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from brainet_pl._utils.inside import find_inside
 from brainet_pl.evaluation.chart import Matrix, readable
 from brainet_pl.evaluation.report.plot import Drawing, chart_of_history, drawing_of
-from brainet_pl.evaluation.report.read import Run, inside
+from brainet_pl.evaluation.report.read import Run
 from brainet_pl.evaluation.report.verdict import Line, verdict_of
 from brainet_pl.evaluation.schema import CellValue, MetricValue, Record, RecordTable, SeparationMeasure, Thumbnail
 from brainet_pl.metrics.catalogue import facts_of
@@ -307,7 +308,7 @@ def figures_of(run: Run) -> dict[str, list[Figure]]:
             listed.append((path.name, name, "", group))
     groups: dict[str, list[Figure]] = {"structure": [], "others": []}
     for file, name, alt, group in listed:
-        found = inside(folder, file)
+        found = find_inside(run.folder, f"figures/{file}")
         if found:
             shown, group = readable(name.replace("/", " ")), group if group in groups else "others"
             caption = CAPTIONS.get(group, {}).get(name.rpartition("/")[2], shown)
@@ -395,7 +396,7 @@ def _tables(folder: Path, tables: Sequence[RecordTable | None]) -> list[Block]:
         if table is not None and table.rows:
             answered = {"predicted", "label"} <= set(table.columns)
             caption = f"{table.caption}. ✗ marks a wrong prediction." if answered else f"{table.caption}."
-            rows = [_row(folder / "tables", table.columns, row) for row in table.rows]
+            rows = [_row(folder, table.columns, row) for row in table.rows]
             shown.append(PageTable(caption, list(map(readable, table.columns)), rows))
     return shown
 
@@ -407,7 +408,7 @@ def _row(folder: Path, columns: list[str], row: list[CellValue]) -> list[Cell]:
     cells = []
     for column, value in zip(columns, row, strict=True):
         if isinstance(value, Thumbnail):
-            path = inside(folder, value.picture)
+            path = find_inside(folder, f"tables/{value.picture}")
             cells.append(Cell("", picture=picture(path.read_bytes(), alt) if path else None))
         else:
             cells.append(Cell(_plain(value), wrong=wrong and column == "predicted"))

@@ -1,0 +1,84 @@
+"""The index of stored features: which arrays an entry has, their types, shapes and digests, and how they are mapped.
+
+An entry may be damaged, of another version, or written by somebody else; whatever is wrong with it is a `ValueError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from brainet_pl._utils import digest
+from brainet_pl._utils.inside import find_inside, read_inside
+
+FORMAT = 3  # of an entry
+DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+INDEX = "index.json"
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """The content of the index, checked against its digest."""
+    index = json.loads(read_inside(folder, INDEX) or "null")
+    index = index if isinstance(index, dict) else {}
+    content = index.get("content")
+    if not isinstance(content, dict) or digest.fingerprint(content) != index.get("digest"):
+        raise ValueError(f"expected {INDEX} as it was written, got another")
+    if content.get("format") != FORMAT:
+        raise ValueError(f"expected format {FORMAT}, got {content.get('format')} of another version")
+    if content.get("name") != f"{folder.parent.name}/{folder.name}":
+        raise ValueError(f"expected the features of {folder.name}, got those of {content.get('name')}")
+    if not _is_sound(content):
+        raise ValueError(f"expected {INDEX} as brainet_pl writes it, got another form")
+    return content
+
+
+def _is_sound(content: dict[str, Any]) -> bool:
+    """Whether the content of an index says of every array and batch what it must."""
+    arrays, taps, sizes, digests = (content.get(key) for key in ("arrays", "taps", "sizes", "digests"))
+    if not (isinstance(arrays, dict) and isinstance(taps, list) and isinstance(sizes, list) and _is_texts(digests)):
+        return False
+    rows = sum(sizes) if sizes and all(type(size) is int and 0 < size < 2**40 for size in sizes) else 0
+    named = {"features", "targets", *(f"more_{i}" for i in range(len(taps)))}
+    return (
+        rows > 0
+        and set(arrays) - {"base_logits"} == named
+        and all(_is_array(array, rows) for array in arrays.values())
+        and all(len(arrays[name]["shape"]) == 2 for name in arrays if name != "targets")
+        and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_texts, pair)) for pair in taps)
+        and len({(tuple(layers), tuple(pools)) for layers, pools in taps}) == len(taps)
+        and len(list(digests or ())) == len(sizes)
+    )
+
+
+def _is_array(array: Any, rows: int) -> bool:
+    return (
+        isinstance(array, dict)
+        and array.get("dtype") in DTYPES
+        and isinstance(array.get("shape"), list)
+        and all(type(n) is int and 0 < n < 2**40 for n in array["shape"])
+        and array["shape"][:1] == [rows]
+        and isinstance(array.get("sha256"), str)
+    )
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def map_array(folder: Path, name: str, array: dict[str, Any]) -> Tensor:
+    """The array in a file, mapped; changes to it stay in memory."""
+    path = find_inside(folder, name)
+    if path is None:
+        raise ValueError(f"expected the file {name}, found none")
+    dtype, shape = getattr(torch, array["dtype"]), torch.Size(array["shape"])
+    if path.stat().st_size != shape.numel() * dtype.itemsize:
+        raise ValueError(f"expected {shape.numel() * dtype.itemsize} bytes in {path.name}, got {path.stat().st_size}")
+    flat = torch.from_file(str(path), shared=False, size=shape.numel(), dtype=dtype)
+    if hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest() != array["sha256"]:
+        raise ValueError(f"expected {path.name} as it was written, got another")
+    return flat.reshape(shape)
