@@ -14,6 +14,8 @@ from brainet_pl.scores.base import JoinedScore, check_name
 from brainet_pl.scores.reference import Surprise, fit_surprise
 from brainet_pl.tasks.passes import Passes
 
+FOLDS = 20  # parts of the validation data, each judged by the others
+
 
 class Combined(JoinedScore):
     """The sum of the surprises of several scores: Fisher's way to make one test of many.
@@ -66,7 +68,7 @@ class Combined(JoinedScore):
         self.knots, self.heights, self.slopes = (torch.stack(part).to(device) for part in parts)
         self.names = names
         self.listed = torch.frombuffer(bytearray(json.dumps(names).encode()), dtype=torch.uint8).to(device)
-        return self.combine(columns)
+        return {"joint": cross_fitted([columns[name] for name in names])}
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes with all other scores → `joint` (B,)."""
@@ -86,3 +88,20 @@ class Combined(JoinedScore):
         super().before_load(stored)
         listed = stored.get("listed", self.listed[:0])
         self.names = json.loads(bytes(listed.tolist()).decode()) if len(listed) else []
+
+
+def cross_fitted(columns: Sequence[Tensor]) -> Tensor:
+    """Scores (N,) of validation data → their joint surprise (N,), each by the surprises of the other samples.
+
+    A sample among those that a surprise is learned from is never stranger than all of them; compared with such samples,
+    new ones would be called unknown too often.
+    """
+    n = len(columns[0])
+    fold = torch.arange(n, device=columns[0].device) % FOLDS
+    joint = torch.zeros(n, device=columns[0].device)
+    for values in columns:
+        for k in range(min(n, FOLDS)):
+            inside, outside = values[fold == k], values[fold != k]
+            known = outside if int(outside.isfinite().sum()) > 1 else values  # too few to leave one out
+            joint[fold == k] += fit_surprise(known)(inside)
+    return joint.masked_fill(torch.stack([values.isnan() for values in columns]).any(dim=0), torch.nan)

@@ -186,7 +186,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         if rows < LEAST_ROWS or not self.validation_fraction:
             return every, every[:0]
         groups = self._groups(target)
-        size = max(self.validation_fraction, min(0.25, 20 / rows))  # by 20 rows a p-value can be as small as 0.05
+        size = max(self.validation_fraction, min(0.3, 20 / rows))  # by 20 rows a p-value can be as small as 0.05
         # Every class needs two rows, and either side a row of every class, to be split evenly.
         fits = groups is not None and np.bincount(groups).min() >= 2 and size * rows >= groups.max() + 1
         train, held = train_test_split(every, test_size=size, random_state=seed, stratify=groups if fits else None)

@@ -7,7 +7,7 @@ import torch
 
 from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreSet
 from brainet_pl.scores.fitting import fit_score
-from brainet_pl.scores.reference import fit_surprise
+from brainet_pl.scores.reference import fit_surprise, p_values
 from brainet_pl.tasks.passes import Passes
 
 
@@ -155,3 +155,14 @@ def test_of_many_features_some_are_read(data):
     every = Generative(progress=False, max_features=9)
     fit_score(every, wide, torch.zeros(1000))
     assert not len(every.chosen)
+
+
+def test_known_samples_are_called_unknown_as_often_as_agreed_however_few_there_are():
+    """Of 30 validation samples each is judged by the others; judged by itself too, 15 % of new ones would be unknown."""
+    rng, shares = torch.Generator().manual_seed(0), []
+    for _ in range(60):
+        held, new = (torch.randn(n, 4, generator=rng) for n in (30, 50))
+        scores = finalized(ScoreSet([Combined(), Column(1), Column(2, "second")], {"energy": ""}), held)
+        joint = scores(passes_of(new))["joint"]
+        shares.append(float((p_values(joint, scores.reference["joint"]) <= 0.1).float().mean()))
+    assert 0.07 < sum(shares) / len(shares) < 0.13
