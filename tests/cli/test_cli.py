@@ -181,7 +181,7 @@ def check_offline_run(folder):
     for (picture,) in run.history["structure/tree/filenames"]:
         assert (run.files / picture).read_bytes()[:4] == b"\x89PNG"
     # every table, with its rows, and the thumbnails as pictures
-    for name, n_rows in {"test/most_uncertain": 16, "test/classes": 8, "ood/table": 9}.items():
+    for name, n_rows in {"test/most_uncertain": 16, "test/classes": 8, "ood/table": 10}.items():
         assert run.history[f"{name}/_type"] == ["table-file"], name
         (path,) = run.history[f"{name}/path"]
         table = json.loads((run.files / path).read_text())

@@ -21,7 +21,7 @@ from brainet_pl.datamodules.base import Samples
 from brainet_pl.metrics.passes import pass_metrics
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Tree
-from brainet_pl.scores import KNN, Generative, Mahalanobis
+from brainet_pl.scores import KNN, Generative, Mahalanobis, Verdict
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 
@@ -85,7 +85,9 @@ def evaluate(folder, devices):
         pl.seed_everything(0, verbose=False)
         scores = [Generative(progress=False), Mahalanobis()]
         scores += [KNN(k=5)] if task == "regression" else []  # see below
-        model = Still.load_from_checkpoint(folder / f"{task}.ckpt", scores=scores, conformal=Conformal())
+        # Of a named score no `joint` is made: forked processes hang with more metrics than a pipe holds.
+        settings = {"conformal": Conformal(), "verdict": Verdict("generative")}
+        model = Still.load_from_checkpoint(folder / f"{task}.ckpt", scores=scores, **settings)
         model.head.inference = "enumerated"  # no draws
         data, out = Uneven(task == "regression"), folder / task / str(devices)
         trainer = trainer_of(out, devices, Told(figures=False), PredictionFile())

@@ -1,5 +1,7 @@
 """Losses and temperature scaling against the obvious way."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from brainet_pl.calibration.temperature import TemperatureScaling, fit_temperature, scale
+from brainet_pl.calibration.temperature import PRIOR, TemperatureScaling, fit_temperature, scale
 from brainet_pl.metrics.losses import confidence_loss
 
 
@@ -39,7 +41,7 @@ def test_temperature_is_the_best_one(seed, sharpness):
     true = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     y = np.array([rng.choice(5, p=p) for p in true])
     probs = np.exp(logits * sharpness) / np.exp(logits * sharpness).sum(1, keepdims=True)
-    found = fit_temperature(torch.tensor(probs), torch.tensor(y)).item()
+    found = fit_temperature(torch.tensor(probs), torch.tensor(y), prior=None).item()
 
     def nll(t):
         q = probs ** (1 / t)
@@ -50,13 +52,20 @@ def test_temperature_is_the_best_one(seed, sharpness):
     if 0.06 < best < 19:
         assert found == pytest.approx(best, rel=0.02)
 
+    def posterior(log_t):
+        return 300 * nll(math.exp(log_t)) + log_t**2 / (2 * PRIOR**2)
+
+    likeliest = minimize_scalar(posterior, bounds=(math.log(0.05), math.log(20)), method="bounded").x
+    held = math.log(fit_temperature(torch.tensor(probs), torch.tensor(y)).item())
+    assert posterior(held) <= posterior(likeliest) + 1e-4
+
 
 def test_temperature_of_a_faultless_validation_set_is_bounded_and_zeros_are_fine():
     probs = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert fit_temperature(probs, torch.tensor([0, 1])).isfinite()
-    assert fit_temperature(probs, torch.tensor([1, 0])) == pytest.approx(20, rel=1e-3)
+    assert fit_temperature(probs, torch.tensor([1, 0]), prior=None) == pytest.approx(20, rel=1e-3)
     torch.testing.assert_close(scale(torch.tensor([[0.5, 0.5, 0.0]]), 2.0).sum(), torch.tensor(1.0))
     scaling = TemperatureScaling()
     for i in range(2):
         scaling.observe(torch.tensor([[0.9, 0.1]]), torch.tensor([i]), {})
-    assert scaling.finalize()["temperature"] == pytest.approx(20, rel=1e-3)  # right as often as wrong
+    assert 1 < scaling.finalize()["temperature"] < 2  # right as often as wrong, but only twice
