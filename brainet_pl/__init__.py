@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
     from brainet_pl.structure import GGT, learn_structure, rai
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "GGT",
