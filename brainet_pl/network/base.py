@@ -37,16 +37,22 @@ class Outputs(NamedTuple):
 
 
 class HeadInputs(NamedTuple):
-    """Features (N, d) of samples, targets (N,), and base logits (N, O) where the head adds to them."""
+    """Features (N, d) of samples, targets (N,), and base logits (N, O) where the head adds to them.
+
+    Attributes:
+        represents: How many samples of the data set each of these stands for; 1 where they are all there are.
+    """
 
     x: Tensor
     target: Tensor
     base_logits: Tensor | None = None
+    represents: float = 1.0
 
     def first(self, count: int) -> HeadInputs:
         """The first `count` of the samples, and one at the least."""
         n = max(1, count)
-        return HeadInputs(self.x[:n], self.target[:n], None if self.base_logits is None else self.base_logits[:n])
+        base_logits = None if self.base_logits is None else self.base_logits[:n]
+        return self._replace(x=self.x[:n], target=self.target[:n], base_logits=base_logits)
 
 
 NLL = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # outputs (T, N, O), weights, targets → (N,) of the average
@@ -58,10 +64,12 @@ class Head(nn.Module, ABC):
     Attributes:
         ggt: The tree it is wired by, or None.
         finalizes: Whether `finalize` does anything, and so needs data.
+        not_averaged: Buffers of `finalize` that callbacks which average weights must take as they are.
     """
 
     ggt: GGT | None = None
     finalizes: ClassVar[bool] = False
+    not_averaged: ClassVar[tuple[str, ...]] = ()
 
     @property
     def needs_validation_data(self) -> bool:
@@ -75,6 +83,13 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def passes(self, x: Tensor, count: int) -> Outputs:
         """Features (B, d) to the outputs (T, B, O) of one prediction; T is `count` for a head that draws."""
+
+    def output_variance(self, x: Tensor) -> Tensor | None:
+        """Variance (B, O) of Gaussian outputs around those of `forward`, for a head that is trained by their average.
+
+        The loss is a bound on its expectation then, see `Task.expected_loss`. None for other heads.
+        """
+        return None
 
     def penalty(self) -> Tensor | None:
         """A scalar to be added to the loss after division by the number of training samples, or None."""
@@ -179,6 +194,14 @@ def check_norm(norm: Norm) -> Norm:
     """A norm as it is, or an error."""
     checks.one_of("norm", norm, ("batch", None))
     return norm
+
+
+def above_zero_or_auto(name: str, value: float | Literal["auto"]) -> float | Literal["auto"]:
+    """A positive and finite number as a `float`, "auto" as it is, or an error."""
+    if isinstance(value, str):
+        checks.one_of(name, value, ("auto",), "or a number above 0")
+        return "auto"
+    return checks.above_zero(name, value)
 
 
 def check_budget(num_params: Budget) -> Budget:

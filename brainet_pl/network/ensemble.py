@@ -147,6 +147,7 @@ class Ensemble(HeadSettings):
 
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
         """The head on stacked layers."""
+        in_features, out_features = base.check_sizes(in_features, out_features)
         wiring = stacked_tree(in_features, self.hidden)
         settings = {"norm": self.norm, "dropout": self.dropout}
         budget = base.resolve_budget(self.num_params, in_features, out_features=out_features)
@@ -183,6 +184,7 @@ class TreeEnsemble(HeadSettings):
     def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> EnsembleHead:
         """The networks on the tree's best structure."""
         tree, per_neuron = base.need_tree(ggt, self), 2 if self.norm else 1
+        _, out_features = base.check_sizes(tree.num_variables, out_features)
         least = count_parameters(tree.only(tree.map()), 0.0, out_features, self.min_width, per_neuron)
         budget = base.resolve_budget(
             self.num_params, tree.num_variables, self.members * least, out_features=out_features

@@ -6,6 +6,7 @@ of all sub-networks where there are few, else of draws at several temperatures, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -61,17 +62,22 @@ def networks_for(ggt: GGT, temperatures: Sequence[float], most: int = NETWORKS, 
 def best_value(losses: dict[float, Tensor], usual: float) -> Choice:
     """The value with the least mean loss, of losses (N,) by value; but the usual one if it is within noise of that.
 
-    Noise is one standard error of the difference, sample by sample.
+    Noise is one standard error of the difference, sample by sample. One sample more is counted that speaks for the
+    usual value as much as any sample speaks against it: few samples without an error, which all gain a little from
+    surer predictions, do not outweigh it. NaN keeps the usual value.
 
-    >>> best_value({1.0: torch.tensor([1.0, 2.0, 3.0, 4.0]), 2.0: torch.tensor([1.1, 1.8, 3.1, 3.9])}, usual=1.0).value
+    >>> usual = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    >>> gain = torch.tensor([0.1, 0.2, 0.1, 0.1, 0.2, 0.1])
+    >>> [best_value({1.0: usual, 2.0: other}, usual=1.0).value for other in (usual - gain, usual + gain)]
+    [2.0, 1.0]
+    >>> best_value({1.0: usual[:3], 2.0: (usual - gain)[:3]}, usual=1.0).value  # three samples are too few
     1.0
-    >>> best_value({1.0: torch.tensor([1.0, 2.0, 3.0, 4.0]), 2.0: torch.tensor([0.9, 1.8, 2.9, 3.9])}, usual=1.0).value
-    2.0
     """
     means = {value: float(loss.double().mean()) for value, loss in losses.items()}
     best = min(means, key=lambda value: means[value])
     gain = (losses[usual] - losses[best]).double()
-    noise = float(gain.std()) / len(gain) ** 0.5
+    gain = torch.cat([gain, -gain.abs().amax(dim=0, keepdim=True)]) if len(gain) else gain
+    noise = float(gain.std()) / len(gain) ** 0.5 if len(gain) else math.inf
     return Choice(best if float(gain.mean()) > noise else usual, means)
 
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from tqdm.auto import tqdm
 
-from brainet_pl.network.base import Head
+from brainet_pl.network.base import Head, train_head
 
+SLOWER = 0.3  # of the learning rate, each time that training goes on from the best weights
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (B, O) or (M, B, O) and targets (B,) → a scalar
 
 
@@ -26,9 +28,15 @@ def fit_head(
     patience: int,
     batch_size: int,
     learning_rate: float,
+    base_logits: Tensor | None = None,
+    weight_decay: float = 0.0,
+    input_dropout: float = 0.0,
+    rate_decays: int = 0,
     progress: bool = False,
 ) -> int:
     """Train a head with Adam; at the end it has the weights of the epoch that validated best. Gives the epochs taken.
+
+    More epochs than needed cost time and nothing else.
 
     Args:
         head: the head, on the device of the features.
@@ -37,12 +45,21 @@ def fit_head(
         loss: of the head's outputs for a batch.
         validate: the loss of the head in evaluation on held-out samples; None trains to the end.
         max_epochs: epochs at the most.
-        patience: epochs without a better validation after which training ends.
+        patience: epochs without a better validation after which training ends, or the learning rate falls.
         batch_size: samples in a batch.
-        learning_rate: of Adam.
+        learning_rate: learning rate of Adam.
+        base_logits: (N, O) logits that a head with `adds_base_logits` adds to; None for any other head.
+        weight_decay: decoupled weight decay (AdamW), times the learning rate.
+        input_dropout: share of the features that is set to zero, drawn anew for each sample and step.
+        rate_decays: how often, when patience ends, training goes on from the best weights with a lower learning rate.
         progress: show a progress bar.
     """
-    optimizer = torch.optim.Adam(head.parameters(), lr=learning_rate)
+    parameters = list(head.parameters())
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=weight_decay, fused=True)
+        if weight_decay
+        else torch.optim.Adam(parameters, lr=learning_rate, fused=True)
+    )
     best, best_loss, waited, epochs = copy.deepcopy(head.state_dict()), math.inf, 0, 0
     for _ in tqdm(range(max_epochs), desc="fitting", disable=None if progress else True, delay=1, leave=False):
         epochs += 1
@@ -51,18 +68,26 @@ def fit_head(
             if len(rows) < 2:
                 continue  # batch norm has nothing to compare a single sample with
             optimizer.zero_grad()
-            loss(head(x[rows]), target[rows]).backward()  # type: ignore[no-untyped-call]
+            given = functional.dropout(x[rows], input_dropout) if input_dropout else x[rows]
+            found = loss(train_head(head, given, None if base_logits is None else base_logits[rows]), target[rows])
+            penalty = head.penalty()
+            (found if penalty is None else found + penalty / len(x)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         if validate is None:
             continue
         head.eval()
         with torch.no_grad():
-            found = validate()
+            value = validate()
         waited += 1
-        if found < best_loss:
-            best, best_loss, waited = copy.deepcopy(head.state_dict()), found, 0
+        if value < best_loss:
+            best, best_loss, waited = copy.deepcopy(head.state_dict()), value, 0
         elif waited >= patience:
-            break
+            if not rate_decays or not math.isfinite(best_loss):
+                break
+            rate_decays, waited = rate_decays - 1, 0
+            head.load_state_dict(best)
+            for group in optimizer.param_groups:
+                group["lr"] *= SLOWER
     if math.isfinite(best_loss):
         head.load_state_dict(best)
     return epochs
