@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,19 @@ from brainet_pl.backbones import batches, removal
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.removal import FeaturesReached, HeadLayer
 from brainet_pl.backbones.stages import LayerUse, channels_of, output_parts, trace_layers
-from brainet_pl.backbones.taps import Catcher, Tap, Taps, View, check_fits, check_size, pooled, width_of
+from brainet_pl.backbones.taps import (
+    LAST,
+    Catcher,
+    Hook,
+    LayerSearch,
+    Tap,
+    Taps,
+    View,
+    check_fits,
+    check_size,
+    pooled,
+    width_of,
+)
 from brainet_pl.distributed.collectives import all_gather
 
 
@@ -30,10 +42,12 @@ class FeatureExtractor(nn.Module):
         head_layer: the classification layer to remove; None finds it, "" removes nothing.
         taps: the layers that features come from; None is what the classification layer was given.
         pool: how maps or tokens of the last layer become features; None averages maps and flattens the rest.
+        search: what layers may be chosen from, where training data is to choose them; until then the last is read.
 
     Attributes:
         removed: the name of the layer that was removed; None before the first inputs.
         base_layer: the removed layer itself.
+        evidence: how the layers were chosen, in one line; "" where nobody chose.
         views: the tapped layers that the head and the scores read, the head's first.
         input_signature: name → shape and type of a sample of the first inputs; "" is the name of a single tensor.
     """
@@ -49,6 +63,7 @@ class FeatureExtractor(nn.Module):
         head_layer: str | None = "",
         taps: Taps | None = None,
         pool: str | None = None,
+        search: LayerSearch | None = None,
     ) -> None:
         super().__init__()
         if model is not None and head_layer:
@@ -62,6 +77,8 @@ class FeatureExtractor(nn.Module):
         self.removed: HeadLayer | None = None
         self.base_layer: nn.Module | None = None
         self.taps = taps
+        self.search = None if model is None else search
+        self.evidence = ""
         self.views = nn.ModuleList([] if taps is None else [View(taps)])  # type: ignore[assignment]
         self._catcher = Catcher()
         self._ran = model is None
@@ -75,12 +92,39 @@ class FeatureExtractor(nn.Module):
         """Read these layers as well, for a score."""
         if self.raw:
             raise ValueError(f"expected a backbone to read {taps} of, got none: give the model, or leave layers out")
-        if taps not in [view.taps for view in self.views]:
+        if taps not in [view.taps for view in self.views[self.taps is not None :]]:
             self.views.append(View(taps))
+
+    def choose(self, taps: Taps | None, evidence: str = "") -> None:
+        """Read these layers from now on, where they were to be chosen; None is the last layer."""
+        if self.taps is not None:
+            del self.views[0]
+        self.search, self.evidence, self.taps = None, evidence, taps
+        if taps is not None:
+            self.views.insert(0, View(taps).to(next(self.parameters()).device))
+
+    def layer_uses(self, x: Any) -> dict[str, LayerUse]:
+        """How each layer is used in a pass over two of some inputs."""
+        few = _two_samples(self._cast(_checked(x)))
+        with self._explained(few), removal.eval_without_grad(self.model):
+            return trace_layers(self.model, lambda: self._call(few), 2)
+
+    def read(self, x: Any, taps: Sequence[Tap]) -> tuple[Tensor, list[Tensor]]:
+        """Inputs → features (B, d) of the last layer, and of each of some taps that nobody else reads."""
+        hooks = [self.model.get_submodule(t.layer).register_forward_hook(Hook(self._catcher, t)) for t in taps]
+        try:
+            x = self._cast(_checked(x))
+            self._prepare(x)
+            last, caught = self._run(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return self._last_features(last, batches.size(x), _mask_of(x)), [caught[tap] for tap in taps]
 
     def widths(self, taps: Taps | None) -> tuple[int, ...]:
         """The number of features of each layer of a view, known after the first inputs; () for the last layer."""
-        return tuple(width_of(tap) for view in self.views if view.taps == taps for tap in view.resolved)
+        found = [view for view in self.views if view.taps == taps]
+        return tuple(width_of(tap) for view in found[:1] for tap in view.resolved)
 
     def is_scaled(self, taps: Taps | None) -> bool:
         """Whether the features of a view (None is the head's) are tapped, and so standardised."""
@@ -162,12 +206,15 @@ class FeatureExtractor(nn.Module):
             self.input_signature = batches.signature(x)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             last, caught = self._run(x)
-            views = {view.taps: view(caught) for view in self.views}
+            for tap in [tap for view in self.views for tap in view.resolved if tap.layer == LAST]:
+                if tap not in caught:
+                    caught[tap] = self._last_features(last, batches.size(x), _mask_of(x))
+            views = [(view.taps, view(caught)) for view in self.views]
             if self.taps is not None:
-                features = views.pop(self.taps)
+                features = views.pop(0)[1]
             else:
                 features = self._last_features(last, batches.size(x), _mask_of(x))
-            return BackboneOutput(features, views, self._base_logits(last)) if more else features
+            return BackboneOutput(features, dict(views), self._base_logits(last)) if more else features
 
     def _base_logits(self, last: Any) -> Tensor | None:
         """The logits of the removed layer, (B, C); None without one, or where it does not give one row a sample."""
@@ -203,14 +250,8 @@ class FeatureExtractor(nn.Module):
 
     def _prepare(self, x: Any) -> None:
         """With the first inputs: find the tapped layers, and the layer to remove."""
-        if any(not view.resolved for view in self.views):
-            few = _two_samples(x)
-            with self._explained(x), removal.eval_without_grad(self.model):
-                uses = trace_layers(self.model, lambda: self._call(few), 2)
-            for view in self.views:
-                if not view.resolved:
-                    view.attach(self.model, uses, self._catcher)
-                    self._check_kept(view)
+        waiting = [view for view in self.views if not view.resolved]
+        uses = self.layer_uses(x) if waiting else {}
         if self.needs_sample:
             with self._explained(x):
                 try:
@@ -220,8 +261,14 @@ class FeatureExtractor(nn.Module):
                         raise
                     self._headless = True  # features come from other layers: nothing needs to be removed
             self._catcher.caught = {}
-            for view in self.views:
-                self._check_kept(view)
+        if any(LAST in view.taps.layers for view in waiting):
+            few = _two_samples(x)
+            with removal.eval_without_grad(self.model):
+                width = self._last_features(self._call(few), 2, _mask_of(few)).shape[1]
+            uses.setdefault(LAST, LayerUse((width,), 1, 1, len(uses)))
+        for view in waiting:
+            view.attach(self.model, uses, self._catcher)
+            self._check_kept(view)
 
     def _check_kept(self, view: View) -> None:
         for tap in view.resolved:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from brainet_pl._utils import checks
 from brainet_pl.backbones.cifar import CIFAR
 from brainet_pl.backbones.extractor import FeatureExtractor
-from brainet_pl.backbones.taps import Taps
+from brainet_pl.backbones.taps import AUTO, MOST_FEATURES, LayerSearch, Taps, check_pool
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,14 @@ class Backbone:
         freeze: keep the backbone as it is, batch-norm statistics included; false trains it with the head.
         lr: learning rate of a backbone that is not frozen; null is a tenth of the head's.
         options: arguments for the constructor of a named model.
-        layers: the layers whose outputs are the features: paths, patterns such as "layer*", or "auto" for the ends of
-            the model's stages; null is what the classification layer was given.
+        layers: the layers whose outputs are the features: paths, patterns such as "layer*", "stages" for the ends of
+            the model's stages, "last" for what the classification layer was given; null is that alone. "auto" chooses
+            blocks and pools by the labels of a sample of the training data, once a fit begins. Without labels, without
+            blocks, or of a backbone that is trained, it is null.
         pool: how maps and tokens become features: "mean", "mean_std", a grid such as "4x4", "cls", "tokens" or
             "flatten"; one for all layers, or a list with one for each. null averages, except that tokens of the last
-            layer are flattened where no `attention_mask` tells them from padding.
+            layer are flattened where no `attention_mask` tells them from padding. With "auto", the pools to try.
+        max_features: the largest number of features that "auto" chooses.
     """
 
     model: Any = None  # nn.Module | str | None; jsonargparse would list every module that there is
@@ -47,8 +50,9 @@ class Backbone:
     freeze: bool = True
     lr: float | None = None
     options: dict[str, Any] | None = None
-    layers: str | list[str] | None = None
+    layers: str | list[str] | None = AUTO
     pool: str | list[str] | None = None
+    max_features: int = 2048
 
     def __post_init__(self) -> None:
         checks.flag("freeze", self.freeze)
@@ -63,15 +67,33 @@ class Backbone:
             raise ValueError(
                 f"expected a backbone to be a module, a name or None, got {type(self.model).__name__}: see Backbone"
             )
-        Taps.of(self.layers, self.pool)
+        checks.whole("max_features", self.max_features, 1, MOST_FEATURES)
+        self._taps()
+
+    def _taps(self) -> Taps | None:
+        """The layers that were named; None for the last layer, and for those that are to be chosen."""
+        if self.layers != AUTO:
+            return Taps.of(self.layers, self.pool)
+        for pool in self._pools():
+            check_pool(pool)
+        return None
+
+    def _pools(self) -> list[str]:
+        return [] if self.pool is None else [self.pool] if isinstance(self.pool, str) else list(self.pool)
 
     def build(self) -> FeatureExtractor:
         """The feature extractor of a copy of the model; the classification layer is removed with the first inputs."""
         model = _copied(make_backbone(self.model, self.weights, self.options))
-        taps = Taps.of(self.layers, self.pool)
+        taps = self._taps()
         pool = self.pool if taps is None and isinstance(self.pool, str) else None
+        search = LayerSearch(tuple(self._pools()) or None, self.max_features)
         return FeatureExtractor(
-            model, frozen=self.freeze or model is None, head_layer=self.head_layer, taps=taps, pool=pool
+            model,
+            frozen=self.freeze or model is None,
+            head_layer=self.head_layer,
+            taps=taps,
+            pool=pool,
+            search=search if self.layers == AUTO and self.freeze else None,
         )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 EVEN_STAGES = 4  # stages of a model whose blocks all give the same shape
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # they come in front of an activation
 _ALONG = (nn.Conv1d, nn.BatchNorm1d, nn.AdaptiveAvgPool1d, nn.AvgPool1d, nn.MaxPool1d)  # (B, C, L) and not (B, T, D)
 
 
@@ -23,6 +26,7 @@ class LayerUse(NamedTuple):
     entered: int | None = None  # number of places (pixels, tokens) of its input; None if that is no tensor
     passed: bool = False  # whether it returned its input itself
     samples: int | None = None  # number of samples of its output if it differs from the batch, else None
+    tensor: tuple[int, int] = (0, 0)  # what names the tensor that it gave: layers that hand one on give the same
 
     @property
     def places(self) -> int:
@@ -72,7 +76,7 @@ def trace_layers(model: nn.Module, run: Any, samples: int) -> dict[str, LayerUse
             last = sum(use.times for use in uses.values())
             passed = tensor is given and before is not None and before.version == version
             other = None if len(tensor) == samples else len(tensor)
-            uses[name] = LayerUse(shape, channels, times, last, entered, passed, other)
+            uses[name] = LayerUse(shape, channels, times, last, entered, passed, other, (id(tensor), version))
             known[id(tensor)] = _TracedOutput(tensor, channels, version)
 
         return hook
@@ -138,15 +142,17 @@ def find_stages(model: nn.Module, uses: Mapping[str, LayerUse]) -> list[str]:
 
     A stage is all that a network of maps does at one number of places (pixels, tokens), give or take a third: edges
     without padding and class tokens make no new one. It ends with the layer that is used last in it, and not inside the
-    block that leads to the next. Stages with a single layer of weights (a stem) are left out where others have more. A
-    model whose blocks all give one shape, such as a transformer, ends four stages at equal distances along its longest
-    row of blocks.
+    block that leads to the next, nor with a normalisation whose activation can't be read, if a block comes before it.
+    Stages with a single layer of weights (a stem) are left out where others have more. A model whose blocks all give
+    one shape, such as a transformer, ends four stages at equal distances along its longest row of blocks.
     """
     stages: dict[str, int] = {}
     for names in _trunk(uses):
         heavy = [name for name in names if any(True for _ in model.get_submodule(name).parameters())]
         # Of a single place, a mean is the same again.
         end = heavy[-1] if heavy and uses[names[-1]].places == 1 else names[-1]
+        if isinstance(model.get_submodule(end), _NORMS):
+            end = ([name for name in names if _is_end(model.get_submodule(name))] or [end])[-1]
         stages[end] = len(_weighted(model, uses, names))
     several = [end for end, count in stages.items() if count > 1]
     chosen = several if several else [end for end, count in stages.items() if count]
@@ -162,6 +168,37 @@ def find_stages(model: nn.Module, uses: Mapping[str, LayerUse]) -> list[str]:
         f"expected a model with stages of maps or blocks of tokens to tap by 'auto', got {type(model).__name__} "
         f"without any: name the layers, such as {', '.join(list(uses)[:3])}"
     )
+
+
+def find_blocks(model: nn.Module, uses: Mapping[str, LayerUse]) -> list[str]:
+    """The ends of a model's blocks and stages, in the order of use; [] for a model without maps or tokens.
+
+    A block is a module with layers inside whose class the model uses more than once; what lies inside a block is left
+    out. Outside blocks, rows of layers (VGG) are read after activations and pools, never in front of an activation.
+    """
+    trunk = {name for names in _trunk(uses) for name in names}
+    rows = (nn.ModuleList, nn.ModuleDict)  # classes derived from these may compute
+    kinds = [type(module) for module in model.modules() if not isinstance(module, nn.Sequential)]
+    classes = Counter(kind for kind in kinds if kind not in rows)
+    found: dict[tuple[int, int], str] = {}
+
+    def walk(parent: str, module: nn.Module) -> None:
+        for child, part in module.named_children():
+            name = f"{parent}.{child}" if parent else child
+            if classes[type(part)] < 2:
+                walk(name, part)
+            if name in trunk and _is_end(part) and (uses[name].places > 1 or any(True for _ in part.parameters())):
+                found[uses[name].tensor] = name  # of layers that give the same tensor, the outermost
+
+    walk("", model)
+    return sorted(found.values(), key=lambda name: uses[name].last)
+
+
+def _is_end(module: nn.Module) -> bool:
+    """Whether the output of a module may end a block: it has layers inside, or is an activation or a pool."""
+    dense = not list(module.children()) and any(p.dim() > 1 for p in module.parameters())
+    skipped = (nn.Identity, nn.modules.conv._ConvNd, nn.modules.dropout._DropoutNd, *_NORMS)
+    return not dense and not isinstance(module, skipped)
 
 
 def _trunk(uses: Mapping[str, LayerUse]) -> list[list[str]]:
@@ -191,7 +228,7 @@ def _trunk(uses: Mapping[str, LayerUse]) -> list[list[str]]:
             ours.setdefault(mine, []).append(name)
     order = sorted(ours)
     trunk = []
-    for mine, after in zip(order, [*order[1:], None], strict=True):
+    for mine, after in zip_longest(order, order[1:]):
         leading = {  # inside a block that begins in this stage and ends in the one after it
             name
             for name in ours[mine]

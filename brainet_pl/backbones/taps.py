@@ -6,6 +6,7 @@ shows how often each layer is used and what it gives; afterwards hooks read the 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 import re
@@ -18,9 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from brainet_pl._utils import checks
-from brainet_pl.backbones.stages import LayerUse, find_stages, first_tensor
+from brainet_pl.backbones.stages import LayerUse, find_blocks, find_stages, first_tensor
 
 AUTO = "auto"
+STAGES = "stages"  # the ends of the stages that a model has; scores call it "auto" too
+LAST = "last"  # what the classification layer is given, among other layers
 MOST_FEATURES = 20_000  # of one view: a structure needs a table of pairs of them
 _GRID = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})")
 
@@ -30,7 +33,8 @@ class Taps:
     """The layers of a model that a user wants to read; names and patterns are resolved with the first inputs.
 
     Attributes:
-        layers: paths of layers, patterns such as "layer*", or "auto" for the ends of the stages that the model has.
+        layers: paths of layers, patterns such as "layer*", "stages" or "auto" for the ends of the stages that the model
+            has, "last" for what its classification layer is given; a layer that is so named comes first.
         pools: one for each entry of `layers`, or one for all: "mean" over space or tokens, "mean_std" mean and
             deviation, a grid of means such as "4x4", "cls" the first token, "tokens" the mean over tokens, "flatten".
     """
@@ -203,9 +207,11 @@ def find_taps(model: nn.Module, uses: Mapping[str, LayerUse], taps: Taps) -> lis
 
 
 def _matching(model: nn.Module, uses: Mapping[str, LayerUse], wanted: str) -> list[str]:
-    if wanted == AUTO:
-        return find_stages(model, uses)
     names = [name for name, _ in model.named_modules() if name]
+    if wanted == AUTO or (wanted == STAGES and STAGES not in names):
+        return find_stages(model, uses)
+    if wanted == LAST and LAST not in names:
+        return [LAST]
     matched = [wanted] if wanted in names else [name for name in names if _matches(name, wanted)]
     if not matched:
         near = difflib.get_close_matches(wanted, names, n=5, cutoff=0.3) or names[:5]
@@ -258,6 +264,61 @@ def check_size(taps: Sequence[Tap]) -> None:
     )
 
 
+# -- candidates -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerSearch:
+    """What `layers="auto"` may choose.
+
+    Attributes:
+        pools: ways to pool that are tried; None is all that fit: the mean, the mean and deviation, 2×2 and 4×4 cells of
+            maps, the first token.
+        max_features: largest number of features of all chosen layers together.
+    """
+
+    pools: tuple[str, ...] | None = None
+    max_features: int = 2048
+
+
+MOST_LAYERS = 16  # of a model, that are tried: the ends of stages, and blocks at equal distances
+MOST_TRIED = 60_000  # features of all candidates together: of 1,000 samples they take 240 MB
+_POOLS = {3: ("mean", "mean_std", "2x2", "4x4"), 2: ("mean", "mean_std", "cls"), 1: ("mean",)}  # by number of axes
+
+
+def candidates(model: nn.Module, uses: Mapping[str, LayerUse], search: LayerSearch) -> list[Tap]:
+    """The taps that `layers="auto"` tries, in the order of use; [] for a model without stages or blocks."""
+    blocks = find_blocks(model, uses)
+    try:
+        ends = {uses[end].tensor for end in find_stages(model, uses)}
+    except ValueError:
+        ends = set()
+    between = [name for name in blocks if uses[name].tensor not in ends]
+    room = max(MOST_LAYERS - (len(blocks) - len(between)), 0)
+    if len(between) > room:
+        between = [between[round((i + 0.5) * len(between) / room - 0.5)] for i in range(room)]
+    chosen = [name for name in blocks if name in between or uses[name].tensor in ends]
+    taps = [tap for name in chosen for tap in _taps_of(name, uses[name], search)]
+    while sum(map(width_of, taps)) > MOST_TRIED:
+        taps.remove(max(taps, key=width_of))
+    return taps
+
+
+def _taps_of(name: str, use: LayerUse, search: LayerSearch) -> list[Tap]:
+    """A layer by each way to pool that fits its output and gives no more features than wanted."""
+    space = use.shape[1:] if use.channels > 0 else use.shape[:-1]
+    taps = []
+    for pool in search.pools or _POOLS.get(len(use.shape), ()):
+        grid = _GRID.fullmatch(pool)
+        fits = min(space, default=1) >= max(map(int, grid.groups())) if grid else use.places > 1 or pool == "mean"
+        with contextlib.suppress(ValueError):  # a pool of tokens for maps
+            check_fits(name, use, pool)
+            tap = Tap(name, pool, use.shape, use.channels)
+            if fits and width_of(tap) <= search.max_features:
+                taps.append(tap)
+    return taps
+
+
 # -- reading taps -----------------------------------------------------------------------------------------------------
 
 
@@ -269,13 +330,14 @@ class Catcher:
     mask: Tensor | None = None  # attention mask (B, T) of the current batch, as in `pooled`
 
 
-class _Hook:
+class Hook:
     """Pools a layer's output at once: a later layer may work in place."""
 
     def __init__(self, catcher: Catcher, tap: Tap) -> None:
         self.catcher, self.tap = catcher, tap
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Keep the pooled output."""
         tensor = first_tensor(output)
         assert tensor is not None
         self.catcher.caught[self.tap] = pooled(tensor, self.tap.pool, self.tap.channels, self.catcher.mask)
@@ -313,12 +375,15 @@ class View(nn.Module):
         return [name for tap in self.resolved for name in tap.names()]
 
     def attach(self, model: nn.Module, uses: Mapping[str, LayerUse], catcher: Catcher) -> None:
-        """Resolve the taps, and register hooks that read them."""
+        """Resolve the taps, and register hooks that read them; the last layer is read without."""
         self.resolved = find_taps(model, uses, self.taps)
+        layers = dict(model.named_modules())
         for tap in self.resolved:
-            hooks: Iterable[Any] = model.get_submodule(tap.layer)._forward_hooks.values()
-            if not any(isinstance(hook, _Hook) and hook.tap == tap for hook in hooks):
-                model.get_submodule(tap.layer).register_forward_hook(_Hook(catcher, tap))
+            if tap.layer not in layers:
+                continue
+            hooks: Iterable[Any] = layers[tap.layer]._forward_hooks.values()
+            if not any(isinstance(hook, Hook) and hook.tap == tap for hook in hooks):
+                layers[tap.layer].register_forward_hook(Hook(catcher, tap))
 
     def forward(self, caught: Mapping[Tap, Tensor]) -> Tensor:
         """Turns the outputs of the taps into features (B, d)."""

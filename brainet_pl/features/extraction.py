@@ -21,6 +21,7 @@ from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.distributed.collectives import all_gather, run_or_fail_together
 
+Observe = Callable[[Any, Tensor], None]  # of the inputs and targets of a batch
 STREAM_ROWS = 50_000  # rows that stand for a stream of unknown length, which may never end
 
 
@@ -180,10 +181,11 @@ def extract(
     max_rows: int | None = None,
     progress: bool = True,
     columns: Columns | None = None,
+    observe: Observe | None = None,
 ) -> Extracted:
     """The output of a backbone for batches, and their targets; its mode and device are restored afterwards."""
     outputs, targets = extract_share(
-        backbone, batches, device=device, max_rows=max_rows, progress=progress, columns=columns
+        backbone, batches, device=device, max_rows=max_rows, progress=progress, columns=columns, observe=observe
     )
     return Extracted(BackboneOutput.concat(outputs)[:max_rows], torch.cat(targets)[:max_rows])
 
@@ -196,8 +198,12 @@ def extract_share(
     max_rows: int | None = None,
     progress: bool = True,
     columns: Columns | None = None,
+    observe: Observe | None = None,
 ) -> ExtractedShare:
-    """Extracts the batches of one of several processes, which may have none, until there are `max_rows` samples."""
+    """Extracts the batches of one of several processes, which may have none, until there are `max_rows` samples.
+
+    `observe` sees the inputs and targets of every batch before it runs.
+    """
     targets: list[Tensor] = []
 
     def all_inputs() -> Iterator[Any]:
@@ -205,6 +211,8 @@ def extract_share(
             inputs, target = inputs_and_target(batch, columns)
             if not _is_empty(inputs):
                 targets.append(torch.as_tensor(target).cpu())
+                if observe is not None:
+                    observe(inputs, targets[-1])
             yield inputs
 
     total = len(batches) if is_sized(batches) else None  # type: ignore[arg-type]

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from brainet_pl._utils.framework import rank_zero_info
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.output import BackboneOutput
-from brainet_pl.distributed.collectives import run_or_fail_together
+from brainet_pl.distributed.collectives import exchange, run_or_fail_together
 from brainet_pl.features import store
 from brainet_pl.features.extraction import (
     Extracted,
     ExtractedShare,
+    Observe,
     extract,
     extract_output,
     extract_share,
     inputs_and_target,
     inputs_of,
     is_sharded,
+    is_sized,
     unshuffled,
 )
+from brainet_pl.features.layers import LayerChoice, choose_layers, sample_rows
 
 SAMPLE_ROWS = 2048  # samples that stand for all, where a few tell enough
 SCALE_ROWS = 10_000  # training samples that tell the scale of tapped features, where no more are read anyway
@@ -55,6 +59,7 @@ class TrainingFeatures:
         store: folder in which features are kept on disk, or None. Only features of a frozen backbone are stored.
         columns: which parts of a batch are inputs and target; None guesses.
         device: where the backbone runs; None is where it is.
+        observe: sees the inputs and targets of every batch that the backbone runs on; not those of stored features.
         rank: number of this process.
         processes: how many processes share the work.
     """
@@ -67,9 +72,11 @@ class TrainingFeatures:
         *,
         columns: Columns | None = None,
         device: torch.device | None = None,
+        observe: Observe | None = None,
         rank: int = 0,
         processes: int = 1,
     ) -> None:
+        self.observe = observe
         self.source, self.backbone, self.columns, self.device = source, backbone, columns, device
         self.rank, self.processes = rank, processes
         storable = backbone.frozen and not backbone.raw and not is_sharded(backbone)
@@ -77,6 +84,30 @@ class TrainingFeatures:
         self._all: Extracted | None = None
         self._share: ExtractedShare | None = None
         self._samples: dict[str, Extracted] = {}
+
+    def choose_layers(self, check: Callable[[Tensor], Tensor] | None = None, progress: bool = True) -> None:
+        """Let a sample of the training data choose the layers that the backbone reads, where that was asked for.
+
+        The first process chooses, and all read what it chose. `check` turns targets into classes or numbers.
+        """
+        if self.backbone.search is None:
+            return
+        settings: dict[str, Any] = {"device": self.device, "check": check, "progress": progress}
+
+        def work() -> LayerChoice | None:
+            if self.rank:
+                return None
+            loader = loader_of(self.source)
+            data = getattr(loader, "dataset", None)
+            rows = sample_rows(len(data) if is_sized(data) else None)  # type: ignore[arg-type]
+            with isolated_rng(0):
+                batches = unshuffled(loader, rows)
+                return choose_layers(self.backbone, batches, rows=rows, columns=self.columns, **settings)
+
+        choice = exchange(work)[0]
+        assert choice is not None
+        self.backbone.choose(*choice)
+        rank_zero_info(choice.summary)
 
     def all(self, max_rows: int | None = None, progress: bool = True) -> Extracted:
         """Features and targets of all samples, or of a random choice of `max_rows`, the same in all processes."""
@@ -179,6 +210,14 @@ class TrainingFeatures:
         if self.backbone.needs_scale:  # nobody has asked for features of the training data yet
             self.all(SCALE_ROWS, progress=False)
 
+    def hold_back(self, rows: Tensor) -> Extracted:
+        """Take some of all samples, by their numbers, out of the training features; gives these."""
+        found = self.all()
+        kept = torch.ones(len(found.targets), dtype=torch.bool)
+        kept[rows] = False
+        self._all, self._samples = Extracted(found.output[kept], found.targets[kept]), {}
+        return Extracted(found.output[rows], found.targets[rows])
+
     def release(self) -> None:
         """Drop all but a sample, once a fit is set up."""
         if self._all is not None and self.backbone.frozen:
@@ -205,7 +244,7 @@ class TrainingFeatures:
             if entry is not None:
                 return entry.extracted
             settings: dict[str, Any] = {"device": self.device, "progress": progress, "columns": self.columns}
-            return extract(self.backbone, loader, max_rows=max_rows, **settings)
+            return extract(self.backbone, loader, max_rows=max_rows, observe=self.observe, **settings)
 
     def _extract_share(self, loader: Any, progress: bool, seed: int = 0) -> ExtractedShare:
         with isolated_rng(seed):
@@ -222,8 +261,11 @@ def batches_of(source: Any, max_rows: int | None = None, every: int = 1, first: 
     With `every`, only batches `first`, `first + every`, `first + 2·every`, …: the share of one of so many processes. A
     datamodule may offer `structure_dataloader` (un-augmented); else its training loader is rebuilt without shuffling.
     """
+    return unshuffled(loader_of(source), max_rows, every, first)
+
+
+def loader_of(source: Any) -> Any:
+    """The loader of un-augmented training data of a datamodule that offers one, else its training loader."""
     if hasattr(source, "structure_dataloader"):
-        source = source.structure_dataloader()
-    elif hasattr(source, "train_dataloader"):
-        source = source.train_dataloader()
-    return unshuffled(source, max_rows, every, first)
+        return source.structure_dataloader()
+    return source.train_dataloader() if hasattr(source, "train_dataloader") else source

@@ -272,7 +272,7 @@ def test_the_stages_of_torchvision_models(name):
 
 
 def test_the_stages_of_a_cifar_network():
-    body = Backbone(make_backbone("cifar_resnet20"), layers="auto", pool="mean_std").build()
+    body = Backbone(make_backbone("cifar_resnet20"), layers="stages", pool="mean_std").build()
     assert body(torch.zeros(2, 3, 32, 32)).shape == (2, 2 * (16 + 32 + 64))
     assert [tap.layer for tap in body.views[0].resolved] == ["layer1", "layer2", "layer3"]
 
@@ -280,7 +280,7 @@ def test_the_stages_of_a_cifar_network():
 def test_a_small_network_with_one_layer_a_stage():
     convolutions = [nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 3), nn.ReLU()]
     model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(36, 10))
-    body = Backbone(model, layers="auto").build()
+    body = Backbone(model, layers="stages").build()
     body(torch.zeros(2, 1, 12, 12))
     assert [tap.layer for tap in body.views[0].resolved] == ["1", "4"]
 
@@ -312,7 +312,7 @@ class Merge(nn.Module):
 def test_stages_of_maps_with_channels_last_and_windows(width):
     stages = [nn.Sequential(Windows(width), Windows(width)), nn.Sequential(Merge(width, 10), Windows(10))]
     model = nn.Sequential(*stages, nn.Flatten(), nn.Linear(160, 3))
-    body = Backbone(model, layers="auto").build()
+    body = Backbone(model, layers="stages").build()
     x = torch.randn(3, 8, 8, width)
     found = body(x)
     assert [(tap.layer, tap.channels) for tap in body.views[0].resolved][1] == ("1", -1)
@@ -338,7 +338,7 @@ def test_channels_are_where_the_width_is():
 
 def test_one_sample_is_enough_to_find_the_layers(net):
     x = torch.randn(4, 1, 8, 8)
-    body = Backbone(net, layers="auto").build()
+    body = Backbone(net, layers="stages").build()
     alone = body(x[:1])
     torch.testing.assert_close(body(x)[:1], alone)
 
@@ -407,7 +407,7 @@ def test_patterns_stay_within_one_part_of_a_path(net):
         ({"layers": "one", "pool": "middle"}, "expected pool to be one of mean, .* got 'middle'"),
         ({"layers": "one", "pool": "0x4"}, "got '0x4'"),
         ({"layers": []}, r"paths of layers, patterns or 'auto', got \[\]"),
-        ({"pool": ["mean"]}, "expected one pool where no layers are named"),
+        ({"layers": None, "pool": ["mean"]}, "expected one pool where no layers are named"),
     ],
 )
 def test_what_cannot_be_tapped_is_told(net, settings, message):
@@ -483,7 +483,7 @@ def test_fit_test_and_a_lone_checkpoint(tmp_path, quiet_trainer, net, cached, he
         8,
         Backbone(net, layers=["one", "two"], pool="2x2"),
         head,
-        scores=[Generative(layers="auto", pool="mean_std", progress=False), KNN(layers="two"), Mahalanobis()],
+        scores=[Generative(layers="stages", pool="mean_std", progress=False), KNN(layers="two"), Mahalanobis()],
     )
     callbacks = [learn()] + ([FeatureCache(progress=False)] if cached else [])
     trainer = quiet_trainer(tmp_path, *callbacks, max_epochs=2)
@@ -521,7 +521,7 @@ def test_training_features_are_on_their_scale_whoever_asks_first(tmp_path, quiet
             seen["features"] = self.training_features.all(progress=False).features
             super().set_structure(ggt)
 
-    model = Watched(8, Backbone(net, layers="auto"), Tree(num_params=6000))
+    model = Watched(8, Backbone(net, layers="stages"), Tree(num_params=6000))
     quiet_trainer(tmp_path, learn(), max_epochs=1).fit(model, datamodule=Digits(images=True))
     torch.testing.assert_close(seen["features"].mean(0), torch.zeros(10), atol=1e-4, rtol=0)
     torch.testing.assert_close(seen["features"].std(0, correction=0), torch.ones(10), atol=1e-3, rtol=0)

@@ -57,7 +57,7 @@ from brainet_pl.features import identity
 from brainet_pl.backbones.loading import Backbone
 
 torch.manual_seed(0)
-backbone = Backbone("cifar_resnet20", layers="auto").build()
+backbone = Backbone("cifar_resnet20", layers="stages").build()
 backbone.trace(torch.rand(2, 3, 32, 32))
 found = identity.of_model(backbone, torch.device("cpu"))
 """
