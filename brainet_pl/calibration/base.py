@@ -8,10 +8,27 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl._utils.parts import Part
 from brainet_pl.distributed.epoch_buffer import EpochBuffer
+from brainet_pl.metrics.measures import check_classes
 from brainet_pl.scores import ScoreSet
 from brainet_pl.tasks import Classification, Task
+
+FEW_SAMPLES = 20  # validation samples below which a user should hear that calibration rests on next to nothing
+
+
+def reason_not_to_fit(predicted: Tensor, target: Tensor) -> str | None:
+    """What validation samples, predictions (N, …) and targets (N,), lack for anything to be learned from them."""
+    if not len(target):
+        return "no validation sample with finite predictions"
+    if target.is_floating_point():
+        return None
+    if predicted.shape[1] > 1 and bool((target == target[0]).all()):
+        return f"validation samples of one class only ({len(target)} of class {int(target[0])})"
+    if len(target) > 1 and bool((predicted == predicted[0]).all()):
+        return f"{len(target)} validation samples with the same prediction for all of them"
+    return None
 
 
 class Calibrator(Part, nn.Module, ABC):
@@ -22,14 +39,18 @@ class Calibrator(Part, nn.Module, ABC):
     Attributes:
         tasks: the kinds of task whose predictions it can map.
         needs_validation: whether a fit without validation data is refused.
+        learns_from_copies: whether `observe_copy` wants predictions of perturbed copies of validation samples.
     """
 
     tasks: ClassVar[tuple[type[Task], ...]] = (Classification,)
     needs_validation: ClassVar[bool] = False
+    learns_from_copies: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
         self._observed = EpochBuffer()
+        self._warned: set[str] = set()
+        self._quiet = False
 
     @property
     def score_name(self) -> str | None:
@@ -58,10 +79,47 @@ class Calibrator(Part, nn.Module, ABC):
         elif self.score_name in scores:
             self._observed.append({**columns, "score": scores[self.score_name]})
 
+    def observe_copy(self, copy: int, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+        """Keep predictions of a perturbed copy of validation samples; the copy 0 is the samples as they are."""
+
     def finalize(self) -> dict[str, Tensor]:
-        """`fit` to all that was observed, and forget it; without validation data nothing changes."""
+        """`fit` to all that was observed, and forget it; without validation data nothing changes.
+
+        Samples whose prediction is not finite are left out. Samples of one class only, or with one and the same
+        prediction, tell nothing about others: the calibrator stays as it was, with a warning.
+        """
         columns = self._observed.collect()
-        return self.fit(columns["predicted"], columns["target"], columns.get("score")) if columns else {}
+        if not columns:
+            return {}
+        if not columns["target"].is_floating_point():
+            check_classes(columns["predicted"], columns["target"])
+        finite = columns["predicted"].isfinite().all(dim=1) & columns["target"].isfinite()
+        columns = {name: values[finite] for name, values in columns.items()}
+        left_out, count = len(finite) - len(columns["target"]), len(columns["target"])
+        if left_out:
+            self._warn("nan", f"left out {left_out} of {len(finite)} validation samples with NaN in their predictions")
+        reason = reason_not_to_fit(columns["predicted"], columns["target"])
+        if reason is not None:
+            self._warn("left", f"predictions are not calibrated: got {reason}; give other validation data")
+            return {}
+        if count < FEW_SAMPLES:
+            self._warn(
+                "few",
+                f"calibrated on {count} validation samples: expected at least {FEW_SAMPLES}; so few hardly change "
+                "predictions, and can't tell whether they are right; give more of them",
+            )
+        return self.fit(columns["predicted"], columns["target"], columns.get("score"))
+
+    def quiet(self) -> Calibrator:
+        """Say nothing more of what is doubtful, as it was said of another fit. Returns itself."""
+        self._quiet = True
+        return self
+
+    def _warn(self, kind: str, message: str) -> None:
+        """Say once what is doubtful."""
+        if kind not in self._warned and not self._quiet:
+            self._warned.add(kind)
+            rank_zero_warn(f"{type(self).__name__}: {message}")
 
     def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None) -> dict[str, Tensor]:
         """Learn from averaged predictions, targets (N,) and the score `score_name` (N,) of validation data.

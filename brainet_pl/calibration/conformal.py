@@ -177,7 +177,7 @@ def cross_fitted(calibration: Calibrator, batches: Sequence[UncalibratedBatch]) 
     for fold in range(FOLDS):
         refitted = calibration
         if 0 < counts[fold] < counts.sum():
-            refitted = copy.deepcopy(calibration)
+            refitted = copy.deepcopy(calibration).quiet()
             for batch, own in zip(batches, folds, strict=True):
                 others = batch.take(own != fold)
                 refitted.observe(others.predicted, others.target, others.scores)
@@ -290,8 +290,8 @@ class Conformal(Part, DataSizedBuffers):
             )
 
     def _add(self, final: Tensor, target: Tensor) -> None:
-        labels = target.long() if self.per_class else torch.zeros_like(target, dtype=torch.long)
-        self._observed.append({"values": self.nonconformity(final, target), "labels": labels})
+        labels = target if self._chosen in SETS else torch.zeros_like(target)
+        self._observed.append({"values": self.nonconformity(final, target), "labels": labels.long()})
 
     def finalize(self, calibration: Calibrator | None = None) -> dict[str, Tensor]:
         """Take the thresholds of what was observed, and forget it; gives scalars to log as `val/conformal/<name>`."""
@@ -302,13 +302,18 @@ class Conformal(Part, DataSizedBuffers):
         if not columns:
             return {}
         values, labels = columns["values"], columns["labels"]
-        parts = [values[labels == c] for c in range(len(self.limits))]
+        parts = [values[labels == c] for c in range(len(self.limits))] if self.per_class else [values]
         # In place: a validation in inference mode would leave a tensor that nobody may write to later.
         self.limits.copy_(torch.stack([threshold(part, self.level) for part in parts]))
         self.samples.fill_(len(values))
         endless = int(self.limits.isinf().sum())
         if endless:
-            rank_zero_warn(self._few(min(len(part) for part in parts), endless))
+            rank_zero_warn(self._few(min(int((part < math.inf).sum()) for part in parts), endless))
+        elif self._chosen in SETS and len(labels) and bool((labels == labels[0]).all()):
+            rank_zero_warn(
+                f"expected validation samples of all classes for Conformal, got {len(labels)} of class "
+                f"{int(labels[0])} only: the level is promised for that class alone; give other validation data"
+            )
         return {"threshold": self.limits.max(), "samples": self.samples.float()}
 
     def _few(self, count: int, endless: int) -> str:

@@ -4,14 +4,15 @@
 
 u(x) is the share of validation samples at least as strange as x: from 1 in the middle of the data to next to nothing
 far outside. How fast predictions fade, κ, can't be learned from known data, among which the strange are rare and no
-worse predicted than they seem: it is the fastest that known data can afford, at a price that one sets.
+worse predicted than they seem: it is the fastest that known data, and harmlessly perturbed known data, can afford, at a
+price that one sets.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,16 @@ from torch.nn import functional as F
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.data_sized import DataSizedBuffers
-from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl.calibration.base import Calibrator
-from brainet_pl.calibration.temperature import best_temperature
+from brainet_pl.calibration.temperature import best_temperature, fit_temperature
+from brainet_pl.distributed.epoch_buffer import EpochBuffer
 from brainet_pl.scores import Generative, ScoreSet, Stages
-from brainet_pl.scores.reference import FEW, Surprise, fit_surprise
+from brainet_pl.scores.reference import FEW, TAIL, Surprise, fit_surprise
 from brainet_pl.tasks import Classification, Regression, Task
 
 FASTEST = 1.0  # κ at the most
+FOLDS = 5
+HARMLESS = 0.01  # rise of the error that a harmless perturbation may have
 SURE = 1.64  # standard errors that are added to the price: it holds in 95 of 100 cases
 MOST = 1e4  # times the temperature in the middle of the data, at the most
 LEAST_NLL = 0.05  # nats that the price is a share of at the least: a model without an error on validation data has 0
@@ -64,41 +67,113 @@ def _parts(probs: Tensor, prior: Tensor, factor: Tensor) -> tuple[Tensor, Tensor
     return logs * slower, (1.0 - slower) * (prior + answer * (prior.max() - prior)).log(), answer
 
 
-def fit_faded(probs: Tensor, target: Tensor, prior: Tensor, factor: Tensor) -> tuple[float, Tensor]:
-    """The best τ for given factors, as in `fit_temperature`, and the negative log-likelihood (N,) of each sample.
-
-    Args:
-        probs: (N, C).
-        target: (N,) labels.
-        prior: (C,).
-        factor: (N,) at least 1.
-    """
+def faded_losses(probs: Tensor, target: Tensor, prior: Tensor, temperature: Tensor, factor: Tensor) -> Tensor:
+    """The negative log-likelihood (N,) of labels (N,) under `fade`, in 64 bits."""
     logs, offset, _ = _parts(probs.double(), prior, factor)
-    chosen = logs.gather(1, target.long()[:, None]).squeeze(1)
-
-    def slope(beta: float) -> float:
-        return float((chosen - ((beta * logs + offset).softmax(dim=1) * logs).sum(dim=1)).sum())
-
-    tau = best_temperature(slope)
-    return tau, F.cross_entropy(logs / tau + offset, target.long(), reduction="none")
+    return F.cross_entropy(logs / temperature + offset, target.long(), reduction="none")
 
 
-def fit_widened(predicted: Tensor, target: Tensor, factor: Tensor) -> tuple[float, Tensor]:
-    """The best τ, as in `fit_temperature`, and the NLL (N,) of each sample, for means and variances (N, 2).
-
-    Variances are multiplied by (τ·f)².
-    """
+def widened_losses(predicted: Tensor, target: Tensor, temperature: Tensor | float, factor: Tensor) -> Tensor:
+    """The negative log-likelihood (N,) of targets (N,), means and variances (N, 2); variances are times (τ·f)²."""
     mean, variance = predicted.double().unbind(dim=1)
-    variance = variance * factor.double().square()
-    squares = (target.double() - mean).square() / variance
-    count, total = len(target), float(squares.sum())
+    variance = variance * (temperature * factor.double()).square()
+    return 0.5 * ((target.double() - mean).square() / variance + (2 * math.pi * variance).log())
+
+
+def fit_width(predicted: Tensor, target: Tensor) -> Tensor:
+    """The τ () of the largest posterior by which deviations are multiplied, from means and variances (N, 2)."""
+    mean, variance = predicted.double().unbind(dim=1)
+    total = ((target.double() - mean).square() / variance).sum()
     # With β = 1/τ the log-likelihood is N·log β - β²/2·Σ squares.
-    tau = best_temperature(lambda beta: count / beta - beta * total)
-    scale = tau**2
-    return tau, 0.5 * (squares / scale + (2 * math.pi * scale * variance).log())
+    return best_temperature(lambda beta: len(target) / beta - beta * total)
+
+
+def largest_affordable(affordable: Callable[[Tensor], Tensor], most: Tensor) -> Tensor:
+    """The largest κ () up to `most` that is affordable, by bisection, or 0; nothing is read from the device."""
+    low, high = torch.where(affordable(most), most, 0.0), most
+    for _ in range(20):
+        middle = 0.5 * (low + high)
+        fine = affordable(middle)
+        low, high = torch.where(fine, middle, low), torch.where(fine, high, middle)
+    return low
+
+
+def upper_mean(values: Tensor) -> Tensor:
+    """The upper end () of what samples (N,) leave open about their mean; infinity for fewer than two."""
+    if len(values) < 2:
+        return values.new_tensor(math.inf)
+    upper: Tensor = values.mean() + SURE * values.std() / len(values) ** 0.5
+    return upper
+
+
+def is_harmless(before: Tensor, after: Tensor) -> Tensor:
+    """Errors (N,) of samples and of a perturbed copy of them → () whether the copy is not clearly harder.
+
+    Errors are 0 and 1 for classes, and squared for numbers. The mean may rise by a point, or by a hundredth of itself
+    for numbers, beyond one standard error.
+    """
+    rise = (after - before).double()
+    limit = HARMLESS * (before.double().mean() if before.is_floating_point() else 1.0)
+    lower: Tensor = rise.mean() - rise.std() / len(rise) ** 0.5
+    return lower <= limit
+
+
+def fit_tail(score: Tensor, start: float) -> Surprise:
+    """The surprise of scores (N,), less `start` and not below 0."""
+    surprise = fit_surprise(score)
+    return surprise._replace(heights=(surprise.heights - start).clamp_min(0.0))
+
+
+def surprise_of_others(score: Tensor, start: float) -> Tensor:
+    """Scores (N,) → (N,) the surprise of each by the scores of other folds, as that of new samples will be."""
+    if len(score) <= FOLDS:
+        return fit_tail(score, start)(score)
+    order = torch.randperm(len(score), generator=torch.Generator().manual_seed(0)).to(score.device)
+    found = torch.empty(len(score), device=score.device)
+    for fold in range(FOLDS):
+        inside, others = order[fold::FOLDS], torch.cat([order[k::FOLDS] for k in range(FOLDS) if k != fold])
+        found[inside] = fit_tail(score[others], start)(score[inside])
+    return found
 
 
 # -- the calibrator ---------------------------------------------------------------------------------------------------
+
+
+class Scored(NamedTuple):
+    """Predictions (N, C) or (N, 2) of some samples, their targets (N,) and the score (N,)."""
+
+    predicted: Tensor
+    target: Tensor
+    score: Tensor
+
+    def finite(self) -> Scored:
+        """The samples whose prediction and score are finite."""
+        fine = self.predicted.isfinite().all(dim=1) & self.score.isfinite()
+        return Scored(self.predicted[fine], self.target[fine], self.score[fine].float())
+
+    @property
+    def errors(self) -> Tensor:
+        """Whether each answer is wrong, or the squared error of a number, (N,)."""
+        if self.target.is_floating_point():
+            return (self.predicted[:, 0] - self.target).square()
+        return (self.predicted.argmax(dim=1) != self.target).long()
+
+
+def harmless_copies(columns: Mapping[str, Tensor]) -> list[Scored]:
+    """Perturbed copies of samples that are predicted nearly as well as the samples, the copy 0, themselves.
+
+    Args:
+        columns: predicted, target and score of all copies, and the number of the copy of each row.
+    """
+    if not columns:
+        return []
+    numbers = range(int(columns["copy"].max()) + 1)
+    rows = [columns["copy"] == number for number in numbers]
+    first, *copies = (Scored(*(columns[name][chosen] for name in Scored._fields)) for chosen in rows)
+    if not copies or len(first.target) < 2:
+        return []
+    harmless = torch.stack([is_harmless(first.errors, copy.errors) for copy in copies]).tolist()
+    return [copy.finite() for copy, fine in zip(copies, harmless, strict=True) if fine]
 
 
 class DensityScaling(Calibrator, DataSizedBuffers):
@@ -106,9 +181,16 @@ class DensityScaling(Calibrator, DataSizedBuffers):
 
     The temperature of an input is τ·u^-κ, u the share of validation samples at least as strange as it, with an
     exponential tail beyond the strangest tenth. κ is as large as validation data allow at the price `cost`, of which
-    the upper end of a 95 % interval counts: few samples fade less; τ is fitted anew for every κ. The answer
-    never changes. Works for every head, without unknown data, from the checkpoint alone; before any validation data,
-    predictions stay as they are.
+    the upper end of a 95 % interval counts: few samples fade less.
+
+    Harmless noise fades next to nothing. Perturbed copies of the features of validation samples, as long as the model
+    predicts them nearly as well, count among the validation samples; only what is stranger than nine tenths of all
+    these fades, and κ must be affordable for each copy. Where the score reads other layers than the head, or the head
+    adds to the logits of a removed layer, there are no such copies: then κ goes by validation samples alone, and noise
+    that does no harm may fade predictions. The answer never changes.
+
+    Works for every head, without unknown data, from the checkpoint alone. Before any validation data, predictions stay
+    as they are.
 
     >>> scaling = DensityScaling(cost=0.04)
     >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).repeat(150, 1)
@@ -117,7 +199,7 @@ class DensityScaling(Calibrator, DataSizedBuffers):
     >>> scaling.observe(probs, labels, {"generative": torch.linspace(0, 1, 300)})
     >>> _ = scaling.finalize()
     >>> scaling(probs[:2], {"generative": torch.tensor([0.0, 50.0])}).amax(1).round(decimals=2)  # usual, and far out
-    tensor([0.9200, 0.5000])
+    tensor([0.9000, 0.5000])
 
     Args:
         cost: How much worse known inputs may be predicted than by temperature scaling: a share of its negative
@@ -128,6 +210,7 @@ class DensityScaling(Calibrator, DataSizedBuffers):
 
     tasks: ClassVar[tuple[type[Task], ...]] = (Classification, Regression)
     needs_validation: ClassVar[bool] = True
+    learns_from_copies: ClassVar[bool] = True
     tau: Tensor
     kappa: Tensor
     prior: Tensor
@@ -142,7 +225,8 @@ class DensityScaling(Calibrator, DataSizedBuffers):
             raise ValueError(f"expected score to be the name of one, got {checks.shown(score)}: give a name, or none")
         self.score = score
         self._own: str | None = None
-        self._warned = False
+        self._observed_copies = EpochBuffer()
+        self._copies: dict[str, Tensor] = {}  # of the last validation epoch
         for name, value in (("tau", 1.0), ("kappa", 0.0), ("slope", 0.0)):
             self.register_buffer(name, torch.tensor(value))
         for name in ("prior", "knots", "heights"):
@@ -167,47 +251,70 @@ class DensityScaling(Calibrator, DataSizedBuffers):
             scores.add(own)
         self._own = own.name_in_model(next(iter(own.units)))
 
+    def observe_copy(self, copy: int, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
+        """Keep what is predicted of a perturbed copy of validation samples."""
+        if self.score_name not in scores:
+            return
+        numbers = torch.full_like(target, copy, dtype=torch.long)
+        columns = {"predicted": predicted, "target": target, "score": scores[self.score_name], "copy": numbers}
+        self._observed_copies.append(columns)
+
+    def finalize(self) -> dict[str, Tensor]:
+        """`fit` to all that was observed, and forget it; copies stay for refits to parts of the same samples."""
+        self._copies = self._observed_copies.collect() or self._copies
+        return super().finalize()
+
     def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None) -> dict[str, Tensor]:
-        """Find κ and τ from predictions (N, C) or (N, 2), targets (N,) and the score (N,)."""
+        """Find τ and κ from predictions (N, C) or (N, 2), targets (N,) and the score (N,)."""
         assert score is not None
-        if len(target) < FEW and not self._warned:
-            self._warned = True
-            rank_zero_warn(
-                f"predictions fade by the strangest of {len(target)} validation samples: expected at least {FEW}; so "
-                "few say only roughly how strange an input is, give more of them"
-            )
-        surprise = fit_surprise(score)
-        self.knots, self.heights, self.slope = (part.to(self.tau.device) for part in surprise)
+        sets = [Scored(predicted, target, score).finite(), *harmless_copies(self._copies)]
+        self._warn_of_scores(sets[0].score, len(score))
+        every, sizes = Scored(*map(torch.cat, zip(*sets, strict=True))), [len(part.score) for part in sets]
+        start = -math.log(TAIL) if len(sets) > 1 else 0.0  # copies tell what is harmless: it need not fade
+        self.knots, self.heights, self.slope = (part.to(self.tau.device) for part in fit_tail(every.score, start))
         classes = predicted.shape[1] if not target.is_floating_point() else 0
         counts = torch.bincount(target.long(), minlength=classes) if classes else predicted.new_zeros(0)
         self.prior = ((counts + 1) / (counts + 1).sum()).to(self.tau)
-        strange = surprise(score)
+        tau = fit_temperature(predicted, target) if classes else fit_width(predicted, target)
+        strange = surprise_of_others(every.score, start)
 
-        def losses(kappa: float) -> tuple[float, Tensor]:
+        def losses(kappa: Tensor | float) -> tuple[Tensor, ...]:
+            """The loss of every sample, known ones first, then those of each copy."""
             factor = (kappa * strange).exp().clamp_max(MOST)
             if classes:
-                return fit_faded(predicted, target, self.prior, factor)
-            return fit_widened(predicted, target, factor)
+                found = faded_losses(every.predicted, every.target, self.prior, tau, factor)
+            else:
+                found = widened_losses(every.predicted, every.target, tau, factor)
+            return torch.split(found, sizes)
 
-        _, plain = losses(0.0)
-        limit = self.cost * (max(float(plain.mean()), LEAST_NLL) if classes else 1.0)
+        plain = losses(0.0)
+        limits = [self.cost * (loss.mean().clamp_min(LEAST_NLL) if classes else 1.0) for loss in plain]
 
-        def affordable(kappa: float) -> bool:
-            """Whether the price stays below its limit, at the upper end of what these samples leave open."""
-            price = losses(kappa)[1] - plain
-            noise = float(price.std()) / len(price) ** 0.5 if len(price) > 1 else math.inf
-            return float(price.mean()) + SURE * noise <= limit
+        def affordable(kappa: Tensor) -> Tensor:
+            triples = zip(losses(kappa), plain, limits, strict=True)
+            return torch.stack([upper_mean(faded - loss) <= limit for faded, loss, limit in triples]).all()
 
-        low, high = 0.0, FASTEST
-        if affordable(high):
-            low = high
-        for _ in range(20 if low < high else 0):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if affordable(middle) else (low, middle)
-        tau, faded = losses(low)
-        self.tau.fill_(tau)
-        self.kappa.fill_(low)
-        return {"temperature": self.tau, "fading": self.kappa, "cost": (faded - plain).mean().float()}
+        most = torch.full_like(tau, FASTEST if bool((every.score != every.score[0]).any()) else 0.0)
+        kappa = largest_affordable(affordable, most)
+        self.tau.copy_(tau)
+        self.kappa.copy_(kappa)
+        return {"temperature": self.tau, "fading": self.kappa, "cost": (losses(kappa)[0] - plain[0]).mean().float()}
+
+    def _warn_of_scores(self, score: Tensor, count: int) -> None:
+        """Say what is doubtful about finite scores (N,) of `count` validation samples."""
+        if len(score) < count:
+            self._warn(
+                "nan scores",
+                f"left out {count - len(score)} of {count} validation samples with NaN in {self.score_name}",
+            )
+        if len(score) < FEW:
+            self._warn(
+                "few scores",
+                f"predictions fade by the strangest of {len(score)} validation samples: expected at least {FEW}; so "
+                "few say only roughly how strange an input is, give more of them",
+            )
+        if len(score) and bool((score == score[0]).all()):
+            self._warn("equal", f"nothing fades: {self.score_name} is the same for all {len(score)} validation samples")
 
     def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
         """Fades probabilities (B, C) to the prior; widens the variances of means and variances (B, 2)."""

@@ -11,11 +11,12 @@ from torch import Tensor
 from brainet_pl.calibration.base import Calibrator
 from brainet_pl.metrics.measures import check_classes
 
-LOWEST, HIGHEST = 0.05, 20.0
+HIGHEST = 20.0  # temperature; the lowest is 1 / HIGHEST
 # Standard deviation of log τ before any data. A held-out set of 20 to 70 rows without an error would ask for τ = 0, and
 # thousands of rows outweigh the prior. Chosen on six tables, shown on seven others (docs/battery.md).
 PRIOR = 0.35
 STEPS = 60  # between τ = 1 and its limit, in which the first maximum is looked for
+AT_ONCE = 6  # steps that are taken before the device is read
 
 
 def scale(probs: Tensor, temperature: Tensor | float) -> Tensor:
@@ -28,29 +29,35 @@ def scale(probs: Tensor, temperature: Tensor | float) -> Tensor:
     return torch.as_tensor((logs / temperature).softmax(dim=-1))
 
 
-def best_temperature(slope: Callable[[float], float], prior: float | None = PRIOR) -> float:
-    """The temperature of the largest posterior, from the slope of a log-likelihood that is concave in β = 1/τ.
+def best_temperature(slope: Callable[[Tensor | float], Tensor], prior: float | None = PRIOR) -> Tensor:
+    """The temperature () of the largest posterior, from the slope of a log-likelihood that is concave in β = 1/τ.
 
-    log τ is normal around 0 with the deviation `prior`. Of several maxima it is the one nearest to τ = 1.
+    log τ is normal around 0 with the deviation `prior`. Of several maxima it is the one nearest to τ = 1. The search
+    stays on the device of the slope, which is read a few times.
 
     Args:
-        slope: of the log-likelihood at β, the sum over samples.
+        slope: of the log-likelihood at β, the sum over samples, a tensor without dimensions.
         prior: None takes the largest likelihood.
     """
-    sign = 1 if slope(1.0) > 0 else -1  # surer predictions, or less sure ones
-    edge = math.log(1.0 / LOWEST if sign > 0 else HIGHEST)
+    sign = torch.where(slope(1.0) > 0, 1.0, -1.0).double()  # surer predictions, or less sure ones
+    step = math.log(HIGHEST) / STEPS
 
-    def rises(u: float) -> bool:
-        beta = math.exp(sign * u)
+    def rises(u: Tensor) -> Tensor:
+        beta = (sign * u).exp()
         return sign * beta * slope(beta) > (0.0 if prior is None else u / prior**2)
 
-    steps = [edge * i / STEPS for i in range(1, STEPS + 1)]
-    high = next((u for u in steps if not rises(u)), edge)
-    low = high - edge / STEPS
+    high = torch.full_like(sign, step * STEPS)
+    for first in range(1, STEPS + 1, AT_ONCE):
+        falls = torch.stack([~rises(torch.full_like(sign, step * i)) for i in range(first, first + AT_ONCE)])
+        if bool(falls.any()):
+            high = step * (first + falls.int().argmax()).double()
+            break
+    low = high - step
     for _ in range(30):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if rises(middle) else (low, middle)
-    return math.exp(-sign * 0.5 * (low + high))
+        up = rises(middle)
+        low, high = torch.where(up, middle, low), torch.where(up, high, middle)
+    return (-sign * 0.5 * (low + high)).exp()
 
 
 def fit_temperature(probs: Tensor, target: Tensor, prior: float | None = PRIOR) -> Tensor:
@@ -71,10 +78,10 @@ def fit_temperature(probs: Tensor, target: Tensor, prior: float | None = PRIOR) 
     logs = probs.double().clamp_min(torch.finfo(torch.float32).tiny).log()
     chosen = logs.gather(1, target.long()[:, None]).squeeze(1)
 
-    def slope(beta: float) -> float:
-        return float((chosen - ((beta * logs).softmax(dim=1) * logs).sum(dim=1)).sum())
+    def slope(beta: Tensor | float) -> Tensor:
+        return (chosen - ((beta * logs).softmax(dim=1) * logs).sum(dim=1)).sum()
 
-    return torch.tensor(best_temperature(slope, prior), dtype=torch.float32, device=probs.device)
+    return best_temperature(slope, prior).float()
 
 
 class TemperatureScaling(Calibrator):
@@ -90,7 +97,7 @@ class TemperatureScaling(Calibrator):
         self.register_buffer("tau", torch.ones(()))
 
     def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None = None) -> dict[str, Tensor]:
-        """Find the temperature of the largest posterior; NaN among predictions (N, C) is an error."""
+        """Find the temperature of the largest posterior, from probabilities (N, C)."""
         self.tau.copy_(fit_temperature(predicted, target))
         return {"temperature": self.tau}
 

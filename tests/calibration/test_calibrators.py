@@ -11,8 +11,9 @@ from sklearn.linear_model import LogisticRegression
 from torchmetrics.classification import MulticlassCalibrationError
 
 from brainet_pl.calibration import DirichletScaling, IsotonicScaling, VectorScaling
-from brainet_pl.calibration.affine import fit_affine
-from brainet_pl.calibration.isotonic import interpolate
+from brainet_pl.calibration.affine import OWN_SPREAD, fit_affine
+from brainet_pl.calibration.isotonic import choose_weight, interpolate
+from brainet_pl.calibration.temperature import fit_temperature
 from brainet_pl.datamodules import Digits
 from brainet_pl.metrics.curves import residual_sums, smooth_calibration_error
 from brainet_pl.metrics.measures import MaximumCalibrationError, SmoothCalibrationError
@@ -49,7 +50,7 @@ def finalized(part, probs, labels):
 def test_dirichlet_against_logistic_regression():
     """With no prior to speak of it is a multinomial logistic regression of the logarithms."""
     probs, labels = skewed(4000)
-    weight, bias = fit_affine(probs, labels, spread=1e4)
+    weight, bias = fit_affine(probs, labels, spread=1e4, own_spread=1e4)
     theirs = LogisticRegression(C=1e8, max_iter=2000, tol=1e-8).fit(probs.log().double().numpy(), labels.numpy())
     ours = (probs.double().log() @ weight.T + bias).softmax(1)
     np.testing.assert_allclose(ours, theirs.predict_proba(probs.log().double().numpy()), atol=2e-3)
@@ -57,20 +58,21 @@ def test_dirichlet_against_logistic_regression():
 
 @pytest.mark.parametrize("spread", [None, 0.1])
 def test_weights_against_plain_descent(spread):
-    """The same objective, by autograd."""
+    """The same objective, by autograd: temperature scaling is the centre of the prior."""
     probs, labels = skewed(300)
+    centre = torch.eye(4, dtype=torch.float64) / fit_temperature(probs, labels)
     logs, c = probs.double().log(), 4
     free = torch.eye(c, dtype=torch.bool) if spread is None else torch.ones(c, c, dtype=torch.bool)
     weight = torch.eye(c, dtype=torch.float64).requires_grad_()
     bias = torch.zeros(c, dtype=torch.float64).requires_grad_()
-    scale = torch.where(torch.eye(c) > 0, 1.0, 1.0 if spread is None else spread**-2)
+    scale = torch.where(torch.eye(c) > 0, OWN_SPREAD**-2, 1.0 if spread is None else spread**-2)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=500, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
 
     def closure():
         optimizer.zero_grad()
         used = torch.where(free, weight, 0.0)
         loss = torch.nn.functional.cross_entropy(logs @ used.T + bias, labels, reduction="sum")
-        loss = loss + 0.5 * (scale * (used - torch.eye(c)) ** 2).sum() + 0.5 * (bias**2).sum()
+        loss = loss + 0.5 * (scale * (used - centre) ** 2).sum() + 0.5 * OWN_SPREAD**-2 * (bias**2).sum()
         loss.backward()
         return loss
 
@@ -106,7 +108,8 @@ def test_isotonic_against_scikit_learn():
     theirs = CalibratedClassifierCV(frozen.FrozenEstimator(Given()), method="isotonic", cv=3, ensemble=False)
     theirs.fit(probs.double().numpy(), labels.numpy())
     part = finalized(IsotonicScaling(), probs, labels)
-    assert float(part.kept) == pytest.approx(1 / 601)
+    assert float(part.kept) == pytest.approx(1 - choose_weight(probs, labels) * 600 / 601)
+    assert float(part.kept) <= 0.5
     part.kept.zero_()  # they let nothing of the prediction stay
     np.testing.assert_allclose(part(new, {}), theirs.predict_proba(new.double().numpy()), atol=1e-4)
 

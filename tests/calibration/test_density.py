@@ -17,15 +17,27 @@ from torch.utils.data import DataLoader, TensorDataset
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.calibration import DensityScaling, TemperatureScaling
-from brainet_pl.calibration.density import LEAST_NLL, fade, fit_faded, fit_widened
-from brainet_pl.calibration.temperature import PRIOR, fit_temperature, scale
+from brainet_pl.calibration.density import (
+    LEAST_NLL,
+    fade,
+    faded_losses,
+    fit_width,
+    harmless_copies,
+    is_harmless,
+    largest_affordable,
+    surprise_of_others,
+    widened_losses,
+)
+from brainet_pl.calibration.perturb import perturbed_copies, swap_within_classes
+from brainet_pl.calibration.temperature import HIGHEST, PRIOR, STEPS, best_temperature, fit_temperature, scale
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.metrics.curves import calibration_error, calibration_sums
 from brainet_pl.model.export import export_onnx, export_program
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
 from brainet_pl.scores import KNN, Combined, Verdict
-from brainet_pl.scores.reference import p_values
+from brainet_pl.scores.reference import fit_surprise, p_values
 from brainet_pl.tasks import Regression
 
 
@@ -78,34 +90,100 @@ def test_the_temperature_is_that_of_a_grid():
     probs, target, score = classes()
     factor = 1 + 0.3 * score
     prior = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    tau, losses = fit_faded(probs, target, prior, factor)
+    tau = fit_temperature(probs, target)
     grid = torch.linspace(0.5, 5, 400)
-    sums = [float(F.nll_loss(fade(probs.double(), prior, float(t), factor).log(), target)) * 2000 for t in grid]
+    sums = [float(F.nll_loss(scale(probs.double(), float(t)).log(), target)) * 2000 for t in grid]
     posterior = [loss + math.log(t) ** 2 / (2 * PRIOR**2) for loss, t in zip(sums, grid, strict=True)]
-    assert tau == pytest.approx(float(grid[int(np.argmin(posterior))]), abs=0.02)
+    assert float(tau) == pytest.approx(float(grid[int(np.argmin(posterior))]), abs=0.02)
     faded = fade(probs.double(), prior, tau, factor)
+    losses = faded_losses(probs, target, prior, tau, factor)
     torch.testing.assert_close(losses, F.nll_loss(faded.log(), target, reduction="none"))
-    assert fit_faded(probs, target, prior, torch.ones(2000))[0] == pytest.approx(
-        fit_temperature(probs, target).item(), rel=1e-4
-    )
 
 
 def test_widening_is_that_of_a_grid():
     rng = torch.Generator().manual_seed(0)
     factor = 1 + torch.rand(500, generator=rng)
     predicted = torch.stack([torch.randn(500, generator=rng), torch.rand(500, generator=rng) + 0.1], dim=1)
-    target = predicted[:, 0] + 1.7 * factor * predicted[:, 1].sqrt() * torch.randn(500, generator=rng)
-    tau, losses = fit_widened(predicted, target, factor)
+    target = predicted[:, 0] + 1.7 * predicted[:, 1].sqrt() * torch.randn(500, generator=rng)
+    tau = float(fit_width(predicted, target))
     assert tau == pytest.approx(1.7, rel=0.1)
 
-    def posterior(t):
+    def posterior(t, factor):
         wide = torch.distributions.Normal(predicted[:, 0].double(), t * factor * predicted[:, 1].double().sqrt())
         return -wide.log_prob(target.double()), math.log(t) ** 2 / (2 * PRIOR**2)
 
-    torch.testing.assert_close(losses, posterior(tau)[0], rtol=1e-5, atol=1e-6)
-    least = float(losses.sum()) + posterior(tau)[1]
+    losses = widened_losses(predicted, target, tau, factor)
+    torch.testing.assert_close(losses, posterior(tau, factor)[0], rtol=1e-5, atol=1e-6)
+    least = float(posterior(tau, 1.0)[0].sum()) + posterior(tau, 1.0)[1]
     for t in (0.9 * tau, 0.98 * tau, 1.02 * tau, 1.1 * tau):
-        assert float(posterior(t)[0].sum()) + posterior(t)[1] > least
+        assert float(posterior(t, 1.0)[0].sum()) + posterior(t, 1.0)[1] > least
+
+
+def slow_temperature(slope, prior):
+    """`best_temperature` in plain numbers: every step reads the device."""
+    sign, edge = 1 if float(slope(1.0)) > 0 else -1, math.log(HIGHEST)
+
+    def rises(u):
+        beta = math.exp(sign * u)
+        return sign * beta * float(slope(beta)) > (0.0 if prior is None else u / prior**2)
+
+    high = next((u for u in (edge * i / STEPS for i in range(1, STEPS + 1)) if not rises(u)), edge)
+    low = high - edge / STEPS
+    for _ in range(30):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if rises(middle) else (low, middle)
+    return math.exp(-sign * 0.5 * (low + high))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.floats(0.1, 30), st.sampled_from([None, PRIOR]))
+@settings(max_examples=40, deadline=None)
+def test_the_temperature_is_that_of_its_slow_twin(seed, n, sure, prior):
+    rng = torch.Generator().manual_seed(seed)
+    logs = (sure * torch.randn(n, 3, generator=rng)).log_softmax(1).double()
+    target = torch.randint(3, (n, 1), generator=rng)
+
+    def slope(beta):
+        return (logs.gather(1, target)[:, 0] - ((beta * logs).softmax(1) * logs).sum(1)).sum()
+
+    assert float(best_temperature(slope, prior)) == pytest.approx(slow_temperature(slope, prior), rel=1e-7)
+
+
+@pytest.mark.parametrize("limit", [-1.0, 0.0, 0.003, 0.4, 0.99, 1.0, 5.0])
+def test_the_largest_rate_is_that_of_a_search_in_plain_numbers(limit):
+    low, high = 0.0, 1.0
+    if limit >= 1.0:
+        low = high
+    for _ in range(20 if low < high else 0):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if middle <= limit else (low, middle)
+    assert float(largest_affordable(lambda kappa: kappa <= limit, torch.tensor(1.0, dtype=torch.double))) == low
+
+
+class Reads(torch.overrides.TorchFunctionMode):
+    """Counts how often a value leaves its tensor, which waits for the device."""
+
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += getattr(func, "__name__", "") in {
+            "__float__",
+            "__bool__",
+            "__int__",
+            "item",
+            "tolist",
+            "__index__",
+        }
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_fit_reads_the_device_a_few_times():
+    probs, target, score = classes()
+    with Reads() as reads:
+        fit_temperature(probs, target)
+    assert reads.count < 12
+    with Reads() as reads:
+        finalized(DensityScaling(), probs, target, score)
+    assert reads.count < 30
 
 
 def test_few_rows_without_an_error_say_little_of_the_temperature():
@@ -168,7 +246,8 @@ def test_errors_among_the_strangest_alone_do_not_make_all_others_certain():
     dearest = -usual.log().amin()  # what an error among usual samples costs at the most
     plain = -scale(probs, fit_temperature(probs, target)).log().amin()
     assert dearest < 5 * plain  # without doubt about labels it is infinite
-    assert calibrator.kappa > 0.1
+    assert calibrator.kappa > 0.04
+    assert calibrator(probs, {"generative": torch.full((300,), 1e5)}).max() < 0.4  # far inputs fade all the same
 
 
 def test_before_validation_nothing_changes():
@@ -190,7 +269,11 @@ def test_few_validation_samples_are_said_once():
 
 def test_a_single_validation_sample_is_too_few():
     with pytest.raises(ValueError, match="at least two finite scores of validation data, got 1"):
-        finalized(DensityScaling(), *classes(1))
+        finalized(DensityScaling(), torch.tensor([[0.0, 1.0]]), torch.tensor([0.3]), torch.tensor([1.0]))
+    calibrator, (probs, target, score) = DensityScaling(), classes(1)
+    with pytest.warns(UserWarning, match=r"are not calibrated: got validation samples of one class only \(1 of class"):
+        assert finalized(calibrator, probs, target, score) == {}
+    assert torch.equal(calibrator(probs, {"generative": score}), probs)
 
 
 def test_variances_widen_and_means_stay():
@@ -222,6 +305,106 @@ def test_it_travels_in_weights():
 def test_settings_that_mean_nothing(wrong):
     with pytest.raises(ValueError, match=r"expected (cost|score)"):
         DensityScaling(**wrong)
+
+
+# -- perturbed copies -------------------------------------------------------------------------------------------------
+
+
+def test_copies_have_the_noise_that_they_are_said_to_have():
+    rng = torch.Generator().manual_seed(0)
+    features = torch.randn(800, 6, generator=rng) * torch.tensor([1.0, 2.0, 3.0, 0.0, 1.0, 1.0])
+    labels = torch.randint(3, (800,), generator=rng)
+    first, *copies = perturbed_copies(features, labels)
+    assert torch.equal(first, features)
+    assert len(copies) == 8
+    for copy, sigma in zip(copies[:3], (0.1, 0.2, 0.4), strict=True):
+        torch.testing.assert_close((copy - features).std(0), sigma * features.std(0), rtol=0.1, atol=1e-6)
+    for copy, sigma in zip(copies[3:7], (0.05, 0.1, 0.2, 0.4), strict=True):
+        common = sigma * features.std(0).square().mean().sqrt()
+        torch.testing.assert_close((copy - features).std(0), common.expand(6), rtol=0.1, atol=0)
+    again = list(perturbed_copies(features, labels))
+    assert all(torch.equal(one, two) for one, two in zip(copies, again[1:], strict=True))
+    assert len(list(perturbed_copies(features, features[:, 0]))) == 8  # numbers have no classes to swap within
+
+
+def test_swapped_values_come_from_the_same_class():
+    labels = torch.arange(300) % 4
+    features = labels[:, None] + torch.rand(300, 5) / 2
+    found = swap_within_classes(features, labels, torch.Generator().manual_seed(0))
+    assert torch.equal(found.floor().long(), labels[:, None].expand(300, 5))
+    assert 0.15 < (found != features).float().mean() < 0.25
+    for row, label in zip(found, labels, strict=True):
+        assert all(value in features[labels == label][:, i] for i, value in enumerate(row))
+
+
+def test_a_copy_is_harmless_where_its_errors_are_those_of_the_samples():
+    right = torch.zeros(1000, dtype=torch.long)
+    for errors, harmless in ((0, True), (10, True), (40, False)):
+        worse = right.clone()
+        worse[:errors] = 1
+        assert bool(is_harmless(right, worse)) == harmless
+    few = torch.zeros(20, dtype=torch.long)
+    few[0] = 1
+    assert is_harmless(torch.zeros_like(few), few)  # one of 20 may be chance
+    squares = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    assert is_harmless(squares, 1.005 * squares)
+    assert not is_harmless(squares, 1.2 * squares)
+
+
+def observed_copies(calibrator, probs, target, score, stranger, wrong=()):
+    """The samples as they are, then a copy for each number by which their score rises; `wrong` ones answer wrongly."""
+    calibrator.observe_copy(0, probs, target, {"generative": score})
+    for i, rise in enumerate(stranger):
+        predicted = probs.roll(1, dims=1) if i in wrong else probs
+        calibrator.observe_copy(i + 1, predicted, target, {"generative": score + rise})
+
+
+def test_harmless_noise_fades_next_to_nothing_and_what_is_stranger_fades():
+    probs, target, score = classes()
+    alone, informed = DensityScaling(), DensityScaling()
+    finalized(alone, probs, target, score)
+    observed_copies(informed, probs, target, score, (5.0, 20.0, 60.0), wrong=(2,))
+    logged = finalized(informed, probs, target, score)
+    plain = scale(probs, fit_temperature(probs, target))
+    for rise in (0.0, 5.0, 20.0):  # the third copy is predicted worse: it may fade
+        faded = informed(probs, {"generative": score + rise})
+        assert F.nll_loss(faded.log(), target) <= 1.01 * F.nll_loss(plain.log(), target)
+    harmless, far = score + 20.0, torch.full_like(score, 1e4)
+    assert (
+        alone(probs, {"generative": harmless}).amax(1).mean()
+        < 0.5
+        < informed(probs, {"generative": harmless}).amax(1).mean()
+    )
+    assert informed(probs, {"generative": far}).amax(1).mean() < 0.3
+    assert float(logged["cost"]) <= 0.01 * float(F.nll_loss(plain.log(), target))
+
+
+def test_copies_with_nan_are_left_out_and_samples_as_they_are_alone_tell_nothing():
+    probs, target, score = classes(100)
+    assert harmless_copies({}) == []
+    columns = {"predicted": probs, "target": target, "score": score, "copy": torch.zeros(100, dtype=torch.long)}
+    assert harmless_copies(columns) == []
+    twice = {name: torch.cat([values, values]) for name, values in columns.items()}
+    twice["copy"][100:] = 1
+    twice["score"][150:] = math.nan
+    (copy,) = harmless_copies(twice)
+    assert torch.equal(copy.score, score[:50])
+
+
+def test_surprise_of_others_is_that_of_new_samples():
+    """Where each sample is among those that it is compared with, the strangest seem less strange than new ones."""
+    rng = torch.Generator().manual_seed(0)
+    means = {}
+    for name in ("others", "itself", "new"):
+        tops = []
+        for _ in range(100):
+            score, new = torch.randn(30, generator=rng).exp(), torch.randn(1000, generator=rng).exp()
+            surprise = fit_surprise(score)
+            values = {"others": surprise_of_others(score, 0.0), "itself": surprise(score), "new": surprise(new)}[name]
+            tops.append(float(values.clamp_max(20).mean()))
+        means[name] = float(np.mean(tops))
+    assert means["itself"] < means["new"]
+    assert means["others"] == pytest.approx(means["new"], abs=0.15)
 
 
 # -- in a model -------------------------------------------------------------------------------------------------------
@@ -290,6 +473,33 @@ def test_the_verdict_is_in_predictions_and_in_their_file(fitted, quiet_trainer):
     assert float(rows[0]["known_p"]) == pytest.approx(p[0].item(), abs=1e-6)
 
 
+def test_harmless_noise_fades_nothing_in_a_model(fitted):
+    """The first epochs are few: what counts is that fading costs next to nothing wherever the answers stay right."""
+    model = fitted[0].eval()
+    data = Digits()
+    data.setup("test")
+    labels = torch.tensor([int(label) for _, label in data.test_set])
+    x, plain = known_inputs(), TemperatureScaling()
+    plain.tau.copy_(model.calibration.tau)
+    assert len(model.calibration._copies["copy"].unique()) == 9
+    clean = None
+    for sigma in (0.0, 0.02, 0.05, 0.1):
+        noisy = x + sigma * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            passes = model.predictor.passes(noisy)
+            scores = model.scores(passes)
+            before, after = plain(passes.predicted, {}), model.calibration(passes.predicted, scores)
+        right = float((before.argmax(1) == labels).float().mean())
+        clean = right if clean is None else clean
+        if right > clean - 0.01:
+            errors = [
+                float(calibration_error(calibration_sums(p.amax(1), (p.argmax(1) == labels).float())))
+                for p in (before, after)
+            ]
+            assert errors[1] < errors[0] + 0.05
+            assert F.nll_loss(after.log(), labels) < 1.03 * F.nll_loss(before.log(), labels)
+
+
 def known_inputs():
     data = Digits()
     data.setup("test")
@@ -349,6 +559,7 @@ def test_the_stages_of_a_network_of_maps_are_read(tmp_path, quiet_trainer):
     loader = DataLoader(TensorDataset(x, y), batch_size=100)
     quiet_trainer(tmp_path).fit(model, loader, loader)
     assert model.calibration.score_name == "stages"
+    assert model.calibration._copies == {}  # the score reads other layers: no copies
     found = model.eval().predict_step((torch.cat([x[:9], 9 * x[:9], x[:1] * math.nan]),), 0)
     assert found["known"][:9].sum() > 6
     assert not found["known"][9:].any()
@@ -395,7 +606,7 @@ def test_the_verdict_is_in_the_record_and_on_the_page_of_a_test(fitted, tmp_path
     (chart,) = (chart for chart in record["charts"] if chart["name"] == "test/known")
     assert [series["name"] for series in chart["panels"][0]["series"]] == ["as promised", "test set", "held out"]
     page = path.with_name("report.html").read_text()
-    assert "held out look unknown; at most 5" in page
+    assert "of the known test samples are called unknown, where at most 5" in page
     assert "share that looks unknown" in page
 
 
