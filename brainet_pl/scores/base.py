@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from brainet_pl._utils import checks
 from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.parts import Part
+from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.distributed.epoch_buffer import EpochBuffer
+from brainet_pl.scores.expectation import Expected
 from brainet_pl.scores.reference import Reference, Verdict, p_values
 from brainet_pl.structure.ggt import GGT
 from brainet_pl.tasks.passes import Passes
@@ -104,6 +106,18 @@ class Score(Part, DataSizedBuffers, ABC):
     def fit(self, features: Tensor, labels: Tensor) -> Any:
         """Learn from training features (N, d) and labels (N,); see `brainet_pl.scores.fitting` for who calls it."""
 
+    def refitted(self, features: Tensor, labels: Tensor) -> Score:
+        """Another score of the same settings, fitted to other samples; override it to keep what is slow to learn.
+
+        `brainet_pl.scores.left_out` asks for one for every class that it leaves out.
+        """
+        other = type(self)(**self.settings())
+        if self.needs_fit:
+            other.set_context(ScoreContext(int(labels.max()) + 1))
+            other.fit(features, labels)
+            other.set_ready(True)
+        return other
+
     def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
         """See a batch of the validation data of a fit, with all scores (B,) of it."""
 
@@ -133,6 +147,11 @@ class JoinedScore(Score):
 
     needs_fit: ClassVar[bool] = False
     default_names: Sequence[str] = ()
+
+    @property
+    def joined_names(self) -> list[str]:
+        """The scores that are joined; a class of one's own says which."""
+        return list(self.default_names)
 
 
 def check_name(name: Any) -> str | None:
@@ -164,6 +183,7 @@ class ScoreSet(nn.Module):
 
     Attributes:
         reference: all scores of the last validation epoch of a fit.
+        expected: what share of unknown inputs the verdict will notice, where that was estimated.
     """
 
     def __init__(self, scores: Iterable[Score], task_units: Mapping[str, str] | None = None) -> None:
@@ -171,6 +191,7 @@ class ScoreSet(nn.Module):
         self._task_units = dict(task_units or {})
         self.members = nn.ModuleDict()
         self.reference = Reference()
+        self.expected = Expected()
         self._observed = EpochBuffer()
         for score in scores:
             self.add(score)
@@ -208,6 +229,11 @@ class ScoreSet(nn.Module):
 
             self.add(Combined())
 
+    def parts_of(self, name: str) -> tuple[str, ...]:
+        """The names of the scores that the score `name` joins; nothing where it is a single one."""
+        found = [joined.joined_names for joined in self._joined if name in _names(joined)]
+        return tuple(found[0]) if found else ()
+
     @property
     def _first_names(self) -> list[str]:
         """The first score of every part that is not joined, and the energy where there is one."""
@@ -220,7 +246,7 @@ class ScoreSet(nn.Module):
 
     @property
     def _joined_names(self) -> set[str]:
-        return {score.name_in_model(name) for score in self._joined for name in score.units}
+        return {name for score in self._joined for name in _names(score)}
 
     @property
     def _independent(self) -> list[Score]:
@@ -263,8 +289,11 @@ class ScoreSet(nn.Module):
     def finalize(self) -> None:
         """End a validation epoch: its scores are the reference from now on."""
         columns = self._observed.collect()
-        if not columns:
-            return
+        if columns:
+            self.set_reference(columns)
+
+    def set_reference(self, columns: dict[str, Tensor]) -> None:
+        """Take all scores (N,) of held-out samples, but those that join others, as the reference from now on."""
         for score in self._independent:
             if score.ready:
                 columns |= _named(score, score.finalize(_by_own_names(score, columns)))
@@ -272,6 +301,10 @@ class ScoreSet(nn.Module):
         for more in made:
             columns |= more
         self.reference.keep(columns)
+
+    def refitted(self, output: BackboneOutput, labels: Tensor) -> ScoreSet:
+        """Another set of the same scores, fitted to other samples, without a reference."""
+        return ScoreSet([score.refitted(output.view(score.taps), labels) for score in self], self._task_units)
 
     def judge(self, scores: Mapping[str, Tensor], verdict: Verdict, first: str | None = None) -> dict[str, Tensor]:
         """Scores (B,) → the verdict: `known_p`, a conformal p-value, and `known`; nothing without validation data.
@@ -292,12 +325,29 @@ class ScoreSet(nn.Module):
         return {"known_p": p, "known": p > verdict.level}
 
     def verdict_score(self, scores: Iterable[str], verdict: Verdict, first: str | None = None) -> str | None:
-        """The name of the score behind the verdict, among those that there are; None without validation data."""
+        """The name of the score behind the verdict, among those that there are; None without validation data.
+
+        Where the verdict names none, it is the one that was found best without unknown data, see `expected`.
+        """
         there = [name for name in scores if name in self.reference]
         if not there or (verdict.score is not None and verdict.score not in there):
             return None
-        named = [] if first is None else [first]
-        return verdict.choose([*sorted(self._joined_names), *named, *self._first_names], there)
+        best = [] if self.expected.value is None else [self.expected.value.score]
+        return verdict.choose([*best, *self._defaults(first)], there)
+
+    def default_score(self, verdict: Verdict, first: str | None = None) -> str | None:
+        """The score that a verdict goes by before anything is known of how much it notices; None where there is none.
+
+        The arguments are those of `judge`.
+        """
+        return verdict.score or next(iter(self._defaults(first)), None)
+
+    def _defaults(self, first: str | None) -> list[str]:
+        return [*sorted(self._joined_names), *([] if first is None else [first]), *self._first_names]
+
+
+def _names(score: Score) -> list[str]:
+    return [score.name_in_model(name) for name in score.units]
 
 
 def _named(score: Score, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ class Combined(JoinedScore):
 
     def __init__(self, of: Sequence[str] | None = None, name: str | None = None) -> None:
         super().__init__()
-        if of is not None and (isinstance(of, str) or not of or not all(isinstance(one, str) for one in of)):
+        if of is not None and not (checks.are_texts(of) and len(of)):
             raise ValueError(
                 f"expected of to be a list of names of scores, got {checks.shown(of)}: write ['generative', 'energy'], "
                 "or leave it out"
@@ -54,9 +54,14 @@ class Combined(JoinedScore):
         """Whether it has seen validation data."""
         return len(self.names) > 0
 
+    @property
+    def joined_names(self) -> list[str]:
+        """The scores that are added."""
+        return list(self.default_names if self.of is None else self.of)
+
     def finalize(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Learn the surprise of every score from all scores (N,) of validation data; gives their `joint`."""
-        names = list(self.default_names if self.of is None else self.of)
+        names = self.joined_names
         missing = [name for name in names if name not in columns]
         if missing or not names:
             raise ValueError(

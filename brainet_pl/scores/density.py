@@ -126,6 +126,13 @@ class TreeDensity(DataSizedBuffers):
         self.families.fit(self._prepare(features), labels.long(), shared)
         return self
 
+    def refitted(self, features: Tensor, labels: Tensor) -> TreeDensity:
+        """A density of the same tree with parameters estimated from other samples, for as many classes as they have."""
+        other = TreeDensity(self.ggt, int(labels.max()) + 1, **self._settings)
+        if isinstance(self.families, DiscreteFamilies) and isinstance(other.families, DiscreteFamilies):
+            other.families.given = self.families.kept_parents()
+        return other.fit(features.cpu(), labels.cpu())
+
     @torch.no_grad()
     def forward(self, features: Tensor) -> Tensor:
         """Maps features (B, d) to log p(x | c), (B, C), averaged over sub-networks."""
@@ -296,6 +303,19 @@ def _members(node: Any) -> Iterator[Family]:
     return zip(node.variables, node.parents, strict=True)
 
 
+def typical_scale(variances: Tensor) -> Tensor:
+    """The variance () of a typical column, from those of all (d,): their mean, unless a few columns make up most of it.
+
+    A single column in large units would otherwise make all others look constant.
+
+    >>> typical_scale(torch.tensor([1.0, 3.0])), typical_scale(torch.tensor([1.0, 1.0, 1e12]))
+    (tensor(2.), tensor(100.))
+    """
+    varies = variances[variances > 0]
+    usual = variances.mean() if not len(varies) else torch.minimum(variances.mean(), 100 * varies.median())
+    return usual.clamp_min(1e-12)
+
+
 class GaussianFamilies(nn.Module):
     """x_i | parents, c ~ N(intercept_c + slopes_c · parents, variance_c).
 
@@ -336,7 +356,7 @@ class GaussianFamilies(nn.Module):
         residual = x - mean[labels]
         common = over_all(residual.t() @ residual) / n
         own_scale = common.diagonal()
-        typical = own_scale.mean().clamp_min(1e-12)
+        typical = typical_scale(own_scale)
         floor = 1e-3 * own_scale + 1e-6 * typical
         fourth = over_all(residual.pow(4).sum(dim=0)) / n
         magnitude = fourth / own_scale.clamp_min(1e-30)  # squared, of a column that is mostly one value: when it is not
@@ -393,7 +413,8 @@ class DiscreteFamilies(nn.Module):
         self, families: list[Family], d: int, num_classes: int, prior: float, bins: int, max_parents: int
     ) -> None:
         super().__init__()
-        self.prior, self.bins, self._families = prior, bins, families
+        self.prior, self.bins, self._families, self._width = prior, bins, families, d
+        self.given: list[tuple[int, ...]] | None = None  # the parents of each family, where they need not be selected
         self.numbers = len(families) * num_classes
         self.register_buffer("variable", torch.tensor([v for v, _ in families]), persistent=False)
         self.register_buffer("edges", torch.zeros(d, bins - 1))
@@ -407,12 +428,16 @@ class DiscreteFamilies(nn.Module):
         self.edges.copy_(torch.stack([torch.quantile(column, inner) for column in x.t()]))
         codes = self._codes(x)
         for i, (v, parents) in enumerate(tqdm(self._families, desc="counting", delay=2, leave=False, disable=None)):
-            kept = self._select(codes, labels, v, parents)
+            kept = self._select(codes, labels, v, parents) if self.given is None else self.given[i]
             self.chosen[i, : len(kept)] = torch.tensor(kept, dtype=torch.long, device=self.chosen.device)
             table = self._predictive(self._counts(codes, labels, v, kept)).log().permute(1, 2, 0).flatten(0, 1)
             # Parents that are not there have code 0, so that only the first rows are read.
             repeat = self.tables.shape[1] // len(table)
             self.tables[i] = F.pad(table, (0, 0, 0, len(table) * (repeat - 1)))
+
+    def kept_parents(self) -> list[tuple[int, ...]]:
+        """The parents that `fit` kept of each family."""
+        return [tuple(p for p in row if p < self._width) for row in self.chosen.tolist()]
 
     def _codes(self, x: Tensor) -> Tensor:
         """(N, d) → (d + 1, N) level of each value; the last row is 0."""

@@ -109,6 +109,19 @@ class Generative(Score):
         self.blueprint = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.reference.device)
         return self
 
+    def refitted(self, features: Tensor, labels: Tensor) -> Generative:
+        """The density of the same tree with parameters of other samples."""
+        assert self.density is not None
+        other = Generative(**self.settings())
+        other.chosen = self.chosen.cpu()
+        other.density = self.density.refitted(self._read(features), labels)
+        other.set_ready(True)
+        return other
+
+    def _read(self, features: Tensor) -> Tensor:
+        """All features (B, d) → those that are read."""
+        return features.index_select(1, self.chosen.to(features.device)) if len(self.chosen) else features
+
     def _choose(self, width: int) -> Tensor:
         """(d,) which of the features are read."""
         every = torch.arange(width)
@@ -161,8 +174,7 @@ class Generative(Score):
         """Gives the scores of a batch by name, each (B,)."""
         assert self.density is not None
         energy = passes.scores.get("energy")
-        features = passes.features.index_select(1, self.chosen) if len(self.chosen) else passes.features
-        found = self.density.scores(features, None if energy is None else passes.predicted)
+        found = self.density.scores(self._read(passes.features), None if energy is None else passes.predicted)
         if energy is not None and self._refers:
             found["combined"] = self._combined(found["generative"], energy)
         return found

@@ -92,6 +92,17 @@ class Stages(Score):
         self.moments = torch.stack(moments).to(self.moments)
         return self
 
+    def refitted(self, features: Tensor, labels: Tensor) -> Stages:
+        """The densities of the same trees with parameters of other samples."""
+        other, layers = Stages(**self.settings()), torch.split(features, self._split, dim=1)
+        other._split = list(self._split)
+        other.parts = nn.ModuleList(p.refitted(x, labels) for p, x in zip(self._densities(), layers, strict=True))
+        few = slice(None, None, max(1, len(features) // MOST_ROWS))
+        found = zip(other._densities(), layers, strict=True)
+        other.moments = torch.stack([_moments(self._surprise(part, x[few]), False) for part, x in found]).float()
+        other.set_ready(True)
+        return other
+
     def _build(self, widths: list[int]) -> None:
         names = ("threshold", "s", "max_order", "seed", "max_parents", "max_features", "progress")
         settings = {name: primitive(getattr(self, name)) for name in names}
@@ -106,8 +117,7 @@ class Stages(Score):
     def _surprise(part: Generative, x: Tensor) -> Tensor:
         """Features (B, d) of a layer → minus their log-density (B,)."""
         assert part.density is not None
-        x = x.index_select(1, part.chosen) if len(part.chosen) else x
-        return part.density.scores(x.to(part.reference))["generative"]
+        return part.density.scores(part._read(x).to(part.reference))["generative"]
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """Gives the score `stages` of a batch, (B,)."""
