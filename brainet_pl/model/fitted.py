@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from brainet_pl._utils.framework import Callback, CombinedLoader, pl, rank_zero_info, rank_zero_warn
-from brainet_pl._utils.lightning_private import train_loaders, trainer_of
+from brainet_pl._utils.lightning_private import average_model, train_loaders, trainer_of
 from brainet_pl.backbones.batches import Columns
+from brainet_pl.distributed.samples import on_rank_zero
 from brainet_pl.features.extraction import Extracted, data_source
 from brainet_pl.features.training import FeatureFolder, TrainingFeatures
 from brainet_pl.model import steps
@@ -37,6 +39,8 @@ class FittedModule(RestorableModule):
         self._features: TrainingFeatures | None = None
         self.head_facts: dict[str, float] = {}
         self._warned = False
+        self._sampled: tuple[Extracted, Extracted | None] | None = None  # read before a validation, for the end of it
+        self._expects = True  # whether it is still to be estimated what the verdict will notice
 
     @property
     def needs_structure(self) -> bool:
@@ -74,18 +78,38 @@ class FittedModule(RestorableModule):
                 rank=self.global_rank,
                 processes=self.trainer.world_size,
             )
+            self._choose_layers(self._features)
         return self._features
+
+    def _choose_layers(self, features: TrainingFeatures) -> None:
+        """Choose the layers that the head reads, where that was asked for.
+
+        Lightning restores a checkpoint later: the layers of one that a fit resumes from replace these.
+        """
+        if self.backbone.search is None:
+            return
+        if self.head is not None:  # it was built for the features of the last layer
+            self.backbone.choose(None)
+        features.choose_layers(self.task.check)
+        self.save_layers()
+
+    def restore_layers(self, stored: Any) -> None:
+        """Read the layers of a checkpoint, and forget features of others."""
+        before = self.backbone.taps
+        super().restore_layers(stored)
+        if self.backbone.taps != before:
+            self._features = None
 
     def training_sample(self) -> Extracted:
         """What the backbone gives for a random choice of finite training samples, the same in all processes."""
-        rows = steps.reach(self.trainer.num_training_batches, train_loaders(self.trainer))
+        rows = steps.reach(self.trainer.num_training_batches, train_loaders(self.trainer), self.trainer.world_size)
         return finite_samples(self.training_features.sample(rows))
 
     def validation_sample(self) -> Extracted | None:
         """The same of validation samples, or None where a fit has none."""
         loaders = self.trainer.val_dataloaders
         flat = [] if loaders is None else CombinedLoader(loaders, "sequential").flattened
-        rows = steps.reach((*self.trainer.num_val_batches, 0)[0], flat) if flat else 0
+        rows = steps.reach((*self.trainer.num_val_batches, 0)[0], flat, self.trainer.world_size) if flat else 0
         return finite_samples(self.training_features.validation_sample(flat[0], rows)) if rows else None
 
     def prepare_head(self) -> None:
@@ -120,7 +144,39 @@ class FittedModule(RestorableModule):
                 f"expected at least {LEAST} validation samples to choose the temperature of the posterior by, got "
                 f"{count}: it is the tempered default; give more validation data, or set Tree(temperature=…)"
             )
-        self.head_facts = self.predictor.finalize_head(self.training_sample(), held if count >= LEAST else None)
+        seen = self.training_sample()
+        self._sampled = (seen, held)
+        size = steps.train_size(self.trainer) if math.isfinite(self.trainer.num_training_batches) else 0
+        self.head_facts = self.predictor.finalize_head(seen, held if count >= LEAST else None, size)
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for other in map(average_model, callbacks):
+            if isinstance(other, FittedModule) and other.head is not None:
+                for name in self.head.not_averaged:
+                    other.head.get_buffer(name).copy_(self.head.get_buffer(name))
+
+    def expect_unknown(self) -> dict[str, float]:
+        """Estimate what the verdict will notice, once or whenever features have moved; gives numbers to log."""
+        resumed = self.trainer.ckpt_path is not None and self.predictor.expected is not None
+        if self._expects and not (resumed and self.backbone.frozen) and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._expects = not self.backbone.frozen
+            seen, held = self._sampled or (self.training_sample(), self.validation_sample())
+            if held is not None:
+                found = on_rank_zero(self.trainer, lambda: self.predictor.expect(seen, held))
+                if found is not None:
+                    self.scores.expected.keep(found)
+        self._sampled, found = None, self.predictor.expected
+        if found is None:
+            return {}
+        numbers = {"noticed": found.noticed, "noticed_worst": found.worst, "permuted": found.permuted}
+        return {f"verdict/{name}": value for name, value in numbers.items() if not math.isnan(value)}
+
+    def on_fit_end(self) -> None:
+        """Say which score tells unknown inputs, and how many it is expected to notice."""
+        found = self.predictor.expected
+        if found is not None and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            bare = found.unreliable and not any(score.needs_fit for score in self.scores)
+            hint = "; give the model a score of its features, such as scores=['Generative']" if bare else ""
+            (rank_zero_warn if found.unreliable else rank_zero_info)(f"{found}{hint}")
 
 
 class BuildHeadFirst(Callback):

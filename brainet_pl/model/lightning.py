@@ -195,11 +195,8 @@ class BRAINet(FittedModule):
         self.guard.check_processes(self.trainer.world_size)
         names = getattr(data_source(self.trainer, self), "class_names", None)
         self.class_names = check_class_names(names, self.task) or self.class_names
-        if self.calibration is not None and self.calibration.needs_validation and not self.trainer.enable_validation:
-            raise ValueError(
-                f"expected validation data for {type(self.calibration).__name__}, got none: give the datamodule a "
-                "val_dataloader, or the fit val_dataloaders, and a limit_val_batches above 0; or leave calibration out"
-            )
+        if self.calibration is not None and not self.trainer.enable_validation:
+            steps.missing_validation(self.calibration)
         self.prepare_head()
         if self.task.needs_targets:
             self.task.prepare(self.training_features.targets())
@@ -301,6 +298,7 @@ class BRAINet(FittedModule):
         """Learn from what was observed of the validation data, before a checkpoint is written."""
         if not self._finalizes:
             return
+        noticed = self.expect_unknown()
         learned = self.predictor.finalize()
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             # Callbacks that average weights go through the buffers of two models: both need the same ones.
@@ -308,6 +306,7 @@ class BRAINet(FittedModule):
             if isinstance(other, BRAINet):
                 other.predictor.scores = copy.deepcopy(self.scores)
         self.log_dict({f"val/{name}": value for name, value in learned.items()})
+        self.log_dict(noticed)
         self.log_dict({f"val/head/{name}": value for name, value in self.head_facts.items()})
 
     def on_test_start(self) -> None:
@@ -315,6 +314,12 @@ class BRAINet(FittedModule):
         steps.check_labels(self.class_names, self.trainer.test_loop)
         sets = test_sets(self.trainer)
         self._shifts = steps.shift_parts(self.trainer, sets)
+        if self.calibration is not None and not self.predictor.calibrates:
+            rank_zero_warn(
+                f"{type(self.calibration).__name__} changes nothing, because it has learned nothing from validation "
+                "data: no metrics test/scaled/… are logged; fit the model with a val_dataloader, or leave calibration "
+                "out"
+            )
         _, *others = sets
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         if others and not any(isinstance(callback, EvaluatesAllSets) for callback in callbacks):
@@ -345,7 +350,7 @@ class BRAINet(FittedModule):
         if differ is not None:
             self._update(self.pass_metrics, differ, target)
         final = self.predictor.calibrated(passes, seen.scores)
-        if self.scaled_metrics is not None:
+        if self.scaled_metrics is not None and self.predictor.calibrates:
             self._update(self.scaled_metrics, final, target)
         if self.conformal is None or self.conformal_metrics is None:
             return seen._replace(final=final)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,16 +11,21 @@ from torch import Tensor, nn
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part
+from brainet_pl._utils.rng import isolated_rng
+from brainet_pl._utils.threads import limit_threads
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator, Conformal
+from brainet_pl.calibration.perturb import MOST_ROWS, perturbed_copies
 from brainet_pl.features.extraction import Extracted, run_backbone
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.model.finite import nan_rows
 from brainet_pl.network import Head, HeadSettings
-from brainet_pl.network.base import MOST_PASSES, HeadInputs, ResidualHead, need_tree, run_head, train_head
-from brainet_pl.scores import Score, ScoreContext, ScoreSet, Verdict
+from brainet_pl.network.base import MOST_PASSES, HeadInputs, Outputs, ResidualHead, need_tree, run_head, train_head
+from brainet_pl.scores import Own, Score, ScoreContext, ScoreSet, Verdict
+from brainet_pl.scores.expectation import Expectation
 from brainet_pl.scores.fitting import fit_score, fit_score_on_shares
+from brainet_pl.scores.left_out import expect
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Task
 from brainet_pl.tasks.passes import Passes
@@ -53,6 +59,7 @@ class Predictor(nn.Module):
         self.verdict = Verdict()
         self.attach(**parts)
         self.head: Head | None = head
+        self._held: list[tuple[Tensor, Tensor]] = []  # features and targets of an epoch of held-out data
 
     def attach(
         self,
@@ -119,21 +126,26 @@ class Predictor(nn.Module):
     def loss(self, x: Any, target: Tensor) -> Tensor:
         """Inputs (B, …) and targets (B,) → the mean loss of all sub-networks that a training step draws.
 
-        Of `Bayes`, without its penalty: add `head.penalty()` divided by the number of training samples.
+        Of `Bayes` and `VBLL`, without their penalty: add `head.penalty()` divided by the number of training samples.
         """
         return self.loss_and_outputs(x, self.task.check(target))[0]
 
     def loss_and_outputs(self, x: Any, target: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and checked targets (B, …) → the task's loss and the head's outputs, (B, O) or (M, B, O)."""
-        readings = self.read(x)
-        outputs = train_head(self.require_head(), readings.features, self.base_outputs(readings))
-        return self.task.loss(outputs, target), outputs
+        head, readings = self.require_head(), self.read(x)
+        outputs = train_head(head, readings.features, self.base_outputs(readings))
+        return self.task.expected_loss(outputs, target, head.output_variance(readings.features)), outputs
 
     def read(self, x: Any) -> BackboneOutput:
         """Inputs → features (B, d), and base logits (B, C) where the head adds to them; features pass as they are."""
         if isinstance(x, BackboneOutput):
             return x
-        return run_backbone(self.backbone, x) if self._adds_base_logits else BackboneOutput(self.backbone(x))
+        return run_backbone(self.backbone, x) if self._needs_base_logits else BackboneOutput(self.backbone(x))
+
+    @property
+    def _needs_base_logits(self) -> bool:
+        """Whether a prediction takes the logits of the layer that was removed."""
+        return self._adds_base_logits
 
     @property
     def _adds_base_logits(self) -> bool:
@@ -157,21 +169,45 @@ class Predictor(nn.Module):
         """Inputs → outputs of all passes and what follows from them. The backbone runs once; only the head T times."""
         readings = x if isinstance(x, BackboneOutput) else run_backbone(self.backbone, x)
         count = self.num_passes if count is None else count
-        outputs, weights = run_head(self.require_head(), readings.features, count, self.base_outputs(readings))
+        outputs, weights = self.head_outputs(readings, count)
         predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
         return Passes(outputs, weights, readings.features, predicted, scores, readings, nan_rows(x, predicted.shape[0]))
+
+    def head_outputs(self, readings: BackboneOutput, count: int) -> Outputs:
+        """What a backbone gave → outputs (T, B, O) of the head's passes, with their weights."""
+        return run_head(self.require_head(), readings.features, count, self.base_outputs(readings))
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether there is a calibrator that changes predictions: one that has seen no validation data changes none."""
+        if self.calibration is None or self.calibration.score_name is not None:
+            return self.calibration is not None
+        device = next((b.device for b in self.calibration.buffers()), torch.device("cpu"))
+        width = getattr(self.task, "num_classes", self.task.out_features)
+        probs = torch.linspace(0.0, 3.0, 3 * width, device=device).view(3, -1).softmax(dim=1)
+        try:
+            return not torch.allclose(self.calibration(probs, {}), probs, rtol=1e-5, atol=1e-7)
+        except KeyError:  # it reads a score that it does not name
+            return True
 
     def calibrated(self, passes: Passes, scores: Mapping[str, Tensor]) -> Tensor:
         """The averaged prediction as a user gets it: the same, or calibrated."""
         return passes.predicted if self.calibration is None else self.calibration(passes.predicted, scores)
+
+    @property
+    def _preferred_score(self) -> str | None:
+        return None if self.calibration is None else self.calibration.score_name
+
+    def verdict_score(self, scores: Iterable[str]) -> str | None:
+        """The name of the score that `judge` goes by, among these; None without held-out data to compare with."""
+        return self.scores.verdict_score(scores, self.verdict, self._preferred_score)
 
     def judge(self, scores: Mapping[str, Tensor], nan: Tensor | None = None) -> dict[str, Tensor]:
         """Scores (B,) → the verdict, `known_p` and `known`; nothing without held-out data to compare with.
 
         Samples of which `nan` (B,) is true, see `Passes.nan_rows`, have 0 and are not known, whatever their score.
         """
-        preferred = None if self.calibration is None else self.calibration.score_name
-        verdict = self.scores.judge(scores, self.verdict, preferred)
+        verdict = self.scores.judge(scores, self.verdict, self._preferred_score)
         if not verdict or nan is None:
             return verdict
         return {"known_p": verdict["known_p"].masked_fill(nan, 0.0), "known": verdict["known"] & ~nan}
@@ -195,6 +231,16 @@ class Predictor(nn.Module):
         answer |= self.judge(scores, passes.nan_rows(final))
         return answer | {name: values for name, values in scores.items() if name not in answer}  # `std` is calibrated
 
+    @property
+    def expected(self) -> Expectation | None:
+        """By which score unknown inputs are told, and how many are expected to be noticed; None before `expect`."""
+        return self.scores.expected.value
+
+    @property
+    def expected_noticed(self) -> float:
+        """The share of unknown inputs that the verdict is expected to notice; NaN where that was not estimated."""
+        return math.nan if self.expected is None else self.expected.share
+
     # -- what needs no training ---------------------------------------------------------------------------------------
 
     def fit_scores(self, features: TrainingFeatures, scores: Sequence[Score], progress: bool = True) -> None:
@@ -214,14 +260,43 @@ class Predictor(nn.Module):
             elif found is not None:
                 fit_score(score, found.output.view(score.taps), labels)
 
-    def finalize_head(self, seen: Extracted, held: Extracted | None) -> dict[str, float]:
+    def expect(self, seen: Extracted, held: Extracted) -> Expectation | None:
+        """Estimate without unknown data how many unknown inputs the verdict will notice, and keep it in checkpoints.
+
+        Each class in turn is left out of the scores, see `brainet_pl.scores.left_out`. Where the verdict names no
+        score and one of those that it joins notices clearly more, it goes by that one from now on.
+
+        Args:
+            seen: features and targets of training samples; 5,000 are enough.
+            held: the same of held-out samples.
+
+        Returns:
+            The estimate, whose text is a sentence; None where scores wait for training data.
+        """
+        default = self.scores.default_score(self.verdict, self._preferred_score)
+        if default is None or self.scores.unfitted:
+            return None
+        seen, held = (Extracted(part.output, self.task.classes(part.targets)[0]) for part in (seen, held))
+        with isolated_rng(0), limit_threads(1):  # many small steps: threads would wait for each other
+            found = expect(self.scores, seen, held, default, self.verdict.level, choose=self.verdict.score is None)
+        self.scores.expected.keep(found)
+        return found
+
+    def finalize_head(self, seen: Extracted, held: Extracted | None, size: int = 0) -> dict[str, float]:
         """Let the head choose what needs no training, from training samples and, where there are some, held-out ones.
 
         A `Tree` chooses the temperature of its posterior and the dropout of its predictions, and takes batch-norm
-        statistics for its simultaneous pass. Gives what was chosen, by name.
+        statistics for its simultaneous pass; `Laplace` fits the Gaussian of its weights. Gives what was chosen,
+        by name.
+
+        Args:
+            seen: all training samples, or a sample of them.
+            held: held-out samples, or None.
+            size: the number of training samples, where `seen` are fewer.
         """
         rows = None if held is None else self.head_inputs(held)
-        return self.require_head().finalize(self.head_inputs(seen), rows, self._nll, self.num_passes)
+        inputs = self.head_inputs(seen)._replace(represents=max(1.0, size / max(1, len(seen.targets))))
+        return self.require_head().finalize(inputs, rows, self._nll, self.num_passes)
 
     def _nll(self, outputs: Tensor, weights: Tensor | None, target: Tensor) -> Tensor:
         """The NLL of each target under the average of outputs; all zero where the task has no likelihood."""
@@ -243,14 +318,41 @@ class Predictor(nn.Module):
         self.scores.observe(passes, scores)
         if self.calibration is not None:
             self.calibration.observe(passes.predicted, target, scores)
+            self._keep_features(passes.features, target)
         if self.conformal is not None:
             self.conformal.observe(passes.predicted, target, scores, None if self.calibration is None else numbers)
+
+    def _keep_features(self, features: Tensor, target: Tensor) -> None:
+        """Keep the features of the first samples of an epoch, for a calibrator that learns from perturbed ones.
+
+        Only the head is run again: where a score reads other layers, or the head adds to base logits, none are kept.
+        """
+        assert self.calibration is not None
+        room = MOST_ROWS - sum(len(rows) for rows, _ in self._held)
+        others = any(score.taps is not None or isinstance(score, Own) for score in self.scores)
+        if self.calibration.learns_from_copies and room > 0 and not others and not self._needs_base_logits:
+            finite = features.isfinite().flatten(1).all(dim=1)
+            self._held.append((features[finite][:room].detach(), target[finite][:room]))
+
+    @torch.no_grad()
+    def _observe_copies(self, calibration: Calibrator) -> None:
+        """Show the calibrator what is predicted of perturbed copies of the features that were kept, and forget them."""
+        held, self._held = self._held, []
+        if sum(len(rows) for rows, _ in held) < 2:
+            return
+        dtype = next((p.dtype for p in self.require_head().parameters()), torch.float32)
+        features, target = torch.cat([rows for rows, _ in held]).to(dtype), torch.cat([part for _, part in held])
+        for number, copy in enumerate(perturbed_copies(features, target)):
+            with isolated_rng(0):  # the same sub-networks for all copies
+                passes = self.passes(BackboneOutput(copy))
+                calibration.observe_copy(number, passes.predicted, target, self.scores(passes))
 
     def finalize(self) -> dict[str, Tensor]:
         """Learn from what was observed, and forget it; gives numbers to log, `cal/…` and `conformal/…`."""
         self.scores.finalize()
         learned: dict[str, Tensor] = {}
         if self.calibration is not None:
+            self._observe_copies(self.calibration)
             learned |= {f"cal/{name}": value for name, value in self.calibration.finalize().items()}
         if self.conformal is not None:  # after calibration: it is about what a user gets
             more = self.conformal.finalize(self.calibration)

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from brainet_pl._utils.framework import pl, rank_zero_warn
-from brainet_pl._utils.lightning_private import trainer_of
+from brainet_pl._utils.lightning_private import set_hparams, trainer_of
 from brainet_pl._utils.parts import arguments, make_part, primitive
 from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones.batches import Sample
 from brainet_pl.backbones.loading import Preset, check_stored_backbone
 from brainet_pl.backbones.removal import HeadLayer
+from brainet_pl.backbones.taps import AUTO, STAGES, Taps
 from brainet_pl.checkpoints.format import FORMAT, STORED, Checkpoint, add_digests, check_callback_states, unpack
 from brainet_pl.model.finite import first_bad_weight
 from brainet_pl.scores import Score
@@ -113,6 +114,7 @@ class RestorableModule(pl.LightningModule):
             "removed": None if backbone.removed is None else backbone.removed._asdict(),
             "class_names": self.class_names,
             "base_logits": predictor.has_base_logits,
+            "layers": {**named_layers(backbone.taps), "evidence": backbone.evidence},
             "takes": None if takes is None else {name: sample._asdict() for name, sample in takes.items()},
             "preset": None if self.preset is None else self.preset.to_dict(),
         }
@@ -133,6 +135,7 @@ class RestorableModule(pl.LightningModule):
             )
         if backbone.needs_sample and stored.get("removed") is not None:
             backbone.remove(HeadLayer(**stored["removed"]))
+        self.restore_layers(stored.get("layers") or _earlier_layers(checkpoint.get("hyper_parameters", {})))
         if stored.get("takes") is not None:
             backbone.input_signature = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
         self._rebuild_head(stored, checkpoint.get("state_dict"))
@@ -149,6 +152,24 @@ class RestorableModule(pl.LightningModule):
                 predictor.scores.add(made.to(self.device))
         predictor.tap_scores()
         self._warn_of_nan(checkpoint.get("state_dict", {}))
+
+    def restore_layers(self, stored: Any) -> None:
+        """Read the layers of a checkpoint, where they are to be chosen by training data, or a fit has just done so."""
+        backbone = self.backbone
+        if not isinstance(stored, Mapping) or (backbone.search is None and not backbone.evidence):
+            return
+        taps = None if stored.get("layers") is None else Taps.of(stored["layers"], stored.get("pool"))
+        if backbone.search is not None or taps != backbone.taps:
+            backbone.choose(taps, str(stored.get("evidence", "")))
+            self.save_layers()
+
+    def save_layers(self) -> None:
+        """Write the layers that were chosen into the hyper-parameters, so that the same model is made again."""
+        backbone = self.hparams.get("backbone")
+        if isinstance(backbone, Mapping):  # None stands for a module
+            pool = backbone.get("pool") if isinstance(backbone.get("pool"), str) else None
+            chosen = {"layers": None, "pool": pool} if self.backbone.taps is None else named_layers(self.backbone.taps)
+            set_hparams(self, {**self.hparams, "backbone": {**backbone, **chosen}})
 
     def _warn_of_nan(self, state: Mapping[str, Any]) -> None:
         prefix = "predictor."
@@ -173,3 +194,16 @@ class RestorableModule(pl.LightningModule):
             head, outputs = settings.resolve_skip(stored["base_logits"]), predictor.task.out_features
             check_build(lambda: head.build(features, outputs, ggt), weights)
             predictor.build_head(settings, features, ggt, stored["base_logits"])
+
+
+def named_layers(taps: Taps | None) -> dict[str, Any]:
+    """Layers and pools as a user would write them, as primitives."""
+    return {"layers": None, "pool": None} if taps is None else {"layers": [*taps.layers], "pool": [*taps.pools]}
+
+
+def _earlier_layers(hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint reads that does not say so: up to 0.2.0, "auto" meant the ends of stages."""
+    backbone = hparams.get("backbone")
+    if isinstance(backbone, Mapping) and backbone.get("layers") == AUTO:
+        return {"layers": STAGES, "pool": backbone.get("pool")}
+    return named_layers(None)

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from brainet_pl._utils.framework import CombinedLoader, pl
+from brainet_pl._utils.framework import CombinedLoader, pl, rank_zero_warn
 from brainet_pl._utils.lightning_private import data_given
+from brainet_pl.calibration import Calibrator
 from brainet_pl.evaluation.record import Role, SampleBatch
+from brainet_pl.features.extraction import is_sized
 from brainet_pl.features.training import SAMPLE_ROWS
 from brainet_pl.metrics.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.model.predictor import Predictor
@@ -52,22 +54,35 @@ def sample_batch(predictor: Predictor, batch: EvaluatedBatch, with_shifts: bool)
     answers: dict[str, Tensor] = {}
     if target is not None:
         answers = task.answers(passes.predicted, target)
-        if predictor.calibration is not None and batch.final is not None:
+        if batch.final is not None and predictor.calibrates:
             final = task.answers(batch.final, target)
             answers["calibrated"] = final.get("confidence", batch.final[:, -1])
         if predictor.conformal is not None and batch.conformal:
             answers |= predictor.conformal.answers(dict(batch.conformal), target)
     trace = task.trace(passes.outputs, passes.weights, target)
     shifts = shift_sums(predictor, batch, CLEAN) if target is not None and with_shifts else {}
-    known_p, level = predictor.judge(batch.scores, passes.nan_rows(batch.final)).get("known_p"), predictor.verdict.level
-    return SampleBatch(batch.scores, answers, trace, len(passes.outputs), batch.numbers, shifts, known_p, level)
+    known_p, score = predictor.judge(batch.scores, passes.nan_rows(batch.final)).get("known_p"), None
+    if known_p is not None:
+        score = predictor.verdict_score(batch.scores)
+    return SampleBatch(
+        batch.scores,
+        answers,
+        trace,
+        len(passes.outputs),
+        batch.numbers,
+        shifts,
+        known_p,
+        predictor.verdict.level,
+        score,
+        None if score is None else len(predictor.scores.reference[score]),
+    )
 
 
 def shift_sums(predictor: Predictor, batch: EvaluatedBatch, parts: Mapping[str, int]) -> dict[str, ShiftSums]:
     """Sums over the samples of a batch for each shift that has some of them, before and after calibration."""
     assert batch.target is not None
     predicted, task, sums = batch.passes.predicted, predictor.task, {}
-    final = None if predictor.calibration is None else predictor.calibrated(batch.passes, batch.scores)
+    final = predictor.calibrated(batch.passes, batch.scores) if predictor.calibrates else None
     for name, chosen in split_by_part(batch.numbers, parts):
         rows = chosen.to(predicted.device)
         plain = task.sums(predicted[rows], batch.target[rows])
@@ -91,8 +106,8 @@ def train_size(trainer: pl.Trainer) -> int:
     batches = float(trainer.num_training_batches)
     if batches == float("inf"):
         raise ValueError(
-            "expected training data of known size for Bayes by backprop, got a stream without a length: set "
-            "limit_train_batches in the Trainer, or give the dataset a length"
+            "expected training data of known size for a head whose loss has a penalty (Bayes, VBLL), got a stream "
+            "without a length: set limit_train_batches in the Trainer, or give the dataset a length"
         )
     size = getattr(trainer.train_dataloader, "batch_size", None) or 1
     return max(1, int(batches * size * trainer.world_size))
@@ -108,10 +123,25 @@ def refuse_sharding(trainer: pl.Trainer) -> None:
         )
 
 
-def reach(batches: float, loaders: Sequence[Any] | None) -> int:
-    """How many samples to look at: `SAMPLE_ROWS`, or the fewer that the batches of a short run hold."""
+def missing_validation(calibrator: Calibrator) -> None:
+    """Refuse a fit without validation data where a calibrator can't do without; else warn that it learns nothing."""
+    name = type(calibrator).__name__
+    what = (
+        "give the datamodule a val_dataloader, or the fit val_dataloaders, and a limit_val_batches above 0; or leave "
+        "calibration out"
+    )
+    if calibrator.needs_validation:
+        raise ValueError(f"expected validation data for {name}, got none: {what}")
+    if type(calibrator).fit is not Calibrator.fit:
+        rank_zero_warn(f"{name} has no validation data to learn from, so predictions are not calibrated: {what}")
+
+
+def reach(batches: float, loaders: Sequence[Any] | None, processes: int = 1) -> int:
+    """How many samples to look at: `SAMPLE_ROWS`, or the fewer that a short run holds in all processes."""
     size = getattr(loaders[0], "batch_size", None) if loaders else None
-    return SAMPLE_ROWS if size is None else int(min(SAMPLE_ROWS, batches * size))
+    if loaders and is_sized(loaders[0]) and batches >= len(loaders[0]):
+        return SAMPLE_ROWS  # a whole epoch: a last batch that is dropped is still data
+    return SAMPLE_ROWS if size is None else int(min(SAMPLE_ROWS, batches * size * processes))
 
 
 def check_labels(class_names: tuple[str, ...] | None, loop: Any) -> None:

@@ -2,68 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part
+from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.backbones import Backbone, FeatureExtractor
-from brainet_pl.backbones.batches import rows, size
-from brainet_pl.calibration import Calibrator
-from brainet_pl.features.extraction import Extracted, bounded, extract, extract_output, run_backbone
+from brainet_pl.backbones.batches import Columns
+from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.backbones.removal import HeadLayer
+from brainet_pl.calibration import Calibrator, Conformal
+from brainet_pl.features.extraction import Extracted, extract, run_backbone
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.model.predictor import Predictor
+from brainet_pl.model.swap_data import BATCH, InputScale, labelled_batches
+from brainet_pl.model.swap_fit import Blend, Comparison, Given, Training, fit_swapped, learn_tree
 from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
-from brainet_pl.network.base import LEAST, train_head
+from brainet_pl.network.base import LEAST, Outputs, train_head
 from brainet_pl.scores import Score, Verdict
-from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
-
-BATCH = 256  # inputs at a time while features are extracted
 
 
 class SwappedModel(Predictor):
     """A feature extractor with a new head: logits (B, C) out, like the model it came from.
 
-    Train it like any module, or by its own `loss`, which has every branch of the tree learn from every sample. After
-    `calibrate`, `predict` also says how sure the model may be and which inputs it knows.
+    `fit` does all there is to do. Or train it like any module, or by its own `loss`, which has every branch of the tree
+    learn from every sample; after `calibrate`, `predict` then also says how sure it may be and which inputs it knows.
 
     Args:
         backbone: the feature extractor.
-        head: the new head.
+        head: the new head; None is built by `fit`.
         num_classes: number of classes.
+        settings: settings of the head, from which `fit` builds it and `save` writes it down.
+        columns: the names of inputs and labels, where batches have names.
+
+    Attributes:
+        blend: how much the network's own layer and the new head count in a prediction.
+        comparison: the NLL of held-out samples beside that of other heads; None before `fit`.
     """
 
     task: Classification
     head: Head
 
-    def __init__(self, backbone: FeatureExtractor, head: Head, num_classes: int) -> None:
+    def __init__(
+        self,
+        backbone: FeatureExtractor,
+        head: Head | None,
+        num_classes: int,
+        *,
+        settings: HeadSettings | None = None,
+        columns: Columns | None = None,
+    ) -> None:
         super().__init__(backbone, Classification(num_classes), head)
+        self.settings, self.columns = settings, columns
+        self.blend, self.input_scale = Blend(), InputScale()
+        self.comparison: Comparison | None = None
+        self._given = Given()
 
     def forward(self, x: Any = None, **named: Tensor) -> Tensor:
         """Inputs, as the model takes them: a tensor (B, …), a dictionary, or tensors by name → logits (B, C).
 
         While training, of one sub-network drawn for each sample; of an ensemble (M, B, C), one row for each member.
         """
-        readings = self.read(named if x is None else x)
+        head, readings = self.require_head(), self.read(named if x is None else x)
         base_logits = self.base_outputs(readings)
-        if self.training and isinstance(self.head, BRAINetHead):
-            return torch.as_tensor(self.head(readings.features, base_logits=base_logits, draws=1))
-        return train_head(self.head, readings.features, base_logits)
+        if self.training and isinstance(head, BRAINetHead):
+            return torch.as_tensor(head(readings.features, base_logits=base_logits, draws=1))
+        outputs = train_head(head, readings.features, base_logits)
+        if self.training or not self.blend.active or readings.base_logits is None:
+            return outputs
+        return torch.as_tensor(self.blend(self.task.base_outputs(readings.base_logits), outputs))
 
     @torch.no_grad()
     def predict(self, x: Any, passes: int | None = None) -> dict[str, Tensor]:
         """Inputs (B, …) → all that is said of each, by name.
 
         `probabilities` (B, C), `class` (B,) and every score (B,); after `calibrate` also `known_p` (B,), the share of
-        held-out samples that are at least as strange, and `known` (B,).
+        held-out samples that are at least as strange, and `known` (B,). Inputs on another scale than those of `fit`
+        are warned of, once.
         """
+        self.input_scale.warn_if_far(x)
         return super().predict(x, passes)
+
+    @property
+    def _needs_base_logits(self) -> bool:
+        return self.blend.active or super()._needs_base_logits
+
+    def head_outputs(self, readings: BackboneOutput, count: int) -> Outputs:
+        """What a backbone gave → outputs (T, B, O) of passes, to which the network's own logits are added by `blend`.
+
+        Where the head counts for nothing, they are these logits alone.
+        """
+        if not self.blend.active:
+            return super().head_outputs(readings, count)
+        if readings.base_logits is None:
+            raise ValueError(
+                "expected the logits of the network's own layer beside its features, got features alone: give inputs"
+            )
+        base = self.task.base_outputs(readings.base_logits)
+        if not self.blend.head:
+            return Outputs(base.unsqueeze(0))
+        values, weights = super().head_outputs(readings, count)
+        return Outputs(self.blend(base, values), weights)
 
     @torch.no_grad()
     def probabilities(self, x: Any, passes: int = 15) -> Tensor:
@@ -125,16 +172,23 @@ class SwappedModel(Predictor):
         """
         self.num_passes = checks.whole("passes", passes, 1)
         self.attach(scores, calibration, None, verdict)
-        features = TrainingFeatures(_pairs(train, "train"), self.backbone)
-        self.fit_scores(features, [score for score in self.scores if score.needs_fit], progress)
+        features = TrainingFeatures(labelled_batches(train, "train"), self.backbone, columns=self.columns)
+        wanted = [score for score in self.scores if score.needs_fit]
+        self.fit_scores(features, wanted, progress)
         features.prepare_backbone()
-        inside = extract(self.backbone, _pairs(held, "held"), progress=progress)
+        inside = extract(self.backbone, labelled_batches(held, "held"), progress=progress, columns=self.columns)
+        return self.calibrate_on(features.sample(), inside)
+
+    @torch.no_grad()
+    def calibrate_on(self, seen: Extracted, held: Extracted) -> dict[str, float]:
+        """Learn calibration, conformal sets and verdict from extracted samples, once scores are fitted."""
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
         self.to(device)
-        for i in range(0, len(inside.targets), BATCH):
+        for i in range(0, len(held.targets), BATCH):
             few = slice(i, i + BATCH)
-            looked = self.passes(inside.output[few].to(device))
-            self.observe(looked, self.scores(looked), self.task.check(inside.targets[few].to(device)))
+            looked = self.passes(held.output[few].to(device))
+            self.observe(looked, self.scores(looked), self.task.check(held.targets[few].to(device)))
+        self.expect(seen, held)
         return {name.removeprefix("cal/"): float(value) for name, value in self.finalize().items()}
 
     @torch.no_grad()
@@ -142,34 +196,176 @@ class SwappedModel(Predictor):
         """Inputs (B, …) → logits (B, C') of the layer that was removed, or None where none was."""
         return run_backbone(self.backbone, x).base_logits
 
+    # -- one call -----------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        train: Any = None,
+        held: Any = None,
+        *,
+        max_epochs: int = 200,
+        patience: int = 10,
+        batch_size: int = 128,
+        learning_rate: float = 3e-3,
+        weight_decay: float = 1.0,
+        input_dropout: float = 0.2,
+        calibration: Calibrator | str | Mapping[str, Any] | None = "TemperatureScaling",
+        scores: Sequence[Score | str | Mapping[str, Any]] | None = None,
+        verdict: Verdict | None = None,
+        conformal: Conformal | str | Mapping[str, Any] | None = None,
+        passes: int = 15,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> SwappedModel:
+        """Choose layers, extract features once, learn the structure, train the head on them, calibrate. Returns itself.
+
+        Training ends by held-out samples, and keeps the best epoch: more epochs cost nothing but time. Where the
+        network's own layer has the same classes, its logits stay in the prediction as far as held-out samples ask for
+        them; the new head counts only if it predicts better than the network with a temperature, by more than a
+        standard error. At the end one line compares both, and a linear layer, on the held-out samples, which chose the
+        epoch and the weights: for a number to publish, test on others. A head that was built before is trained further.
+
+        Args:
+            train: inputs and labels, a loader, a dataset or a pair of tensors; None is what `swap_head` was given.
+            held: the same of samples that are not trained on. None is what `swap_head` was given, or else 15 % of the
+                training samples, the same share of each class.
+            max_epochs: epochs at the most.
+            patience: epochs without a better one after which the learning rate falls, twice, and then training ends.
+            batch_size: samples in a batch.
+            learning_rate: learning rate of Adam at the start.
+            weight_decay: decoupled weight decay, times the learning rate.
+            input_dropout: share of features that is set to zero for each sample and step.
+            calibration: maps probabilities to better calibrated ones; `DensityScaling` also makes them fade for inputs
+                unlike the training data. None leaves them.
+            scores: scores of how unlike the training data an input is; None is a density of the features.
+            verdict: by which score and at which level an input is called known; None is 5 %.
+            conformal: sets of classes that hold the truth at a chosen level, such as "Conformal"; None has none.
+            passes: sub-networks that a prediction averages.
+            seed: of all that is drawn; it leaves no trace in other draws.
+            progress: show progress bars.
+        """
+        if train is None:
+            train, held = self._given.train, self._given.held if held is None else held
+        if train is None:
+            raise ValueError("expected training data, got none: give inputs and labels, fit(train, held)")
+        if not self.backbone.frozen:
+            raise ValueError(
+                "expected a frozen backbone, because features are extracted once, got freeze=False: leave it out, or "
+                "train with your own loop or Lightning"
+            )
+        training = Training(
+            checks.whole("max_epochs", max_epochs, 1),
+            checks.whole("patience", patience, 1),
+            checks.whole("batch_size", batch_size, 2),
+            checks.above_zero("learning_rate", learning_rate),
+            checks.at_least("weight_decay", weight_decay, 0, "0 is none"),
+            checks.share("input_dropout", input_dropout),
+        )
+        self.num_passes = checks.whole("passes", passes, 1)
+        said: dict[str, Any] = {
+            "calibration": calibration,
+            "conformal": conformal,
+            "verdict": verdict,
+            "scores": scores,
+        }
+        with isolated_rng(seed):
+            self.comparison = fit_swapped(self, train, held, training, said, self._given, progress)
+        self._given = self._given.without_data()
+        return self.eval()
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the model to a file of tensors and plain values, which `load_swapped` reads without running code."""
+        from brainet_pl.model.swap_file import save_swapped
+
+        save_swapped(self, path)
+
+    def export(self, path: str | Path, example: Any = None) -> tuple[str, ...]:
+        """Write the model as ONNX for any batch size; gives the names of its outputs.
+
+        Args:
+            path: a file that ends in .onnx.
+            example: inputs; None is made after those that the model has met.
+        """
+        from brainet_pl.model.export import export_onnx
+
+        return export_onnx(self, path, example)
+
+    def report(self, path: str | Path, test: Any, unknown: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Test the model and write one self-contained page about it; gives the metrics of the test by name.
+
+        Args:
+            path: the file to write, such as page.html.
+            test: inputs and labels that neither `train` nor `held` had.
+            unknown: name → inputs unlike the training data, to see whether they are noticed.
+        """
+        from brainet_pl.model.swap_report import report_swapped
+
+        return report_swapped(self, path, test, unknown)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights, as of any module; the layer that the other model has removed is removed here too."""
+        self._remove_as_in(state_dict)
+        known = self.state_dict()
+        parts = sorted({key.split(".")[0] for key in state_dict if key not in known} & {"scores", "calibration"})
+        if parts and strict and not any(key.startswith("calibration.") for key in known):
+            raise ValueError(
+                f"expected the state of a model that was not calibrated, got one with {' and '.join(parts)}: keep "
+                "calibrated models by save(path) and load_swapped(path, model)"
+            )
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _remove_as_in(self, state: Mapping[str, Any]) -> None:
+        prefix = "backbone.base_layer."
+        stored = {key.removeprefix(prefix): value.shape for key, value in state.items() if key.startswith(prefix)}
+        if not stored or not self.backbone.needs_sample:
+            return
+        for name, layer in self.backbone.model.named_modules():
+            ours = {key: value.shape for key, value in layer.state_dict().items()}
+            if name and ours == stored and not any(f"backbone.model.{name}.{key}" in state for key in stored):
+                self.backbone.remove(HeadLayer(name, leave=True))
+                return
+
 
 def swap_head(
     model: nn.Module,
-    data: GGT | Tensor | Iterable[Any],
-    num_classes: int,
+    data: Any,
+    num_classes: int | None = None,
     *,
+    held: Any = None,
     head_layer: str | None = None,
     freeze: bool = True,
-    layers: str | list[str] | None = None,
+    layers: str | list[str] | None = "auto",
     pool: str | list[str] | None = None,
+    max_features: int = 2048,
     head: HeadSettings | str | None = None,
+    columns: Columns | None = None,
     **learn: Any,
 ) -> SwappedModel:
     """Replace the classification layer of a trained model by a BRAINet head, outside Lightning.
 
+    `swap_head(model, train, held=held).fit()` does it all. Without `num_classes`, or with `held`, nothing is computed
+    before `fit`. With `num_classes` alone, the structure is learned and the head built at once, to be trained by `fit`
+    or by a loop of your own.
+
     Args:
         model: any classifier; it is copied, never changed.
-        data: a learned tree, or inputs to learn one from: a tensor or NumPy array, a dictionary of tensors, a dataset,
-            or batches of inputs or of (inputs, …), such as a DataLoader. All of it is read; of a stream of unknown
-            length `max_rows` rows, or 50,000.
-        num_classes: outputs of the new head.
+        data: inputs and labels for `fit`: a loader, a dataset or a pair of tensors. To build the head at once also
+            inputs alone, as a tensor or NumPy array, a dictionary of tensors or batches, or a learned tree. All of it
+            is read; of a stream of unknown length `max_rows` rows, or 50,000.
+        num_classes: outputs of the new head; None counts the classes of the labels.
+        held: inputs and labels that are not trained on, by which `fit` stops and calibrates.
         head_layer: the layer to remove; None finds it.
         freeze: keep the backbone as it is.
-        layers: the layers whose outputs are the features, as in `Backbone`: paths, patterns, or "auto" for the ends of
-            the model's stages; None is what the classification layer was given.
+        layers: the layers whose outputs are the features, as in `Backbone`: paths or patterns; None is what the
+            classification layer was given. "auto" chooses them by the labels of a sample of `data`; where batches have
+            none, or a tree is given, it is None.
         pool: how maps and tokens become features, as in `Backbone`.
+        max_features: the largest number of features that "auto" chooses.
         head: settings of the new head; None is `Tree()`, a BRAINet sized by the number of features. Where the removed
             layer had `num_classes` outputs, `Tree(skip="base_logits_or_linear")` adds to its logits.
+        columns: the names of inputs and labels, where batches have names that can't be guessed.
         **learn: settings of `learn_structure`.
 
     >>> _ = torch.manual_seed(0)
@@ -179,58 +375,24 @@ def swap_head(
     torch.Size([2, 3])
     """
     settings = make_part(HeadSettings, Tree() if head is None else head, "head")
-    num_classes = checks.whole("num_classes", num_classes, 1, 10**7)
-    backbone = Backbone(model, head_layer=head_layer, freeze=freeze, layers=layers, pool=pool).build()
-    if isinstance(data, GGT):
-        ggt, in_features, base_logits = data, data.num_variables, None
-    else:
-        batches = _batches(data, learn.get("max_rows"))
-        few = not settings.needs_tree and layers is None
-        readings = extract_output(backbone, batches, max_rows=1 if few else None)
-        features = (backbone.set_scale([readings])[0] if backbone.needs_scale else readings).features
-        ggt = learn_structure(features, **learn) if settings.needs_tree else None  # type: ignore[assignment]
-        if ggt is not None:
-            ggt = ggt.named(backbone.names)
-        in_features, base_logits = features.shape[1], readings.base_logits
+    at_once = isinstance(data, GGT) or (num_classes is not None and held is None)
+    if at_once or num_classes is not None:
+        num_classes = checks.whole("num_classes", num_classes, 1, 10**7)
+    reads: dict[str, Any] = {"layers": layers, "pool": pool, "max_features": max_features}
+    backbone = Backbone(model, head_layer=head_layer, freeze=freeze, **reads).build()
+    if not at_once:
+        if num_classes is None and isinstance(data, Tensor | np.ndarray | Mapping):
+            raise ValueError("expected num_classes for inputs without labels, got None: give it, or a pair (x, y)")
+        labelled_batches(data, "train")  # refuses what has no labels
+        made = SwappedModel(backbone, None, num_classes or 2, settings=settings, columns=columns)
+        made._given = Given(data, held, num_classes, learn)
+        return made
+    assert num_classes is not None
+    ggt, in_features, base_logits = learn_tree(data, backbone, settings, columns, learn)
     settings = settings.resolve_skip(base_logits is not None and base_logits.shape[1] == num_classes)
     device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
-    return SwappedModel(backbone, settings.build(in_features, num_classes, ggt).to(device), num_classes)
-
-
-def _pairs(data: Any, name: str) -> Iterable[Any]:
-    """Inputs and labels as a user gives them, in batches."""
-    if isinstance(data, Dataset):
-        return DataLoader(data, batch_size=BATCH)
-    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        x, y = data
-        if len(x) != len(y):
-            raise ValueError(f"expected as many labels as inputs in {name}, got {len(y)} for {len(x)}: give both alike")
-        return DataLoader(TensorDataset(x, y), batch_size=BATCH)
-    if isinstance(data, Iterable) and not isinstance(data, str | Mapping | Tensor | np.ndarray):
-        return data
-    raise ValueError(
-        f"expected {name} to be inputs and labels, a pair of tensors, a dataset or a loader of both, got "
-        f"{checks.shown(data)}: scores and calibration learn from samples whose class is known"
-    )
-
-
-def _batches(data: Any, max_rows: int | None) -> Iterable[Any]:
-    """What a user gives as data, in batches; of a stream of unknown length at most `max_rows` rows."""
-    if isinstance(data, np.ndarray):
-        if data.dtype.kind not in "fiub":
-            raise ValueError(f"expected an array of numbers, got {data.dtype}: encode what is text first")
-        data = torch.from_numpy(np.ascontiguousarray(data))
-    if isinstance(data, Tensor):
-        if not data.dim():
-            raise ValueError("expected inputs of shape (samples, …), got a single number: give one row a sample")
-        return data.split(BATCH)  # type: ignore[no-untyped-call, no-any-return]
-    if isinstance(data, Dataset):
-        data = DataLoader(data, batch_size=BATCH)
-    if isinstance(data, Mapping) and data and all(isinstance(v, Tensor) for v in data.values()):
-        return [rows(data, slice(i, i + BATCH)) for i in range(0, size(data), BATCH)]
-    if not isinstance(data, Iterable) or isinstance(data, str | Mapping):
-        raise ValueError(
-            f"expected data to be a tensor, an array, a dataset, a loader or a learned tree, got "
-            f"{checks.shown(data)}: give the inputs that the model was trained on"
-        )
-    return bounded(data, max_rows)
+    built = settings.build(in_features, num_classes, ggt).to(device)
+    made = SwappedModel(backbone, built, num_classes, settings=settings, columns=columns)
+    made.in_features = in_features
+    made._given = Given(None if isinstance(data, GGT | Iterator | Tensor) else data, None, num_classes, learn)
+    return made

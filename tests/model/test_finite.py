@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -307,17 +308,18 @@ def test_loading_warns_and_exports_refuse(fitted, tmp_path):
         BRAINet.load_from_checkpoint(tmp_path / "bad.ckpt")
 
 
-def test_estimators_refuse_nan():
+def test_estimators_take_nan_as_missing_and_refuse_infinity():
     x, y = blobs(120)
     x = x.numpy()
     spoiled = x.copy()
     spoiled[3, 0] = NAN
-    estimator = BRAINetClassifier(max_epochs=1)
-    with pytest.raises(ValueError, match="NaN"):
-        estimator.fit(spoiled, y.numpy())
-    estimator.fit(x, y.numpy())
-    with pytest.raises(ValueError, match="NaN"):
+    estimator = BRAINetClassifier(max_epochs=1, members=1)
+    assert np.isfinite(estimator.fit(spoiled, y.numpy()).predict_proba(spoiled)).all()
+    spoiled[3, 0] = np.inf
+    with pytest.raises(ValueError, match="infinity"):
         estimator.predict(spoiled)
+    with pytest.raises(ValueError, match="infinity"):
+        estimator.fit(spoiled, y.numpy())
 
 
 DDP = """

@@ -13,7 +13,7 @@ from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.metrics.curves import separation
 from brainet_pl.model.lightning import BRAINet
-from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.network import MLP, VBLL, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import KNN, Combined, Generative, Mahalanobis, Score, ScoreSet
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.tasks.passes import Passes
@@ -27,6 +27,8 @@ HEADS = [
     MCDropout(num_params=4000),
     Ensemble(members=2, num_params=4000),
     Bayes(num_params=6000),
+    Laplace(),
+    VBLL(),
 ]
 
 

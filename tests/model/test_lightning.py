@@ -19,7 +19,7 @@ from brainet_pl.datamodules import Digits
 from brainet_pl.features.training import batches_of
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.model.steps import train_size
-from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.network import MLP, VBLL, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import Generative
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
@@ -138,6 +138,8 @@ HEADS = [
     MCDropout(num_params=6000),
     Ensemble(num_params=6000),
     Bayes(num_params=6000),
+    Laplace(),
+    VBLL(),
     TreeEnsemble(num_params=6000),
     TreeDropout(num_params=6000),
 ]
@@ -249,7 +251,7 @@ class Body(nn.Module):
 
 
 def test_frozen_backbone_does_not_move_and_features_are_cached(tmp_path, quiet_trainer):
-    model = BRAINet(8, backbone=Body(), head=Tree(num_params=6000), lr=0.01)
+    model = BRAINet(8, backbone=Backbone(Body(), layers=None), head=Tree(num_params=6000), lr=0.01)
     before = {k: v.clone() for k, v in model.backbone.state_dict().items()}
     calls = []
     model.backbone.register_forward_hook(lambda *a: calls.append(1))
@@ -351,7 +353,9 @@ def test_bad_input_says_what_to_do(tmp_path, quiet_trainer):
         quiet_trainer(tmp_path, structure(threshold=0.0)).fit(BRAINet(2, head=Tree(num_params=2000)), single)
     with pytest.raises(ValueError, match="passes of at least 1"):
         BRAINet(2, passes=0)
-    with pytest.raises(ValueError, match=r"expected head to be one of Bayes, Ensemble, Linear, MCDropout.*got 'tree'"):
+    with pytest.raises(
+        ValueError, match=r"expected head to be one of Bayes, Ensemble, Laplace, Linear, MCDropout.*got 'tree'"
+    ):
         BRAINet(8, head="tree")
     with pytest.raises(ValueError, match="expected num_classes for classification"):
         BRAINet()

@@ -1,0 +1,312 @@
+"""Data as people give it to `swap_head`: batches, labels that are checked, inputs that are known again."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+
+from brainet_pl._utils import checks
+from brainet_pl._utils.data_sized import DataSizedBuffers
+from brainet_pl.backbones.batches import Columns, rows, size
+from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.features.extraction import bounded, inputs_and_target, unshuffled
+from brainet_pl.tasks import Classification
+
+BATCH = 256  # inputs at a time while features are extracted
+HELD_BACK = 0.15  # share of the training samples, where no held-out ones are given
+MOST_CLASSES = 10**7
+LEAST_HELD = 20  # held-out samples: with fewer, neither the best epoch nor a temperature can be told
+MOST_REPEATED = 0.01  # share of held-out samples that may be in the training data by chance; they are left out
+FAR = 1.0, 3.0  # deviations from training inputs that are far: for many samples, and more of them for a single one
+CLIP = 10.0  # deviations of one channel that count at the most
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+def labelled_batches(data: Any, name: str) -> Iterable[Any]:
+    """Inputs and labels as a user gives them, in batches."""
+    if isinstance(data, Dataset):
+        return DataLoader(data, batch_size=BATCH)
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        x, y = data
+        if len(x) != len(y):
+            raise ValueError(f"expected as many labels as inputs in {name}, got {len(y)} for {len(x)}: give both alike")
+        return DataLoader(TensorDataset(x, y), batch_size=BATCH)
+    if isinstance(data, Iterable) and not isinstance(data, str | Mapping | Tensor | np.ndarray):
+        return data
+    raise ValueError(
+        f"expected {name} to be inputs and labels, a pair of tensors, a dataset or a loader of both, got "
+        f"{checks.shown(data)}: scores and calibration learn from samples whose class is known"
+    )
+
+
+def input_batches(data: Any, max_rows: int | None) -> Iterable[Any]:
+    """What a user gives as data, in batches; of a stream of unknown length at most `max_rows` rows."""
+    if isinstance(data, np.ndarray):
+        if data.dtype.kind not in "fiub":
+            raise ValueError(f"expected an array of numbers, got {data.dtype}: encode what is text first")
+        data = torch.from_numpy(np.ascontiguousarray(data))
+    if isinstance(data, Tensor):
+        if not data.dim():
+            raise ValueError("expected inputs of shape (samples, …), got a single number: give one row a sample")
+        return data.split(BATCH)  # type: ignore[no-untyped-call, no-any-return]
+    if isinstance(data, Dataset):
+        data = DataLoader(data, batch_size=BATCH)
+    if isinstance(data, Mapping) and data and all(isinstance(v, Tensor) for v in data.values()):
+        return [rows(data, slice(i, i + BATCH)) for i in range(0, size(data), BATCH)]
+    if not isinstance(data, Iterable) or isinstance(data, str | Mapping):
+        raise ValueError(
+            f"expected data to be a tensor, an array, a dataset, a loader or a learned tree, got "
+            f"{checks.shown(data)}: give the inputs that the model was trained on"
+        )
+    return bounded(data, max_rows)
+
+
+def check_first_labels(loader: Iterable[Any], num_classes: int | None, columns: Columns | None, name: str) -> Any:
+    """Refuse wrong labels before any work: all of them where they are at hand, else those of the first batch.
+
+    Gives the inputs of that batch.
+    """
+    if isinstance(loader, Iterator):
+        raise ValueError(
+            f"expected {name} to be a loader that can be read more than once, got {type(loader).__name__}: give a "
+            "DataLoader, a dataset, or tensors (x, y)"
+        )
+    data = getattr(loader, "dataset", None)
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2 and _collates_plainly(loader):
+        check_labels(data.tensors[1], num_classes, name)
+    for batch in unshuffled(loader):
+        inputs, target = inputs_and_target(batch, columns)
+        check_labels(torch.as_tensor(target), num_classes, name)
+        return inputs
+    raise ValueError(f"expected samples in {name}, got an empty loader: check the data")
+
+
+def _collates_plainly(loader: Any) -> bool:
+    return getattr(loader, "collate_fn", None) is default_collate
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+def check_labels(labels: Tensor, num_classes: int | None, name: str) -> None:
+    """Refuse labels (B,) that are no classes, or beyond `num_classes` where that is known."""
+    if num_classes is None and labels.dim() == 1 and len(labels) and float(labels.min()) < 0:
+        raise ValueError(
+            f"expected labels of {name} to be 0 or more, got {float(labels.min()):g}: number the classes from 0, and "
+            "leave samples without a class out"
+        )
+    try:
+        Classification(MOST_CLASSES if num_classes is None else num_classes).check(labels)
+    except ValueError as error:
+        raise ValueError(f"labels of {name}: {error}") from error
+
+
+def count_classes(labels: Tensor, num_classes: int | None) -> int:
+    """The number of classes of training labels (N,), or `num_classes` where it was given."""
+    found = torch.unique(labels.long())
+    if len(found) < 2:
+        raise ValueError(
+            f"expected training samples of at least two classes, got {len(labels):,} of class {int(found[0])} alone: "
+            "give samples of the others too"
+        )
+    total = int(found[-1]) + 1
+    if num_classes is None and len(found) < total:
+        missing = sorted(set(range(total)) - set(found.tolist()))
+        listed = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+        raise ValueError(
+            f"expected training samples of every class from 0 to {total - 1}, got none of {listed}: number the classes "
+            "from 0 without gaps, or say how many there are, num_classes=…"
+        )
+    return total if num_classes is None else num_classes
+
+
+def rows_to_hold_back(labels: Tensor, hashes: list[bytes]) -> Tensor:
+    """The numbers of `HELD_BACK` of the samples, the same share of each class; a repeated sample stays in training."""
+    repeated = torch.tensor([count > 1 for count in _counts(hashes)])
+    generator = torch.Generator().manual_seed(0)
+    chosen = []
+    for label in torch.unique(labels):
+        members = ((labels == label) & ~repeated).nonzero()[:, 0]
+        order = torch.randperm(len(members), generator=generator)
+        chosen.append(members[order[: round(HELD_BACK * len(members))]])
+    return torch.cat(chosen).sort().values
+
+
+def _counts(hashes: list[bytes]) -> list[int]:
+    total: dict[bytes, int] = {}
+    for one in hashes:
+        total[one] = total.get(one, 0) + 1
+    return [total[one] for one in hashes]
+
+
+# -- inputs that come back --------------------------------------------------------------------------------------------
+
+
+class DataLog:
+    """Sees the batches of a data set while features are extracted: checks labels, and remembers what inputs look like.
+
+    Args:
+        name: of the data set, for messages.
+        num_classes: number of classes, or None where labels tell it.
+
+    Attributes:
+        hashes: a hash of the inputs of each sample.
+        sums: number of samples, and sums and sums of squares of `sample_moments`; None before the first batch.
+    """
+
+    def __init__(self, name: str, num_classes: int | None) -> None:
+        self.name, self.num_classes = name, num_classes
+        self.hashes: list[bytes] = []
+        self.sums: tuple[int, Tensor, Tensor] | None = None
+
+    def __call__(self, inputs: Any, target: Tensor) -> None:
+        """See a batch."""
+        check_labels(target, self.num_classes, self.name)
+        self.hashes += hash_rows(inputs)
+        found = sample_moments(inputs)
+        if found is not None:
+            count, first, second = self.sums or (0, 0.0, 0.0)
+            self.sums = count + len(found), first + found.sum(dim=0), second + found.square().sum(dim=0)
+
+
+def hash_rows(inputs: Any) -> list[bytes]:
+    """A hash of each sample of inputs, a tensor, a dictionary of tensors, or features."""
+    if isinstance(inputs, BackboneOutput):
+        inputs = inputs.features
+    named = dict(sorted(inputs.items())) if isinstance(inputs, Mapping) else {"": inputs}
+    parts = [
+        tensor.detach().cpu().contiguous().flatten(1).view(torch.uint8) if tensor.dim() > 1 else tensor.cpu()[:, None]
+        for tensor in named.values()
+        if isinstance(tensor, Tensor)
+    ]
+    tables = [part.contiguous().numpy() for part in parts]
+    return [hashlib.blake2b(b"".join(table[i].tobytes() for table in tables), digest_size=16).digest()
+            for i in range(size(inputs))]  # fmt: skip
+
+
+def refuse_same_samples(train: Any, held: Any) -> None:
+    """Refuse loaders of the same samples of one data set, augmented or not, before any work."""
+    (one, mine), (other, theirs) = _samples_of(train), _samples_of(held)
+    if one is None or one is not other:
+        return
+    common = len(set(mine) & set(theirs))
+    if common:
+        _refuse_overlap(common, len(theirs))
+
+
+def _samples_of(loader: Any) -> tuple[Any, Sequence[int]]:
+    """The data set behind a loader, and the numbers of the samples of it that are read."""
+    data = getattr(loader, "dataset", None)
+    if not hasattr(data, "__len__"):
+        return None, ()
+    chosen = list(getattr(getattr(loader, "sampler", None), "indices", None) or range(len(data)))  # type: ignore[arg-type]
+    while isinstance(data, Subset):
+        chosen, data = [data.indices[i] for i in chosen], data.dataset
+    return data, chosen
+
+
+def rows_not_repeated(seen: list[bytes], held: list[bytes]) -> Tensor:
+    """Which held-out samples (N,) are not in the training data; an error where more are than chance explains."""
+    known = set(seen)
+    fresh = torch.tensor([one not in known for one in held], dtype=torch.bool)
+    repeated = int((~fresh).sum())
+    if repeated > MOST_REPEATED * len(held):
+        _refuse_overlap(repeated, len(held))
+    if repeated:
+        warnings.warn(
+            f"{repeated} of {len(held):,} held-out samples are in the training data too, and were left out of the "
+            "held-out set",
+            stacklevel=2,
+        )
+    return fresh
+
+
+def _refuse_overlap(common: int, total: int) -> None:
+    raise ValueError(
+        f"expected held-out samples that are not in the training data, got {common:,} of {total:,} that are: what was "
+        "learned by heart would pass for certain; split the data first, or leave held out, and 15 % of the training "
+        "samples are held back"
+    )
+
+
+# -- the scale of inputs ----------------------------------------------------------------------------------------------
+
+
+def sample_moments(inputs: Any) -> Tensor | None:
+    """Inputs → (B, P, C) of finite samples: the mean, and of images and sequences the deviation too, of each channel.
+
+    None where there are none to speak of: token numbers, several tensors, or features.
+    """
+    if isinstance(inputs, Mapping):
+        real = [v for v in inputs.values() if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 1]
+        inputs = real[0] if len(real) == 1 else None
+    if not isinstance(inputs, Tensor) or inputs.dim() < 2 or inputs.is_complex():
+        return None
+    if inputs.dim() == 2:
+        found = inputs.detach().cpu().double()[:, None] if inputs.is_floating_point() else None
+    else:
+        values = inputs.detach().flatten(2).float()
+        found = torch.stack([values.mean(dim=2), values.std(dim=2, correction=0)], dim=1).cpu().double()
+    return None if found is None else found[found.flatten(1).isfinite().all(dim=1)]
+
+
+class InputScale(DataSizedBuffers):
+    """Mean and deviation of what `sample_moments` gives for the training inputs, to notice inputs on another scale."""
+
+    may_be_missing: ClassVar[bool] = True
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.empty(0))
+        self.register_buffer("deviation", torch.empty(0))
+        self._warned = False
+
+    def set(self, log: DataLog) -> None:
+        """Take the inputs that a log has seen as those of training."""
+        if log.sums is None or not log.sums[0]:
+            return
+        count, first, second = log.sums
+        mean, square = first / count, second / count
+        least = 1e-2 * square.mean().sqrt()  # a channel that hardly varies says nothing of a scale
+        deviation = (square - mean.square()).clamp_min(0).sqrt().clamp_min(least).clamp_min(1e-12)
+        self.mean, self.deviation = mean.float().to(self.mean.device), deviation.float().to(self.mean.device)
+        self._warned = False
+
+    def is_far(self, mean: Tensor, count: int) -> bool:
+        """Whether the mean (P, C) of `sample_moments` over so many samples is far from that of training."""
+        if not count or mean.shape != self.mean.shape:
+            return False
+        gap = (mean - self.mean.cpu()).abs() / self.deviation.cpu()
+        return bool(gap.clamp_max(CLIP).mean(dim=1).max() > FAR[0] + FAR[1] / count**0.5)
+
+    def warn_if_far(self, inputs: Any) -> None:
+        """Warn once of inputs that were scaled in another way than those of training."""
+        if not self._warned and len(self.mean):
+            found = sample_moments(inputs)
+            if found is not None and len(found):
+                self.warn_if_mean_is_far(found.mean(dim=0), len(found), "inputs")
+
+    def warn_if_mean_is_far(self, mean: Tensor, count: int, name: str) -> None:
+        """Warn once of the mean of `sample_moments` over so many samples, where it is far from that of training."""
+        if self._warned or not self.is_far(mean, count):
+            return
+        self._warned = True
+        got, usual = mean.mean(dim=1), self.mean.mean(dim=1)
+        names = ["mean", "deviation"][: len(usual)]
+        shown = ", ".join(f"{n} {g:.3g} (training {u:.3g})" for n, g, u in zip(names, got, usual, strict=True))
+        warnings.warn(
+            f"expected {name} on the scale of the training data, got {shown}: prepare them as in training, such as "
+            "pixels from 0 to 1 or 255, normalised or not",
+            stacklevel=3,
+        )

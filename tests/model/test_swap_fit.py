@@ -1,0 +1,476 @@
+"""`swap_head(model, train, held=held).fit()`: one call, never below the network, and what it refuses."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from brainet_pl import load_swapped, swap_head
+from brainet_pl.backbones.batches import Columns
+from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.calibration.temperature import fit_temperature, scale
+from brainet_pl.features.extraction import Extracted
+from brainet_pl.model import swap_fit
+from brainet_pl.model.swap_data import InputScale, hash_rows, rows_to_hold_back
+from brainet_pl.model.swap_fit import choose_blend, tempered_nll
+from brainet_pl.network import Bayes, Ensemble, Linear, Tree
+from brainet_pl.network.base import Outputs
+from brainet_pl.network.training import fit_head
+from brainet_pl.scores import Generative
+
+QUIET = {"progress": False}
+SMALL = {"head": Tree(num_params=800), "test": "gaussian", "progress": False}
+SHORT = {"max_epochs": 15, "progress": False}
+
+
+def rows(n, seed=0, classes=3):
+    """Classes whose boundaries bend, in six columns."""
+    x = torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] * x[:, 1] + x[:, 2]).mul(1.5).add(classes / 2).clamp(0, classes - 0.01).long()
+
+
+def network(steps=0, classes=3):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, classes))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    x, y = rows(600, seed=7)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def honest():
+    return swap_head(network(30), rows(600), held=rows(300, 1), **SMALL).fit(**SHORT)
+
+
+# -- one call ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_call_gives_a_model_that_predicts_and_judges(honest):
+    x, y = rows(300, 2)
+    found = honest.predict(x)
+    assert float((found["class"] == y).float().mean()) > 0.7
+    assert {"known_p", "known", "probabilities", "generative"} <= set(found)
+    assert 0.85 < float(found["known"].float().mean()) <= 1
+    assert not honest.training
+    assert honest.task.num_classes == 3  # counted
+    assert {"swapped", "network", "linear"} == set(honest.comparison.nll)
+    assert "gained" in str(honest.comparison)
+    assert honest.comparison.samples == 300
+    assert honest.expected is not None
+
+
+def test_the_line_after_a_fit_says_what_was_gained(caplog):
+    with caplog.at_level("INFO"):
+        model = swap_head(network(200), rows(600), **SMALL).fit(**SHORT)
+    assert "held back 90 of 600 training samples" in caplog.text
+    assert str(model.comparison) in caplog.text
+    gain, error = model.comparison.gains["linear"]
+    assert gain == pytest.approx(model.comparison.nll["linear"] - model.comparison.nll["swapped"])
+    assert error > 0
+
+
+def test_features_are_extracted_once():
+    model = swap_head(network(), DataLoader(TensorDataset(*rows(400)), 50, shuffle=True), held=rows(200, 1), **SMALL)
+    seen = []
+    model.backbone.model[0].register_forward_hook(lambda layer, given, output: seen.append(len(given[0])))
+    model.fit(**SHORT)
+    assert 600 <= sum(seen) <= 610  # each sample once, and two to find layers
+
+
+@pytest.mark.parametrize("head", [Linear(), Ensemble(2, 800), Bayes(800), Tree(800, skip="base_logits_or_linear")])
+def test_any_head_is_trained_on_features(head):
+    model = swap_head(network(200), rows(300), held=rows(200, 1), head=head, test="gaussian", **QUIET).fit(**SHORT)
+    x, y = rows(300, 2)
+    assert float(F.nll_loss(model.predict(x)["probabilities"].log(), y)) < 0.9
+
+
+def test_loaders_datasets_and_tensors_give_the_same():
+    found = [
+        swap_head(network(), train, held=held, **SMALL).fit(**SHORT).predict(rows(9, 2)[0])["probabilities"]
+        for train, held in (
+            (rows(300), rows(200, 1)),
+            (TensorDataset(*rows(300)), DataLoader(TensorDataset(*rows(200, 1)), 33, shuffle=True)),
+            (DataLoader(TensorDataset(*rows(300)), 256, shuffle=True), TensorDataset(*rows(200, 1))),
+        )
+    ]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+def test_a_head_that_was_built_before_is_trained_further():
+    train = TensorDataset(*rows(300))
+    model = swap_head(network(), train, 3, **SMALL)
+    tree = model.head.ggt
+    assert model.fit(held=rows(200, 1), **SHORT).head.ggt is tree
+    model.fit(train, rows(200, 1), **SHORT)
+    with pytest.raises(ValueError, match="expected training data, got none: give inputs and labels"):
+        swap_head(network(), tree, 3).fit()
+    with pytest.raises(ValueError, match="expected a frozen backbone"):
+        swap_head(network(), train, held=rows(200, 1), freeze=False, **SMALL).fit()
+    with pytest.raises(ValueError, match="expected a model with a head, got one that was never fitted"):
+        swap_head(network(), train, held=rows(200, 1)).predict(rows(2)[0])
+
+
+def test_data_is_no_part_of_the_model():
+    model = swap_head(network(), rows(300), held=rows(200, 1), **SMALL)
+    assert copy.deepcopy(model)._given.train is model._given.train
+    assert pickle.loads(pickle.dumps(model))._given.train is None
+    assert model.fit(**SHORT)._given.train is None
+
+
+def test_batches_with_names_of_their_own():
+    x, y = rows(300)
+
+    class Named(Dataset):
+        def __len__(self):
+            return len(x)
+
+        def __getitem__(self, i):
+            return {"numbers": x[i], "age": torch.tensor(1.0), "kind": y[i]}
+
+    columns = Columns(inputs="numbers", target="kind")
+    found = swap_head(network(), Named(), held=rows(200, 1), columns=columns, **SMALL).fit(**SHORT)
+    assert found.task.num_classes == 3
+    assert swap_head(network(), Named(), 3, columns=columns, **SMALL).head.in_features == 8
+    with pytest.raises(ValueError, match="name the target, columns"):
+        swap_head(network(), Named(), held=rows(200, 1), **SMALL).fit(**SHORT)
+
+
+def test_conformal_sets_where_asked_for():
+    model = swap_head(network(200), rows(300), held=rows(300, 1), **SMALL).fit(conformal="Conformal", **SHORT)
+    x, y = rows(500, 2)
+    inside = model.predict(x)["set"].gather(1, y[:, None]).float().mean()
+    assert 0.84 < float(inside) < 0.97
+
+
+def test_scores_where_asked_for():
+    model = swap_head(network(200), rows(300), held=rows(300, 1), **SMALL).fit(
+        scores=[Generative(normalize=False)], **SHORT
+    )
+    x = rows(300, 2)[0]
+    assert float(model.predict(x)["known"].float().mean()) > 0.85
+    with pytest.warns(UserWarning, match="on the scale of the training data"):
+        assert not model.predict(x + 30)["known"].any()
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def test_training_twice_as_long_costs_nothing():
+    train, held = rows(200), rows(200, 1)
+    first, second = (
+        swap_head(network(), train, held=held, **SMALL).fit(max_epochs=most, patience=3, progress=False)
+        for most in (150, 300)
+    )
+    assert torch.equal(first.predict(held[0])["probabilities"], second.predict(held[0])["probabilities"])
+
+
+def test_fit_head_slows_down_at_the_best_weights_and_ends():
+    x, y = rows(64)
+
+    def epochs(**settings):
+        head = Linear().build(6, 3)
+        common = {"max_epochs": 50, "patience": 3, "batch_size": 16, "learning_rate": 0.1}
+        return fit_head(head, x, y, F.cross_entropy, lambda: 1.0, **common | settings), head
+
+    assert [epochs(rate_decays=count)[0] for count in (0, 1, 2)] == [4, 7, 10]
+    torch.manual_seed(0)
+    head = epochs()[1]
+    torch.manual_seed(0)
+    decayed = epochs(weight_decay=5.0)[1]
+    assert sum(p.square().sum() for p in decayed.parameters()) < 0.8 * sum(p.square().sum() for p in head.parameters())
+
+    seen = []
+    head.register_forward_hook(lambda layer, given, output: seen.append(given[0]))
+    fit_head(
+        head, x, y, F.cross_entropy, max_epochs=20, patience=3, batch_size=16, learning_rate=0.1, input_dropout=0.25
+    )
+    assert float((torch.cat(seen) == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
+
+
+# -- never below what you had -----------------------------------------------------------------------------------------
+
+
+def test_a_head_that_adds_nothing_leaves_the_network_with_a_temperature_to_the_bit():
+    model, held = network(200), rows(300, 1)
+    found = swap_head(model, rows(300), held=held, **SMALL).fit(max_epochs=1, learning_rate=1e-9, progress=False)
+    assert (found.blend.base, found.blend.head) == (1.0, 0.0)
+    x = rows(100, 2)[0]
+    with torch.no_grad():
+        tau = fit_temperature(model(held[0]).softmax(1), held[1])
+        assert torch.equal(found.predict(x)["probabilities"], scale(model(x).softmax(1), tau))
+        assert torch.equal(found(x), model(x))
+    assert found.comparison.gains["network"] == (0.0, 0.0)
+
+
+def test_a_better_head_joins_the_network_or_replaces_it(honest):
+    x, y = rows(2000, 2)
+    before = network(30)(x).detach()
+    tau = fit_temperature(before.softmax(1), y)
+    after = honest.predict(x)["probabilities"]
+    assert honest.blend.head > 0
+    assert F.nll_loss(after.log(), y) < F.nll_loss(scale(before.softmax(1), tau).log(), y) - 0.02
+    gain, error = honest.comparison.gains["network"]
+    assert gain > error
+
+
+@pytest.mark.parametrize(("gap", "counts"), [(0.0, False), (0.3, True)])
+def test_a_head_counts_from_a_standard_error_on(honest, monkeypatch, gap, counts):
+    """Noise that is better by chance, by less than a standard error, is not believed; a push to the truth is."""
+    x, y = rows(200, 3)
+    base = 2 * F.one_hot(y, 3).float() + torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(200, 3, generator=torch.Generator().manual_seed(7))
+    outputs = noise + gap * 3 * F.one_hot(y, 3)
+    mixed = tempered_nll(honest.task, (base + outputs / 8).softmax(1), y)
+    gain = tempered_nll(honest.task, base.softmax(1), y) - mixed
+    assert gain.mean() > 1e-3
+    assert bool(gain.mean() > gain.std() / 200**0.5) == counts
+    model = copy.deepcopy(honest)
+    monkeypatch.setattr(swap_fit, "predict_rows", lambda *_: Outputs(outputs.unsqueeze(0)))
+    assert choose_blend(model, Extracted(BackboneOutput(x, base_logits=base), y))
+    assert (model.blend.head > 0) == counts
+
+
+def test_a_network_of_other_classes_has_no_say():
+    (x, y), held = rows(600), rows(300, 1)
+    found = swap_head(network(200), (x, 2 - y), held=(held[0], 2 - held[1]), **SMALL).fit(**SHORT)
+    assert not found.blend.active
+    assert "network" not in found.comparison.nll
+
+
+# -- keeping ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blend", [(0.0, 1.0), (1.0, 0.5), (1.0, 0.0)])
+def test_a_file_holds_all_of_it_and_no_code(honest, blend, tmp_path):
+    honest = copy.deepcopy(honest)
+    honest.blend.set(*blend)
+    x = torch.cat([rows(50, 2)[0], 9 * rows(50, 3)[0]])
+    honest.save(tmp_path / "model.pt")
+    torch.load(tmp_path / "model.pt", weights_only=True)
+    again = load_swapped(tmp_path / "model.pt", network())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected, found = honest.predict(x), again.predict(x)
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    assert (again.blend.base, again.blend.head) == blend
+    assert str(again.expected) == str(honest.expected)
+    again.save(tmp_path / "again.pt")
+    assert load_swapped(tmp_path / "again.pt", network()).head.ggt == honest.head.ggt
+
+
+def test_files_that_are_refused(honest, tmp_path):
+    path = tmp_path / "model.pt"
+    honest.save(path)
+    with pytest.raises(FileNotFoundError, match="expected a swapped model"):
+        load_swapped(tmp_path / "other.pt", network())
+    with pytest.raises(ValueError, match="expected a network of the class Sequential, got Linear"):
+        load_swapped(path, nn.Linear(6, 3))
+    with pytest.raises(ValueError, match="got one that its weights do not fit"):
+        load_swapped(path, nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3)))
+    content = torch.load(path, weights_only=True)
+    content["weights"]["head.output.bias"] += 1
+    torch.save(content, tmp_path / "changed.pt")
+    with pytest.raises(ValueError, match="expected the model as it was saved"):
+        load_swapped(tmp_path / "changed.pt", network())
+    torch.save({"format": 1}, tmp_path / "foreign.pt")
+    with pytest.raises(ValueError, match="got something else"):
+        load_swapped(tmp_path / "foreign.pt", network())
+    path.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="when reading"):
+        load_swapped(path, network())
+
+
+def test_a_state_loads_into_a_model_of_the_same_tree():
+    x, y = rows(200)
+    model = swap_head(network(), x, 3, **SMALL).eval()
+    model(x[:4])
+    again = swap_head(network(), model.head.ggt, 3, head=Tree(num_params=800)).eval()
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(x[:9]), model(x[:9]))
+    assert torch.equal(again.base_logits(x[:9]), model.base_logits(x[:9]))
+    model.calibrate((x, y), rows(200, 1), progress=False)
+    with pytest.raises(ValueError, match=r"save\(path\) and load_swapped"):
+        swap_head(network(), model.head.ggt, 3, head=Tree(num_params=800)).load_state_dict(model.state_dict())
+
+
+def test_the_page_and_the_graph(honest, tmp_path):
+    found = honest.report(tmp_path / "page.html", rows(300, 2), {"far away": 5 + rows(100, 3)[0]})
+    page = (tmp_path / "page.html").read_text()
+    assert "far away" in page
+    assert f"{found['test/scaled/cls/NLL']:.3g}"[:4] in page
+    x, y = rows(300, 2)
+    expected = F.nll_loss(honest.predict(x)["probabilities"].log(), y)
+    assert found["test/scaled/cls/NLL"] == pytest.approx(float(expected), rel=1e-4)
+    pytest.importorskip("onnxscript")
+    assert "known" in honest.export(tmp_path / "model.onnx")
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def lazily(x, y):
+    """A loader whose labels nobody sees before it is read."""
+    return list(zip(x.split(50), y.split(50), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "message"),
+    [
+        (lambda y: y + 1, 3, r"labels of train: expected labels from 0 to 2, got 1 to 3: set num_classes"),
+        (lambda y: y, 2, "labels of train: expected labels from 0 to 1, got 0 to 2"),
+        (lambda y: y - 1, None, "expected labels of train to be 0 or more, got -1"),
+        (lambda y: y + 0.5, None, "expected class labels to be whole numbers"),
+        (lambda y: F.one_hot(y), None, "expected one class label for each sample"),
+    ],
+)
+@pytest.mark.parametrize("form", [tuple, lambda pair: lazily(*pair)])
+def test_wrong_labels_are_refused_before_any_work(labels, classes, message, form):
+    x, y = rows(300)
+    model = swap_head(network(), form((x, labels(y))), classes, held=rows(200, 1), **SMALL)
+    model.backbone.model[0].register_forward_hook(lambda *_: pytest.fail("the backbone ran"))
+    with pytest.raises(ValueError, match=message):
+        model.fit(**SHORT)
+
+
+def test_wrong_labels_are_noticed_at_their_batch():
+    x, y = rows(300)
+    y[120] = 3
+    model = swap_head(network(), lazily(x, y), 3, held=rows(200, 1), **SMALL)
+    seen = []
+    model.backbone.model[0].register_forward_hook(lambda layer, given, output: seen.append(len(given[0])))
+    with pytest.raises(ValueError, match="labels of train: expected labels from 0 to 2, got 0 to 3"):
+        model.fit(**SHORT)
+    assert sum(seen) <= 102 + 4  # two batches, and a few to find layers
+    with pytest.raises(ValueError, match="labels of held: expected labels from 0 to 2"):
+        swap_head(network(), rows(300), held=[*lazily(*rows(100, 1)), (x[:50], y[:50] + 3)], **SMALL).fit(**SHORT)
+
+
+def test_classes_that_are_missing():
+    x, y = rows(300)
+    with pytest.raises(ValueError, match="at least two classes, got 300 of class 0 alone"):
+        swap_head(network(), (x, 0 * y), held=rows(200, 1), **SMALL).fit(**SHORT)
+    with pytest.raises(ValueError, match="of every class from 0 to 4, got none of 1, 3: number the classes"):
+        swap_head(network(), (x, 2 * y), held=rows(200, 1), **SMALL).fit(**SHORT)
+    assert swap_head(network(), (x, 2 * y), 5, held=rows(200, 1), **SMALL).fit(**SHORT).task.num_classes == 5
+
+
+def test_held_out_samples_that_were_trained_on_are_refused():
+    (x, y), (a, b) = rows(300), rows(200, 1)
+    message = "expected held-out samples that are not in the training data, got {} of 200 that are"
+    for count in (200, 10):
+        held = torch.cat([x[:count], a[count:]]), torch.cat([y[:count], b[count:]])
+        with pytest.raises(ValueError, match=message.format(count)):
+            swap_head(network(), (x, y), held=held, **SMALL).fit(**SHORT)
+    held = torch.cat([x[:1], a]), torch.cat([y[:1], b])
+    with pytest.warns(UserWarning, match="1 of 201 held-out samples are in the training data too, and were left out"):
+        assert swap_head(network(), (x, y), held=held, **SMALL).fit(**SHORT).comparison.samples == 200
+
+
+def test_held_out_samples_of_the_same_data_set_are_refused_before_any_work():
+    class Augmented(Dataset):
+        def __len__(self):
+            return 400
+
+        def __getitem__(self, i):
+            return torch.randn(6), i % 3
+
+    data = Augmented()
+    model = swap_head(network(), Subset(data, range(300)), held=Subset(data, range(250, 400)), **SMALL)
+    model.backbone.model[0].register_forward_hook(lambda *_: pytest.fail("the backbone ran"))
+    with pytest.raises(ValueError, match="got 50 of 150 that are"):
+        model.fit(**SHORT)
+
+
+def test_few_held_out_samples():
+    with pytest.raises(ValueError, match="at least 20 held-out samples, got 3: so few can't tell when to stop"):
+        swap_head(network(), rows(300), held=rows(3, 1), **SMALL).fit(**SHORT)
+    with pytest.raises(ValueError, match=r"expected at least 20 held-out samples, got 1[0-9]"):
+        swap_head(network(), rows(100), **SMALL).fit(**SHORT)
+    with pytest.warns(UserWarning, match="everything is chosen by 40 held-out samples"):
+        swap_head(network(), rows(300), held=rows(40, 1), **SMALL).fit(**SHORT)
+
+
+def test_what_can_be_read_once_is_refused():
+    with pytest.raises(ValueError, match="expected train to be a loader that can be read more than once"):
+        swap_head(network(), iter(lazily(*rows(300))), held=rows(200, 1), **SMALL).fit(**SHORT)
+    with pytest.raises(ValueError, match="expected samples in held, got an empty loader"):
+        swap_head(network(), rows(300), held=[], **SMALL).fit(**SHORT)
+    with pytest.raises(ValueError, match="expected num_classes for inputs without labels"):
+        swap_head(network(), rows(300)[0])
+
+
+def images(n, seed=0):
+    y = rows(n, seed)[1]
+    draw = torch.Generator().manual_seed(seed)
+    return (torch.rand(n, 3, 8, 8, generator=draw) + 0.5 * F.one_hot(y, 3)[:, :, None, None]) / 1.5, y
+
+
+def test_a_network_without_stages_has_a_density_of_its_features():
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused, self.one, self.two = nn.Conv2d(3, 6, 3), nn.Linear(192, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.two(self.one(x.flatten(1)).relu())
+
+    torch.manual_seed(0)
+    model = Flat()
+    found = swap_head(model, images(300), held=images(200, 1), **SMALL).fit(**SHORT)
+    assert any(isinstance(score, Generative) for score in found.scores)
+    assert {"generative", "known"} <= set(found.predict(images(4, 2)[0]))
+
+
+def test_inputs_on_another_scale_are_warned_of_once():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+
+    def normal(pair):
+        return (pair[0] - 0.5) / 0.2, pair[1]
+
+    settings = {"head": Linear(), "progress": False, "layers": None}
+    found = swap_head(model, normal(images(300)), held=normal(images(200, 1)), **settings).fit(**SHORT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for count in (1, 2, 50):
+            found.predict(normal(images(count, 2))[0])
+    with pytest.warns(UserWarning, match="expected inputs on the scale of the training data, got mean"):
+        found.predict(images(2, 2)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.predict(images(2, 2)[0])
+    with pytest.warns(UserWarning, match="expected held-out inputs on the scale of the training data"):
+        swap_head(model, normal(images(300)), held=images(200, 1), **settings).fit(**SHORT)
+
+
+def test_token_numbers_have_no_scale():
+    scale_of = InputScale()
+    scale_of.warn_if_far(torch.randint(9, (3, 5)))
+    scale_of.warn_if_far({"input_ids": torch.randint(9, (3, 5)), "attention_mask": torch.ones(3, 5).long()})
+    assert not len(scale_of.mean)
+
+
+def test_the_same_share_of_each_class_is_held_back_and_repeated_samples_stay():
+    labels = torch.tensor([0] * 200 + [1] * 40 + [2] * 100)
+    hashes = [bytes([i % 256, i // 256]) for i in range(340)]
+    hashes[300:340] = [b"same"] * 40
+    held = rows_to_hold_back(labels, hashes)
+    assert torch.bincount(labels[held]).tolist() == [30, 6, 9]
+    assert int(held.max()) < 300
+    x = torch.randn(4, 3)
+    x[3] = x[0]
+    found = hash_rows(x)
+    assert found[0] == found[3] != found[1]
+    assert hash_rows({"b": x, "a": torch.arange(4)})[0] != hash_rows({"b": x, "a": torch.arange(4)})[3]
