@@ -1,14 +1,15 @@
 """`BRAINetClassifier` and `BRAINetRegressor`: a BRAINet for tables, for people who know scikit-learn.
 
-`fit` holds some rows back, learns a tree of structures of the columns, trains the head that follows from it, and
-calibrates it on the rows held back. Nothing of Lightning is needed. Rows are (N, d), as everywhere in scikit-learn.
+`fit` learns a tree of structures of the columns and trains the head that follows from it a few times, each time with
+another fold of the rows held back; calibration, sets, intervals and p-values go by what each network says of its fold.
+Nothing of Lightning is needed. Rows are (N, d), as everywhere in scikit-learn.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,19 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_array,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.threads import limit_threads
+from brainet_pl.sklearn.columns import Column, encode, read_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,68 +38,11 @@ if TYPE_CHECKING:
     from brainet_pl.structure import GGT
 
 Floats = NDArray[np.float64]
-FORMAT = 3  # of the files that `save` writes
+FORMAT = 4  # of the files that `save` writes
 LEAST_ROWS = 40  # below it no row can be spared for calibration
-MOST_CATEGORIES = 50  # of one column
+MEMBERS = 5  # networks by default
+MOST_CROSSED = 10_000  # rows up to which there are as many; one network of more has rows enough to hold back
 MOST_LABEL_BYTES = 2**16  # of one class in a file
-
-
-# -- columns ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Column:
-    """How one column of a data frame becomes numbers.
-
-    Attributes:
-        name: its name.
-        categories: one column of zeros and ones for each, for a column of text; None for a column of numbers.
-    """
-
-    name: str
-    categories: list[str] | None = None
-
-    def names(self) -> list[str]:
-        """The names of what it becomes."""
-        return [self.name] if self.categories is None else [f"{self.name}={known}" for known in self.categories]
-
-    def encode(self, values: Any) -> NDArray[Any]:
-        """Turns values (N,) into numbers (N, k); a category that was not there in `fit` is all zeros."""
-        array = np.asarray(values)
-        if self.categories is None:
-            return array[:, None]
-        texts = array.astype(str)
-        return np.stack([texts == known for known in self.categories], axis=1).astype(np.float64)
-
-
-def is_frame(x: Any) -> bool:
-    """Whether it is a table with named columns, of pandas or polars."""
-    return hasattr(x, "columns") and hasattr(x, "dtypes")
-
-
-def read_columns(frame: Any) -> list[Column] | None:
-    """How each column of a data frame becomes numbers; None where all are numbers already, or it is no data frame."""
-    if not is_frame(frame):
-        return None
-    found = []
-    for name in frame.columns:
-        values = np.asarray(frame[name])
-        if values.dtype.kind in "fiub":
-            found.append(Column(str(name)))
-            continue
-        if values.dtype.kind in "mM":
-            raise ValueError(
-                f"expected numbers or categories in column {name!r}, got dates: turn them into numbers, such as the "
-                "days since a date, or drop the column"
-            )
-        known = sorted(set(values.astype(str).tolist()))
-        if len(known) > MOST_CATEGORIES:
-            raise ValueError(
-                f"expected at most {MOST_CATEGORIES} categories, got {len(known)} in column {name!r}: drop it if it is "
-                "a name or a number of a row, or group its values"
-            )
-        found.append(Column(str(name), known))
-    return None if all(column.categories is None for column in found) else found
 
 
 # -- estimators -------------------------------------------------------------------------------------------------------
@@ -106,6 +58,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         s: int | tuple[int, ...] = (4, 1),
         max_order: int = 1,
         threshold: float | str | None = None,
+        members: int | None = None,
         passes: int = 15,
         max_epochs: int = 200,
         patience: int = 20,
@@ -119,6 +72,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         self.s = s
         self.max_order = max_order
         self.threshold = threshold
+        self.members = members
         self.passes = passes
         self.max_epochs = max_epochs
         self.patience = patience
@@ -130,17 +84,29 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
 
     # -- fitting ------------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any) -> Any:
-        """Learn structure, weights and calibration from rows X (N, d) and targets y (N,). Returns itself."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Learn structure, weights and calibration from rows X (N, d) and targets y (N,). Returns itself.
+
+        Args:
+            X: (N, d) numbers, or a data frame, whose text becomes categories, numbers or dates. A number that is
+                missing, NaN, is the mean of its column, and marked where rows of `fit` miss some.
+            y: (N,) targets.
+            sample_weight: (N,) how much each row counts while training. A row of weight 0 is left out; structure,
+                calibration and p-values do not know of weights.
+        """
         self._check_settings()
         x, target = self._check_training(X, y)
+        weights = self._weights(x, target, sample_weight)
+        if weights is not None and not weights.all():
+            kept = weights > 0
+            x, target, weights = x[kept], target[kept], weights[kept]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        train, held = self._hold_back(len(x), target, seed)
-        self.network_, self.n_iter_ = self._train(x, target, train, held, seed)
+        self.network_, self.n_iter_ = self._train(x, target, weights, self._folds(len(x), target, seed), seed)
         self.tree_: GGT = self.network_.head.ggt
         return self
 
     def _check_settings(self) -> None:
+        checks.whole_or_none("members", self.members, 1, "None chooses by the number of rows")
         checks.whole("passes", self.passes, 1, 10**6)
         checks.whole("max_epochs", self.max_epochs, 1)
         checks.whole("patience", self.patience, 1)
@@ -151,12 +117,23 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
     def _check_training(self, X: Any, y: Any) -> tuple[Floats, NDArray[Any]]:
         self.columns_ = read_columns(X)
         x, target = validate_data(
-            self, self._encoded(X), y, dtype=np.float64, ensure_min_samples=2, y_numeric=self._numeric
+            self,
+            X if self.columns_ is None else encode(self.columns_, X),
+            y,
+            dtype=np.float64,
+            ensure_all_finite="allow-nan",
+            ensure_min_samples=2,
+            y_numeric=self._numeric,
         )
-        self._name_columns(X)
-        return x, self._check_target(column_or_1d(target, warn=True))
+        self._name_columns()
+        gaps = np.isnan(x)
+        self.fill_: Floats = np.where(gaps.all(axis=0), 0.0, np.nansum(x, axis=0) / np.maximum(1, (~gaps).sum(axis=0)))
+        self.marked_: NDArray[np.int64] = np.flatnonzero(gaps.any(axis=0) & ~gaps.all(axis=0))
+        if self.feature_names_ is not None:
+            self.feature_names_ += [f"{self.feature_names_[i]} missing" for i in self.marked_]
+        return self._filled(x), self._check_target(column_or_1d(target, warn=True))
 
-    def _name_columns(self, X: Any) -> None:
+    def _name_columns(self) -> None:
         """The names of what the network reads, where columns have names."""
         if self.columns_ is not None:
             self.feature_names_: list[str] | None = [name for column in self.columns_ for name in column.names()]
@@ -166,38 +143,54 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             names = getattr(self, "feature_names_in_", None)
             self.feature_names_ = None if names is None else [str(name) for name in names]
 
-    def _encoded(self, X: Any) -> Any:
-        """Rows as numbers: those of a data frame with text by the columns of `fit`, all others as they are."""
-        if self.columns_ is None:
-            return X
-        if not is_frame(X):
-            raise ValueError(
-                f"expected a data frame with the columns {', '.join(c.name for c in self.columns_)}, as in fit, got "
-                f"{type(X).__name__}: give a data frame"
-            )
-        missing = [column.name for column in self.columns_ if column.name not in [str(name) for name in X.columns]]
-        if missing:
-            raise ValueError(f"expected the columns of fit, got none called {', '.join(missing)}: add them")
-        return np.concatenate([column.encode(X[column.name]) for column in self.columns_], axis=1)
+    def _filled(self, x: Floats) -> Floats:
+        """Numbers (N, d) with the mean of `fit` where one is missing, and beside them what is missing, (N, d + k)."""
+        gaps = np.isnan(x)
+        return np.concatenate([np.where(gaps, self.fill_, x), gaps[:, self.marked_].astype(np.float64)], axis=1)
 
-    def _hold_back(self, rows: int, target: NDArray[Any], seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The numbers of the rows to train on, and of those to calibrate on."""
+    def _weights(self, x: Floats, target: NDArray[Any], sample_weight: Any) -> Floats | None:
+        """How much each row (N,) counts; None where all count alike."""
+        if sample_weight is None:
+            return None
+        weights = np.asarray(_check_sample_weight(sample_weight, x, ensure_non_negative=True))
+        if (weights > 0).sum() < 2:
+            raise ValueError(
+                f"expected at least two rows of a sample_weight above 0, got {(weights > 0).sum()}: give more weights"
+            )
+        return weights
+
+    def _folds(self, rows: int, target: NDArray[Any], seed: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """For each member the numbers of the rows to train on, and of those to hold back."""
         every = np.arange(rows)
+        if rows < LEAST_ROWS:
+            warnings.warn(
+                f"probabilities are not calibrated, and nothing can be called unknown: expected at least {LEAST_ROWS} "
+                f"rows to hold some back, got {rows}; give more rows",
+                stacklevel=3,
+            )
         if rows < LEAST_ROWS or not self.validation_fraction:
-            return every, every[:0]
+            return [(every, every[:0])]
         groups = self._groups(target)
+        members = (MEMBERS if rows <= MOST_CROSSED else 1) if self.members is None else self.members
+        if members > 1:
+            fold = folds_of(np.zeros(rows, dtype=np.int64) if groups is None else groups, members, seed)
+            return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(members)]
         size = max(self.validation_fraction, min(0.3, 20 / rows))  # by 20 rows a p-value can be as small as 0.05
         # Every class needs two rows, and either side a row of every class, to be split evenly.
         fits = groups is not None and np.bincount(groups).min() >= 2 and size * rows >= groups.max() + 1
-        train, held = train_test_split(every, test_size=size, random_state=seed, stratify=groups if fits else None)
-        return train, held
+        return [train_test_split(every, test_size=size, random_state=seed, stratify=groups if fits else None)]
 
     def _train(
-        self, x: Floats, target: NDArray[Any], train: NDArray[Any], held: NDArray[Any], seed: int
+        self,
+        x: Floats,
+        target: NDArray[Any],
+        weights: Floats | None,
+        folds: list[tuple[NDArray[Any], NDArray[Any]]],
+        seed: int,
     ) -> tuple[Any, int]:
         import torch
 
-        from brainet_pl.sklearn.fitting import fit_network
+        from brainet_pl.sklearn.fitting import Training, fit_network
 
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), limit_threads(1):
             # Few rows are ordinary here; a held-out row each for hundreds of columns is what people have.
@@ -208,17 +201,19 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
                 self._task(),
                 torch.tensor(np.ascontiguousarray(x), dtype=torch.float32),
                 torch.from_numpy(np.ascontiguousarray(target)),
-                torch.from_numpy(train),
-                torch.from_numpy(held),
+                None if weights is None else torch.tensor(weights, dtype=torch.float32),
+                [(torch.from_numpy(train), torch.from_numpy(held)) for train, held in folds],
                 head=self._head_settings(),
                 learn={"s": self.s, "max_order": self.max_order, "threshold": self.threshold, "seed": seed % 1000},
                 names=self.feature_names_,
-                max_epochs=self.max_epochs,
-                patience=self.patience,
-                batch_size=self.batch_size,
-                learning_rate=self.learning_rate,
-                passes=self.passes,
-                verbose=bool(self.verbose),
+                training=Training(
+                    self.max_epochs,
+                    self.patience,
+                    self.batch_size,
+                    self.learning_rate,
+                    self.passes,
+                    bool(self.verbose),
+                ),
             )
 
     # -- using --------------------------------------------------------------------------------------------------------
@@ -229,10 +224,10 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         # In 64 bits: in 32 a row's numbers would depend in their last digits on the rows beside it.
         if self.columns_ is not None:  # its columns have been found by their names
-            x = check_array(self._encoded(X), dtype=np.float64)
+            x = check_array(encode(self.columns_, X), dtype=np.float64, ensure_all_finite="allow-nan")
         else:
-            x = validate_data(self, X, dtype=np.float64, reset=False)
-        return torch.tensor(np.ascontiguousarray(x))
+            x = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite="allow-nan")
+        return torch.tensor(np.ascontiguousarray(self._filled(x)))
 
     def _final(self, X: Any) -> Tensor:
         """(N, C) probabilities, or (N, 2) means and variances; the same rows always give the same numbers."""
@@ -248,14 +243,24 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         rows = self._rows(X)
         return np.asarray(self.network_.known_p(rows).numpy(), dtype=np.float64)
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def describe_known_p(self) -> str:
+        """What `known_p` should notice, in a sentence: each class was left out in turn, without unknown rows."""
+        check_is_fitted(self)
+        expected = self.network_.expected
+        return (
+            "nothing was held back in fit, so that no row can be called unknown" if expected is None else str(expected)
+        )
+
     # -- keeping ------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator to a file of tensors and plain values, which `load` reads without running code."""
-        import torch
-
-        from brainet_pl._utils.atomic import atomic_write
-        from brainet_pl._utils.digest import fingerprint
+        from brainet_pl._utils.tensor_file import write_saved
 
         check_is_fitted(self)
         content = {
@@ -266,37 +271,28 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             "names": self.feature_names_,
             "inputs": int(self.n_features_in_),
             "named": None if not hasattr(self, "feature_names_in_") else [str(n) for n in self.feature_names_in_],
+            "fill": self.fill_.tolist(),
+            "marked": self.marked_.tolist(),
             "epochs": int(self.n_iter_),
             "network": self.network_.to_dict(),
             "weights": self.network_.state_dict(),
             **self._extra(),
         }
-        with atomic_write(path) as temporary, temporary.open("wb") as file:
-            torch.save(content | {"digest": fingerprint(content)}, file)
+        write_saved(path, content)
 
     @classmethod
     def load(cls, path: str | Path) -> Any:
         """Read what `save` wrote; a file that is damaged or holds more than tensors and plain values is refused."""
-        from brainet_pl._utils.digest import fingerprint
-        from brainet_pl._utils.tensor_file import read_tensors
+        from brainet_pl._utils.tensor_file import check_digest, read_saved
 
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"expected an estimator at {path}, found no such file: check the path")
-        try:
-            stored = read_tensors(path)
-        except Exception as error:  # of a damaged or foreign file, any error may come
-            raise ValueError(
-                f"expected a file that {cls.__name__}.save wrote, got {type(error).__name__} when reading {path}: take "
-                "another copy"
-            ) from error
-        if not isinstance(stored, Mapping) or stored.get("estimator") != cls.__name__ or stored.get("format") != FORMAT:
-            what = stored.get("estimator", "something else") if isinstance(stored, Mapping) else "something else"
+        stored = read_saved(path, "an estimator", f"{cls.__name__}.save")
+        if stored.get("estimator") != cls.__name__ or stored.get("format") != FORMAT:
+            what = stored.get("estimator", "something else")
             raise ValueError(
                 f"expected a {cls.__name__} of format {FORMAT} in {path}, got {what}: load it with its own class and "
                 "version"
             )
-        if fingerprint({key: value for key, value in stored.items() if key != "digest"}) != stored.get("digest"):
-            raise ValueError(f"expected the estimator as it was saved in {path}, got another: take another copy")
+        check_digest(stored, "the estimator", path)
         try:
             return cls._from_stored(stored)
         except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
@@ -315,6 +311,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         made.feature_names_, made.n_features_in_ = stored["names"], stored["inputs"]
         if stored["named"] is not None:
             made.feature_names_in_ = np.asarray(stored["named"], dtype=object)
+        made.fill_, made.marked_ = np.array(stored["fill"]), np.array(stored["marked"], dtype=np.int64)
         made._restore(stored)
         made.network_ = TablePredictor.from_dict(
             made._task(), made._head_settings(), stored["network"], stored["weights"]
@@ -354,13 +351,18 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
             nodes below it, and so on.
         max_order: largest condition set of the independence tests; the tree is at most one level deeper.
         threshold: below it two columns count as independent, in nats; None is the default of `learn_structure`.
+        members: networks that are trained, each with another fold of the rows held back, and averaged. None is 5 for up
+            to 10,000 rows, else 1.
         passes: sub-networks that are drawn for a prediction. The same ones are drawn each time.
         max_epochs: passes over the training rows at the most.
         patience: epochs without a better likelihood of the rows held back, after which training ends.
         batch_size: rows of a step; None chooses by the number of rows.
         learning_rate: of Adam.
-        validation_fraction: share of the rows that is held back to stop at the right time, to calibrate probabilities,
-            and for `predict_set` and `known_p`. Fewer than 40 rows are all trained on, without calibration.
+        class_weight: how much rows of a class count while training: class → weight, "balanced" for as much a class, or
+            None for as much a row.
+        validation_fraction: share of the rows that a single member holds back to stop at the right time, to calibrate
+            probabilities, and for `predict_set` and `known_p`; of several members each holds a fold back. With 0, or
+            fewer than 40 rows, all are trained on by one network, without calibration.
         random_state: a number makes `fit` repeatable.
         verbose: show a progress bar.
 
@@ -380,6 +382,41 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
     """
 
     classes_: NDArray[Any]
+
+    def __init__(
+        self,
+        *,
+        num_params: int | None = None,
+        s: int | tuple[int, ...] = (4, 1),
+        max_order: int = 1,
+        threshold: float | str | None = None,
+        members: int | None = None,
+        passes: int = 15,
+        max_epochs: int = 200,
+        patience: int = 20,
+        batch_size: int | None = None,
+        learning_rate: float = 3e-3,
+        class_weight: Mapping[Any, float] | str | None = None,
+        validation_fraction: float = 0.15,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            num_params=num_params,
+            s=s,
+            max_order=max_order,
+            threshold=threshold,
+            members=members,
+            passes=passes,
+            max_epochs=max_epochs,
+            patience=patience,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            validation_fraction=validation_fraction,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
 
     def predict_proba(self, X: Any) -> Floats:
         """Gives calibrated probabilities (N, C) of rows (N, d), in the order of `classes_`."""
@@ -416,6 +453,13 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
     def _groups(self, target: NDArray[Any]) -> NDArray[Any]:
         return target
 
+    def _weights(self, x: Floats, target: NDArray[Any], sample_weight: Any) -> Floats | None:
+        given = super()._weights(x, target, sample_weight)
+        if self.class_weight is None:
+            return given
+        classes = np.asarray(compute_sample_weight(self.class_weight, self.classes_[target]), dtype=np.float64)
+        return classes if given is None else classes * given
+
     def _task(self) -> Any:
         from brainet_pl.tasks import Classification
 
@@ -449,13 +493,16 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
             nodes below it, and so on.
         max_order: largest condition set of the independence tests; the tree is at most one level deeper.
         threshold: below it two columns count as independent, in nats; None is the default of `learn_structure`.
+        members: networks that are trained, each with another fold of the rows held back, and averaged. None is 5 for up
+            to 10,000 rows, else 1.
         passes: sub-networks that are drawn for a prediction. The same ones are drawn each time.
         max_epochs: passes over the training rows at the most.
         patience: epochs without a better likelihood of the rows held back, after which training ends.
         batch_size: rows of a step; None chooses by the number of rows.
         learning_rate: of Adam.
-        validation_fraction: share of the rows that is held back to stop at the right time, and for `predict_interval`
-            and `known_p`. Fewer than 40 rows are all trained on.
+        validation_fraction: share of the rows that a single member holds back to stop at the right time, and for
+            `predict_interval` and `known_p`; of several members each holds a fold back. With 0, or fewer than 40 rows,
+            all are trained on by one network.
         random_state: a number makes `fit` repeatable.
         verbose: show a progress bar.
 
@@ -501,6 +548,22 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
         return Tree() if self.num_params is None else Tree(num_params=self.num_params)
 
 
+def folds_of(groups: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.int64]:
+    """The fold (N,) that holds each row back, drawn by chance and even within each group (N,).
+
+    The only row of a group is in none, -1: what no network has seen can't be calibrated.
+
+    >>> folds_of(np.array([0, 0, 0, 0, 1, 1, 2]), 2, seed=0).tolist()
+    [0, 1, 0, 1, 0, 1, -1]
+    """
+    order = np.random.default_rng(seed).permutation(len(groups))
+    order = order[np.argsort(groups[order], kind="stable")]
+    found = np.empty(len(groups), dtype=np.int64)
+    found[order] = np.arange(len(groups)) % folds
+    found[np.bincount(groups)[groups] < 2] = -1
+    return found
+
+
 def _plain(name: str, value: Any) -> Any:
     """A setting as a file can hold it."""
     if value is None or isinstance(value, bool | int | float | str):
@@ -509,6 +572,8 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, one) for one in value]  # a tuple again when it is read
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Mapping):
+        return {_plain(name, key): _plain(name, one) for key, one in value.items()}
     if name == "random_state":
         return None  # a generator can't be written down, and a fitted estimator does not need it
     raise ValueError(f"expected {name} to be a number, a text or None to be saved, got {type(value).__name__}")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +18,29 @@ from torch import Tensor, nn
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones import FeatureExtractor
+from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.features.extraction import Extracted
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.network import BRAINetHead, HeadSettings
+from brainet_pl.network.base import Head, Outputs
 from brainet_pl.network.training import fit_head
 from brainet_pl.network.tree import Tree, smallest_budget
-from brainet_pl.scores import Generative, ScoreContext
+from brainet_pl.scores import Generative, Score, ScoreContext
 from brainet_pl.scores.density import density_threshold
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.scores.reference import p_values
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification, Task
+from brainet_pl.tasks.passes import Passes
 
 DRAW_SEED = 0  # of the sub-networks of a prediction: the same rows always give the same numbers
 DENSITY_THRESHOLD = 0.02  # nats: a density wants more edges than a network of dense layers
 BATCH = 4096  # rows predicted at a time
+MOST_EXPECTED = 2000  # rows by which it is estimated what will be noticed
+BINS = 6  # of a column
+MOST_WITH_BINS = 300  # columns and bins up to which bins are read: a structure of more takes long to learn
+PULL = 4.0  # rows that draw the weights of two kinds of members to a half
+SHARES = [i / 20 for i in range(1, 20)]  # of the first kind, to choose from
 RARE = 0.9  # share of one value above which a column counts as one that hardly varies
 
 
@@ -64,29 +77,184 @@ class Standardize(nn.Module):
         return (rows - self.mean) / self.scale
 
 
+class Bins(nn.Module):
+    """Rows (N, d) → the same, and for every bin of every column how far the row is through it, (N, d + P).
+
+    A linear layer on such parts is any piecewise linear function of each column (Gorishniy et al. 2022): thresholds,
+    which trees find at once and a network only slowly. Bins are quantiles of the training rows.
+    """
+
+    column: Tensor
+    low: Tensor
+    width: Tensor
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.register_buffer("column", torch.zeros(parts, dtype=torch.long))
+        self.register_buffer("low", torch.zeros(parts))
+        self.register_buffer("width", torch.ones(parts))
+
+    @staticmethod
+    def learn(rows: Tensor, bins: int) -> Bins:
+        """Bins of the columns of rows (N, d); a column of one or two values has none."""
+        shares = torch.linspace(0.0, 1.0, bins + 1, dtype=rows.dtype)
+        found = []
+        for number, values in enumerate(rows.T):
+            edges = torch.unique(torch.quantile(values, shares))
+            if len(edges) > 2:
+                found += [(number, low, high - low) for low, high in itertools.pairwise(edges.tolist())]
+        made = Bins(len(found))
+        for buffer, values in zip((made.column, made.low, made.width), zip(*found, strict=True), strict=False):
+            buffer.copy_(torch.tensor(values))
+        return made
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Puts the parts, each from 0 to 1, beside the rows."""
+        return torch.cat([rows, ((rows[:, self.column] - self.low) / self.width).clamp(0.0, 1.0)], dim=1)
+
+
+class Members(Head):
+    """Networks on the same features, whose passes are joined; some read the first features alone.
+
+    Args:
+        heads: networks, as many of each fold, in the order of the folds.
+        folds: number of folds.
+
+    Attributes:
+        chosen: The fold whose members alone predict; None is all.
+        shares: (K,) how much the members of a fold count; they add up to 1.
+    """
+
+    shares: Tensor
+
+    def __init__(self, heads: Sequence[BRAINetHead], folds: int) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+        self.ggt, self.folds = heads[0].ggt, folds
+        self.chosen: int | None = None
+        kinds = len(heads) // folds
+        self.register_buffer("shares", torch.full((kinds,), 1 / kinds))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, d) → outputs (M, B, O) of all members."""
+        return torch.cat([head(x[:, : head.in_features]).unflatten(0, (-1, len(x))) for head in self._heads])
+
+    @property
+    def _heads(self) -> list[BRAINetHead]:
+        kinds = len(self.shares)
+        heads: list[BRAINetHead] = list(self.heads)  # type: ignore[arg-type]
+        return heads if self.chosen is None else heads[self.chosen * kinds : (self.chosen + 1) * kinds]
+
+    @property
+    def trees(self) -> list[GGT]:
+        """The trees of the kinds of members."""
+        return [head.ggt for head in self._heads[: len(self.shares)] if head.ggt is not None]
+
+    def passes(self, x: Tensor, count: int) -> Outputs:
+        """Features (B, d) → outputs (T, B, O), as many of each member."""
+        heads = self._heads
+        found = [head.passes(x[:, : head.in_features], math.ceil(count / len(heads))) for head in heads]
+        shares = self.shares.repeat(len(heads) // len(self.shares)) * len(self.shares) / len(heads)
+        weights = [share * _pass_weights(one) for one, share in zip(found, shares, strict=True)]
+        return Outputs(torch.cat([one.values for one in found]), torch.cat(weights))
+
+
+def _pass_weights(outputs: Outputs) -> Tensor:
+    values, weights = outputs
+    return values.new_full((len(values),), 1 / len(values)) if weights is None else weights
+
+
+class MemberDensities(Score):
+    """The density of columns by the training rows of each fold: their mean, or that of the fold `chosen`.
+
+    Args:
+        folds: Number of folds.
+        columns: Number of columns that are read, the first of the features.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {"generative": "nats"}
+
+    def __init__(self, folds: int, columns: int) -> None:
+        super().__init__()
+        self.densities = nn.ModuleList(Generative(threshold=None, normalize=False) for _ in range(folds))
+        self.folds, self.columns = folds, columns
+        self.chosen: int | None = None
+
+    def refitted(self, features: Tensor, labels: Tensor) -> MemberDensities:
+        """The density of the first fold, with parameters of other samples."""
+        first = self.densities[0]
+        assert isinstance(first, Generative)
+        other = MemberDensities(1, self.columns)
+        other.densities = nn.ModuleList([first.refitted(features[:, : self.columns], labels)])
+        other.set_ready(True)
+        return other
+
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """One set of passes → minus the log-density (B,) of its rows."""
+        passes = replace(passes, features=passes.features[:, : self.columns])
+        densities = list(self.densities) if self.chosen is None else [self.densities[self.chosen]]
+        return {"generative": torch.stack([one(passes)["generative"] for one in densities]).mean(dim=0)}
+
+
+class Shapes(NamedTuple):
+    """What the tensors of a `TablePredictor` have room for.
+
+    Attributes:
+        columns: columns of a row.
+        parts: bins of all columns that networks read beside them; 0 for none.
+        folds: folds of rows, each held back by the members of the fold.
+        held: rows held back in all.
+        outputs: columns of a prediction.
+    """
+
+    columns: int
+    parts: int
+    folds: int
+    held: int
+    outputs: int
+
+
 class TablePredictor(Predictor):
-    """A predictor of rows of numbers, with a density of them, and what it said of the rows held back.
+    """A predictor of rows of numbers: members, each with a fold of the rows held back, and what they said of these.
+
+    Every row of the training data was held back by the members of one fold. What these say of it is what calibration,
+    sets, intervals and p-values go by: they are learned from all rows, none of which had a part in its own prediction.
 
     Args:
         task: a classification or a regression.
-        head: built for the tree.
-        shapes: (d, H, O): columns, rows held back, and columns of a prediction.
+        heads: those of the first fold, then those of the second, and so on; the first of each reads columns alone.
+        shapes: how much there is of everything.
         passes: sub-networks that a prediction averages.
     """
 
-    head: BRAINetHead
+    head: Members
     held_predicted: Tensor
     held_target: Tensor
 
-    def __init__(self, task: Task, head: BRAINetHead, shapes: tuple[int, int, int], passes: int) -> None:
-        columns, held, outputs = shapes
-        backbone = FeatureExtractor(Standardize(columns))
-        density = Generative(threshold=None, normalize=False)
-        calibration = "TemperatureScaling" if isinstance(task, Classification) else None
-        super().__init__(backbone, task, head, passes, scores=[density], calibration=calibration)
-        self.register_buffer("held_predicted", torch.zeros(held, outputs))
-        kind = torch.long if isinstance(task, Classification) else torch.float64
-        self.register_buffer("held_target", torch.zeros(held, dtype=kind))
+    def __init__(self, task: Task, heads: Sequence[BRAINetHead], shapes: Shapes, passes: int) -> None:
+        encoding = nn.Sequential(Bins(shapes.parts), Standardize(shapes.columns + shapes.parts))
+        is_classes = isinstance(task, Classification)
+        super().__init__(
+            FeatureExtractor(encoding),
+            task,
+            Members(heads, shapes.folds),
+            passes,
+            scores=[MemberDensities(shapes.folds, shapes.columns)],
+            calibration="TemperatureScaling" if is_classes else None,
+        )
+        self.shapes = shapes
+        self.densities = next(score for score in self.scores if isinstance(score, MemberDensities))
+        self.register_buffer("held_predicted", torch.zeros(shapes.held, shapes.outputs))
+        self.register_buffer("held_target", torch.zeros(shapes.held, dtype=torch.long if is_classes else torch.float64))
+
+    @contextmanager
+    def fold(self, number: int) -> Iterator[None]:
+        """Within it, only the members of this fold predict."""
+        self.head.chosen = self.densities.chosen = number
+        try:
+            yield
+        finally:
+            self.head.chosen = self.densities.chosen = None
 
     @torch.no_grad()
     def final(self, rows: Tensor) -> Tensor:
@@ -132,34 +300,84 @@ class TablePredictor(Predictor):
             )
 
     @torch.no_grad()
-    def hold(self, rows: Tensor, target: Tensor) -> None:
-        """Calibrate on the rows held back (H, d), and remember what was said of them."""
+    def hold(self, rows: Tensor, target: Tensor, folds: Sequence[Tensor]) -> None:
+        """Weigh kinds of members and calibrate by what those of each fold say of its rows, and remember it.
+
+        Args:
+            rows: (N, d) all training rows.
+            target: (N,) their targets.
+            folds: the numbers of the rows that each fold held back.
+        """
         self.eval()
-        for part, labels in zip(rows.split(BATCH), target.split(BATCH), strict=True):  # type: ignore[no-untyped-call]
-            with isolated_rng(DRAW_SEED):
-                passes = self.passes(part)
-            self.observe(passes, self.scores(passes), labels)
+        parts = [(k, part) for k, fold in enumerate(folds) for part in fold.split(BATCH)]  # type: ignore[no-untyped-call]
+        found = []
+        for number, part in parts:
+            with self.fold(number), isolated_rng(DRAW_SEED):
+                found.append(self.passes(rows[part]))
+        self.head.shares.copy_(self._weigh(found, [target[part] for _, part in parts]))
+        for number, part in parts:
+            with self.fold(number), isolated_rng(DRAW_SEED):
+                passes = self.passes(rows[part])
+                self.observe(passes, self.scores(passes), target[part])
         self.finalize()
-        self.held_predicted.copy_(self.final(rows))
-        self.held_target.copy_(target)
+        held = []
+        for number, fold in enumerate(folds):
+            with self.fold(number):
+                held.append(self.final(rows[fold]))
+        self.held_predicted.copy_(torch.cat(held))
+        self.held_target.copy_(target[torch.cat(list(folds))])
+        self._expect(self.backbone(rows)[:, : self.shapes.columns].float(), target)
+
+    def _expect(self, features: Tensor, target: Tensor) -> None:
+        """Estimate what the verdict will notice: nothing that was fitted to rows is used, so any may be held out."""
+        order = torch.randperm(len(features), generator=torch.Generator().manual_seed(DRAW_SEED))
+        seen, held = order[: len(order) * 3 // 5], order[len(order) * 3 // 5 :][:MOST_EXPECTED]
+        parts = [Extracted(BackboneOutput(features[part]), target[part]) for part in (seen, held)]
+        self.expect(*parts)
+
+    def _weigh(self, found: Sequence[Passes], targets: Sequence[Tensor]) -> Tensor:
+        """How much each of two kinds of members counts, (2,): what predicts rows held back best, drawn to a half."""
+        before = self.head.shares
+        if len(before) == 1:
+            return before
+
+        def cost(share: float) -> float:
+            # Passes of the first kind come first, and both kinds have counted alike.
+            new = before.new_tensor([share, 1 - share])
+            total = -PULL * math.log(4 * share * (1 - share))
+            for passes, target in zip(found, targets, strict=True):
+                assert passes.weights is not None
+                first = passes.weights.cumsum(0) < before[0] + 1e-9
+                weights = passes.weights / before[0] * torch.where(first, new[0], new[1])
+                nll = self.task.nll(self.task.predictive(passes.outputs, weights), target)
+                assert nll is not None
+                total += float(nll.sum())
+            return total
+
+        share = min(SHARES, key=cost)
+        return before.new_tensor([share, 1 - share])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` builds the same modules from, for their tensors to be loaded into."""
-        shapes = [self.head.ggt.num_variables, len(self.held_target), int(self.held_predicted.shape[1])]
-        return {"ggt": self.head.ggt.to_dict(), "shapes": shapes, "passes": self.num_passes}
+        trees = [tree.to_dict() for tree in self.head.trees]
+        return {"trees": trees, "shapes": list(self.shapes), "passes": self.num_passes}
 
     @classmethod
     def from_dict(
         cls, task: Task, settings: HeadSettings, data: Mapping[str, Any], weights: Mapping[str, Tensor]
     ) -> TablePredictor:
         """The predictor that `to_dict` describes, with its weights; one much larger than these is refused."""
-        ggt = GGT.from_dict(data["ggt"])
-        columns, held, outputs = data["shapes"]
-        check_sizes([settings.settings(), {"out_features": task.out_features}], weights)
-        check_build(lambda: build_head(settings, task, ggt), weights)
-        if columns != ggt.num_variables or tuple(weights["held_predicted"].shape) != (held, outputs):
+        trees = [GGT.from_dict(tree) for tree in data["trees"]]
+        shapes = Shapes(*data["shapes"])
+        check_sizes([settings.settings(), {"out_features": task.out_features}, shapes._asdict()], weights)
+        for tree in trees:
+            check_build(partial(build_head, settings, task, tree), weights)
+        widths = [shapes.columns, shapes.columns + shapes.parts][: len(trees)]
+        stored = tuple(weights["held_predicted"].shape)
+        if [tree.num_variables for tree in trees] != widths or stored != (shapes.held, shapes.outputs):
             raise ValueError("expected weights of the shapes in the file, got others: take another copy")
-        made = cls(task, build_head(settings, task, ggt), (columns, held, outputs), data["passes"]).double()
+        heads = [build_head(settings, task, tree) for _ in range(shapes.folds) for tree in trees]
+        made = cls(task, heads, shapes, data["passes"]).double()
         made.load_state_dict(weights)
         return made
 
@@ -176,66 +394,110 @@ def build_head(settings: HeadSettings, task: Task, ggt: GGT) -> BRAINetHead:
     return head
 
 
+class Training(NamedTuple):
+    """How members are trained: the settings of the estimators of these names."""
+
+    max_epochs: int
+    patience: int
+    batch_size: int | None
+    learning_rate: float
+    passes: int
+    verbose: bool
+
+
 def fit_network(
     task: Task,
     rows: Tensor,
     target: Tensor,
-    train: Tensor,
-    held: Tensor,
+    weights: Tensor | None,
+    folds: Sequence[tuple[Tensor, Tensor]],
     *,
     head: HeadSettings,
     learn: Mapping[str, Any],
     names: Sequence[str] | None,
-    max_epochs: int,
-    patience: int,
-    batch_size: int | None,
-    learning_rate: float,
-    passes: int,
-    verbose: bool,
+    training: Training,
 ) -> tuple[TablePredictor, int]:
-    """Structure, weights and calibration from rows (N, d) and targets (N,); the predictor and the epochs it took.
+    """Structure, members and calibration from rows (N, d) and targets (N,); the predictor and the most epochs it took.
 
-    `train` and `held` are the numbers of the rows to learn from and of those to stop and calibrate by. Without the
-    latter, training takes a quarter of `max_epochs`.
+    Structures are learned once, from all rows and no targets. `folds` are the numbers of the rows that the members of
+    each fold learn from, and of those that they stop by; without the latter, training takes a quarter of `max_epochs`.
+    Each fold has a member that reads the columns, and one that reads their bins too, unless these are too many. Rows
+    count by `weights` (N,) while training.
     """
-    labels = target[train]
     if task.needs_targets:
-        task.prepare(labels)
-    scaling = Standardize(rows.shape[1]).fit(rows[train])
-    features, held_features = scaling(rows[train]), scaling(rows[held])
-    settings = {name: value for name, value in learn.items() if value is not None}
-    ggt = learn_structure(features.numpy(), progress=verbose, **settings).named(list(names) if names else None)
-    threshold = density_threshold(DENSITY_THRESHOLD, len(features))
-    density = learn_structure(
-        features.numpy(), test="gaussian", threshold=threshold, progress=verbose, seed=learn["seed"]
+        task.prepare(target)
+    columns = rows.shape[1]
+    bins = Bins.learn(rows, BINS)
+    if columns + len(bins.low) > MOST_WITH_BINS or not folds[0][1].numel():
+        bins = Bins(0)
+    encoding = nn.Sequential(bins, Standardize(columns + len(bins.low)).fit(bins(rows)))
+    features = encoding(rows)
+    widths = [columns] if not len(bins.low) else [columns, features.shape[1]]
+    trees = [_learn(features[:, :width], training.verbose, **learn) for width in widths]
+    trees[0] = trees[0].named(list(names) if names else None)
+    plain = features[:, :columns]
+    density = _learn(
+        plain,
+        training.verbose,
+        test="gaussian",
+        threshold=density_threshold(DENSITY_THRESHOLD, len(rows)),
+        seed=learn["seed"],
     )
-    classes, count = task.classes(labels)
+    labels, count = task.classes(target)
+    held = [fold for _, fold in folds if len(fold)]
     outputs = count if isinstance(task, Classification) else 2
-    network = TablePredictor(task, build_head(head, task, ggt), (rows.shape[1], len(held), outputs), passes)
-    network.backbone.model.load_state_dict(scaling.state_dict())
-    for score in (score for score in network.scores if score.needs_fit):
+    shapes = Shapes(columns, len(bins.low), len(folds), sum(map(len, held)), outputs)
+    heads = [build_head(head, task, tree) for _ in folds for tree in trees]
+    network = TablePredictor(task, heads, shapes, training.passes)
+    network.backbone.model.load_state_dict(encoding.state_dict())
+    epochs = 0
+    for number, (train, fold) in enumerate(folds):
+        score = network.densities.densities[number]
+        assert isinstance(score, Generative)
         score.set_context(ScoreContext(count, raw=True, ggt=density))
-        fit_score(score, features, classes)
-
-    def validate() -> float:
-        return float(task.loss(network.head.passes(held_features, 8).values, target[held]))
-
-    epochs = fit_head(
-        network.head,
-        features,
-        labels,
-        task.loss,
-        validate if len(held) else None,
-        max_epochs=max_epochs if len(held) else max(1, max_epochs // 4),
-        patience=patience,
-        batch_size=choose_batch_size(len(features)) if batch_size is None else batch_size,
-        learning_rate=learning_rate,
-        progress=verbose,
-    )
+        fit_score(score, plain[train], labels[train])
+        for member in heads[number * len(trees) : (number + 1) * len(trees)]:
+            x = features[:, : member.in_features]
+            epochs = max(epochs, _fit_member(member, task, x, target, weights, train, fold, training))
+    network.densities.set_ready(True)
     network.double()
-    if len(held):
-        network.hold(rows[held].double(), target[held])
+    if held:
+        network.hold(rows.double(), target, held)
     return network, epochs
+
+
+def _learn(features: Tensor, progress: bool, **settings: Any) -> GGT:
+    given = {name: value for name, value in settings.items() if value is not None}
+    return learn_structure(features.numpy(), progress=progress, **given)
+
+
+def _fit_member(
+    head: BRAINetHead,
+    task: Task,
+    features: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    train: Tensor,
+    held: Tensor,
+    training: Training,
+) -> int:
+    """Train a head on some rows of features (N, d) and stop by others; gives the epochs it took."""
+
+    def loss(outputs: Tensor, rows: Tensor) -> Tensor:
+        return task.loss(outputs, target[rows], *(() if weights is None else (weights[rows],)))
+
+    return fit_head(
+        head,
+        features[train],
+        train,
+        loss,
+        (lambda: float(loss(head.passes(features[held], 8).values, held))) if len(held) else None,
+        max_epochs=training.max_epochs if len(held) else max(1, training.max_epochs // 4),
+        patience=training.patience,
+        batch_size=choose_batch_size(len(train)) if training.batch_size is None else training.batch_size,
+        learning_rate=training.learning_rate,
+        progress=training.verbose,
+    )
 
 
 def choose_batch_size(rows: int) -> int:
