@@ -71,7 +71,8 @@ class Evaluation(Callback, EvaluatesAllSets):
         figures: draw figures and write tables; false leaves metrics, the score file and the record.
         score_file: write every sample's scores to this CSV file in the run's folder; "" writes none.
         most_uncertain: rows of the table of doubtful samples; 0 makes none.
-        score: the score that ranks them and stands in the headline; null is the entropy, or the first there is.
+        score: the score that ranks them and stands for the model on unknown sets; null ranks by the entropy, or the
+            first score there is, and judges unknown sets by the score behind the verdict.
         image_shape: of inputs that are flattened images: [channels, height, width] or [height, width].
         report: write `report.html` into the run's folder.
         most_scores: samples in the table `test/scores` for W&B, spread evenly over all sets; 0 makes none.
@@ -139,7 +140,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         if not outputs.scores:
             return
         if dataloader_idx == 0:
-            summary.headline(list(outputs.scores), self.score)  # a wrong score is an error at the first batch
+            summary.ranking_score(list(outputs.scores), self.score)  # a wrong score is an error at the first batch
         if dataloader_idx == batch_idx == 0 and trainer.is_global_zero and isinstance(pl_module, BRAINet):
             self._costs = _measured(pl_module, batch)
         numbers = outputs.numbers
@@ -160,7 +161,7 @@ class Evaluation(Callback, EvaluatesAllSets):
 
     def _keep_doubtful(self, batch: SampleBatch, numbers: Tensor, inputs: Any) -> None:
         """Merge a batch into the k most uncertain samples so far."""
-        name = summary.headline(list(batch.scores), self.score)
+        name = summary.ranking_score(list(batch.scores), self.score)
         doubt = batch.scores[name].detach().float().cpu().nan_to_num(nan=math.inf)
         # Not `confidence`: a learned confidence is a score of that name, and higher for a less certain sample.
         answers = {"probability" if k == "confidence" else k: v for k, v in batch.answers.items()}
@@ -197,7 +198,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             pl_module.log(key, value, rank_zero_only=True, add_dataloader_idx=False)
         if trainer.is_global_zero:
             # Each would be a panel with one point: W&B has them in a table, and the headline's in the summary.
-            headline = summary.headline(list(record.known.scores), self.score)
+            headline = summary.headline_score(record, self.score)
             best = {"higher": "max", "lower": "min", None: "none"}
             keys = {
                 f"ood/{name}/{score}/{measure}": best[better] if score == headline else "none"
@@ -228,14 +229,15 @@ class Evaluation(Callback, EvaluatesAllSets):
                 temporary.write_text(ggt.to_json(), encoding="utf-8")
         model = _facts(pl_module) | self._log_costs(trainer)
         rows = summary.separation_rows(self._found)
-        score = summary.headline(list(record.known.scores), self.score)
+        score = summary.headline_score(record, self.score)
+        ranking = summary.ranking_score(list(record.known.scores), self.score)
         names = _class_names(pl_module, record)
         label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
-        made = [*charts.charts_of(record, self._found, label, score), *shift_charts.shift_charts(record)]
+        made = [*charts.charts_of(record, self._found, label, ranking, score), *shift_charts.shift_charts(record)]
         matrix = charts.confusion(record.known, names)
         tables, files = {}, {}
         if self.figures:
-            tables = self._tables(record, score, rows, names)
+            tables = self._tables(record, ranking, rows, names)
             for chart in made:
                 logs.log_chart(trainer, chart)
             if matrix is not None:
@@ -255,6 +257,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             record,
             model=model,
             score=score,
+            ranking=ranking,
             metrics=entries,
             rows=rows,
             charts=made,
@@ -435,7 +438,17 @@ def _facts(module: pl.LightningModule) -> dict[str, Any]:
         "head_parameters": None,
         "parameters": sum(p.numel() for p in module.parameters()),
         "temperature": None,
+        "calibration": None,
+        "calibrated": True,
+        "expected": None,
+        "expected_share": None,
     }
+    if isinstance(module, BRAINet) and module.calibration is not None:
+        facts |= {"calibration": type(module.calibration).__name__, "calibrated": module.predictor.calibrates}
+    expected = module.predictor.expected if isinstance(module, BRAINet) else None
+    if expected is not None:
+        share = None if math.isnan(expected.share) else expected.share
+        facts |= {"expected": str(expected), "expected_share": share}
     if isinstance(module, BRAINet) and module.head is not None:
         facts |= {"head": type(module.head_settings).__name__, "task": type(module.task).__name__}
         facts |= {"head_parameters": module.head.num_params} | module.head.facts()

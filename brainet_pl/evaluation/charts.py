@@ -34,21 +34,26 @@ MOST_CLASSES = 60  # of a confusion matrix: larger ones can't be read
 
 
 def charts_of(
-    record: TestRecord, found: Mapping[str, Measured], label: str | None = None, score: str | None = None
+    record: TestRecord,
+    found: Mapping[str, Measured],
+    label: str | None = None,
+    ranking: str | None = None,
+    headline: str | None = None,
 ) -> list[Chart]:
     """All charts that a gathered record, and what its `separations` found, have the numbers for.
 
-    `label` says what calibration did. `score` ranks samples, and is seen first where there are many.
+    `label` says what calibration did. Where there are many scores, `ranking` is seen first on the known set and
+    `headline` on unknown sets.
     """
     known = record.known
     made: list[Chart] = []
     if "wrong" in known.answers and "confidence" in known.answers:
-        made += _classification(record, label, score)
+        made += _classification(record, label, ranking)
     elif "target" in known.answers and "std" in known.scores:
         made += regression_charts(known)
     made += _verdict(record)
     for part in record.unknown:
-        made += _unknown(record, part, found.get(part.name, {}), score)
+        made += _unknown(record, part, found.get(part.name, {}), headline)
     return made
 
 

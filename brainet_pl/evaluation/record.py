@@ -7,7 +7,7 @@ keeps them by the name of the set, brings the parts of all processes together on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Literal
@@ -44,6 +44,8 @@ class SampleBatch:
         shifts: name of a shift → sums over the samples after it; "clean" for the test set, where there are shifts.
         known_p: (B,) p-value of each sample being like validation data, or None where the model has no verdict.
         level: the p-value up to which a sample looks unknown.
+        verdict_score: the name of the score behind known_p.
+        verdict_samples: how many validation samples known_p compares with.
     """
 
     scores: NamedTensors
@@ -54,6 +56,8 @@ class SampleBatch:
     shifts: Mapping[str, ShiftSums] = field(default_factory=dict)
     known_p: Tensor | None = None
     level: float | None = None
+    verdict_score: str | None = None
+    verdict_samples: int | None = None
 
     def first(self, n: int) -> SampleBatch:
         """The same of the first n samples; sums over samples stay as they are."""
@@ -62,7 +66,7 @@ class SampleBatch:
             trace = trace._replace(scores={name: values[:, :n] for name, values in trace.scores.items()})
         scores, answers = ({name: v[:n] for name, v in part.items()} for part in (self.scores, self.answers))
         known_p = None if self.known_p is None else self.known_p[:n]
-        return SampleBatch(scores, answers, trace, self.passes, None, self.shifts, known_p, self.level)
+        return replace(self, scores=scores, answers=answers, trace=trace, numbers=None, known_p=known_p)
 
 
 @dataclass
@@ -131,6 +135,8 @@ class TestRecord:
         self.steps: list[int] = []
         self.passes: int | None = None
         self.level: float | None = None
+        self.verdict_score: str | None = None
+        self.verdict_samples: int | None = None
         self._rows = {name: SampleBuffer() for name in self.sets}
         self._traced = {name: SampleBuffer(MOST_TRACED) for name in self.sets}
         self._sums: dict[str, PassSums] = {}
@@ -156,7 +162,10 @@ class TestRecord:
             return
         numbers, trace = numbers.cpu(), batch.trace
         self.passes = batch.passes if batch.passes is not None else self.passes
-        self.level = batch.level if batch.level is not None else self.level
+        if batch.level is not None:
+            self.level = batch.level
+        if batch.verdict_score is not None:
+            self.verdict_score, self.verdict_samples = batch.verdict_score, batch.verdict_samples
         verdict = {} if batch.known_p is None else {"known_p": batch.known_p}
         columns = _kept("scores", batch.scores) | _kept("answers", batch.answers) | _kept("verdict", verdict)
         self._rows[name].add(numbers, columns)

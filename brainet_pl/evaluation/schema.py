@@ -44,7 +44,11 @@ class ModelCosts(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """What the test says about the model. None stands for what a model does not have, such as passes."""
+    """What the test says about the model. None stands for what a model does not have, such as passes.
+
+    `calibration` names the calibrator, and `calibrated` says whether it has learned from validation data. `expected` is
+    the sentence on what the verdict should notice, and `expected_share` its number.
+    """
 
     head: str
     task: str | None
@@ -53,6 +57,10 @@ class Model(Struct, frozen=True):
     passes: Count | None
     temperature: float | None
     costs: ModelCosts | None = None
+    calibration: str | None = None
+    calibrated: bool = True
+    expected: str | None = None
+    expected_share: float | None = None
 
 
 class DataSet(Struct, frozen=True):
@@ -100,6 +108,19 @@ class Separation(Struct, frozen=True):
         return found
 
 
+class ShiftedMeasures(Struct, frozen=True):
+    """What was measured after one shift of the test set ("clean" of severity 0 is none), before and after calibration.
+
+    A measure is None where it has no value, and `final` where nothing is calibrated.
+    """
+
+    corruption: str
+    severity: Count
+    samples: Count
+    predicted: dict[str, float | None]
+    final: dict[str, float | None] | None = None
+
+
 class FigureFile(Struct, frozen=True):
     """A figure of the test: a file in the run's folder `figures`, what it shows in words, and where it belongs."""
 
@@ -133,7 +154,11 @@ class RecordTable(Struct, frozen=True):
 
 
 class Record(Struct, frozen=True):
-    """The content of record.json: everything that a test found."""
+    """The content of record.json: everything that a test found.
+
+    `headline_score` is the score that stands for the model on unknown sets: the verdict's, where there is a verdict.
+    `ranking_score` orders test samples by doubt; `verdict_samples` counts the validation samples behind the verdict.
+    """
 
     format: Literal[3]
     separation_measures: list[SeparationMeasure]
@@ -150,6 +175,10 @@ class Record(Struct, frozen=True):
     seed: Count | None
     settings: dict[str, Any]
     level: float | None = None
+    verdict_score: str | None = None
+    verdict_samples: Count | None = None
+    ranking_score: str | None = None
+    shifts: list[ShiftedMeasures] = []
 
 
 # -- decoding ---------------------------------------------------------------------------------------------------------

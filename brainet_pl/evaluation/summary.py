@@ -31,11 +31,18 @@ class LoggedTable(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
-def headline(names: Sequence[str], wanted: str | None) -> str:
-    """The one of these scores that ranks samples: the wanted one, else the entropy, or the first there is."""
+def ranking_score(names: Sequence[str], wanted: str | None) -> str:
+    """The one of these scores that orders test samples by doubt: the wanted one, else the entropy, or the first."""
     if wanted is not None and wanted not in names:
         raise ValueError(f"expected score to be one of {', '.join(names)}, got {wanted!r}: change Evaluation's")
     return wanted or ("entropy" if "entropy" in names else names[0])
+
+
+def headline_score(record: TestRecord, wanted: str | None) -> str:
+    """The score that stands for the model on unknown sets: the wanted one, else the verdict's, else what ranks."""
+    names = list(record.known.scores)
+    by_verdict = record.verdict_score if record.verdict_score in names else None
+    return ranking_score(names, wanted or by_verdict)
 
 
 def class_table(numbers: Sequence[ClassNumbers]) -> LoggedTable:
@@ -100,6 +107,7 @@ def to_json(
     *,
     model: Mapping[str, Any],
     score: str | None,
+    ranking: str | None,
     metrics: list[dict[str, Any]],
     rows: list[dict[str, Any]],
     charts: Sequence[Chart],
@@ -125,7 +133,10 @@ def to_json(
         "seed": int(seed) if seed.isdigit() else None,
         "settings": dict(settings),
         "headline_score": score,
+        "ranking_score": ranking,
         "level": record.level,
+        "verdict_score": record.verdict_score,
+        "verdict_samples": record.verdict_samples,
         "sets": [
             {"name": part.name, "samples": len(part), "role": part.role, "unknown": record.look_unknown(part)}
             for part in record.sets.values()

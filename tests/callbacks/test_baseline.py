@@ -1,30 +1,41 @@
 """After a fit, a line compares the head with the network's own layer and with a linear one."""
 
 import logging
+import re
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import BRAINet
 from brainet_pl._utils.framework import CSVLogger, ModelCheckpoint, pl
-from brainet_pl.callbacks import BaselineComparison, StructureLearning
-from brainet_pl.callbacks.baseline import LINEAR, OWN, advice, judge
+from brainet_pl.callbacks import BaselineComparison, StructureLearning, baseline
+from brainet_pl.callbacks.baseline import BEST, LAST, LINEAR, OWN, advice, judge
 from brainet_pl.datamodules import Digits
 from brainet_pl.network import MLP, Linear, Tree
-from brainet_pl.tasks import Regression
+from brainet_pl.tasks import Regression, linear
 
 
 @pytest.fixture
-def said(caplog):
+def said(caplog, monkeypatch):
     """The lines that a fit said of what won, warnings among them."""
     caplog.set_level(logging.INFO)
+    warn = baseline.rank_zero_warn
+    monkeypatch.setattr(baseline, "rank_zero_warn", lambda line: (logging.getLogger().info(line), warn(line)))
 
     def lines():
         return [record.getMessage() for record in caplog.records if "validation samples, " in record.getMessage()]
 
     return lines
+
+
+def numbers(line):
+    """The NLL of each that a line names."""
+    found = re.findall(r"([\w' ]+?) (-?[\d.e-]+)(?: NLL)?(?=[ ,]|$)", line.split(", each at")[0])
+    return {name.strip(): float(value) for name, value in found}
 
 
 def fit(tmp_path, quiet_trainer, model, *callbacks, epochs=1, data=None, **settings):
@@ -50,12 +61,13 @@ def test_a_head_that_wins_says_so_with_the_numbers_of_its_best_checkpoint(tmp_pa
 def test_a_head_that_loses_is_warned_of_with_what_to_try(tmp_path, quiet_trainer, said):
     logger = CSVLogger(tmp_path)
     model = BRAINet(8, head=MLP(num_params=4000), lr=1e-5)
-    with pytest.warns(UserWarning, match=r"MLP 2\..* NLL, linear 0\.1.*last epoch: linear is ahead; try more epochs"):
+    ahead = r"MLP 2\..* NLL, linear 0\.1.*last epoch: linear is ahead; one validation says little: train longer"
+    with pytest.warns(UserWarning, match=ahead):
         fit(tmp_path, quiet_trainer, model, logger=logger)
     logger.save()
     logged = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
-    assert "versus/head/NLL" in logged
-    assert "versus/linear/NLL" in logged
+    for key in ("versus/head/NLL", "versus/linear/NLL", "versus/linear/Error"):
+        assert key in logged
 
 
 def test_numbers_are_compared_with_ridge_regression(tmp_path, quiet_trainer, said):
@@ -63,7 +75,7 @@ def test_numbers_are_compared_with_ridge_regression(tmp_path, quiet_trainer, sai
     x = torch.randn(600, 3, generator=draw)
     y = x[:, 0] + 0.1 * torch.randn(600, generator=draw)
 
-    class Rows(pl.LightningDataModule):
+    class Numbers(pl.LightningDataModule):
         def train_dataloader(self):
             return DataLoader(TensorDataset(x[:400], y[:400]), 64)
 
@@ -71,7 +83,7 @@ def test_numbers_are_compared_with_ridge_regression(tmp_path, quiet_trainer, sai
             return DataLoader(TensorDataset(x[400:], y[400:]), 100)
 
     with pytest.warns(UserWarning, match=r"Linear .* NLL, linear -0\.8.*linear is ahead"):  # log 0.1 + 1.42 = -0.88
-        fit(tmp_path, quiet_trainer, BRAINet(task=Regression(), head=Linear(), lr=1e-4), data=Rows())
+        fit(tmp_path, quiet_trainer, BRAINet(task=Regression(), head=Linear(), lr=1e-4), data=Numbers())
 
 
 def test_the_layer_that_a_head_replaces_is_compared_too(tmp_path, quiet_trainer, said):
@@ -87,8 +99,14 @@ def test_the_layer_that_a_head_replaces_is_compared_too(tmp_path, quiet_trainer,
         nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
     model = BRAINet(8, backbone=net, head=Tree(num_params=4000, skip=None), lr=1e-5)
-    with pytest.warns(UserWarning, match=f"{OWN} 0.1.*{OWN} is ahead; try Tree"):
+    with pytest.warns(
+        UserWarning, match=f"{OWN} 0.1.*{OWN} is ahead;.*add to that layer, --model.head.skip base_logits"
+    ):
         fit(tmp_path, quiet_trainer, model, StructureLearning(threshold=0.1, progress=False))
+    followed = BRAINet(8, backbone=net, head=Tree(num_params=4000, skip="base_logits"), lr=1e-5)
+    fit(tmp_path, quiet_trainer, followed, StructureLearning(threshold=0.1, progress=False))
+    before, after = map(numbers, said())
+    assert after["BRAINet"] < 0.5 * before["BRAINet"]
 
 
 def test_silence_where_it_is_asked_for_or_nothing_can_be_said(tmp_path, quiet_trainer, said):
@@ -122,10 +140,116 @@ def test_advice_names_what_the_head_does_not_do_yet():
 
     tree = stacked_tree(4, 1)
     without, base_logits = (Tree(skip=skip).build(4, 2, tree) for skip in (None, "own"))
-    assert "skip='linear'" in advice(without, LINEAR, "at the best checkpoint")
-    assert "skip='base_logits'" in advice(without, OWN, "at the best checkpoint")
-    assert "skip" not in advice(base_logits, OWN, "at the best checkpoint")
-    assert "more epochs" in advice(base_logits, OWN, "after the last epoch")
+
+    def told(head, ahead, curve=(0.3, 0.2, 0.2), when=BEST, gain=None, plenty=True):
+        return "; ".join(advice(head, ahead, curve, when, gain, "val/cls/NLL", plenty))
+
+    assert told(without, LINEAR) == "use --model.head Linear"
+    assert "with a penalty, as of scikit-learn" in told(without, LINEAR, plenty=False)
+    assert told(without, OWN) == "add to that layer, --model.head.skip base_logits; or keep that layer"
+    assert told(base_logits, OWN) == "keep that layer"
+    assert told(base_logits, LINEAR) == "use --model.head Linear"
+    assert told(without, None) == ""
+    falling = told(without, LINEAR, (1.63, 0.98, 0.49))
+    assert falling == "validation NLL was still falling at the last validation, from 0.98 to 0.49: train longer " \
+        "(--trainer.max_epochs)"  # fmt: skip
+    assert told(without, None, (1.63, 0.98, 0.49)) == falling  # also where the head wins
+    rose = told(base_logits, None, (0.5, 0.2, 0.3), LAST)
+    assert rose == "validation NLL was 0.2 at validation 2 of 3 and is 0.3: keep the best epoch, ModelCheckpoint(" \
+        "monitor='val/cls/NLL')"  # fmt: skip
+    assert told(base_logits, None, (0.5, 0.2, 0.3), BEST) == ""
+    gain = 0.1 + 0.1 * torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert "0.104 from the NLL: --model.calibration TemperatureScaling" in told(base_logits, None, gain=gain)
+    assert told(base_logits, None, gain=gain - 0.095) == ""  # no more than noise
+
+
+class Rows(pl.LightningDataModule):
+    """Two classes that a few of many columns tell, with errors: a head that trains on few rows learns noise."""
+
+    def __init__(self, train=200, columns=20, strength=1.0, seed=0):
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randn(train + 1000, columns, generator=draw)
+        y = (strength * x[:, :3].sum(dim=1) + torch.randn(len(x), generator=draw) > 0).long()
+        self.parts = [TensorDataset(x[rows], y[rows]) for rows in (slice(train), slice(train, -500), slice(-500, None))]
+
+    def train_dataloader(self):
+        return DataLoader(self.parts[0], 50, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.parts[1], 500)
+
+    def test_dataloader(self):
+        return DataLoader(self.parts[2], 500)
+
+
+def test_a_linear_head_is_level_with_the_linear_layer(tmp_path, quiet_trainer, said):
+    fit(tmp_path, quiet_trainer, BRAINet(8, head=Linear(), lr=0.05), epochs=30)
+    found = numbers(said()[0])
+    assert found["Linear"] == pytest.approx(found["linear"], rel=0.12)
+
+
+def test_the_linear_layer_has_all_training_samples_or_the_line_says_how_many(
+    tmp_path, quiet_trainer, said, monkeypatch
+):
+    """Few columns say little, so that 2,048 of 9,000 samples make a worse layer."""
+    data = Rows(9000, 150, strength=0.15)
+    fit(tmp_path, quiet_trainer, BRAINet(2, head=Linear(), lr=1e-3), epochs=3, data=data)
+    whole = said()[-1]
+    assert "training samples" not in whole
+    peer = LogisticRegression(C=1e-3, max_iter=300).fit(*(part.numpy() for part in data.parts[0].tensors))
+    theirs = log_loss(data.parts[1].tensors[1], peer.predict_proba(data.parts[1].tensors[0].numpy()))
+    assert numbers(whole)["linear"] == pytest.approx(theirs, rel=0.01)
+    # a backbone would have to run again: in a tenth of one epoch, no more than the sample that is there anyway
+    net = nn.Sequential(nn.Linear(150, 150), nn.Linear(150, 2))
+    nn.init.eye_(net[0].weight)
+    fit(tmp_path, quiet_trainer, BRAINet(2, backbone=net, head=Linear(), lr=1e-3), epochs=1, data=data)
+    assert "(2,048 of 9,000 training samples)" in said()[-1]
+    assert numbers(said()[-1])["linear"] > numbers(whole)["linear"] + 0.003
+    fit(tmp_path, quiet_trainer, BRAINet(2, backbone=net, head=Linear(), lr=1e-3), epochs=5, data=data)
+    assert "(4,500 of 9,000 training samples)" in said()[-1]
+    monkeypatch.setattr(linear, "MOST_WORK", 3000 * 150 * 2)
+    fit(tmp_path, quiet_trainer, BRAINet(2, head=Linear(), lr=1e-3), data=data)
+    assert "(3,000 of 9,000 training samples)" in said()[-1]
+
+
+def test_training_longer_helps_where_it_is_advised(tmp_path, quiet_trainer, said):
+    for epochs in (1, 3, 12):
+        fit(tmp_path, quiet_trainer, BRAINet(8, head=MLP(num_params=4000), lr=0.003), epochs=epochs)
+    one, three, twelve = said()
+    assert "one validation says little: train longer (--trainer.max_epochs)" in one
+    assert "still falling at the last validation" in three
+    assert numbers(one)["MLP"] > numbers(three)["MLP"] > 1.2 * numbers(twelve)["MLP"]
+
+
+def test_the_best_epoch_and_a_temperature_help_where_they_are_advised(tmp_path, quiet_trainer, said):
+    """A network that learns 200 rows by heart is best early, and too sure at the end."""
+    model = BRAINet(2, head=MLP(num_params=4000), lr=0.01)
+    trainer = fit(tmp_path, quiet_trainer, model, epochs=20, data=Rows())
+    plain = trainer.test(model, datamodule=Rows(), verbose=False)[0]["test/cls/NLL"]
+    best = ModelCheckpoint(tmp_path, monitor="val/cls/NLL", mode="min")
+    fit(tmp_path, quiet_trainer, BRAINet(2, head=MLP(num_params=4000), lr=0.01), best, epochs=20, data=Rows())
+    last, kept = said()
+    assert "keep the best epoch, ModelCheckpoint(monitor='val/cls/NLL')" in last
+    assert "--model.calibration TemperatureScaling" in last
+    assert "keep the best epoch" not in kept
+    assert numbers(kept)["MLP"] < numbers(last)["MLP"]
+    model = BRAINet(2, head=MLP(num_params=4000), lr=0.01, calibration="TemperatureScaling")
+    trainer = fit(tmp_path, quiet_trainer, model, epochs=20, data=Rows())
+    assert "TemperatureScaling" not in said()[-1]
+    assert trainer.test(model, datamodule=Rows(), verbose=False)[0]["test/scaled/cls/NLL"] < 0.9 * plain
+
+
+def test_a_linear_head_helps_where_it_is_advised(tmp_path, quiet_trainer, said):
+    found = []
+    for rows, head in ((3000, MLP(num_params=600)), (3000, Linear()), (300, MLP(num_params=600))):
+        best = ModelCheckpoint(tmp_path / f"{rows}{head}", monitor="val/cls/NLL", mode="min")
+        data = Rows(rows, 60, strength=2.0)
+        fit(tmp_path, quiet_trainer, BRAINet(2, head=head, lr=0.01), best, epochs=8, data=data)
+        found.append(said()[-1])
+    assert found[0].endswith("linear is ahead; use --model.head Linear")
+    assert numbers(found[1])["Linear"] < 0.98 * numbers(found[0])["MLP"]
+    assert "linear is ahead; use a linear layer with a penalty" in found[2]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import matplotlib.image
@@ -575,6 +576,7 @@ def test_thumbnails():
 
 DDP = """
 import sys
+import warnings
 from brainet_pl._utils.framework import pl
 from brainet_pl.callbacks import Evaluation
 from brainet_pl.datamodules import Digits
@@ -619,3 +621,48 @@ def test_two_processes_make_one_record(run, tmp_path):
         assert a["AUROC"] == pytest.approx(b["AUROC"], abs=1e-3)
     rows = [read(tmp_path / n / "tables" / "test_most_uncertain.csv") for n in ("1", "2")]
     assert [row["sample"] for row in rows[0]] == [row["sample"] for row in rows[1]]
+
+
+@pytest.mark.parametrize("name", ["TemperatureScaling", "VectorScaling", "DirichletScaling", "IsotonicScaling"])
+def test_a_calibrator_without_validation_data_is_said_and_not_logged(tmp_path, quiet_trainer, name):
+    model = BRAINet(8, head=Linear(), calibration=name, lr=0.01)
+    trainer = quiet_trainer(tmp_path, Evaluation(figures=False), limit_val_batches=0)
+    with pytest.warns(
+        UserWarning, match=f"{name} has no validation data to learn from, so predictions are not cal"
+    ) as w:
+        trainer.fit(model, datamodule=Digits())
+    assert sum("has no validation data to learn from" in str(warning.message) for warning in w) == 1
+    with pytest.warns(UserWarning, match=f"{name} changes nothing, because it has learned nothing"):
+        logged = together(trainer.test(model, datamodule=Digits(), verbose=False))
+    assert not [key for key in logged if key.startswith("test/scaled/")]
+    record = stored(tmp_path)
+    assert (record["model"]["calibration"], record["model"]["calibrated"]) == (name, False)
+    assert "before calibration" not in json.dumps(record["charts"])
+    assert f"Not calibrated: {name} has learned nothing" in (tmp_path / "report.html").read_text()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=f"{name} ")
+        trainer = quiet_trainer(tmp_path, Evaluation(figures=False))
+        trainer.fit(model, datamodule=Digits())
+        logged = together(trainer.test(model, datamodule=Digits(), verbose=False))
+    assert logged["test/scaled/cls/NLL"] != logged["test/cls/NLL"]
+    assert stored(tmp_path)["model"]["calibrated"]
+
+
+def test_unknown_sets_are_judged_by_the_score_behind_the_verdict(tmp_path, quiet_trainer):
+    model = BRAINet(8, head=Linear(), scores=["KNN"], lr=0.01)
+    trainer = quiet_trainer(tmp_path, Evaluation(most_uncertain=2))
+    trainer.fit(model, datamodule=Digits())
+    trainer.test(model, datamodule=Digits(), verbose=False)
+    record = stored(tmp_path)
+    assert (record["verdict_score"], record["headline_score"], record["ranking_score"]) == ("joint", "joint", "entropy")
+    assert record["verdict_samples"] == 152
+    auroc = next(row["AUROC"] for row in record["separation"] if row["score"] == "joint")
+    page = (tmp_path / "report.html").read_text()
+    assert f"<b>{100 * auroc:.2f} %</b><small>AUROC by joint, the score behind the verdict" in page
+    assert record["tables"][0]["caption"].startswith("The 2 test samples of the highest entropy")
+    histograms = next(chart for chart in record["charts"] if chart["name"] == "ood/held_out/histograms")
+    assert histograms["panels"][0]["key"] == "joint"
+    again = quiet_trainer(tmp_path, Evaluation(most_uncertain=2, score="knn"))
+    again.test(model, datamodule=Digits(), verbose=False)
+    record = stored(tmp_path)
+    assert (record["verdict_score"], record["headline_score"], record["ranking_score"]) == ("joint", "knn", "knn")

@@ -43,7 +43,7 @@ class Body(nn.Module):
 
 def small(**settings):
     torch.manual_seed(0)
-    return BRAINet(8, **({"backbone": Body(), "head": Tree(num_params=6000)} | settings))
+    return BRAINet(8, **({"backbone": Backbone(Body(), layers=None), "head": Tree(num_params=6000)} | settings))
 
 
 def structure(**settings):

@@ -143,7 +143,9 @@ def test_tables_hold_the_numbers(runs, tmp_path, capsys):
     assert "clearly ahead of Tree" in page
     assert "by chance in 18 % of the comparisons" in page
     assert page.count('<figure class="chart ') == 2 + 2  # risk and coverage, ROC; two of training
-    assert "by entropy" in page
+    assert "0.9 (entropy)" in page
+    assert "Unknown sets are judged by entropy." in page
+    assert "Too few" not in page
 
 
 def test_runs_are_found_by_folders_checkpoints_and_patterns(runs):
@@ -185,8 +187,105 @@ def test_runs_that_were_only_fitted_are_compared_by_validation(tmp_path):
     folders = [write_run(tmp_path / str(i), accuracy=0.7 + 0.1 * i, rate=0.01 + i, tested=False) for i in range(2)]
     found = found_in(*folders)
     assert [metric.title for metric in found.metrics] == ["Accuracy, validation", "NLL, validation"]
-    assert found.values[1]["cls/Acc"].mean == pytest.approx(0.8)  # at the epoch of the lowest NLL
+    assert found.values[1]["val/cls/Acc"].mean == pytest.approx(0.8)  # at the epoch of the lowest NLL
     assert "Comparison of runs" in compare.render_page(compare.page_of(found))
+
+
+def test_a_test_is_never_averaged_with_a_validation(tmp_path):
+    """One seed was tested, the other only fitted: two columns, each with the runs that have it."""
+    for seed in range(2):
+        write_run(tmp_path / f"tree{seed}", "Tree", seed, 0.9, tested=seed == 0)
+        write_run(tmp_path / f"mlp{seed}", "MLP", seed, 0.6)
+    found = found_in(*(tmp_path / name for name in ("tree0", "tree1", "mlp0", "mlp1")))
+    assert [metric.key for metric in found.metrics] == ["cls/Acc", "ood/far/AUROC", "val/cls/Acc", "val/cls/NLL"]
+    assert found.values[0]["cls/Acc"].values == {0: 0.9}
+    assert found.values[0]["val/cls/Acc"].values == pytest.approx({0: 0.9, 1: 0.9})
+    assert found.values[1]["cls/Acc"].values == {0: 0.6, 1: 0.6}
+    assert found.values[1]["val/cls/Acc"].values == pytest.approx({0: 0.6, 1: 0.6})
+    page = compare.render_page(compare.page_of(found))
+    assert f"Not tested: {tmp_path / 'tree1'}." in page
+    assert "Accuracy, validation" in page
+    assert "Not tested" not in compare.render_page(compare.page_of(found_in(tmp_path / "tree1")))  # validation alone
+
+
+def test_a_seed_counts_once_by_its_latest_run(tmp_path):
+    for name, seed, accuracy in (("a", 0, 0.5), ("b", 0, 0.7), ("c", 1, 0.9), ("d", 1, 0.1)):
+        write_run(tmp_path / name, seed=seed, accuracy=accuracy, tested=name != "d")
+    record = json.loads((tmp_path / "a" / "record.json").read_text())
+    (tmp_path / "a" / "record.json").write_text(json.dumps(record | {"created": "2026-01-02T00:00:00+00:00"}))
+    found = found_in(*(tmp_path / name for name in "abcd"))
+    (group,) = found.groups
+    assert [member.folder.name for member in group.members] == ["a", "c"]  # later than b; d was not tested
+    assert [member.folder.name for member in group.earlier] == ["b", "d"]
+    assert found.values[0]["cls/Acc"].values == {0: 0.5, 1: 0.9}
+    page = compare.render_page(compare.page_of(found))
+    named = f"{tmp_path / 'b'} (seed 0), {tmp_path / 'd'} (seed 1)"
+    assert f"Not counted, because a later run has the same configuration and seed: {named}." in page
+    assert page.count("not counted</td>") == 2
+    assert "2 runs of 1 configurations" in page
+
+
+def test_two_seeds_are_too_few_for_an_interval(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path / f"tree{seed}", "Tree", seed, 0.8 + 0.01 * seed)
+        write_run(tmp_path / f"mlp{seed}", "MLP", seed, 0.9 + 0.011 * seed)
+    two = found_in(*(tmp_path / f"{name}{seed}" for name in ("tree", "mlp") for seed in range(2)))
+    assert two.values[0]["cls/Acc"].deviation is None
+    assert two.differences[1]["cls/Acc"].error is None
+    table = compare.as_markdown(two)
+    assert "±" not in table
+    assert "90.55\u00a0%\u00a0?" in table
+    page = compare.render_page(compare.page_of(two))
+    assert "Too few runs for an interval, fewer than 3 seeds (Tree: 2; MLP: 2)" in page
+    assert '<li class="fair">Accuracy: MLP is best, 90.55\u00a0%, ahead of Tree; too few runs to tell' in page
+    three = found_in(*(tmp_path / f"{name}{seed}" for name in ("tree", "mlp") for seed in range(3)))
+    assert three.differences[1]["cls/Acc"].clear
+    assert "±" in compare.as_markdown(three)
+
+
+def test_names_say_what_differs_among_the_runs_of_one_head(tmp_path):
+    folders = [write_run(tmp_path / f"tree{rate}", rate=rate) for rate in (0.01, 0.1)]
+    folders.append(write_run(tmp_path / "mlp", "MLP", rate=0.5))
+    assert [group.name for group in found_in(*folders).groups] == ["Tree, lr 0.01", "Tree, lr 0.1", "MLP"]
+    config = yaml.safe_load((folders[1] / "config.yaml").read_text())
+    config["model"]["optimizer"] = {"lr": 3}
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    names = [group.name for group in found_in(*folders).groups]
+    assert names[:2] == ["Tree, model.lr 0.01, model.optimizer.lr –", "Tree, model.lr 0.1, model.optimizer.lr 3"]
+    config["model"] |= {f"s{i}": 1 for i in range(5)}
+    (folders[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    assert found_in(*folders).groups[1].name.endswith("s1 1, and 3 more")
+
+
+def test_a_configuration_has_one_colour_in_every_chart(tmp_path):
+    """The first was not tested: it is in the training curves alone, and the second keeps its colour there."""
+    write_run(tmp_path / "a", "Tree", tested=False)
+    write_run(tmp_path / "b", "MLP")
+    write_run(tmp_path / "c", "Linear")
+    page = compare.page_of(found_in(*(tmp_path / name for name in "abc")))
+    styles = {
+        section.key: [{key.name: key.style for key in chart.keys} for chart in block.charts]
+        for section in page.sections
+        if section.key in ("charts", "training")
+        for block in section.blocks
+    }
+    assert styles["charts"] == [{"MLP": 1, "Linear": 2}] * 2
+    assert styles["training"] == [{"Tree": 0, "MLP": 1, "Linear": 2}] * 2
+
+
+def test_unknown_sets_are_judged_by_the_score_behind_the_verdict(tmp_path):
+    for name, score in (("a", "energy"), ("b", "entropy")):
+        folder = write_run(tmp_path / name, "Tree" if name == "a" else "MLP", auroc=0.8)
+        record = json.loads((folder / "record.json").read_text())
+        more = {"headline_score": score, "verdict_score": score, "ranking_score": "entropy"}
+        (folder / "record.json").write_text(json.dumps(record | more))
+    found = found_in(tmp_path / "a", tmp_path / "b")
+    assert [row["ood/far/AUROC"].mean for row in found.values] == [0.1, 0.8]
+    page = compare.render_page(compare.page_of(found))
+    assert "judged by energy (Tree); entropy (MLP), the score behind the verdict." in page
+    (block,) = next(section.blocks for section in compare.page_of(found).sections if section.key == "charts")
+    shown = [key.note for chart in block.charts for key in chart.keys]
+    assert shown == ["0.9 (entropy)", "0.9 (entropy)", "0.9 (energy)", "0.9 (entropy)"]  # risk by what ranks
 
 
 def test_a_number_that_a_run_lacks_is_left_out(tmp_path):

@@ -20,6 +20,8 @@ from msgspec.structs import replace
 
 from brainet_pl.cli import console, main
 from brainet_pl.evaluation.report import HERE, read_run, render, write_report
+from brainet_pl.evaluation.report.plot import drawing_of, styles_of
+from brainet_pl.evaluation.report.rules import RULES
 from brainet_pl.evaluation.report.verdict import verdict_of
 from brainet_pl.evaluation.schema import parse_record
 from brainet_pl.structure import learn_structure
@@ -335,32 +337,189 @@ def test_what_an_older_record_does_not_say_of_a_metric_is_in_the_catalogue(writt
     assert page_with(tmp_path, older) == page_with(tmp_path, record)
 
 
+def said(record, history=None):
+    """The sentences of a record, each with its colour."""
+    return [(line.text.replace("\u00a0", " "), line.tone) for line in verdict_of(record, history)]
+
+
 def sentences(**values):
     record = parse_record(a_record())
     metrics = [
         replace(record.metrics[0], key=f"test/{key.replace('_', '/', 1)}", value=value) for key, value in values.items()
     ]
-    return [(line.text.replace("\u00a0", " "), line.tone) for line in verdict_of(replace(record, metrics=metrics))]
+    return said(replace(record, metrics=metrics))
+
+
+PAIRS = "of 100 pairs of an unknown and a known input the unknown one has the higher score (entropy, AUROC)"
 
 
 def test_the_verdict_says_plainly_what_was_found():
     known = [
-        ("93 of 100 unknown inputs (held out) rank above a known one, by entropy; chance is 50.", "fair"),
-        ("71 of 100 unknown inputs (svhn) rank above a known one, by entropy; chance is 50.", "poor"),
-    ]
-    assert sentences(cls_Acc=0.9721, cal_ECE=0.0149) == [
-        ("97.2 % of 1,433 test samples are right.", "plain"),
-        ("Calibrated within 1.5 %: the confidence can be read as a probability.", "good"),
-        *known,
+        (f"Unknown inputs (held out): In 93 {PAIRS}; chance is 50.", "fair"),
+        (f"Unknown inputs (svhn): In 71 {PAIRS}; chance is 50.", "poor"),
     ]
     # of 4 samples the chart says 25 % and half are right, of 12 it says 75 % and three quarters are
-    assert sentences(cal_ECE=0.0625)[0] == ("Confidence is not sure enough by 6.2 % on average.", "poor")
+    assert sentences(cls_Acc=0.9721, cal_ECE=0.0149) == [
+        ("97.2 % of 1,433 test samples are right.", "plain"),
+        (
+            "Confidence can be read as a probability: it and accuracy differ by 1.5 % on average over bins of "
+            "confidence (calibration error, ECE); over all samples confidence is 6.2 points below accuracy.",
+            "good",
+        ),
+        *known,
+    ]
+    off, tone = sentences(cal_ECE=0.3)[0]
+    assert off.startswith("Confidence and accuracy differ by 30 % on average over bins of confidence")
+    assert off.endswith("over all samples confidence is 6.2 points below accuracy, not sure enough.")
+    assert tone == "poor"
     assert sentences(reg_RMSE=0.51749)[0][0].startswith("Predictions of 1,433 test samples are off by 0.517,")
     held = sentences(cal_QCE=0.0211, cal_coverage95=0.944)[0]
     assert held[0].startswith("Intervals hold what they promise within 2.1 %: 94.4 % of the targets are inside")
     missed = sentences(cal_QCE=0.062, cal_coverage95=0.975)[0]
     assert missed[0].startswith("Intervals miss what they promise by 6.2 %, too wide")
     assert (held[1], missed[1]) == ("good", "poor")
+
+
+def judged(unknown=None, known=22, level=0.05, behind=1000, far=354, samples=433):
+    """The sentences about one unknown set, and about known inputs."""
+    record = parse_record(a_record())
+    test, held_out, _ = record.sets
+    sets = [replace(test, samples=samples, unknown=known), replace(held_out, samples=far, unknown=unknown)]
+    return said(replace(record, metrics=[], sets=sets, level=level, verdict_samples=behind))
+
+
+def test_unknown_inputs_that_are_not_noticed_are_red():
+    """Flagged at 4.2 %, where known inputs are at 5.1 %: what the page once showed in green."""
+    (missed, tone), (kept, other) = judged(unknown=15)
+    assert missed.startswith(
+        "Unknown inputs (held out) are not noticed: 4.2 % of 354 are called unknown, 5.1 % of the known ones. In 93 "
+    )
+    assert (tone, other) == ("poor", "good")
+    assert kept == (
+        "5.1 % of the known test samples are called unknown, where at most 5 % are meant to be; up to 7.5 % may be "
+        "chance, with 433 of them and 1,000 validation samples behind the limit."
+    )
+    assert judged(unknown=176)[0][1] == "fair"  # one less than half
+    assert judged(unknown=176)[0][0].startswith("Only some unknown inputs (held out) are noticed: 50 % of 354")
+    assert judged(unknown=177)[0][1] == "good"
+    assert judged(unknown=177)[0][0].startswith("Most unknown inputs (held out) are noticed")
+    # 5.1 % of known inputs: two standard errors of the difference lie between 29 and 31 of 354
+    assert [judged(unknown=n)[0][1] for n in (29, 32)] == ["poor", "fair"]
+
+
+def test_known_inputs_that_are_called_unknown_too_often():
+    assert [judged(unknown=300, known=n)[1][1] for n in (0, 32, 33, 58, 59)] == ["good", "good", "fair", "fair", "poor"]
+    # with 152 validation samples behind the limit, 39 of 433 are no surprise
+    assert [judged(unknown=300, known=39, behind=n)[1][1] for n in (152, 10_000)] == ["good", "fair"]
+    assert judged(unknown=300, behind=99)[1][1] == "fair"
+    assert judged(unknown=300, behind=None)[1][0].endswith("with 433 of them.")
+
+
+@pytest.mark.parametrize(("share", "tone"), [(0.63, "good"), (0.3, "fair"), (None, "fair")])
+def test_what_the_verdict_should_notice(share, tone):
+    record = parse_record(a_record())
+    model = replace(record.model, expected="unknown inputs are told by joint", expected_share=share)
+    assert said(replace(record, metrics=[], sets=[], model=model)) == [("Unknown inputs are told by joint.", tone)]
+
+
+def test_of_few_samples_nothing_is_sure():
+    for unknown in (0, 20, 45):
+        line, tone = judged(unknown=unknown, far=49)[0]
+        assert tone == "fair"
+        assert line.endswith("Only 49 samples: too few to be sure.")
+    assert judged(unknown=45, far=50)[0][1] == "good"
+    assert [tone for _, tone in judged(unknown=300, known=2, samples=30)] == ["fair", "fair"]
+
+
+def test_an_error_that_chance_alone_gives_is_no_red():
+    """The chart has bins of 4 and 12 samples: a calibrated model would have an ECE of 12 % by chance."""
+    line, tone = sentences(cal_ECE=0.17)[0]
+    assert tone == "fair"
+    assert line.endswith("With 1,433 samples chance alone gives about 12 %.")
+    assert sentences(cal_ECE=0.18)[0][1] == "poor"
+
+
+def calibrated(**values):
+    """The sentence about what calibration changed."""
+    named = {key.replace("_", "/", 1): value for key, value in values.items()}
+    record = parse_record(a_record())
+    metrics = [replace(record.metrics[0], key=f"test/{key}", value=pair[0]) for key, pair in named.items()]
+    metrics += [replace(record.metrics[0], key=f"test/scaled/{key}", value=pair[1]) for key, pair in named.items()]
+    return next(line for line in said(replace(record, metrics=metrics)) if line[0].startswith("Calibration on"))
+
+
+def test_calibration_that_made_it_worse_is_said():
+    assert calibrated(cal_ECE=(0.019, 0.035), cls_NLL=(0.301, 0.3)) == (
+        "Calibration on validation data makes it worse: ECE 1.9 % before, 3.5 % after; NLL 0.301 before, 0.300 after.",
+        "fair",
+    )
+    assert calibrated(cal_ECE=(0.019, 0.04), cls_NLL=(0.3, 0.3))[1] == "poor"
+    assert calibrated(cal_ECE=(0.019, 0.019), cls_NLL=(0.3, 0.41))[1] == "poor"
+    mixed, tone = calibrated(cal_ECE=(0.019, 0.03), cls_NLL=(0.3, 0.2))
+    assert mixed.startswith("Calibration on validation data lowers NLL and raises ECE")
+    assert tone == "fair"
+    assert calibrated(cal_ECE=(0.1, 0.02), cls_NLL=(0.3, 0.2))[0].startswith("Calibration on validation data helps")
+    little = calibrated(cal_ECE=(0.02, 0.021), cls_NLL=(0.3, 0.3))
+    assert little[0].startswith("Calibration on validation data changes little")
+    assert little[1] == "good"
+    none = replace(parse_record(a_record()).model, calibration="TemperatureScaling", calibrated=False)
+    line, tone = said(replace(parse_record(a_record()), model=none, metrics=[]))[0]
+    assert line.startswith("Not calibrated: TemperatureScaling has learned nothing from validation data")
+    assert tone == "fair"
+
+
+def shifted(before, after, clean=0.02):
+    part = {"samples": 433, "corruption": "noise"}
+    found = [part | {"severity": 0, "predicted": {"ECE": clean, "Acc": 0.95}, "final": {"ECE": clean, "Acc": 0.95}}]
+    for severity, share in ((1, 0.5), (2, 1.5)):
+        values = [None if ece is None else {"ECE": share * ece, "Acc": 0.8} for ece in (before, after)]
+        found.append(part | {"severity": severity, "predicted": values[0], "final": values[1]})
+    return said(parse_record(a_record() | {"metrics": [], "shifts": found}))[: 2 if after is not None else 1]
+
+
+def test_confidence_after_shifts_is_said_before_and_after_calibration():
+    (after, tone), (change, other) = shifted(0.07, 0.14)
+    assert after == (
+        "After 2 shifts of the test inputs confidence and accuracy differ by 14 % (ECE, mean over shifts), on "
+        "unchanged inputs by 2 %; 80 % are right, 95 % without a shift."
+    )
+    assert change == "Calibration makes it worse after these shifts: ECE 7 % before, 14 % after."
+    assert (tone, other) == ("fair", "poor")
+    assert [tone for _, tone in shifted(0.03, 0.04)] == ["good", "fair"]
+    assert [tone for _, tone in shifted(0.3, 0.2)] == ["poor", "good"]
+    assert [tone for _, tone in shifted(0.16, None)] == ["poor"]
+
+
+def test_a_head_that_is_worse_than_a_linear_layer_is_red():
+    record = replace(parse_record(a_record()), metrics=[], sets=[])
+
+    def against(head, linear, error=0.01):
+        values = {"versus/head/NLL": head, "versus/linear/NLL": linear, "versus/linear/Error": error}
+        return said(record, {key: ([3.0], [value]) for key, value in values.items() if value is not None})[0]
+
+    assert against(0.488, 0.182) == (
+        "On validation data the head is worse than a linear layer on the same features: NLL 0.488 and 0.182, each at "
+        "its best temperature; the difference has a standard error of 0.01.",
+        "poor",
+    )
+    assert [against(0.2 + gap, 0.2)[1] for gap in (-0.1, 0.009, 0.015, 0.03)] == ["good", "good", "fair", "poor"]
+    assert "is level with" in against(0.209, 0.2)[0]
+    assert "is better than" in against(0.1, 0.2)[0]
+    assert against(0.5, 0.2, None)[1] == "fair"  # of an earlier version, which logged no error
+    assert said(record, {}) == []
+
+
+def test_the_rules_are_on_the_page_and_in_the_docs(written):
+    page = section_of_rules(render(read_run(written)))
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    table = [line for line in text.splitlines() if line.startswith("|")][2:]
+    documented = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert documented == [[part.replace("\u00a0", " ") for part in rule] for rule in RULES.values()]
+    assert [row for row in cells(page) if row] == [["what", "green", "amber", "red"], *map(list, RULES.values())]
+
+
+def section_of_rules(text):
+    return re.search(r'<details class="legend">.*?</details>', text, re.S).group()
 
 
 def test_the_best_of_each_set_is_bold(written):
@@ -383,6 +542,19 @@ def test_the_best_of_each_set_is_bold(written):
     assert rows[2][5] == "<strong>0.251</strong>"
     assert rows[2][7:] == ["1,433", "354"]
     assert rows[6][7:] == ["", ""]  # the mean over sets counts no samples
+
+
+def test_one_thing_has_one_colour_on_the_whole_page():
+    """The second chart begins with another score than the first: energy keeps its colour."""
+    first = chart("a", "test", panel("p", series("entropy"), series("energy"), series("knn")))
+    second = chart("b", "ood", panel("p", series("by chance", "guide"), series("energy"), series("joint")))
+    charts = parse_record(a_record() | {"charts": [first, second]}).charts
+    styles = styles_of(charts)
+    drawn = {key.name: key.style for part in charts for key in drawing_of(part, styles).keys}
+    assert drawn == {"entropy": 0, "energy": 1, "knn": 2, "by chance": None, "joint": 0}
+    many = chart("c", "test", panel("p", *(series(str(i)) for i in range(9))))
+    (part,) = parse_record(a_record() | {"charts": [many]}).charts
+    assert [key.style for key in drawing_of(part).keys] == [0, 1, 2, 3, 4, 5, 6, 0, 1]
 
 
 def test_what_is_not_a_number_is_never_the_best(tmp_path):

@@ -18,11 +18,15 @@ from brainet_pl.evaluation.schema import MetricValue
 from brainet_pl.metrics.catalogue import SEPARATION, facts_of
 
 # Keys of the numbers that are compared, in their order.
+LEAST_SEEDS = 3  # fewer runs tell nothing of how much runs differ
 COMPARED = ("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "sc/AURC", "reg/RMSE", "reg/NLL", "cal/QCE", "cal/coverage95")
 
 
 class Value(NamedTuple):
-    """A number of a configuration: mean and standard deviation over its runs (None of one run), by seed or place."""
+    """A number of a configuration: mean and standard deviation over its runs, by seed or folder.
+
+    The deviation is None of fewer than three runs.
+    """
 
     mean: float
     deviation: float | None
@@ -30,11 +34,11 @@ class Value(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How a configuration differs from another: mean difference, its standard error (None of one run), if by seed.
+    """How a configuration differs from another.
 
     Attributes:
         value: mean of this one minus that of the other.
-        error: standard error of that difference.
+        error: standard error of that difference; None of fewer than three runs.
         paired: whether it was taken seed by seed.
         runs: seeds that both share, or the lesser number of runs.
     """
@@ -51,19 +55,23 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Configurations and their numbers; the first is what the others are compared with."""
+    """Configurations and their numbers; the first is what the others are compared with.
+
+    `by` names the score behind the numbers of unknown sets, of each configuration.
+    """
 
     groups: list[RunGroup]
     metrics: list[MetricValue]
     values: list[dict[str, Value]]
     differences: list[dict[str, Difference]]
     settings: dict[str, list[str]]
+    by: list[str]
 
 
 def numbers_of(member: Member) -> dict[str, MetricValue]:
-    """The numbers of a run that are compared: of its test and of unknown sets, or of its best validation."""
+    """The numbers of a run's test that are compared, those of unknown sets by the score that stands for the model."""
     if member.record is None:
-        return _validated(member.history)
+        return {}
     tested = {metric.key: metric for metric in member.record.metrics if metric.value is not None}
     found = {key: replace(tested[f"test/{key}"], key=key) for key in COMPARED if f"test/{key}" in tested}
     scaled = tested.get(SCALED_ECE)
@@ -77,8 +85,8 @@ def numbers_of(member: Member) -> dict[str, MetricValue]:
     return found
 
 
-def _validated(history: History) -> dict[str, MetricValue]:
-    """Of a run without a test: validation at the epoch of the lowest NLL, or the last."""
+def validated(history: History) -> dict[str, MetricValue]:
+    """The numbers of a run's validation at the epoch of the lowest NLL, or the last, under keys of their own."""
     by = next((key for key in ("val/cls/NLL", "val/reg/NLL") if key in history), None)
     steps, values = history[by] if by else ([], [])
     best = steps[min(range(len(values)), key=lambda i: values[i])] if values else None
@@ -87,41 +95,42 @@ def _validated(history: History) -> dict[str, MetricValue]:
         there, numbers = history.get(f"val/{key}", ([], []))
         if numbers:
             value, facts = numbers[there.index(best) if best in there else -1], facts_of(key)
-            found[key] = MetricValue(key, value, f"{facts.title}, validation", facts.unit, facts.better)
+            title = f"{facts.title}, validation"
+            found[f"val/{key}"] = MetricValue(f"val/{key}", value, title, facts.unit, facts.better)
     return found
 
 
 def value_of(values: Mapping[Any, float]) -> Value:
     """Numbers of runs by their seeds → mean and deviation."""
     listed = list(values.values())
-    deviation = statistics.stdev(listed) if len(listed) > 1 else None
+    deviation = statistics.stdev(listed) if len(listed) >= LEAST_SEEDS else None
     return Value(statistics.fmean(listed), deviation, dict(values))
 
 
 def difference(one: Value, other: Value) -> Difference:
     """Mean of one minus mean of the other, with its standard error.
 
-    Seed by seed where at least two seeds are shared: s / √n of the differences. Else as of independent runs,
-    √(s₁²/n₁ + s₂²/n₂), where both have at least two.
+    Seed by seed where at least three seeds are shared: s / √n of the differences. Else as of independent runs,
+    √(s₁²/n₁ + s₂²/n₂), where both have at least three.
 
-    >>> difference(value_of({0: 1.0, 1: 2.0}), value_of({0: 0.5, 1: 1.0}))
-    Difference(value=0.75, error=0.25, paired=True, runs=2)
+    >>> difference(value_of({0: 1.0, 1: 2.0, 2: 3.0}), value_of({0: 0.5, 1: 1.0, 2: 3.0}))
+    Difference(value=0.5, error=0.2886751345948129, paired=True, runs=3)
     """
     shared = [seed for seed in one.values if seed in other.values and isinstance(seed, int)]
-    if len(shared) > 1:
+    if len(shared) >= LEAST_SEEDS:
         gaps = [one.values[seed] - other.values[seed] for seed in shared]
         return Difference(statistics.fmean(gaps), float(stats.sem(gaps)), True, len(gaps))
     runs = [list(value.values.values()) for value in (one, other)]
     fewest = min(map(len, runs))
-    error = math.hypot(*map(stats.sem, runs)) if fewest > 1 else None
+    error = math.hypot(*map(stats.sem, runs)) if fewest >= LEAST_SEEDS else None
     return Difference(one.mean - other.mean, error, False, fewest)
 
 
 def chance(count: int) -> float:
     """How often a difference that is not there exceeds two standard errors, of so many paired runs (Student's t).
 
-    >>> round(chance(2), 2), round(chance(5), 2)
-    (0.3, 0.12)
+    >>> round(chance(3), 2), round(chance(5), 2)
+    (0.18, 0.12)
     """
     return float(2 * stats.t.sf(2, count - 1))
 
@@ -134,7 +143,12 @@ def compare(members: Sequence[Member], against: str | None = None) -> Comparison
         if against not in names:
             raise ValueError(f"expected --against to be one of {', '.join(names)}, got {against!r}")
         groups.sort(key=lambda group: group.name != against)
-    measured = [[numbers_of(member) for member in group.members] for group in groups]
+    counted = [member for group in groups for member in group.members]
+    untested = any(member.record is None for member in counted)  # validation is all that these have in common
+    measured = [
+        [numbers_of(member) | (validated(member.history) if untested else {}) for member in group.members]
+        for group in groups
+    ]
     metrics = {key: metric for runs in measured for found in runs for key, metric in found.items()}
     values = []
     for group, runs in zip(groups, measured, strict=True):
@@ -151,12 +165,15 @@ def compare(members: Sequence[Member], against: str | None = None) -> Comparison
         for row in values
     ]
     firsts = [group.members[0] for group in groups]
-    return Comparison(groups, list(metrics.values()), values, differences, differing(firsts))
+    return Comparison(groups, list(metrics.values()), values, differences, differing(firsts), list(map(_by, groups)))
+
+
+def _by(group: RunGroup) -> str:
+    """The score behind the numbers of unknown sets; several where runs of a configuration do not agree."""
+    records = [member.record for member in group.members if member.record and member.record.separation]
+    return " or ".join(dict.fromkeys(readable(record.headline_score or "") for record in records))
 
 
 def _seeds(group: RunGroup) -> list[Any]:
-    """A key for each run: its seed, or where that is not known or taken, its folder."""
-    keys: list[Any] = []
-    for member in group.members:
-        keys.append(member.seed if member.seed is not None and member.seed not in keys else str(member.folder))
-    return keys
+    """A key for each run: its seed, or where that is not known, its folder."""
+    return [str(member.folder) if member.seed is None else member.seed for member in group.members]

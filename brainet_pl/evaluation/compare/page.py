@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from brainet_pl.evaluation.chart import Axis, Chart, Panel, Series, readable
-from brainet_pl.evaluation.compare.numbers import Comparison, chance, difference
+from brainet_pl.evaluation.compare.numbers import LEAST_SEEDS, Comparison, chance, difference
 from brainet_pl.evaluation.compare.runs import Member
 from brainet_pl.evaluation.compare.tables import rows_of, spread_of, text_of, verdict
 from brainet_pl.evaluation.report.plot import chart_of_history, drawing_of
@@ -34,16 +34,19 @@ def page_of(found: Comparison) -> Page:
     first = found.groups[0].name
     count = min((gap.runs for row in found.differences[1:] for gap in row.values() if gap.error is not None), default=0)
     note = (
-        f"Mean ± standard deviation over the runs of a configuration. ▲ and ▼: better or worse than {first} by more "
-        "than two standard errors of the difference, taken seed by seed where seeds are shared; ?: one run can't tell."
+        f"Mean ± standard deviation over the runs of a configuration, one for each seed. ▲ and ▼: better or worse than "
+        f"{first} by more than two standard errors of the difference, taken seed by seed where seeds are shared; ?: "
+        f"fewer than {LEAST_SEEDS} runs can't tell."
     )
     if 1 < count < 6:
         note += f" With {count} runs that happens by chance in {100 * chance(count):.0f} % of the comparisons."
-    training = [drawing_of(chart) for chart in _overlaid(found, _training_curves)]
+    note += _about_scores(found)
+    styles = {group.name: i for i, group in enumerate(found.groups)}  # one colour for one configuration
+    training = [drawing_of(chart, styles) for chart in _overlaid(found, _training_curves)]
     sections = [
         Section("table", "Heads and metrics", [_table(found, note)]),
         Section("differences", f"Differences from {first}", _differences(found)),
-        Section("charts", "Curves", _overlays(found)),
+        Section("charts", "Curves", _overlays(found, styles)),
         Section("settings", "Settings that differ", _settings(found)),
         Section("costs", "What a prediction costs", _costs(found)),
         Section("training", "Training", [Charts(training)] if training else []),
@@ -53,7 +56,8 @@ def page_of(found: Comparison) -> Page:
     return Page(
         title="Comparison of runs",
         subtitle=f"{total} runs of {len(found.groups)} configurations",
-        verdict=_verdict(found),
+        verdict=[*_doubts(found), *_verdict(found)],
+        legend=None,
         cards=[],
         sections=[section for section in sections if section.blocks],
         footer="Made by brainet compare from record.json, metrics.csv and config.yaml of the runs. Point at a chart to "
@@ -118,10 +122,42 @@ def _verdict(found: Comparison) -> list[Line]:
         if gap.clear:
             lines.append(Line(f"{named}, clearly ahead of {other}.", "good"))
         elif gap.error is None:
-            lines.append(Line(f"{named}, ahead of {other}; one run each can't tell whether that is chance."))
+            lines.append(Line(f"{named}, ahead of {other}; too few runs to tell whether that is chance.", "fair"))
         else:
             lines.append(Line(f"{named}; {other} is within two standard errors.", "fair"))
     return lines
+
+
+def _doubts(found: Comparison) -> list[Line]:
+    """What a reader must know before the numbers: too few runs, runs that do not count, runs without a test."""
+    lines = []
+    few = [f"{group.name}: {len(group.members)}" for group in found.groups if len(group.members) < LEAST_SEEDS]
+    if few:
+        lines.append(Line(f"Too few runs for an interval, fewer than {LEAST_SEEDS} seeds ({'; '.join(few)}): numbers "
+                          "without ± may differ by chance alone.", "fair"))  # fmt: skip
+    earlier = [f"{member.folder} (seed {member.seed})" for group in found.groups for member in group.earlier]
+    if earlier:
+        lines.append(
+            Line(f"Not counted, because a later run has the same configuration and seed: {', '.join(earlier)}.")
+        )
+    untested = [m for group in found.groups for m in group.members if m.record is None]
+    if untested and len(untested) < sum(len(group.members) for group in found.groups):
+        named = ", ".join(str(member.folder) for member in untested)
+        lines.append(Line(f"Not tested: {named}. Numbers of tests are those of the other runs; numbers of validation "
+                          "stand beside them, in columns of their own.", "fair"))  # fmt: skip
+    return lines
+
+
+def _about_scores(found: Comparison) -> str:
+    """By which score unknown sets are judged; nothing where there are none."""
+    names = {by: [group.name for group, other in zip(found.groups, found.by, strict=True) if other == by]
+             for by in dict.fromkeys(filter(None, found.by))}  # fmt: skip
+    if not names:
+        return ""
+    listed = next(iter(names)) if len(names) == 1 else "; ".join(f"{by} ({', '.join(of)})" for by, of in names.items())
+    records = [m.record for group in found.groups for m in group.members if m.record and m.record.separation]
+    behind = all(record.headline_score == record.verdict_score for record in records)
+    return f" Unknown sets are judged by {listed}{', the score behind the verdict' if behind else ''}."
 
 
 def _costs(found: Comparison) -> list[Block]:
@@ -159,9 +195,9 @@ def _overlaid(found: Comparison, curves: Callable[[Member], Iterable[tuple[Chart
     return list(charts.values())
 
 
-def _overlays(found: Comparison) -> list[Block]:
+def _overlays(found: Comparison, styles: Mapping[str, int]) -> list[Block]:
     """Charts that runs have in common, one line for each run, of the headline's or the only curve of each."""
-    drawings = [drawing_of(_same_axes(chart)) for chart in _overlaid(found, _test_curves)]
+    drawings = [drawing_of(_same_axes(chart), styles) for chart in _overlaid(found, _test_curves)]
     several = [drawing for drawing in drawings if sum(key.kind != "guide" for key in drawing.keys) > 1]
     return [Charts(several)] if drawings else []
 
@@ -169,30 +205,28 @@ def _overlays(found: Comparison) -> list[Block]:
 def _test_curves(member: Member) -> Iterator[tuple[Chart, Series]]:
     charts = member.record.charts if member.record else []
     for chart, panel in ((part, panel) for part in charts if not part.choose for panel in part.panels):
-        series = _headline(member, panel)
+        series = _representative(member, chart, panel)
         if series is not None and panel.key != "counts":
-            title = _title(chart, panel, series)
+            title = panel.title.split(", n = ")[0]
+            title += f": {readable(chart.name.split('/')[1])}" if chart.group == "ood" else ""
+            many = sum(s.kind == "line" for s in panel.series) > 1
+            note = f"{series.note.replace('ECE ', '')} ({series.name})" if many else series.note.replace("ECE ", "")
             guides = [s for s in panel.series if s.kind == "guide" and s.name != "best possible"]
             empty = Panel(panel.key, title, panel.x, panel.y, guides)
-            line = Series(series.name, series.x, series.y, note=series.note.replace("ECE ", ""))
+            line = Series(series.name, series.x, series.y, note=note)
             yield Chart(f"{chart.name}/{panel.key}", "test", "", f"{title} of all runs", [empty]), line
 
 
-def _title(chart: Chart, panel: Panel, series: Series) -> str:
-    """The panel's title, which set it is of, and by which score."""
-    title = panel.title.split(", n = ")[0]
-    if chart.group == "ood":
-        return f"{title}: {readable(chart.name.split('/')[1])}, by {series.name}"
-    many = sum(s.kind == "line" for s in panel.series) > 1
-    return f"{title}, by {series.name}" if many else title
-
-
-def _headline(member: Member, panel: Panel) -> Series | None:
-    """The curve of a panel that stands for a run: that of its headline score, or the only one."""
+def _representative(member: Member, chart: Chart, panel: Panel) -> Series | None:
+    """The curve of a panel that stands for a run: that of the score that it goes by there, or the only one."""
     lines = [series for series in panel.series if series.kind == "line"]
-    wanted = readable((member.record.headline_score if member.record else None) or "")
+    record = member.record
+    known = record and chart.group != "ood" and record.ranking_score
+    wanted = readable(known or (record.headline_score if record else None) or "")
     chosen = [series for series in lines if series.name == wanted]
-    return chosen[0] if chosen else lines[0] if len(lines) == 1 or (lines and panel.key == "reliability") else None
+    if chosen or not lines:
+        return chosen[0] if chosen else None
+    return lines[-1] if len(lines) == 1 or panel.key == "reliability" else None  # after calibration: what a user gets
 
 
 def _same_axes(chart: Chart) -> Chart:
@@ -226,4 +260,6 @@ def _runs(found: Comparison) -> PageTable:
             tested = time_of_test(member.record) if member.record else "not tested"
             seed = "–" if member.seed is None else str(member.seed)
             rows.append([Cell(str(member.folder)), Cell(group.name), Cell(seed), Cell(tested)])
+        for member in group.earlier:
+            rows.append([Cell(str(member.folder)), Cell(group.name), Cell(str(member.seed)), Cell("not counted")])
     return PageTable("All runs.", ["folder", "configuration", "seed", "tested"], rows, texts=4)

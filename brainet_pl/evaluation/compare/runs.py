@@ -16,6 +16,7 @@ from brainet_pl.evaluation.schema import Record
 IGNORED = ("seed_everything", "trainer.logger", "trainer.callbacks", "trainer.default_root_dir", "config", "ckpt_path",
            "trainer.enable_", "weights_only", "test", "structure.progress", "structure.cache", "predictions",
            "trainer.accelerator", "trainer.devices")  # fmt: skip
+MOST_NAMED = 4  # settings in the name of a configuration
 
 
 class Member(NamedTuple):
@@ -29,10 +30,17 @@ class Member(NamedTuple):
 
 
 class RunGroup(NamedTuple):
-    """Runs of one configuration, by what tells it from the others."""
+    """Runs of one configuration, by what tells it from the others.
+
+    Attributes:
+        name: of the configuration.
+        members: one run for each seed, the latest, and every run whose seed is not known.
+        earlier: runs that do not count, because a later one has the same seed.
+    """
 
     name: str
     members: list[Member]
+    earlier: Sequence[Member] = ()
 
     def label(self, i: int) -> str:
         """The name of its i-th run: that of the configuration and, where there are several, the seed."""
@@ -123,18 +131,54 @@ def group_runs(members: Sequence[Member]) -> list[RunGroup]:
     settings = differing(members)
     kept: dict[tuple[str, ...], list[Member]] = {}
     for i, member in enumerate(members):
-        kept.setdefault(tuple(values[i] for values in settings.values()), []).append(member)
-    heads = [_head(part[0]) for part in kept.values()]
+        # As in `differing`: a setting that a later version added is null in its runs and absent in earlier ones.
+        key = tuple("null" if values[i] == "–" else values[i] for values in settings.values())
+        kept.setdefault(key, []).append(member)
+    groups = [once_per_seed(part) for part in kept.values()]
+    names = names_of_groups([group[0][0] for group in groups])
+    return [RunGroup(name, latest, earlier) for name, (latest, earlier) in zip(names, groups, strict=True)]
+
+
+def once_per_seed(members: Sequence[Member]) -> tuple[list[Member], list[Member]]:
+    """Runs of one configuration → one of each seed and the rest; a run whose seed is not known counts by itself.
+
+    Of several with one seed it is the latest that was tested, or the latest where none was.
+    """
+    latest: dict[Any, Member] = {}
+    for member in members:
+        key = str(member.folder) if member.seed is None else member.seed
+        latest[key] = max(latest[key], member, key=_age) if key in latest else member
+    counted = list(latest.values())
+    return counted, [member for member in members if not any(member is one for one in counted)]
+
+
+def _age(member: Member) -> tuple[bool, str, float, int, str]:
+    """What tells the later of two runs: tested ones first, by the time of the test, of the files, of the name."""
+    times = [path.stat().st_mtime for path in (member.folder / name for name in KNOWN_FILES[1:]) if path.is_file()]
+    made = member.record.created if member.record else ""
+    return bool(member.record), made, max(times, default=0.0), len(member.folder.name), member.folder.name
+
+
+def names_of_groups(members: Sequence[Member]) -> list[str]:
+    """A name for each configuration, from one run of it: its head and, where heads are the same, what differs."""
+    heads = [_head(member) for member in members]
     names = []
-    for key, head in zip(kept, heads, strict=True):
-        differs = [f"{name.rpartition('.')[2]} {value}" for name, value in zip(settings, key, strict=True)
-                   if name != "model.head" and value != "–"]  # fmt: skip
-        names.append(head if heads.count(head) == 1 else ", ".join([head, *differs[:3]]))
-    for i, name in enumerate(names):
-        if names.count(name) > 1:
-            names[i] = f"{name} ({list(kept.values())[i][0].folder.name})"
-    return [RunGroup(name, part) for name, part in zip(names, kept.values(), strict=True)]
+    for i, head in enumerate(heads):
+        same = [j for j, other in enumerate(heads) if other == head]
+        differs = differing([members[j] for j in same])
+        own = [f"{_short(key, differs)} {values[same.index(i)]}" for key, values in differs.items()]
+        more = [f"and {len(own) - MOST_NAMED} more"] if len(own) > MOST_NAMED else []
+        names.append(", ".join([head, *own[:MOST_NAMED], *more]))
+    return [f"{name} ({members[i].folder.name})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def _short(key: str, keys: Iterable[str]) -> str:
+    """The last part of a setting's name, or all of it where another setting ends so too."""
+    last = key.rpartition(".")[2]
+    return key if sum(other.rpartition(".")[2] == last for other in keys) > 1 else last
 
 
 def _head(member: Member) -> str:
-    return member.record.model.head if member.record else str(member.settings.get("model.head", member.folder.name))
+    if member.record:
+        return member.record.model.head
+    return str(member.settings.get("model.head", member.folder.name) or "Tree")  # null is a Tree

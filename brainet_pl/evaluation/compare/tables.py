@@ -36,7 +36,7 @@ def cell(metric: MetricValue, value: Value) -> str:
 
 
 def verdict(metric: MetricValue, difference: Difference) -> str:
-    """▲ clearly better, ▼ clearly worse, ≠ clearly other, "" not clear; "?" where one run can't tell."""
+    """▲ clearly better, ▼ clearly worse, ≠ clearly other, "" not clear; "?" where there are too few runs to tell."""
     if difference.error is None:
         return "?" if difference.value else ""
     if not difference.clear:

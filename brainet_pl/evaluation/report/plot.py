@@ -7,7 +7,7 @@ finds in `Plot.data`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from brainet_pl.evaluation.chart import (
@@ -111,13 +111,27 @@ class Drawing(NamedTuple):
         return 1 if self.choose else min(3, len(self.plots))
 
 
-def drawing_of(chart: Chart) -> Drawing:
-    """Turns a chart into the drawings of its panels."""
-    named = names_of(chart)
+def styles_of(charts: Iterable[Chart]) -> dict[str, int]:
+    """Name of a thing that is drawn → its style, the same in all charts and other than those that it is drawn with.
+
+    Things that are never in one chart may share a style: there are few. More than `STYLES` in one chart repeat.
+    """
+    beside: dict[str, set[str]] = {}
+    for chart in charts:
+        things = [series.group or series.name for series in names_of(chart) if series.kind != "guide"]
+        for thing in things:
+            beside.setdefault(thing, set()).update(things)
     styles: dict[str, int] = {}
-    for series in named:
-        if series.kind != "guide":
-            styles.setdefault(series.group or series.name, len(styles))
+    for thing, others in beside.items():
+        taken = {styles[other] for other in others if other in styles}
+        styles[thing] = next((i for i in range(STYLES) if i not in taken), len(styles) % STYLES)
+    return styles
+
+
+def drawing_of(chart: Chart, styles: Mapping[str, int] | None = None) -> Drawing:
+    """Turns a chart into the drawings of its panels; `styles` are those of all charts of a page."""
+    named = names_of(chart)
+    styles = styles_of([chart]) if styles is None else styles
     index = {series.name: i for i, series in enumerate(named)}
     plots = [_plot(panel, index, styles) for panel in chart.panels]
     keys = [_key(series, index, styles) for series in named] if len(named) > 1 else []
@@ -125,15 +139,15 @@ def drawing_of(chart: Chart) -> Drawing:
     return Drawing(chart.name, plots, keys, chart.caption, chart.alt, chart.choose, switch=lines > 1)
 
 
-def _style(series: Series, styles: dict[str, int]) -> int | None:
+def _style(series: Series, styles: Mapping[str, int]) -> int | None:
     return None if series.kind == "guide" else styles[series.group or series.name] % STYLES
 
 
-def _key(series: Series, index: dict[str, int], styles: dict[str, int]) -> LegendKey:
+def _key(series: Series, index: dict[str, int], styles: Mapping[str, int]) -> LegendKey:
     return LegendKey(index[series.name], _style(series, styles), series.name, series.note, series.shown, series.kind)
 
 
-def _plot(panel: Panel, index: dict[str, int], styles: dict[str, int]) -> Plot:
+def _plot(panel: Panel, index: dict[str, int], styles: Mapping[str, int]) -> Plot:
     xlim, ylim = limits(panel)
     x = _Scale(panel.x, xlim, LEFT, WIDTH - RIGHT)
     y = _Scale(panel.y, ylim, HEIGHT - BOTTOM, TOP)

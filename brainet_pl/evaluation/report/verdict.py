@@ -1,13 +1,19 @@
-"""What a test found, in a few plain sentences: the first thing on a page."""
+"""What a test found, in a few plain sentences with their numbers: the first thing on a page. `rules` colours them."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from brainet_pl.evaluation.chart import Chart, readable
-from brainet_pl.evaluation.schema import Record
+from brainet_pl.evaluation.report import rules
+from brainet_pl.evaluation.report.rules import Share, Tone
+from brainet_pl.evaluation.schema import DataSet, Record, ShiftedMeasures
 
-Tone = Literal["good", "fair", "poor", "plain"]
+History = Mapping[str, tuple[list[float], list[float]]]
+BASELINES = {"linear": "a linear layer on the same features", "own": "the layer that it replaces"}
+CALIBRATED = "test/scaled/"  # of the keys of metrics after calibration
 
 
 class Line(NamedTuple):
@@ -17,13 +23,31 @@ class Line(NamedTuple):
     tone: Tone = "plain"
 
 
-def verdict_of(record: Record) -> list[Line]:
-    """The sentences that a record allows: answers, calibration, unknown inputs, refusing to answer."""
+class Bins(NamedTuple):
+    """What a reliability chart tells of all its bins: confidence less accuracy, and the ECE that chance alone gives."""
+
+    lean: float
+    chance: float
+
+
+def verdict_of(record: Record, history: History | None = None) -> list[Line]:
+    """The sentences that a record, and the curves of its fit, allow; see `rules.RULES` for their colours."""
     values = {metric.key: metric.value for metric in record.metrics if metric.value is not None}
-    charts = {chart.name: chart for chart in record.charts}
     samples = next((part.samples for part in record.sets if part.role == "known"), 0)
-    lines = [_accuracy(values, samples), _calibration(values, charts), _scaled(values), _errors(values, samples)]
-    lines += [_intervals(values), *_unknown(record), _look_unknown(record), _refusal(values)]
+    chart = next((chart for chart in record.charts if chart.name == "test/reliability"), None)
+    lines = [
+        _accuracy(values, samples),
+        _errors(values, samples),
+        _calibration(values, chart, samples),
+        _intervals(values, samples),
+        _calibrator(record, values),
+        *_shifts(record.shifts),
+        *_unknown(record),
+        _known(record),
+        _expected(record),
+        _refusal(values),
+        *_baselines(history or {}),
+    ]
     return [line for line in lines if line is not None]
 
 
@@ -33,103 +57,211 @@ def _percent(value: float) -> str:
     return f"{shown:.0f}\u00a0%" if shown >= 9.95 else f"{shown:.2g}\u00a0%"
 
 
-def _tone(value: float, good: float, fair: float) -> Tone:
-    return "good" if value <= good else "fair" if value <= fair else "poor"
+def _line(text: str, tone: Tone, samples: int) -> Line:
+    """A judged sentence about so many samples; few make it doubtful."""
+    few = f" Only {samples:,} samples: too few to be sure." if samples < rules.FEW else ""
+    return Line(text + few, rules.doubted(tone, samples))
 
 
-def _accuracy(values: dict[str, float], samples: int) -> Line | None:
+def _accuracy(values: Mapping[str, float], samples: int) -> Line | None:
     accuracy = values.get("test/cls/Acc")
     return None if accuracy is None else Line(f"{100 * accuracy:.1f}\u00a0% of {samples:,} test samples are right.")
 
 
-def _calibration(values: dict[str, float], charts: dict[str, Chart]) -> Line | None:
-    error = values.get("test/cal/ECE")
-    if error is None:
-        return None
-    tone = _tone(error, 0.02, 0.05)
-    if tone == "good":
-        return Line(f"Calibrated within {_percent(error)}: the confidence can be read as a probability.", tone)
-    lean = _lean(charts.get("test/reliability"))
-    how = "off" if lean is None else "too sure" if lean > 0 else "not sure enough"
-    return Line(f"Confidence is {how} by {_percent(error)} on average.", tone)
-
-
-def _lean(chart: Chart | None) -> float | None:
-    """Mean confidence minus accuracy, from the bins of a reliability chart; None without one."""
-    if chart is None or len(chart.panels) < 2:
-        return None
-    curve = next((series for series in chart.panels[0].series if series.kind == "line"), None)
-    bars = chart.panels[1].series[0].y if chart.panels[1].series else []
-    counts = [count for count in bars if count > 0]
-    if curve is None or len(counts) != len(curve.x):
-        return None
-    return sum(n * (x - y) for n, x, y in zip(counts, curve.x, curve.y, strict=True)) / sum(counts)
-
-
-def _scaled(values: dict[str, float]) -> Line | None:
-    before, after = values.get("test/cal/ECE"), values.get("test/scaled/cal/ECE")
-    if before is None or after is None:
-        return None
-    tone = _tone(after, 0.02, 0.05)
-    return Line(f"After calibration on validation data it is right within {_percent(after)}.", tone)
-
-
-def _errors(values: dict[str, float], samples: int) -> Line | None:
+def _errors(values: Mapping[str, float], samples: int) -> Line | None:
     error = values.get("test/reg/RMSE")
     if error is None:
         return None
     return Line(f"Predictions of {samples:,} test samples are off by {error:.3g}, in units of the target (RMSE).")
 
 
-def _intervals(values: dict[str, float]) -> Line | None:
-    error, inside = values.get("test/cal/QCE"), values.get("test/cal/coverage95")
-    if error is None or inside is None:
+def _calibration(values: Mapping[str, float], chart: Chart | None, samples: int) -> Line | None:
+    """How far confidence and accuracy lie apart, of the prediction that a user gets."""
+    before, after = values.get("test/cal/ECE"), values.get(f"{CALIBRATED}cal/ECE")
+    error = before if after is None else after
+    if error is None:
         return None
-    tone = _tone(error, 0.025, 0.06)
+    bins = _bins(chart, last=after is not None)
+    tone = rules.up_to(error, rules.ECE, bins.chance if bins else 0.0)
+    text = "Confidence" if after is None else "After calibration, confidence"
+    text += " can be read as a probability: it and" if tone == "good" else " and"
+    text += f" accuracy differ by {_percent(error)} on average over bins of confidence (calibration error, ECE)"
+    if bins is not None:
+        side, lean = ("above", ", too sure") if bins.lean >= 0 else ("below", ", not sure enough")
+        text += f"; over all samples confidence is {100 * abs(bins.lean):.2g} points {side} accuracy"
+        text += "" if tone == "good" else lean
+    text += "."
+    if tone == "fair" and bins is not None and error <= rules.CHANCE * bins.chance:
+        text += f" With {samples:,} samples chance alone gives about {_percent(bins.chance)}."
+    return _line(text, tone, samples)
+
+
+def _bins(chart: Chart | None, last: bool) -> Bins | None:
+    """What the first or the last curve of a reliability chart says; None without one."""
+    if chart is None or len(chart.panels) < 2:
+        return None
+    curves = [series for series in chart.panels[0].series if series.kind == "line"]
+    bars = chart.panels[1].series
+    if not curves or len(curves) != len(bars):
+        return None
+    which = -1 if last else 0
+    curve, counts = curves[which], [count for count in bars[which].y if count > 0]
+    if len(counts) != len(curve.x):
+        return None
+    total = sum(counts)
+    lean = sum(n * (x - y) for n, x, y in zip(counts, curve.x, curve.y, strict=True)) / total
+    # The mean distance of a binomial share from its mean, about √(2/π) standard deviations, summed over bins.
+    noise = sum(math.sqrt(2 / math.pi * n * x * (1 - x)) for n, x in zip(counts, curve.x, strict=True) if 0 < x < 1)
+    return Bins(lean, noise / total)
+
+
+def _intervals(values: Mapping[str, float], samples: int) -> Line | None:
+    """Whether intervals of a regression hold as many targets as they promise."""
+    stage = CALIBRATED if f"{CALIBRATED}cal/QCE" in values else "test/"
+    error, inside = values.get(f"{stage}cal/QCE"), values.get(f"{stage}cal/coverage95")
+    if error is None or inside is None or not samples:
+        return None
+    chance = math.sqrt(2 / math.pi / samples) * 0.41  # 0.41: the mean of √(q (1 - q)) over levels q from 5 to 95 %
+    tone = rules.up_to(error, rules.QCE, chance)
     promise = "hold what they promise within" if tone == "good" else "miss what they promise by"
     how = "" if tone == "good" else ", too narrow" if inside < 0.94 else ", too wide" if inside > 0.96 else ""
-    return Line(f"Intervals {promise} {_percent(error)}{how}: {100 * inside:.1f}\u00a0% of the targets are "
-                "inside the 95\u00a0% interval.", tone)  # fmt: skip
+    when = "Intervals" if stage == "test/" else "After calibration, intervals"
+    text = f"{when} {promise} {_percent(error)}{how}: {100 * inside:.1f}\u00a0% of the targets are inside the "
+    return _line(f"{text}95\u00a0% interval.", tone, samples)
+
+
+def _calibrator(record: Record, values: Mapping[str, float]) -> Line | None:
+    """What calibration on validation data changed on the test set, or that it had nothing to learn from."""
+    if record.model.calibration is not None and not record.model.calibrated:
+        return Line(f"Not calibrated: {record.model.calibration} has learned nothing from validation data, so the "
+                    "predictions are as the head gives them.", "fair")  # fmt: skip
+    before = {key.removeprefix("test/"): value for key, value in values.items() if not key.startswith(CALIBRATED)}
+    after = {key.removeprefix(CALIBRATED): value for key, value in values.items() if key.startswith(CALIBRATED)}
+    named = {"cal/ECE": "ECE", "cal/QCE": "QCE", "cls/NLL": "NLL", "reg/NLL": "NLL"}
+    pairs = {name: (before[key], after[key]) for key, name in named.items() if key in before and key in after}
+    return _changed("Calibration on validation data", "", pairs)
+
+
+def _changed(what: str, when: str, pairs: Mapping[str, tuple[float, float]]) -> Line | None:
+    """A sentence on what calibration made of each error, from its values before and after."""
+    if not pairs:
+        return None
+    added = {name: after - before for name, (before, after) in pairs.items()}
+    limits = {name: rules.WORSE_NLL[0] if name == "NLL" else rules.WORSE_ECE[0] for name in added}
+    tone = rules.calibrator(added.get("ECE", added.get("QCE")), added.get("NLL"))
+    worse = " and ".join(name for name in added if added[name] > limits[name])
+    better = " and ".join(name for name in added if added[name] < -limits[name])
+    how = f"lowers {better} and raises {worse}" if worse and better else "makes it worse" if worse else ""
+    how = how or ("helps" if better else "changes little")
+    numbers = []
+    for name, (before, after) in pairs.items():
+        shown = (f"{value:.3f}" if name == "NLL" else _percent(value) for value in (before, after))
+        numbers.append(f"{name} {' before, '.join(shown)} after")
+    return Line(f"{what} {how}{when}: {'; '.join(numbers)}.", tone)
+
+
+def _shifts(shifts: Sequence[ShiftedMeasures]) -> list[Line]:
+    """How confidence holds after shifts of the test set, and whether calibration makes that worse."""
+    clean = [s for s in shifts if not s.severity]
+    shifted = [s for s in shifts if s.severity]
+    if not shifted:
+        return []
+    final = all(s.final is not None for s in shifted)
+    lines: list[Line | None] = []
+    error, accuracy = _mean(shifted, "ECE", final), _mean(shifted, "Acc", final)
+    if error is not None:
+        before, right = _mean(clean, "ECE", final), _mean(clean, "Acc", final)
+        text = f"After {len(shifted)} shifts of the test inputs confidence and accuracy differ by {_percent(error)} "
+        text += "(ECE, mean over shifts)" + ("" if before is None else f", on unchanged inputs by {_percent(before)}")
+        if accuracy is not None and right is not None:
+            text += f"; {_percent(accuracy)} are right, {_percent(right)} without a shift"
+        lines.append(_line(f"{text}.", rules.up_to(error, rules.SHIFTED_ECE), min(s.samples for s in shifted)))
+    pairs = {}
+    for name in ("ECE", "NLL") if final else ():
+        plain, calibrated = _mean(shifted, name, False), _mean(shifted, name, True)
+        if plain is not None and calibrated is not None:
+            pairs[name] = (plain, calibrated)
+    lines.append(_changed("Calibration", " after these shifts", pairs))
+    return [line for line in lines if line is not None]
+
+
+def _mean(shifts: Sequence[ShiftedMeasures], name: str, final: bool) -> float | None:
+    """The mean of a measure over shifts, as predicted or after calibration; None where one of them lacks it."""
+    values = [((s.final if final else s.predicted) or {}).get(name) for s in shifts]
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found and len(found) == len(values) else None
+
+
+def _flagged(part: DataSet) -> Share | None:
+    return None if part.unknown is None or not part.samples else Share(part.unknown, part.samples)
 
 
 def _unknown(record: Record) -> list[Line]:
-    """Of 100 unknown inputs, how many rank above a known one: that is what an AUROC says."""
-    found = {row.set: row.AUROC for row in record.separation if row.score == record.headline_score}
+    """Whether each unknown set is noticed: by what is called unknown, or without a verdict by its rank."""
+    aurocs = {row.set: row.AUROC for row in record.separation if row.score == record.headline_score}
+    usual = next((_flagged(part) for part in record.sets if part.role == "known"), None)
     lines = []
     for part in record.sets:
-        value = found.get(part.name) if part.role != "known" else None
-        if value is not None:
-            above = f"{100 * value:.0f}"
-            lines.append(
-                Line(
-                    f"{above} of 100 unknown inputs ({readable(part.name)}) rank above a known one, by "
-                    f"{readable(record.headline_score or '')}; chance is 50.",
-                    _tone(1 - value, 0.05, 0.15),
-                )
-            )
+        if part.role == "known":
+            continue
+        share, auroc, name = _flagged(part), aurocs.get(part.name), readable(part.name)
+        rank = "" if auroc is None else (
+            f"In {100 * auroc:.0f} of 100 pairs of an unknown and a known input the unknown one has the higher score "
+            f"({readable(record.headline_score or '')}, AUROC); chance is 50."
+        )  # fmt: skip
+        if share is not None and usual is not None:
+            tone = rules.unknown(share, usual)
+            start = {"good": "Most unknown inputs", "fair": "Only some unknown inputs"}.get(tone, "Unknown inputs")
+            noticed = "are not noticed" if tone == "poor" else "are noticed"
+            text = f"{start} ({name}) {noticed}: {_percent(share.value)} of {share.samples:,} are called unknown, "
+            text += f"{_percent(usual.value)} of the known ones."
+            lines.append(_line(" ".join(filter(None, (text, rank))), tone, min(share.samples, usual.samples)))
+        elif auroc is not None:
+            lines.append(_line(f"Unknown inputs ({name}): {rank}", rules.ranking(auroc), part.samples))
     return lines
 
 
-def _look_unknown(record: Record) -> Line | None:
-    """How many inputs of each set look unknown; of known ones the level is promised, within two standard errors."""
-    judged = [part for part in record.sets if part.unknown is not None and part.samples]
-    if not judged or record.level is None:
+def _known(record: Record) -> Line | None:
+    """How many known inputs are called unknown, beside what was promised and what chance adds."""
+    share = next((_flagged(part) for part in record.sets if part.role == "known"), None)
+    if share is None or record.level is None:
         return None
-    level = record.level
-    tone: Tone = "plain"
-    for part in judged:
-        if part.role == "known":
-            error = (level * (1 - level) / part.samples) ** 0.5
-            tone = "good" if (part.unknown or 0) / part.samples <= level + 2 * error else "fair"
-    names = ["test samples" if part.role == "known" else readable(part.name) for part in judged]
-    counts = [(part.unknown or 0) / part.samples for part in judged]
-    shares = [f"{_percent(count)} of {name}" for count, name in zip(counts, names, strict=True)]
-    listed = shares[0] if len(shares) == 1 else f"{', '.join(shares[:-1])} and {shares[-1]}"
-    return Line(f"{listed} look unknown; at most {_percent(level)} of known inputs are meant to.", tone)
+    level, behind = record.level, record.verdict_samples
+    tone = rules.known(share, level, behind)
+    most = level + rules.SURE * rules.level_error(level, share.samples, behind)
+    rest = "" if behind is None else f" and {behind:,} validation samples behind the limit"
+    text = f"{_percent(share.value)} of the known test samples are called unknown, where at most {_percent(level)} are "
+    text += f"meant to be; up to {_percent(most)} may be chance, with {share.samples:,} of them{rest}."
+    return _line(text, tone, share.samples)
 
 
-def _refusal(values: dict[str, float]) -> Line | None:
+def _expected(record: Record) -> Line | None:
+    """What the verdict should notice, found without unknown data."""
+    text = record.model.expected
+    return None if text is None else Line(f"{text[:1].upper()}{text[1:]}.", rules.expected(record.model.expected_share))
+
+
+def _refusal(values: Mapping[str, float]) -> Line | None:
     accuracy, risk = values.get("test/cls/Acc"), values.get("test/sc/Risk@80Cov")
     if accuracy is None or risk is None or accuracy >= 1:
         return None
     return Line(f"Answering only the surest 80\u00a0% takes errors from {_percent(1 - accuracy)} to {_percent(risk)}.")
+
+
+def _baselines(history: History) -> list[Line]:
+    """Whether the head was worth it, by what the fit logged of the comparison with simpler layers."""
+    last = {key: values[-1] for key, (_, values) in history.items() if key.startswith("versus/") and values}
+    head, lines = last.get("versus/head/NLL"), []
+    for name, title in BASELINES.items():
+        other, error = last.get(f"versus/{name}/NLL"), last.get(f"versus/{name}/Error")
+        if head is None or other is None:
+            continue
+        tone = rules.baseline(head - other, error)
+        level = error is not None and abs(head - other) <= error
+        how = "is level with" if level else "is better than" if head < other else "is worse than"
+        beside = "" if error is None else f"; the difference has a standard error of {error:.2g}"
+        text = (
+            f"On validation data the head {how} {title}: NLL {head:.3g} and {other:.3g}, each at its best temperature"
+        )
+        lines.append(Line(f"{text}{beside}.", tone))
+    return lines

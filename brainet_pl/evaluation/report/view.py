@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from brainet_pl._utils.inside import find_inside
 from brainet_pl.evaluation.chart import Matrix, readable
-from brainet_pl.evaluation.report.plot import Drawing, chart_of_history, drawing_of
+from brainet_pl.evaluation.report.plot import Drawing, chart_of_history, drawing_of, styles_of
 from brainet_pl.evaluation.report.read import Run
+from brainet_pl.evaluation.report.rules import RULES
 from brainet_pl.evaluation.report.verdict import Line, verdict_of
 from brainet_pl.evaluation.schema import CellValue, MetricValue, Record, RecordTable, SeparationMeasure, Thumbnail
 from brainet_pl.metrics.catalogue import facts_of
@@ -154,6 +155,7 @@ class Page(NamedTuple):
     title: str
     subtitle: str
     verdict: list[Line]
+    legend: PageTable | None
     cards: list[Card]
     sections: list[Section]
     footer: str
@@ -167,14 +169,15 @@ def page_of(run: Run) -> Page:
     temperature = record.model.temperature if record else None
     others = [table for name, table in tables.items() if name not in (DOUBTFUL, CLASSES)]
     training = chart_of_history(run.history, TRAINING)
+    styles = styles_of(filter(None, [*(record.charts if record else ()), training]))
     matrix = [grid_of(record.confusion)] if record and record.confusion else []
     sections = [
-        Section("test", "Calibration and certainty", _charts(record, "test")),
-        Section("shift", "After a shift of the inputs", _charts(record, "shift")),
-        Section("unknown", "Inputs unlike the training data", [*_unknown(record), *_separation(record)]),
+        Section("test", "Calibration and certainty", _charts(record, "test", styles)),
+        Section("shift", "After a shift of the inputs", _charts(record, "shift", styles)),
+        Section("unknown", "Inputs unlike the training data", [*_unknown(record, styles), *_separation(record)]),
         Section("classes", "Classes", [*matrix, *_tables(run.folder, [tables.get(CLASSES)])]),
         Section("doubtful", "Most uncertain samples", _tables(run.folder, [tables.get(DOUBTFUL)])),
-        Section("training", "Training", [Charts([drawing_of(training)])] if training else []),
+        Section("training", "Training", [Charts([drawing_of(training, styles)])] if training else []),
         Section("costs", "What a prediction costs", _costs(record)),
         Section("structure", "Structure", [*_grid(pictures["structure"]), *_structure(run.ggt, temperature)]),
         Section("others", "Other figures", _grid(pictures["others"])),
@@ -185,7 +188,8 @@ def page_of(run: Run) -> Page:
     return Page(
         title=" / ".join(run.folder.resolve().parts[-2:]),
         subtitle=subtitle(record),
-        verdict=verdict_of(record) if record else [],
+        verdict=verdict_of(record, run.history) if record else [],
+        legend=legend() if record else None,
         cards=[*_metric_cards(run), *_separation_cards(record)],
         sections=[section for section in sections if section.blocks],
         footer="Made by brainet report from the files of the run. Shares are of samples; scores are higher for less "
@@ -240,6 +244,12 @@ def subtitle(record: Record | None) -> str:
     return "\u00a0· ".join(parts)  # a line never begins with the dot
 
 
+def legend() -> PageTable:
+    """When a sentence is green, amber or red: `RULES` as a table."""
+    rows = [[Cell(text, long=True) for text in rule] for rule in RULES.values()]
+    return PageTable("Sentences that no rule judges are grey.", ["what", "green", "amber", "red"], rows, texts=4)
+
+
 def time_of_test(record: Record) -> str:
     """When the record was made, for people."""
     return record.created.replace("T", " ").replace("+00:00", " UTC")
@@ -282,7 +292,8 @@ def _separation_cards(record: Record | None) -> list[Card]:
         return []
     better = {measure.name: measure.better for measure in record.separation_measures}
     found = {row.set: row.AUROC for row in record.separation if row.score == record.headline_score}
-    note = f"AUROC by {readable(record.headline_score or '')}"
+    by = ", the score behind the verdict" if record.headline_score == record.verdict_score else ""
+    note = f"AUROC by {readable(record.headline_score or '')}{by}"
     note += f", {better['AUROC']} is better" if better.get("AUROC") else ""
     values = [(part.name, found.get(part.name)) for part in record.sets if part.role != "known"]
     return [Card(f"Unknown: {readable(name)}", share(value), note) for name, value in values if value is not None]
@@ -317,17 +328,17 @@ def figures_of(run: Run) -> dict[str, list[Figure]]:
     return groups
 
 
-def _charts(record: Record | None, group: str) -> list[Block]:
-    drawn = [drawing_of(chart) for chart in record.charts if chart.group == group] if record else []
+def _charts(record: Record | None, group: str, styles: Mapping[str, int]) -> list[Block]:
+    drawn = [drawing_of(chart, styles) for chart in record.charts if chart.group == group] if record else []
     return [Charts(drawn)] if drawn else []
 
 
-def _unknown(record: Record | None) -> list[Block]:
+def _unknown(record: Record | None, styles: Mapping[str, int]) -> list[Block]:
     """The charts of each unknown set, with a switch between sets where there are several."""
     sets: dict[str, list[Drawing]] = {}
     for chart in record.charts if record else ():
         if chart.group == "ood":
-            sets.setdefault(chart.name.split("/")[1], []).append(drawing_of(chart))
+            sets.setdefault(chart.name.split("/")[1], []).append(drawing_of(chart, styles))
     if len(sets) < 2:
         return [Charts(drawn) for drawn in sets.values()]
     titles = [readable(name) for name in sets]
