@@ -133,7 +133,7 @@ def fit_best(
         order = torch.randperm(len(x), generator=draw)
         for rows in order[: len(x) // batch * batch].view(-1, batch):
             optimizer.zero_grad()
-            value = sample.task.loss(head(x[rows]), y[rows])
+            value = sample.task.expected_loss(head(x[rows]), y[rows], head.output_variance(x[rows]))
             penalty = head.penalty()
             if penalty is not None:
                 value = value + penalty / len(x)

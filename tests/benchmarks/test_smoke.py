@@ -197,8 +197,17 @@ def test_battery(load, tmp_path, capsys):
     assert not toy.x.isna().any().any()
     battery.main(["--smoke", "--out", str(tmp_path)])
     cells = json.loads((tmp_path / "battery.json").read_text())["cells"]
-    assert {"quality/iris/BRAINet/0", "unknown/iris/0", "noise/iris", "quality/diabetes/ridge/1"} <= set(cells)
+    assert {"quality/iris/BRAINet/0", "unknown/iris/0", "shift/iris", "quality/diabetes/ridge/1"} <= set(cells)
     assert "within 5 % of the best peer" in capsys.readouterr().out
+
+
+def test_swap(load, tmp_path, capsys):
+    load("swap").main(["--smoke", "--out", str(tmp_path)])
+    cells = json.loads((tmp_path / "swap.json").read_text())["cells"]
+    heads = {"network", "logistic regression", "Linear", "BRAINet", "shuffled"}
+    assert heads <= {key.split("/")[2] for key in cells if key.startswith("synthetic/last/")}
+    assert all(np.isfinite(cell["nll"]) for key, cell in cells.items() if "choice" not in key)
+    assert "synthetic, auto layers" in capsys.readouterr().out
 
 
 def test_uci(load, tmp_path, capsys):
