@@ -88,6 +88,15 @@ def file_name(name: str, value: Any) -> None:
         raise ValueError(f"expected {name} to be the name of a file without folders, got {shown(value)}: give the name")
 
 
+def are_texts(values: Any) -> bool:
+    """Whether these are several texts; one text is not.
+
+    >>> are_texts(["cat", "dog"]), are_texts("cat"), are_texts(7)
+    (True, False, False)
+    """
+    return isinstance(values, Iterable) and not isinstance(values, str) and all(isinstance(one, str) for one in values)
+
+
 def shown(value: Any) -> str:
     """A value as an error shows it: its type alone where it would fill the screen."""
     text = repr(value)

@@ -62,6 +62,18 @@ class Task(Part, nn.Module, ABC):
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """A scalar; with outputs (M, B, O), the mean over members."""
 
+    def expected_loss(self, outputs: Tensor, target: Tensor, variance: Tensor | None) -> Tensor:
+        """`loss`; with the variance (B, O) of Gaussian outputs around `outputs`, a bound from above on its expectation.
+
+        A task without such a bound refuses a variance.
+        """
+        if variance is None:
+            return self.loss(outputs, target)
+        raise ValueError(
+            f"expected the task Classification with the loss cross_entropy for a head of Gaussian outputs (VBLL), got "
+            f"{self.describe()}: its expected loss has no bound without draws; use the head Laplace or Bayes"
+        )
+
     @abstractmethod
     def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
         """Averages the outputs of T passes (T, B, O) to the prediction that `measures` take."""
@@ -101,6 +113,10 @@ class Task(Part, nn.Module, ABC):
     def linear(self, x: Tensor, target: Tensor) -> PredictFunction | None:
         """A linear layer on features (N, d), fitted in seconds, that gives what `predictive` gives, or None."""
         return None
+
+    def linear_rows(self, features: int) -> int:
+        """How many rows of so many features `linear` takes at the most, to be done in seconds."""
+        return 2048
 
     def base_predicted(self, base_logits: Tensor) -> Tensor | None:
         """What the network's own layer gives, (B, C'), as `predictive` would give it; None where it is another task."""

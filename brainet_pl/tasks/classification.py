@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from brainet_pl import uncertainty
 from brainet_pl._utils import checks
-from brainet_pl.metrics.losses import confidence_loss
+from brainet_pl.metrics.losses import confidence_loss, weighted_mean
 from brainet_pl.metrics.measures import Measure, classification_measures
 from brainet_pl.metrics.passes import PassTrace, trace_passes
 from brainet_pl.metrics.shift import Sums, class_sums
 from brainet_pl.tasks.base import Task
-from brainet_pl.tasks.linear import PredictFunction, fit_softmax
+from brainet_pl.tasks.linear import PredictFunction, fit_softmax, softmax_rows
 from brainet_pl.tasks.passes import Passes
 
 
@@ -32,7 +32,7 @@ def check_class_names(names: Any, task: Task) -> tuple[str, ...] | None:
     """
     if names is None or not isinstance(task, Classification):
         return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if not checks.are_texts(names):
         raise ValueError(
             f"expected class_names to be a list of texts, got {checks.shown(names)}: give one name for each class"
         )
@@ -144,19 +144,37 @@ class Classification(Task):
             )
         return F.pad(base_logits, (0, self.out_features - self.num_classes))
 
-    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy, or the learned-confidence loss with its price steered towards the budget."""
+    def loss(self, outputs: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Cross-entropy, of samples that count by `weights` (B,) where given, or the learned-confidence loss.
+
+        The price of a hint is steered towards the budget, and knows no weights.
+        """
         if outputs.dim() == 3:
             target = target.repeat(len(outputs))
+            weights = None if weights is None else weights.repeat(len(outputs))
             outputs = outputs.flatten(0, 1)
         if not self.confidence:
-            return F.cross_entropy(outputs, target, label_smoothing=self.label_smoothing)
+            if weights is None:
+                return F.cross_entropy(outputs, target, label_smoothing=self.label_smoothing)
+            each = F.cross_entropy(outputs, target, label_smoothing=self.label_smoothing, reduction="none")
+            return weighted_mean(each, weights)
         hinted = torch.rand(len(target), device=outputs.device) < 0.5
         logits, confidence = outputs[:, :-1], outputs[:, -1]
         task, doubt = confidence_loss(logits, confidence, target, hinted, self.label_smoothing)
         if self.training:  # a hint gets cheaper while the network is surer than the budget, and dearer otherwise
             self.price *= torch.where(doubt.detach() < self.confidence_budget, 1 / 1.01, 1 / 0.99)
         return task + self.price.clone() * doubt
+
+    def expected_loss(self, outputs: Tensor, target: Tensor, variance: Tensor | None) -> Tensor:
+        """`loss`; with the variance (B, C) of Gaussian logits, Jensen's bound on the expected cross-entropy.
+
+        E log Σ exp z ≤ log Σ E exp z = log Σ exp(m + v/2), in place of log Σ exp m (Harrison, Willes & Snoek 2024).
+        """
+        if variance is None or self.confidence:
+            return super().expected_loss(outputs, target, variance)
+        mean = self._logits(outputs)
+        gap = torch.logsumexp(mean + variance.to(mean.dtype) / 2, dim=-1) - torch.logsumexp(mean, dim=-1)
+        return self.loss(outputs, target) + gap.mean()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Turns logits (T, B, O) into probabilities (T, B, C)."""
@@ -190,6 +208,10 @@ class Classification(Task):
     def linear(self, x: Tensor, target: Tensor) -> PredictFunction | None:
         """Fit a multinomial logistic regression to features (N, d) and labels (N,)."""
         return fit_softmax(x, self.check(target), self.num_classes)
+
+    def linear_rows(self, features: int) -> int:
+        """As many rows as a multinomial logistic regression of so many features takes."""
+        return softmax_rows(features, self.num_classes)
 
     def base_predicted(self, base_logits: Tensor) -> Tensor | None:
         """Probabilities (B, C) of the network's own layer, where it has as many classes."""

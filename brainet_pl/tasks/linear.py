@@ -1,4 +1,4 @@
-"""The least that a head should beat: a linear layer on the same features, fitted in a second or two.
+"""The least that a head should beat: a linear layer on the same features, fitted in seconds.
 
 Features are centred and scaled, each by itself or all alike: columns of a table need the first, and pixels that hardly
 ever vary the second. Which, and the weight of the penalty, is what predicts best: a fifth of the rows, held back, or of
@@ -15,7 +15,9 @@ from torch.nn import functional as F
 
 PredictFunction = Callable[[Tensor], Tensor]  # features (B, d) → what `Task.predictive` gives
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)  # of squared weights, beside the mean loss
-MOST_WORK = 4 * 10**7  # rows · features · classes: more would take longer than a few seconds
+MOST_WORK = 25 * 10**7  # rows · features · classes: more would take longer than some ten seconds on one core
+SEARCH_WORK = 10**7  # the same of the rows that choose the scaling and the penalty, by eight fits
+MOST_RIDGE_WORK = 5 * 10**9  # rows · features²
 ROWS_PER_CLASS = 5
 
 
@@ -36,22 +38,39 @@ def fit_softmax(x: Tensor, target: Tensor, classes: int) -> PredictFunction | No
 
     None where it would take too long, or where there are too few rows for so many classes.
     """
-    rows = min(len(x), MOST_WORK // (x.shape[1] * classes))
+    rows = min(len(x), softmax_rows(x.shape[1], classes))
     if rows < ROWS_PER_CLASS * classes:
         return None
-    every = -(-len(x) // rows)
-    x, target = x[::every].float(), target[::every]
-    held = torch.arange(len(x), device=x.device) % 5 == 4
+    x, target = _spread(x, rows).float(), _spread(target, rows)
+    few = max(SEARCH_WORK // (x.shape[1] * classes), ROWS_PER_CLASS * classes, 1000)
+    part, labels = _spread(x, few), _spread(target, few)
+    held = torch.arange(len(part), device=x.device) % 5 == 4
     found: list[tuple[float, PredictFunction, float, Tensor]] = []
     for prepare in scalings(x):
-        z = _with_one(prepare(x))
+        z = _with_one(prepare(part))
         weight = z.new_zeros(z.shape[1], classes)
         for penalty in reversed(PENALTIES):  # each starts where the stronger one ended
-            weight = _descend(z[~held], target[~held], penalty, weight)
-            found.append((float(F.cross_entropy(z[held] @ weight, target[held])), prepare, penalty, weight))
+            weight = _descend(z[~held], labels[~held], penalty, weight)
+            found.append((float(F.cross_entropy(z[held] @ weight, labels[held])), prepare, penalty, weight))
     _, best, penalty, start = min(found, key=lambda one: one[0])
-    weight = _descend(_with_one(best(x)), target, penalty, start)
+    # A penalty stands for what is known without data: beside a mean over more rows it counts less.
+    weight = _descend(_with_one(best(x)), target, penalty * len(part) / len(x), start)
     return lambda values: (_with_one(best(values)) @ weight).softmax(dim=1)
+
+
+def softmax_rows(features: int, classes: int) -> int:
+    """How many rows `fit_softmax` takes at the most."""
+    return MOST_WORK // (features * classes)
+
+
+def ridge_rows(features: int) -> int:
+    """How many rows `fit_ridge` takes at the most."""
+    return MOST_RIDGE_WORK // features**2
+
+
+def _spread(values: Tensor, rows: int) -> Tensor:
+    """At most so many rows of (N, …), spread evenly over all."""
+    return values[:: -(-len(values) // rows)]
 
 
 def _with_one(z: Tensor) -> Tensor:
@@ -81,7 +100,7 @@ def fit_ridge(x: Tensor, target: Tensor) -> PredictFunction | None:
     """
     if len(x) < 3:
         return None
-    x, target = x.double(), target.double()
+    x, target = (_spread(values, ridge_rows(x.shape[1])).double() for values in (x, target))
     center = target.mean()
     y = target - center
     found: list[tuple[float, PredictFunction, Tensor]] = []

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from brainet_pl import uncertainty
 from brainet_pl._utils import checks
-from brainet_pl.metrics.losses import gaussian_nll
+from brainet_pl.metrics.losses import gaussian_nll, weighted_mean
 from brainet_pl.metrics.measures import Measure, regression_measures
 from brainet_pl.metrics.shift import Sums, number_sums
 from brainet_pl.tasks.base import Task
-from brainet_pl.tasks.linear import PredictFunction, fit_ridge
+from brainet_pl.tasks.linear import PredictFunction, fit_ridge, ridge_rows
 from brainet_pl.tasks.passes import Passes
 
 
@@ -88,10 +88,14 @@ class Regression(Task):
             )
         return F.pad((base_logits - self.center) / self.scale, (0, 1))
 
-    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Gaussian negative log-likelihood of the standardised target; (M, B, 2) is the mean over members."""
+    def loss(self, outputs: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Gaussian negative log-likelihood of the standardised target; (M, B, 2) is the mean over members.
+
+        Samples count by `weights` (B,), where given.
+        """
         mean, variance = self._moments(outputs)
-        return gaussian_nll(mean, variance, (target - self.center) / self.scale).mean()
+        each = gaussian_nll(mean, variance, (target - self.center) / self.scale)
+        return each.mean() if weights is None else weighted_mean(each, weights)
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """(…, 2) → mean and variance (…), standardised; in 32 bits at the least."""
@@ -130,6 +134,10 @@ class Regression(Task):
             "epistemic_std": epistemic.sqrt(),
             "aleatoric_std": aleatoric.sqrt(),
         }
+
+    def linear_rows(self, features: int) -> int:
+        """As many rows as a ridge regression of so many features takes."""
+        return ridge_rows(features)
 
     def linear(self, x: Tensor, target: Tensor) -> PredictFunction | None:
         """Fit a ridge regression to features (N, d) and numbers (N,)."""

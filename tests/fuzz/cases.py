@@ -275,13 +275,18 @@ def check_tree(ggt, d=None):
     must(ggt.perplexity() >= 1 - 1e-6 and ggt.num_unique_structures >= 1 and ggt.summary(), "no size")
 
 
+def any_matrix(x):
+    """A drawn table as numbers that are true or false."""
+    return np.array(x.float() if isinstance(x, torch.Tensor) else x, dtype=bool)
+
+
 @target
 def graphs(draw):
     if sometimes(draw, 5):
-        dag = torch.as_tensor(np.array(table(draw, (1, 5), (1, 5)), dtype=bool)) if sometimes(draw, 6) else None
+        dag = any_matrix(table(draw, (1, 5), (1, 5))) if sometimes(draw, 6) else None
         d = draw(st.integers(1, 5))
         edges = draw(st.lists(st.booleans(), min_size=d * d, max_size=d * d))
-        dag = np.triu(np.array(edges).reshape(d, d), 1) if dag is None else dag.numpy()
+        dag = np.triu(np.array(edges).reshape(d, d), 1) if dag is None else dag
         settings = some(draw, {"max_order": LEARN["max_order"], "second_pass": st.booleans()})
         graph = rai(rarely(draw, st.just(len(dag)), st.integers(-1, 5)), test=DSeparation(dag), **settings)
         d = len(dag)

@@ -14,10 +14,12 @@ from brainet_pl.calibration.temperature import fit_temperature
 from brainet_pl.datamodules import Table
 from brainet_pl.metrics.curves import adaptive_calibration_error, calibration_sums, risk_coverage
 from brainet_pl.metrics.measures import NegativeLogLikelihood, RiskAtCoverage, SquaredError
-from brainet_pl.network import MLP, Ensemble, HeadSettings, LinearHead, MLPHead, Tree
-from brainet_pl.scores import KNN, Generative, Mahalanobis, TreeDensity
+from brainet_pl.network import MLP, Ensemble, HeadSettings, LinearHead, MLPHead, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.scores import KNN, Combined, Generative, Mahalanobis, TreeDensity
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.structure import GGT, DSeparation, Leaf
+from brainet_pl.tasks import Classification
+from brainet_pl.tasks.classification import check_class_names
 
 LEAF = GGT(Leaf((0, 1), ((), ()), 0.0), 2)
 CYCLE = np.array([[0, 1], [1, 0]])
@@ -113,3 +115,18 @@ def test_a_changed_entry_of_a_checkpoint_is_refused(change):
     checkpoint["brainet"] |= change
     with pytest.raises(ValueError, match=f"as BRAINet writes them, got no such {next(iter(change))}"):
         model.on_load_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("value", [1, False, "energy", [], [1]])
+def test_names_that_are_no_list_of_texts_are_refused(value):
+    with pytest.raises(ValueError, match="expected of to be a list of names"):
+        Combined(of=value)
+    if value != []:  # nobody named them
+        with pytest.raises(ValueError, match="expected class_names to be a list of texts"):
+            check_class_names(value, Classification(2))
+
+
+@pytest.mark.parametrize("settings", [Ensemble(), TreeEnsemble(), TreeDropout()])
+def test_a_head_for_no_number_of_outputs_is_refused(settings):
+    with pytest.raises((TypeError, ValueError), match="expected out_features"):
+        settings.build(2, None, LEAF)
