@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from brainet_pl.model.export import export_onnx, export_program
     from brainet_pl.model.lightning import BRAINet
     from brainet_pl.model.swap import SwappedModel, swap_head
+    from brainet_pl.model.swap_file import load_swapped
     from brainet_pl.network import BRAINetHead
     from brainet_pl.scores import GenerativeScore, TreeDensity
     from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
@@ -39,6 +40,7 @@ __all__ = [
     "export_onnx",
     "export_program",
     "learn_structure",
+    "load_swapped",
     "rai",
     "swap_head",
 ]
@@ -57,6 +59,7 @@ _HOMES = {
     "export_onnx": "model.export",
     "export_program": "model.export",
     "learn_structure": "structure",
+    "load_swapped": "model.swap_file",
     "rai": "structure",
     "swap_head": "model.swap",
 }

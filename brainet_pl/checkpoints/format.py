@@ -49,6 +49,7 @@ class Checkpoint:
         config: The settings of the command line; empty for a model that was trained in Python.
         run: What the file says of the run that wrote it.
         step: The number of training steps before the file was written.
+        layers: What the head reads, as `RestorableModule.on_save_checkpoint` writes it; None in older files.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     run: Any
     step: int
+    layers: Any = None
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -80,7 +82,9 @@ class Checkpoint:
                 f"expected settings and the number of training steps in {path}, got a {type(config).__name__} and a "
                 f"{type(step).__name__}: the file was changed; take another copy"
             )
-        return cls(Path(path), content.get(HPARAMS) or {}, config, content.get(RUN), step)
+        return cls(
+            Path(path), content.get(HPARAMS) or {}, config, content.get(RUN), step, content[STORED].get("layers")
+        )
 
     @property
     def wandb_id(self) -> str | None:

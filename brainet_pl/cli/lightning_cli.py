@@ -148,7 +148,10 @@ class BrainetCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Find the checkpoint to resume from, and enter its run's folder or a new one."""
-        runs.enter(self.trainer, self._find_checkpoint())
+        checkpoint = self._find_checkpoint()
+        if checkpoint is not None and isinstance(self.model, BRAINet):
+            self.model.restore_layers(checkpoint.layers)
+        runs.enter(self.trainer, checkpoint)
 
     def after_fit(self) -> None:
         """With `--test`, test what the fit chose on validation data, with the same loggers."""

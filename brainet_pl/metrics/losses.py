@@ -42,3 +42,9 @@ def gaussian_nll(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
     tensor(2.9189)
     """
     return 0.5 * (math.log(2 * math.pi) + variance.log() + (target - mean) ** 2 / variance)
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """The mean of values (…, B) that count by weights (B,) or (…, B); 0 where all weights are 0."""
+    weights = weights.to(values.dtype).expand_as(values)
+    return (weights * values).sum() / weights.sum().clamp_min(torch.finfo(values.dtype).tiny)

@@ -196,7 +196,7 @@ def check_offline_run(folder):
     assert run.config["cli"]["structure"]["threshold"] == "auto"
     assert run.config["cli"]["model"]["num_classes"] == 8
     best = {"val/cls/NLL": "min", "val/cal/ECE": "min", "test/cls/Brier": "min", "val/cls/Acc": "max"}
-    best |= {"ood/held_out/entropy/AUROC": "max", "ood/held_out/entropy/FPR95": "min"}
+    best |= {"ood/held_out/joint/AUROC": "max", "ood/held_out/joint/FPR95": "min"}
     best |= {"ood/held_out/energy/AUROC": "none", "ood/held_out/entropy/n_ood": "none"}
     assert {name: run.summaries.get(name) for name in best} == best
     single = {name for name in run.history if name.startswith(("test/cls", "test/cal", "test/sc", "ood/"))}

@@ -67,5 +67,5 @@ def test_temperature_of_a_faultless_validation_set_is_bounded_and_zeros_are_fine
     torch.testing.assert_close(scale(torch.tensor([[0.5, 0.5, 0.0]]), 2.0).sum(), torch.tensor(1.0))
     scaling = TemperatureScaling()
     for i in range(2):
-        scaling.observe(torch.tensor([[0.9, 0.1]]), torch.tensor([i]), {})
+        scaling.observe(torch.tensor([[0.9 - 0.001 * i, 0.1 + 0.001 * i]]), torch.tensor([i]), {})
     assert 1 < scaling.finalize()["temperature"] < 2  # right as often as wrong, but only twice

@@ -13,7 +13,7 @@ from brainet_pl.callbacks import Evaluation, FeatureCache, StructureLearning
 from brainet_pl.datamodules.base import Samples, SplitData
 from brainet_pl.metrics.measures import collect, regression_measures
 from brainet_pl.model.lightning import BRAINet
-from brainet_pl.network import MLP, Bayes, Ensemble, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.network import MLP, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.tasks import Classification, Regression
 from brainet_pl.tasks.passes import Passes
 
@@ -197,6 +197,7 @@ HEADS = {  # settings → passes
     MCDropout(**SIZE): 4,
     Ensemble(members=3, **SIZE): 3,
     Bayes(**SIZE): 4,
+    Laplace(): 4,
 }
 
 
