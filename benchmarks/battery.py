@@ -61,7 +61,7 @@ NOISES = (0.05, 0.2, 1.0)  # deviations of the noise, in those of a column
 GONE = (0.1, 0.5)  # share of values that are missing
 WIDE = 600  # columns above which a task is cut to two folds, and boosting is left out: it would take hours
 COST = 0.01  # the price of fading that is promised
-SINGLE = ("energy", "entropy", "generative")  # scores of the model that a verdict could go by alone
+SINGLE = ("energy", "entropy", "generative", "knn")  # scores of the model that a verdict could go by alone
 IMAGES = (".jpg", ".jpeg", ".png")
 MOST_LEFT_OUT = 3  # classes that are left out, one at a time
 FEW_TARGETS = 20  # different numbers up to which a column of numbers is taken for classes
@@ -254,7 +254,7 @@ def scores_of(model: BRAINetClassifier, rows: pd.DataFrame) -> dict[str, NDArray
     """The p-value of every single score of the model for rows."""
     network = model.network_
     with torch.no_grad():
-        found = network.scores(network.passes(model._rows(rows)))
+        found = network.all_scores(network.passes(model._rows(rows)))
     return {name: p_values(found[name], network.scores.reference[name]).numpy() for name in SINGLE}
 
 

@@ -221,9 +221,14 @@ class Predictor(nn.Module):
         """
         return self.describe(self.passes(x, passes))
 
+    def all_scores(self, passes: Passes) -> dict[str, Tensor]:
+        """Every score (B,) of a prediction by name: the prediction's own and those of the features."""
+        found: dict[str, Tensor] = self.scores(passes)
+        return found
+
     def describe(self, passes: Passes) -> dict[str, Tensor]:
         """What `predict` gives, from passes that were run."""
-        scores = self.scores(passes)
+        scores = self.all_scores(passes)
         final = self.calibrated(passes, scores)
         answer = self.task.predict(passes, final)
         if self.conformal is not None:

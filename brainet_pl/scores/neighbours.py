@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from brainet_pl._utils import checks
-from brainet_pl.scores.base import Score, set_source
+from brainet_pl.scores.base import Score, ScoreContext, set_source
 from brainet_pl.scores.density import in_parts
 from brainet_pl.tasks.passes import Passes
 
@@ -18,7 +18,7 @@ _ROOM = 2**25  # similarities held at a time, so that memory does not grow with 
 
 
 class KNN(Score):
-    """The squared distance to the k-th nearest training sample, all features brought to length 1: `knn`, from 0 to 4.
+    """The squared distance to the k-th nearest training sample: `knn`; from 0 to 4 between features of length 1.
 
     >>> score = KNN(k=1).fit(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
     >>> score.distances(torch.tensor([[2.0, 0.0], [-1.0, 0.0]]))  # the direction of a training sample, and a far one
@@ -28,6 +28,8 @@ class KNN(Score):
         k: Which neighbour's distance is the score; the last one where there are fewer training samples.
         max_rows: Most training samples that are kept, a random choice of them; they travel in the checkpoint.
         seed: Seed of that random choice.
+        normalize: Bring the features of every sample to length 1 first; null does so for the last layer of a backbone
+            only: inputs, and taps, which have been standardised, are read as they are.
         layers: Layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
         pool: How the maps and tokens of these layers become features, as in `Backbone`.
         name: Suffix of its scores, `_<name>`, where a model has more than one KNN; null for the only one.
@@ -41,6 +43,7 @@ class KNN(Score):
         k: int = 50,
         max_rows: int = 50_000,
         seed: int = 0,
+        normalize: bool | None = None,
         layers: str | list[str] | None = None,
         pool: str | list[str] | None = None,
         name: str | None = None,
@@ -49,7 +52,20 @@ class KNN(Score):
         set_source(self, layers, pool, name)
         self.k, self.max_rows = checks.whole("k", k, 1), checks.whole("max_rows", max_rows, 1)
         self.seed = checks.whole("seed", seed, 0, 2**63 - 1)
+        self.normalize = None if normalize is None else checks.flag("normalize", normalize)
+        self._unit = self.normalize is not False
         self.register_buffer("bank", torch.empty(0, 0))
+
+    def set_context(self, context: ScoreContext) -> None:
+        """Take whether features are inputs or standardised taps, which are read as they are."""
+        if self.normalize is None:
+            self._unit = not (context.raw or context.scaled)
+
+    def refitted(self, features: Tensor, labels: Tensor) -> KNN:
+        """The same score of other samples, whose features are brought to length 1 where these are."""
+        other = KNN(**self.settings() | {"normalize": self._unit}).fit(features, labels)
+        other.set_ready(True)
+        return other
 
     @torch.no_grad()
     def fit(self, features: Tensor, labels: Tensor) -> KNN:
@@ -57,12 +73,16 @@ class KNN(Score):
         if len(features) > self.max_rows:
             rows = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))[: self.max_rows]
             features = features[rows.to(features.device)]
-        self.bank = F.normalize(features.to(self.bank.dtype), dim=1).to(self.bank.device)
+        self.bank = self._prepare(features).to(self.bank.device)
         return self
+
+    def _prepare(self, features: Tensor) -> Tensor:
+        x = features.to(self.bank.dtype)
+        return F.normalize(x, dim=1) if self._unit else x
 
     @torch.no_grad()
     def distances(self, features: Tensor) -> Tensor:
-        """Maps features (B, d) to the squared distance to the k-th neighbour, (B,): 2 - 2·(cosine of the angle)."""
+        """Maps features (B, d) to the squared distance to the k-th neighbour, (B,)."""
         if features.dim() != 2 or features.shape[1] != self.bank.shape[1]:
             raise ValueError(
                 f"expected features of shape (batch, {self.bank.shape[1]}) as k-NN was fitted to, got "
@@ -70,9 +90,18 @@ class KNN(Score):
             )
         k, rows = min(self.k, len(self.bank)), max(1, _ROOM // max(1, len(self.bank)))
         with torch.autocast(features.device.type, enabled=False):
-            unit = F.normalize(features.to(self.bank.dtype), dim=1)
-            return 2.0 - 2.0 * in_parts(lambda part: (part @ self.bank.t()).topk(k, dim=1).values[:, -1], unit, rows)
+            x, half = self._prepare(features), self.bank.square().sum(dim=1) / 2
+            # |x - b|² = |x|² - 2 (x·b - |b|² / 2): the nearest has the largest bracket.
+            nearest = in_parts(lambda part: (part @ self.bank.t() - half).topk(k, dim=1).values[:, -1], x, rows)
+            return (x.square().sum(dim=1) - 2.0 * nearest).clamp_min(0.0)
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """Gives the score `knn` of a batch, (B,)."""
         return {"knn": self.distances(passes.features)}
+
+    def before_load(self, stored: Mapping[str, Tensor]) -> None:
+        """Read whether features are brought to length 1: those that were kept tell it."""
+        super().before_load(stored)
+        if self.normalize is None and "bank" in stored:
+            length = stored["bank"].float().norm(dim=1)
+            self._unit = bool(((length - 1).abs() < 1e-3).logical_or(length == 0).all())

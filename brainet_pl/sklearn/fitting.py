@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from brainet_pl.network import BRAINetHead, HeadSettings
 from brainet_pl.network.base import Head, Outputs
 from brainet_pl.network.training import fit_head
 from brainet_pl.network.tree import Tree, smallest_budget
-from brainet_pl.scores import Generative, Score, ScoreContext
+from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreContext
 from brainet_pl.scores.density import density_threshold
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.scores.reference import p_values
@@ -37,6 +37,7 @@ DRAW_SEED = 0  # of the sub-networks of a prediction: the same rows always give 
 DENSITY_THRESHOLD = 0.02  # nats: a density wants more edges than a network of dense layers
 BATCH = 4096  # rows predicted at a time
 MOST_EXPECTED = 2000  # rows by which it is estimated what will be noticed
+NEIGHBOURS = 5  # to the last of which a row's distance counts
 BINS = 6  # of a column
 MOST_WITH_BINS = 300  # columns and bins up to which bins are read: a structure of more takes long to learn
 PULL = 4.0  # rows that draw the weights of two kinds of members to a half
@@ -153,47 +154,63 @@ class Members(Head):
     def passes(self, x: Tensor, count: int) -> Outputs:
         """Features (B, d) → outputs (T, B, O), as many of each member."""
         heads = self._heads
-        found = [head.passes(x[:, : head.in_features], math.ceil(count / len(heads))) for head in heads]
+        each = math.ceil(count / len(heads))
+        found = [  # few sub-networks are averaged exactly
+            head.passes(x[:, : head.in_features], count if head.ggt.num_subnetworks <= count else each)
+            for head in heads
+        ]
         shares = self.shares.repeat(len(heads) // len(self.shares)) * len(self.shares) / len(heads)
-        weights = [share * _pass_weights(one) for one, share in zip(found, shares, strict=True)]
+        weights = [share * _all_weights(one) for one, share in zip(found, shares, strict=True)]
         return Outputs(torch.cat([one.values for one in found]), torch.cat(weights))
 
 
-def _pass_weights(outputs: Outputs) -> Tensor:
-    values, weights = outputs
+def _all_weights(passes: Outputs | Passes) -> Tensor:
+    values, weights = passes.values if isinstance(passes, Outputs) else passes.outputs, passes.weights
     return values.new_full((len(values),), 1 / len(values)) if weights is None else weights
 
 
-class MemberDensities(Score):
-    """The density of columns by the training rows of each fold: their mean, or that of the fold `chosen`.
+class FoldScore(Score):
+    """A score of columns that is fitted to the training rows of each fold: their mean, or that of the fold `chosen`.
 
     Args:
-        folds: Number of folds.
+        of: One score for each fold, all with the same settings.
         columns: Number of columns that are read, the first of the features.
     """
 
-    units: ClassVar[Mapping[str, str]] = {"generative": "nats"}
-
-    def __init__(self, folds: int, columns: int) -> None:
+    def __init__(self, of: Sequence[Score], columns: int) -> None:
         super().__init__()
-        self.densities = nn.ModuleList(Generative(threshold=None, normalize=False) for _ in range(folds))
-        self.folds, self.columns = folds, columns
+        self.of, self.columns = nn.ModuleList(of), columns
+        first = next(iter(of[0].units))  # the others need the prediction of all members
+        self.units = {first: of[0].units[first]}  # type: ignore[misc]
         self.chosen: int | None = None
 
-    def refitted(self, features: Tensor, labels: Tensor) -> MemberDensities:
-        """The density of the first fold, with parameters of other samples."""
-        first = self.densities[0]
-        assert isinstance(first, Generative)
-        other = MemberDensities(1, self.columns)
-        other.densities = nn.ModuleList([first.refitted(features[:, : self.columns], labels)])
+    @property
+    def key(self) -> str:
+        """Gives the name of the class of its scores."""
+        return type(self.of[0]).__name__
+
+    def fit_fold(self, number: int, context: ScoreContext, features: Tensor, labels: Tensor) -> None:
+        """Fit the score of one fold to its training rows, features (N, d) and labels (N,)."""
+        score = self.of[number]
+        assert isinstance(score, Score)
+        score.set_context(context)
+        fit_score(score, features[:, : self.columns], labels)
+        self.set_ready(all(one.ready for one in self.of))  # type: ignore[union-attr]
+
+    def refitted(self, features: Tensor, labels: Tensor) -> FoldScore:
+        """The score of the first fold, with parameters of other samples."""
+        first = self.of[0]
+        assert isinstance(first, Score)
+        other = FoldScore([first.refitted(features[:, : self.columns], labels)], self.columns)
         other.set_ready(True)
         return other
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """One set of passes → minus the log-density (B,) of its rows."""
+        """One set of passes → the score (B,) of its rows."""
         passes = replace(passes, features=passes.features[:, : self.columns])
-        densities = list(self.densities) if self.chosen is None else [self.densities[self.chosen]]
-        return {"generative": torch.stack([one(passes)["generative"] for one in densities]).mean(dim=0)}
+        name = next(iter(self.units))
+        scores = list(self.of) if self.chosen is None else [self.of[self.chosen]]
+        return {name: torch.stack([one(passes)[name] for one in scores]).mean(dim=0)}
 
 
 class Shapes(NamedTuple):
@@ -234,27 +251,53 @@ class TablePredictor(Predictor):
     def __init__(self, task: Task, heads: Sequence[BRAINetHead], shapes: Shapes, passes: int) -> None:
         encoding = nn.Sequential(Bins(shapes.parts), Standardize(shapes.columns + shapes.parts))
         is_classes = isinstance(task, Classification)
+        densities = [Generative(threshold=None, normalize=False) for _ in range(shapes.folds)]
+        neighbours = [KNN(k=NEIGHBOURS, normalize=False) for _ in range(shapes.folds)]
+        scores = [FoldScore(of, shapes.columns) for of in (densities, neighbours)]
         super().__init__(
             FeatureExtractor(encoding),
             task,
             Members(heads, shapes.folds),
             passes,
-            scores=[MemberDensities(shapes.folds, shapes.columns)],
+            scores=[*scores, Combined(of=(["entropy"] if is_classes else []) + ["generative", "knn"])],
             calibration="TemperatureScaling" if is_classes else None,
         )
         self.shapes = shapes
-        self.densities = next(score for score in self.scores if isinstance(score, MemberDensities))
+        self.fold_scores = [score for score in self.scores if isinstance(score, FoldScore)]
         self.register_buffer("held_predicted", torch.zeros(shapes.held, shapes.outputs))
         self.register_buffer("held_target", torch.zeros(shapes.held, dtype=torch.long if is_classes else torch.float64))
 
     @contextmanager
     def fold(self, number: int) -> Iterator[None]:
-        """Within it, only the members of this fold predict."""
-        self.head.chosen = self.densities.chosen = number
+        """Within it, only the members of this fold predict, and scores are those of its training rows."""
+        self._choose(number)
         try:
             yield
         finally:
-            self.head.chosen = self.densities.chosen = None
+            self._choose(None)
+
+    def _choose(self, number: int | None) -> None:
+        self.head.chosen = number
+        for score in self.fold_scores:
+            score.chosen = number
+
+    def all_scores(self, passes: Passes) -> dict[str, Tensor]:
+        """Every score (B,) of a prediction by name, as a fold gives it, and the mean over folds.
+
+        What the members of one fold say of rows that they held back is what these are compared with. The average of all
+        members is less sure than they are, so that its entropy would call too many rows unknown.
+        """
+        if self.head.chosen is not None:
+            return super().all_scores(passes)
+        parts = zip(passes.outputs.chunk(self.head.folds), _all_weights(passes).chunk(self.head.folds), strict=True)
+        found = []
+        for number, (outputs, weights) in enumerate(parts):
+            weights = weights / weights.sum()
+            predicted, scores = self.task.predictive(outputs, weights), self.task.scores(outputs, weights)
+            one = replace(passes, outputs=outputs, weights=weights, predicted=predicted, scores=scores)
+            with self.fold(number):
+                found.append(super().all_scores(one))
+        return {name: torch.stack([scores[name] for scores in found]).mean(dim=0) for name in found[0]}
 
     @torch.no_grad()
     def final(self, rows: Tensor) -> Tensor:
@@ -281,7 +324,7 @@ class TablePredictor(Predictor):
         found = []
         for part in rows.split(BATCH):  # type: ignore[no-untyped-call]
             with isolated_rng(DRAW_SEED):
-                scores = self.scores(self.passes(part))
+                scores = self.all_scores(self.passes(part))
             name = self.scores.verdict_score(scores, self.verdict)
             assert name is not None
             found.append(p_values(scores[name], self.scores.reference[name]))
@@ -318,7 +361,7 @@ class TablePredictor(Predictor):
         for number, part in parts:
             with self.fold(number), isolated_rng(DRAW_SEED):
                 passes = self.passes(rows[part])
-                self.observe(passes, self.scores(passes), target[part])
+                self.observe(passes, self.all_scores(passes), target[part])
         self.finalize()
         held = []
         for number, fold in enumerate(folds):
@@ -452,14 +495,12 @@ def fit_network(
     network.backbone.model.load_state_dict(encoding.state_dict())
     epochs = 0
     for number, (train, fold) in enumerate(folds):
-        score = network.densities.densities[number]
-        assert isinstance(score, Generative)
-        score.set_context(ScoreContext(count, raw=True, ggt=density))
-        fit_score(score, plain[train], labels[train])
+        context = ScoreContext(count, raw=True, ggt=density)
+        for score in network.fold_scores:
+            score.fit_fold(number, context, features[train], labels[train])
         for member in heads[number * len(trees) : (number + 1) * len(trees)]:
             x = features[:, : member.in_features]
             epochs = max(epochs, _fit_member(member, task, x, target, weights, train, fold, training))
-    network.densities.set_ready(True)
     network.double()
     if held:
         network.hold(rows.double(), target, held)

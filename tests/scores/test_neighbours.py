@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.neighbors import NearestNeighbors
 
-from brainet_pl.scores import KNN, neighbours
+from brainet_pl.scores import KNN, ScoreContext, neighbours
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.tasks.passes import Passes
 
@@ -48,6 +48,30 @@ def test_against_sklearn(k):
     found = fitted(bank, k=k).distances(torch.tensor(new))
     np.testing.assert_allclose(found, expected, atol=2e-6)
     assert found.max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "context", "as_they_are"),
+    [
+        ({"normalize": False}, {}, True),
+        ({}, {"raw": True}, True),
+        ({}, {"scaled": True}, True),
+        ({}, {}, False),
+        ({"normalize": True}, {"raw": True}, False),
+    ],
+)
+def test_inputs_and_standardised_taps_are_read_as_they_are(settings, context, as_they_are):
+    bank, new = units(0, 90, 6), units(1, 20, 6)
+    unit = [v if as_they_are else v / np.linalg.norm(v, axis=1, keepdims=True) for v in (bank, new)]
+    expected = NearestNeighbors(n_neighbors=4).fit(unit[0]).kneighbors(unit[1])[0][:, -1] ** 2
+    score = KNN(k=4, **settings)
+    score.set_context(ScoreContext(1, **context))
+    fit_score(score, torch.tensor(bank), torch.zeros(90, dtype=torch.long))
+    loaded = KNN(k=4, **settings)
+    loaded.load_state_dict(score.state_dict())
+    again = score.refitted(torch.tensor(bank), torch.zeros(90, dtype=torch.long))
+    for one in (score, loaded, again):
+        np.testing.assert_allclose(one.distances(torch.tensor(new)), expected, atol=1e-4)
 
 
 def test_unlike_inputs_are_further_away():

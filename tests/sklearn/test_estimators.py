@@ -15,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+from brainet_pl.scores.reference import p_values
 from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
 
 
@@ -239,6 +240,23 @@ def test_known_rows_are_called_unknown_as_often_as_promised_by_few_of_them():
         model = BRAINetClassifier(random_state=seed, max_epochs=10).fit(*blobs(100, seed))
         shares.append((model.known_p(blobs(1000, 100 + seed)[0]) <= 0.05).mean())
     assert np.mean(shares) < 0.07  # 48 % on one split of wine, when 20 rows were held back
+
+
+def test_scores_are_those_of_single_folds_and_few_sub_networks_are_averaged_exactly(classifier):
+    network, rows = classifier.network_, classifier._rows(blobs(40, 9)[0])
+    passes = network.passes(rows)
+    heads = list(network.head.heads)
+    assert len(passes.outputs) == sum(head.ggt.num_subnetworks for head in heads)
+    joint = []
+    for number in range(network.head.folds):  # the slow way: each fold by itself
+        with network.fold(number):
+            joint.append(network.scores(network.passes(rows))["joint"])
+    mean = torch.stack(joint).mean(dim=0)
+    torch.testing.assert_close(network.all_scores(passes)["joint"], mean, rtol=1e-4, atol=1e-4)
+    expected = p_values(mean, network.scores.reference["joint"])
+    assert network.expected.score == "joint"
+    np.testing.assert_allclose(network.known_p(rows), expected, atol=1e-6)
+    assert network.scores.parts_of("joint") == ("entropy", "generative", "knn")
 
 
 def test_importing_the_estimators_loads_no_torch():
