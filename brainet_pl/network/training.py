@@ -32,6 +32,7 @@ def fit_head(
     weight_decay: float = 0.0,
     input_dropout: float = 0.0,
     rate_decays: int = 0,
+    final_batch: int = 0,
     progress: bool = False,
 ) -> int:
     """Train a head with Adam; at the end it has the weights of the epoch that validated best. Gives the epochs taken.
@@ -52,6 +53,8 @@ def fit_head(
         weight_decay: decoupled weight decay (AdamW), times the learning rate.
         input_dropout: share of the features that is set to zero, drawn anew for each sample and step.
         rate_decays: how often, when patience ends, training goes on from the best weights with a lower learning rate.
+        final_batch: samples in a batch when patience ends for the first time, from the best weights on, where that is
+            more: batch norm of small batches is noise, which noisy targets gain by and exact ones lose by.
         progress: show a progress bar.
     """
     parameters = list(head.parameters())
@@ -82,10 +85,15 @@ def fit_head(
         if value < best_loss:
             best, best_loss, waited = copy.deepcopy(head.state_dict()), value, 0
         elif waited >= patience:
-            if not rate_decays or not math.isfinite(best_loss):
+            grows = min(final_batch, len(x)) > batch_size
+            if not (grows or rate_decays) or not math.isfinite(best_loss):
                 break
-            rate_decays, waited = rate_decays - 1, 0
+            waited = 0
             head.load_state_dict(best)
+            if grows:
+                batch_size = final_batch
+                continue
+            rate_decays -= 1
             for group in optimizer.param_groups:
                 group["lr"] *= SLOWER
     if math.isfinite(best_loss):

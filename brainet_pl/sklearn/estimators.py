@@ -60,7 +60,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         threshold: float | str | None = None,
         members: int | None = None,
         passes: int = 15,
-        max_epochs: int = 200,
+        max_epochs: int = 500,
         patience: int = 20,
         batch_size: int | None = None,
         learning_rate: float = 3e-3,
@@ -392,7 +392,7 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
         threshold: float | str | None = None,
         members: int | None = None,
         passes: int = 15,
-        max_epochs: int = 200,
+        max_epochs: int = 500,
         patience: int = 20,
         batch_size: int | None = None,
         learning_rate: float = 3e-3,
@@ -540,7 +540,7 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
     def _task(self) -> Any:
         from brainet_pl.tasks import Regression
 
-        return Regression()
+        return Regression(beta=0.5)
 
     def _head_settings(self) -> Any:
         from brainet_pl.network import Tree

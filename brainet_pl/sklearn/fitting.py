@@ -20,6 +20,7 @@ from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import Extracted
+from brainet_pl.metrics.losses import weighted_mean
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.network import BRAINetHead, HeadSettings
 from brainet_pl.network.base import Head, Outputs
@@ -37,6 +38,7 @@ DRAW_SEED = 0  # of the sub-networks of a prediction: the same rows always give 
 DENSITY_THRESHOLD = 0.02  # nats: a density wants more edges than a network of dense layers
 BATCH = 4096  # rows predicted at a time
 MOST_EXPECTED = 2000  # rows by which it is estimated what will be noticed
+FINAL_BATCH = 256  # rows of a step of a regression, once small batches gain no more
 NEIGHBOURS = 5  # to the last of which a row's distance counts
 BINS = 6  # of a column
 MOST_WITH_BINS = 300  # columns and bins up to which bins are read: a structure of more takes long to learn
@@ -527,16 +529,23 @@ def _fit_member(
     def loss(outputs: Tensor, rows: Tensor) -> Tensor:
         return task.loss(outputs, target[rows], *(() if weights is None else (weights[rows],)))
 
+    def validate() -> float:
+        outputs = head.passes(features[held], 8)
+        nll = task.nll(task.predictive(outputs.values, outputs.weights), target[held])
+        assert nll is not None
+        return float(nll.mean() if weights is None else weighted_mean(nll, weights[held]))
+
     return fit_head(
         head,
         features[train],
         train,
         loss,
-        (lambda: float(loss(head.passes(features[held], 8).values, held))) if len(held) else None,
+        validate if len(held) else None,
         max_epochs=training.max_epochs if len(held) else max(1, training.max_epochs // 4),
         patience=training.patience,
         batch_size=choose_batch_size(len(train)) if training.batch_size is None else training.batch_size,
         learning_rate=training.learning_rate,
+        final_batch=FINAL_BATCH if training.batch_size is None and not isinstance(task, Classification) else 0,
         progress=training.verbose,
     )
 

@@ -25,8 +25,12 @@ class Regression(Task):
     The variance is softplus(raw) + `min_variance`. Mean m and scale s of the training targets are learned once, by
     `prepare`, and are buffers: predictions, metrics and scores are in the units of the target, from a checkpoint alone.
 
+    A sample that the likelihood calls noisy hardly moves the mean, so that large targets may never be fitted. With
+    `beta`, each sample counts in training by its predicted variance to that power (Seitzer et al. 2022).
+
     Args:
         min_variance: Added to every variance, as a share of the variance of the training targets.
+        beta: 0 trains by the likelihood itself; near 1, means are fitted as by least squares.
     """
 
     group: ClassVar[str] = "reg"
@@ -35,9 +39,10 @@ class Regression(Task):
     scale: Tensor
     prepared: Tensor
 
-    def __init__(self, min_variance: float = 1e-6) -> None:
+    def __init__(self, min_variance: float = 1e-6, beta: float = 0.0) -> None:
         super().__init__()
         self.out_features, self.min_variance = 2, checks.above_zero("min_variance", min_variance)
+        self.beta = checks.share("beta", beta)
         self.register_buffer("center", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("prepared", torch.zeros((), dtype=torch.bool))
@@ -89,12 +94,14 @@ class Regression(Task):
         return F.pad((base_logits - self.center) / self.scale, (0, 1))
 
     def loss(self, outputs: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Gaussian negative log-likelihood of the standardised target; (M, B, 2) is the mean over members.
+        """Gaussian negative log-likelihood of the standardised target, times its variance to the power `beta`.
 
-        Samples count by `weights` (B,), where given.
+        (M, B, 2) is the mean over members. Samples count by `weights` (B,), where given.
         """
         mean, variance = self._moments(outputs)
         each = gaussian_nll(mean, variance, (target - self.center) / self.scale)
+        if self.beta:
+            each = each * variance.detach() ** self.beta
         return each.mean() if weights is None else weighted_mean(each, weights)
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:

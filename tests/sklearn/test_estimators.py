@@ -259,6 +259,16 @@ def test_scores_are_those_of_single_folds_and_few_sub_networks_are_averaged_exac
     assert network.scores.parts_of("joint") == ("entropy", "generative", "knn")
 
 
+def test_exact_numbers_of_very_different_size_are_fitted():
+    """Targets as of UCI's yacht: a steep function without noise, whose few large values hold most of the variance."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 1, size=(300, 3))
+    y = np.exp(5 * x[:, 0]) * (1 + 0.2 * x[:, 1])
+    model = BRAINetRegressor(random_state=0, members=1).fit(x[:240], y[:240])
+    error = np.sqrt(np.mean((model.predict(x[240:]) - y[240:]) ** 2))
+    assert error < 0.055 * y.std()  # 0.072 with small batches alone
+
+
 def test_importing_the_estimators_loads_no_torch():
     code = (
         "import sys, brainet_pl.sklearn.estimators; "

@@ -54,6 +54,21 @@ def fitted(tmp_path_factory, quiet_trainer):
 # -- task and metrics -------------------------------------------------------------------------------------------------
 
 
+def test_samples_count_by_their_variance_where_asked_to():
+    task, y = Regression(beta=0.5), torch.tensor([1.0, -2.0, 0.5])
+    outputs = torch.tensor([[0.3, 1.0], [0.1, -1.0], [0.4, 2.0]], requires_grad=True)
+    task.prepare(torch.tensor([-1.0, 1.0]))
+    variance = torch.nn.functional.softplus(outputs[:, 1]) + task.min_variance
+    each = -torch.distributions.Normal(outputs[:, 0], variance.sqrt()).log_prob(y)
+    loss = task.loss(outputs, y)
+    torch.testing.assert_close(loss, (each * variance.sqrt()).mean())
+    # By the mean, the gradient is that of the likelihood times the deviation: (μ - y) / σ.
+    found = torch.autograd.grad(loss, outputs)[0][:, 0]
+    torch.testing.assert_close(found, (outputs[:, 0] - y) / variance.sqrt() / 3)
+    with pytest.raises(ValueError, match="expected a beta of at least 0 and below 1"):
+        Regression(beta=1.0)
+
+
 def test_the_loss_is_the_likelihood_of_the_standardised_target():
     rng = np.random.default_rng(0)
     y = rng.normal(size=50) * 7 + 300
@@ -242,7 +257,7 @@ def test_cached_features_and_plain_loaders(tmp_path, quiet_trainer):
 def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(ValueError, match=r"got num_classes=3 and Regression\(\)"):
         BRAINet(3, task="Regression")
-    with pytest.raises(ValueError, match=r"expected settings of Regression .min_variance., got label_smoothing"):
+    with pytest.raises(ValueError, match=r"expected settings of Regression .min_variance, beta., got label_smoothing"):
         BRAINet(task={"class_path": "Regression", "init_args": {"label_smoothing": 0.1}})
     with pytest.raises(
         ValueError, match="expected loss of a classification to be one of 'cross_entropy', 'confidence'"
