@@ -6,14 +6,18 @@
 
 Tasks: photographs of ten kinds of clothes by an EfficientNet-Lite0 of ImageNet (five folds), and CIFAR-10 by a
 ResNet-20 that was trained on it (10,000 training images, three draws). Layers: the last, and those that `layers="auto"`
-chooses by the training images of a fold. All heads train alike, by Adam, up to the epoch that validates best, and get a
-temperature by the same held-out rows; "network" is the network's own logits with one. Finished cells are kept.
+chooses by the training images of a fold. All heads train alike, as `swap_head(…).fit()` trains its own: with weight
+decay, the better of two dropouts of features and a rate that falls, up to the epoch that validates best; all get a
+temperature by the same held-out rows. "network" is the network's own logits with one, "one call" is
+`swap_head(…).fit()` on the images, as a user calls it, with its verdict. Finished cells are kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import inspect
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +30,7 @@ from common.measures import quality_of
 from common.store import Cell, Store
 from common.tables import table
 from common.tasks import Sample
-from common.training import fit_best, shuffled
+from common.training import shuffled
 from PIL import Image
 from sklearn.linear_model import LogisticRegressionCV
 from sklearn.model_selection import StratifiedKFold, train_test_split
@@ -34,7 +38,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torchvision import transforms
 
-from brainet_pl import network, uncertainty
+from brainet_pl import network, swap_head, uncertainty
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.loading import make_backbone
 from brainet_pl.backbones.taps import LayerSearch, Taps
@@ -42,6 +46,9 @@ from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.features.extraction import extract
 from brainet_pl.features.layers import choose_layers, sample_rows
 from brainet_pl.metrics import curves
+from brainet_pl.model.swap import SwappedModel
+from brainet_pl.model.swap_fit import DROPOUTS
+from brainet_pl.network.training import fit_head
 from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification
 
@@ -51,6 +58,10 @@ HEADS: dict[str, network.HeadSettings] = {
     name: getattr(network, name)() for name in ("Linear", "MLP", "MCDropout", "Ensemble") if hasattr(network, name)
 } | {name: getattr(network, name)() for name in ("Laplace", "VBLL") if hasattr(network, name)}
 UNKNOWN = 2000  # images of an unknown set
+TRAINING = ("patience", "batch_size", "learning_rate", "weight_decay")
+DEFAULTS: dict[str, Any] = {name: inspect.signature(SwappedModel.fit).parameters[name].default for name in TRAINING} | {
+    "rate_decays": 2
+}
 
 
 class Labelled(Dataset[tuple[Tensor, int]]):
@@ -221,9 +232,20 @@ def fit(
     settings: network.HeadSettings, sample: Sample, ggt: GGT | None, unknown: dict[str, Tensor], epochs: int
 ) -> Cell:
     """Train a head; what it says of test images, and how far unknown ones are from them by entropy and disagreement."""
-    torch.manual_seed(0)
-    head = settings.build(sample.in_features, sample.task.out_features, ggt)
-    best = fit_best(head, sample, epochs=epochs, patience=10, lr=1e-3)
+
+    def validate() -> float:
+        found = head.passes(sample.val[0], 15)
+        return float(sample.task.nll(sample.task.predictive(*found), sample.val[1]).mean())
+
+    tried = []
+    for rate in DROPOUTS:
+        torch.manual_seed(0)
+        head = settings.build(sample.in_features, sample.task.out_features, ggt)
+        training = DEFAULTS | {"input_dropout": rate, "max_epochs": epochs}
+        taken = fit_head(head, *sample.train, sample.task.loss, validate, **training)
+        with torch.no_grad():
+            tried.append((validate(), taken, rate, head.eval()))
+    _, taken, rate, head = min(tried, key=lambda one: one[0])
     if head.finalizes:
         from brainet_pl.network.base import HeadInputs
 
@@ -246,10 +268,35 @@ def fit(
         return uncertainty.predictive(probs, weights), scores
 
     test, known = run(sample.test[0])
-    cell = measure(run(sample.val[0])[0], test, sample) | {"epoch": best.epoch, "parameters": head.num_params}
+    cell = measure(run(sample.val[0])[0], test, sample) | {
+        "epochs": taken,
+        "dropped": rate,
+        "parameters": head.num_params,
+    }
     for name, x in unknown.items():
         for score, values in run(x)[1].items():
             cell[f"{name}/{score}"] = 100 * curves.separation(known[score], values)["AUROC"]
+    return cell
+
+
+def one_call(task: Task, fold: int) -> Cell:
+    """`swap_head(…).fit()` on the images of a fold: quality, and the shares that it calls unknown."""
+    train, val, test = (Subset(task.images, part.tolist()) for part in task.folds[fold])
+    model = swap_head(copy.deepcopy(task.network), train, held=val, progress=False).fit(progress=False)
+
+    def run(images: Dataset[Any]) -> dict[str, Tensor]:
+        with torch.no_grad():
+            found = [model.predict(batch[0]) for batch in DataLoader(images, BATCH)]
+        return {name: torch.cat([one[name] for one in found]) for name in ("probabilities", "known_p")}
+
+    known = run(test)
+    cell = quality_of(known["probabilities"], task.labels[task.folds[fold][2]])
+    cell["called unknown"] = 100 * float((known["known_p"] <= 0.05).double().mean())
+    cell["blend"] = model.blend.head if model.blend.active else math.inf
+    for name, images in task.unknown.items():
+        p = run(images)["known_p"]
+        cell[f"{name}/called unknown"] = 100 * float((p <= 0.05).double().mean())
+        cell[f"{name}/verdict"] = 100 * curves.separation(-known["known_p"], -p)["AUROC"]
     return cell
 
 
@@ -283,6 +330,8 @@ def run_fold(store: Store, task: Task, fold: int, cache: Path, epochs: int) -> N
         keys = [f"{task.name}/{layers}/{head}/{fold}" for head in ("BRAINet", "shuffled")]
         ggt = None if all(key in store.content["cells"] for key in keys) else learn_structure(sample.train[0].numpy())
         cell("BRAINet", lambda g=ggt, s=sample, u=unknown: fit(network.Tree(), s, g, u, epochs))  # type: ignore[misc]
+        if task.own_classes and layers == "auto":
+            cell("one call", lambda: one_call(task, fold))
         wrong = None if ggt is None else shuffled(ggt)
         cell("shuffled", lambda g=wrong, s=sample, u=unknown: fit(network.Tree(), s, g, u, epochs))  # type: ignore[misc]
 
@@ -295,7 +344,7 @@ def _plain(taps: Taps | None, summary: str) -> dict[str, Any]:
 def show(store: Store, task: Task) -> None:
     """The table of a task: means over folds, and the paired difference to BRAINet."""
     cells = store.content["cells"]
-    heads = ["network", "logistic regression", *HEADS, "BRAINet", "shuffled"]
+    heads = ["network", "logistic regression", *HEADS, "BRAINet", "shuffled", "one call"]
     columns = sorted({k for key, c in cells.items() if key.startswith(f"{task.name}/l") for k in c if "/" in k})
     for layers in ("last", "auto"):
         rows = []
@@ -319,6 +368,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="folder with clothing, efficientnet_lite0.pth and CIFAR-10")
     parser.add_argument("--cache", type=Path, help="folder for features; DIR/cache if not given")
     parser.add_argument("--quick", action="store_true", help="two folds of clothing alone")
+    parser.add_argument("--folds", type=int, default=5, help="folds of clothing; of CIFAR-10, draws up to 3")
     add_out(parser)
     args = parser.parse_args(argv)
     args.out = results_folder(args)
@@ -326,7 +376,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         tasks, cache, epochs = [synthetic()], args.out, 2
     else:
         cache, epochs = args.cache or args.data / "cache", 100
-        tasks = [clothing(args.data, 2 if args.quick else 5)] + ([] if args.quick else [cifar(args.data, 3)])
+        tasks = [clothing(args.data, 2 if args.quick else args.folds)]
+        tasks += [] if args.quick else [cifar(args.data, min(args.folds, 3))]
     cache.mkdir(parents=True, exist_ok=True)
     store = Store(args.out / "swap.json", {"size": SIZE, "epochs": epochs})
     for task in tasks:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +26,9 @@ from brainet_pl.features.training import SAMPLE_ROWS, TrainingFeatures
 from brainet_pl.model import swap_data
 from brainet_pl.model.finite import finite_samples
 from brainet_pl.model.swap_data import MOST_CLASSES, DataLog, input_batches, labelled_batches
-from brainet_pl.network.base import LEAST, HeadSettings, Outputs, run_head
+from brainet_pl.network.base import LEAST, HeadInputs, HeadSettings, Outputs, run_head
 from brainet_pl.network.finalization import best_value
+from brainet_pl.network.laplace import Laplace
 from brainet_pl.network.training import fit_head
 from brainet_pl.network.tree import Tree
 from brainet_pl.scores import Generative, Score, Stages
@@ -37,21 +39,23 @@ if TYPE_CHECKING:
     from brainet_pl.model.swap import SwappedModel
 
 STEPS = 6  # of a fit
+DROPOUTS = (0.5, 0.1)  # of features, to choose from
 SHARES = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, math.inf)  # of the head beside base logits; ∞ is it alone
 LEAST_GAIN = 1e-4  # nats of mean NLL: a head that gains less is not worth running
 ROWS = 512  # samples predicted at a time
 VALIDATED = 4096  # the same while a head is trained
+MOST_COMPARED = 4096  # features up to which the comparison has a Laplace approximation: its covariance is their square
 
 
 class Training(NamedTuple):
-    """How a head is trained on features in memory: the settings of `fit_head`."""
+    """How a head is trained on features in memory: the settings of `fit_head`; "auto" tries several dropouts."""
 
     max_epochs: int
     patience: int
     batch_size: int
     learning_rate: float
     weight_decay: float
-    input_dropout: float
+    input_dropout: float | Literal["auto"]
     rate_decays: int = 2
 
 
@@ -278,18 +282,26 @@ def train_on_features(model: SwappedModel, seen: Extracted, held: Extracted, tra
             total += float(model.task.nll(model.task.predictive(outputs, weights), checked.target[few]).sum())
         return total / len(checked.x)
 
+    start, tried = copy.deepcopy(head.state_dict()), []
     with limit_threads(1 if small else torch.get_num_threads()):
-        epochs = fit_head(
-            head,
-            data.x,
-            data.target,
-            model.task.loss,
-            validate,
-            base_logits=data.base_logits,
-            progress=progress,
-            **training._asdict(),
-        )
-    head.eval()
+        for rate in DROPOUTS if training.input_dropout == "auto" else (training.input_dropout,):
+            head.load_state_dict(start)
+            settings: dict[str, Any] = training._replace(input_dropout=rate)._asdict()
+            epochs = fit_head(
+                head,
+                data.x,
+                data.target,
+                model.task.loss,
+                validate,
+                base_logits=data.base_logits,
+                progress=progress,
+                **settings,
+            )
+            head.eval()
+            with torch.no_grad():
+                tried.append((validate(), epochs, copy.deepcopy(head.state_dict())))
+    _, epochs, state = min(tried, key=lambda one: math.inf if math.isnan(one[0]) else one[0])
+    head.load_state_dict(state)
     return epochs
 
 
@@ -347,8 +359,8 @@ class Comparison(NamedTuple):
     """The mean NLL of held-out samples by who predicts them, each at its best temperature, and what the head gains.
 
     Attributes:
-        nll: name → mean NLL: "swapped", and where they could be had "network" (its own layer) and "linear" (a linear
-            layer on the same features).
+        nll: name → mean NLL: "swapped", and where they could be had "network" (its own layer), and on the same features
+            "linear" (a linear layer) and "laplace" (one with a Gaussian over its weights).
         gains: name of another → by how much the swapped model's NLL is lower, and the standard error of that.
         samples: number of held-out samples.
     """
@@ -364,7 +376,11 @@ class Comparison(NamedTuple):
         NLL of 300 held-out samples, each at its best temperature: swapped 0.250; linear layer on the same features \
 0.262 (gained 0.012 ± 0.004)
         """
-        titles = {"network": "the network's own layer", "linear": "linear layer on the same features"}
+        titles = {
+            "network": "the network's own layer",
+            "linear": "linear layer on the same features",
+            "laplace": "the same with a Laplace approximation",
+        }
         others = [
             f"{titles[name]} {self.nll[name]:.3f} (gained {gain:.3f} ± {error:.3f})"
             for name, (gain, error) in self.gains.items()
@@ -375,7 +391,7 @@ class Comparison(NamedTuple):
 
 @torch.no_grad()
 def compare(model: SwappedModel, seen: Extracted, held: Extracted, has_base: bool) -> Comparison:
-    """Compare a model on held-out samples with the network's own layer, and a linear layer on the same features."""
+    """Compare a model on held-out samples with the network's own layer, and linear layers on the same features."""
     task, target = model.task, model.task.check(held.targets)
     outputs = predict_rows(model, held)
     predicted = {"swapped": task.predictive(outputs.values, outputs.weights)}
@@ -385,7 +401,30 @@ def compare(model: SwappedModel, seen: Extracted, held: Extracted, has_base: boo
     linear = task.linear(seen.features, seen.targets)
     if linear is not None:
         predicted["linear"] = linear(held.features)
+        if seen.features.shape[1] <= MOST_COMPARED:
+            predicted["laplace"] = _predict_by_laplace(model, seen.sample(SAMPLE_ROWS), held)
     losses = {name: tempered_nll(task, values, target) for name, values in predicted.items()}
     gaps = {name: loss - losses["swapped"] for name, loss in losses.items() if name != "swapped"}
     gains = {name: (float(gap.mean()), float(gap.std()) / math.sqrt(len(gap))) for name, gap in gaps.items()}
     return Comparison({name: float(loss.mean()) for name, loss in losses.items()}, gains, len(target))
+
+
+def _predict_by_laplace(model: SwappedModel, seen: Extracted, held: Extracted) -> Tensor:
+    """Probabilities (N, C) of held-out samples by a linear layer whose weights have a Gaussian, fitted to samples."""
+    task, target = model.task, model.task.check(seen.targets)
+    head = Laplace().build(seen.features.shape[1], task.num_classes)
+    inside = HeadInputs(held.features, task.check(held.targets))
+
+    def nll(outputs: Tensor, weights: Tensor | None, targets: Tensor) -> Tensor:
+        return task.nll(task.predictive(outputs, weights), targets)
+
+    def validate() -> float:
+        return float(nll(head(inside.x).unsqueeze(0), None, inside.target).mean())
+
+    settings = {"max_epochs": 100, "patience": 5, "batch_size": 128, "learning_rate": 3e-3}
+    with torch.enable_grad():
+        fit_head(head, seen.features, target, task.loss, validate, **settings)  # type: ignore[arg-type]
+    few = inside if len(inside.x) >= LEAST else None
+    head.eval().finalize(HeadInputs(seen.features, target), few, nll, model.num_passes)
+    outputs = head.passes(inside.x, model.num_passes)
+    return task.predictive(outputs.values, outputs.weights)

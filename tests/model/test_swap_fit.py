@@ -62,7 +62,10 @@ def test_one_call_gives_a_model_that_predicts_and_judges(honest):
     assert 0.85 < float(found["known"].float().mean()) <= 1
     assert not honest.training
     assert honest.task.num_classes == 3  # counted
-    assert {"swapped", "network", "linear"} == set(honest.comparison.nll)
+    assert {"swapped", "network", "linear", "laplace"} == set(honest.comparison.nll)
+    assert (
+        honest.comparison.nll["laplace"] < 1.2 * honest.comparison.nll["linear"] + 0.05
+    )  # it is near the linear layer
     assert "gained" in str(honest.comparison)
     assert honest.comparison.samples == 300
     assert honest.expected is not None
@@ -474,3 +477,16 @@ def test_the_same_share_of_each_class_is_held_back_and_repeated_samples_stay():
     found = hash_rows(x)
     assert found[0] == found[3] != found[1]
     assert hash_rows({"b": x, "a": torch.arange(4)})[0] != hash_rows({"b": x, "a": torch.arange(4)})[3]
+
+
+def test_of_several_dropouts_that_is_kept_which_predicts_held_out_samples_best(monkeypatch):
+    def fit(rate):
+        found = swap_head(network(), rows(400), held=rows(200, 1), **SMALL).fit(input_dropout=rate, **SHORT)
+        return found.comparison.nll["swapped"], found.predict(rows(20, 3)[0])["probabilities"]
+
+    (good, answer), (bad, _) = fit(0.0), fit(0.95)
+    assert good < bad - 0.02
+    monkeypatch.setattr(swap_fit, "DROPOUTS", (0.0, 0.95))
+    torch.testing.assert_close(fit("auto"), (good, answer))  # the first starts from the same random numbers
+    monkeypatch.setattr(swap_fit, "DROPOUTS", (0.95, 0.0))
+    assert fit("auto")[0] < bad - 0.02
