@@ -330,6 +330,19 @@ def dag_extension(A: Bools) -> Bools:
     return skeleton & (position[:, None] < position[None, :])
 
 
+def topological_order(dag: Bools) -> list[int]:
+    """The variables of a DAG (d, d), parents before children, the first of several first."""
+    waiting_for = dag.sum(axis=0)
+    ready, order = np.flatnonzero(waiting_for == 0).tolist(), []
+    while ready:
+        v = ready.pop(0)
+        order.append(v)
+        children = np.flatnonzero(dag[v])
+        waiting_for[children] -= 1
+        ready += children[waiting_for[children] == 0].tolist()
+    return order
+
+
 def _components(A: Bools, connection: Literal["strong", "weak"]) -> Ints:
     """(d,) the number of each variable's connected component."""
     if len(A) <= DENSE:  # reachability by squaring: no sparse matrix to build

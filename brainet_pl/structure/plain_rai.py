@@ -19,7 +19,7 @@ from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget, Evidence, marginally_dependent, remove_separated
 from brainet_pl.structure.independence import IndependenceTest, Margins
 from brainet_pl.structure.pdag import PDAG, Bools, Ints, Separations
-from brainet_pl.structure.score import LocalScore, find_score
+from brainet_pl.structure.score import Growth, LocalScore, find_score
 from brainet_pl.structure.settings import AUTO, check_limits, check_order, check_rows, choose_test, warn_of_few_rows
 from brainet_pl.structure.stream import shared_by_processes
 
@@ -45,7 +45,7 @@ def rai(
     """Learn one structure by recursive autonomy identification, without bootstrap.
 
     The recursion thins the complete graph; a second pass tests what is left without believing any direction, and
-    directs it; then greedy steps of the test's score begin where the tests ended. With a perfect oracle and no limit on
+    directs it; then greedy steps of the test's score, and a search over orders, begin where the tests ended. With a perfect oracle and no limit on
     the order the result is the equivalence class of the true graph; where a limit, such as the default 3, is below the
     size of some separating set, as in dense graphs, the edge stays.
 
@@ -67,8 +67,9 @@ def rai(
         second_pass: Whether to test the edges that the recursion leaves once more, first given every single variable
             that depends on one of their ends, then given neighbours, and orient anew; False gives the recursion's own
             graph.
-        climb: Whether to take, after the second pass, greedy steps of the test's score, each edge at a cost of log d
-            nats. None: for significance tests only, because a threshold in nats asks for strong edges, and a score for
+        climb: Whether to search, after the second pass, for a graph with a higher score of the test's kind, each edge at
+            a cost of log d nats: by greedy steps, and by moves in the order of variables (BOSS). The search ends after
+            a fixed amount of work, some 15 seconds of one core. None: for significance tests only, because a threshold in nats asks for strong edges, and a score for
             all that the data support. A test object has no data to score.
 
     Example:
@@ -94,7 +95,9 @@ def rai(
     climbing = None if climb is None else checks.flag("climb", climb)
     budget = Budget(*check_limits(max_tests, max_seconds))
     tester: Margins
+    unexplained: Callable[[Bools], Bools] | None
     score: LocalScore | None = None
+    growth: Growth | None = None
     if isinstance(test, str | type):
         data = PreparedData.prepare(features, bins, max_rows)
         warn_of_few_rows(data)
@@ -104,7 +107,8 @@ def rai(
         original = find_copies(data, chosen.kind)
         tester = chosen.on(data, None, threshold)
         if again and (chosen.unit == "significance level" if climbing is None else climbing):
-            score = cache(find_score(chosen.default_score, chosen.kind).on(data, ESS))
+            scoring = find_score(chosen.default_score, chosen.kind)
+            score, growth = cache(scoring.on(data, ESS)), scoring.growth_on(data, ESS)
     else:
         hint = "a test object has its own data, so give the number of variables in place of the features"
         tester, d = _check_object(test), checks.whole("features", features, 1, hint=hint)
@@ -128,13 +132,14 @@ def rai(
     if again:
         skeleton, separations = retest_widely(A, X, separations, most, tester, budget)
         A = orient_by_evidence(skeleton, separations, most, tester, budget)
-    if score is not None and most:  # order 0 asks for dependence given nothing, which no score looks for
-        allowed = marginally_dependent(d, X, tester, budget)
-        unexplained = find_unexplained(X, tester, budget)
+    if score is not None and growth is not None and most:  # order 0 asks for dependence given nothing: no score does
+        allowed, unexplained = pdag.complete_graph(d, X), None
+        if chosen.kind == "discrete":  # each pair is counted anew
+            allowed, unexplained = marginally_dependent(d, X, tester, budget), find_unexplained(X, tester, budget)
         if allowed.sum() > MOST_ARROWS:
-            allowed, unexplained = A | A.T, np.zeros_like
+            allowed, unexplained = A | A.T, None
         if allowed.sum() <= MOST_ARROWS:
-            A = climb_from(A, allowed, unexplained, score, float(np.log(d)), budget)
+            A = climb_from(A, allowed, unexplained, score, growth, float(np.log(d)), budget)
     A = with_copies(A, original)
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
