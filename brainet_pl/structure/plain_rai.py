@@ -45,9 +45,10 @@ def rai(
     """Learn one structure by recursive autonomy identification, without bootstrap.
 
     The recursion thins the complete graph; a second pass tests what is left without believing any direction, and
-    directs it; then greedy steps of the test's score, and a search over orders, begin where the tests ended. With a perfect oracle and no limit on
-    the order the result is the equivalence class of the true graph; where a limit, such as the default 3, is below the
-    size of some separating set, as in dense graphs, the edge stays.
+    directs it; then a search for a graph with a higher score begins where the tests ended, by greedy steps and by moves
+    in the order of variables. With a perfect oracle and no limit on the order the result is the equivalence class of
+    the true graph; where a limit, such as the default 3, is below the size of some separating set, as in dense graphs,
+    the edge stays.
 
     Columns that determine each other are tested as one, and joined to the first of them afterwards.
 
@@ -67,10 +68,11 @@ def rai(
         second_pass: Whether to test the edges that the recursion leaves once more, first given every single variable
             that depends on one of their ends, then given neighbours, and orient anew; False gives the recursion's own
             graph.
-        climb: Whether to search, after the second pass, for a graph with a higher score of the test's kind, each edge at
-            a cost of log d nats: by greedy steps, and by moves in the order of variables (BOSS). The search ends after
-            a fixed amount of work, some 15 seconds of one core. None: for significance tests only, because a threshold in nats asks for strong edges, and a score for
-            all that the data support. A test object has no data to score.
+        climb: Whether to search, after the second pass, for a graph with a higher score, each edge at a cost of log d
+            nats: by greedy steps, and by moves in the order of variables (as BOSS does). The search over orders ends
+            after a fixed amount of work, some 15 seconds of one core. None: for significance tests only, because a
+            threshold in nats asks for strong edges, and a score for all that the data support. A test object has no
+            data to score.
 
     Example:
         Two causes are independent until their effect is known, and that fixes both arrows. An oracle that reads a known
