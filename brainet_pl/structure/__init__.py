@@ -1,5 +1,6 @@
 """Learning the wiring: from features to a scored tree of Bayesian-network structures."""
 
+from brainet_pl.structure.dag_posterior import StructurePosterior, structure_posterior
 from brainet_pl.structure.data import PreparedData
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, SubNetwork
 from brainet_pl.structure.independence import DSeparation, IndependenceTest, find_test
@@ -20,10 +21,12 @@ __all__ = [
     "Node",
     "PreparedData",
     "Score",
+    "StructurePosterior",
     "SubNetwork",
     "cpdag",
     "find_score",
     "find_test",
     "learn_structure",
     "rai",
+    "structure_posterior",
 ]
