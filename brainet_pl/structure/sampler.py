@@ -207,7 +207,7 @@ class Chains:
         """One variable of each chain put at a place drawn in proportion to the sums over all graphs of the order."""
         chains, d = rank.shape
         which, places, variables = np.arange(chains), np.arange(d), np.arange(d)
-        v = self.rng.integers(d, size=chains)
+        v: Ints = np.asarray(self.rng.integers(d, size=chains))
         rest = rank - (rank > rank[which, v][:, None])  # places of the others, 0 … d - 2
         rest[which, v] = d
         sums = self.tables.stages[-1]
@@ -217,7 +217,7 @@ class Chains:
         np.put_along_axis(without, rest, sums[variables, allowed], axis=1)
         np.put_along_axis(with_v, rest, sums[variables, allowed | self._bit_of[v]], axis=1)
         others = np.concatenate([rest, np.full((chains, 1), d)], axis=1)[which[:, None], self.tables.candidates[v]]
-        of_v: Ints = np.asarray((others[:, None, :] < places[:, None]) @ self._powers)  # (C, d)
+        of_v = (others[:, None, :] < places[:, None]) @ self._powers  # (C, d)
         total = sums[v[:, None], of_v]
         total[:, 1:] += without[:, : d - 1].cumsum(axis=1)
         total[:, : d - 1] += with_v[:, : d - 1][:, ::-1].cumsum(axis=1)[:, ::-1]
