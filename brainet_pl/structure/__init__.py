@@ -4,6 +4,7 @@ from brainet_pl.structure.dag_posterior import StructurePosterior, structure_pos
 from brainet_pl.structure.data import PreparedData
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, SubNetwork
 from brainet_pl.structure.independence import DSeparation, IndependenceTest, find_test
+from brainet_pl.structure.knowledge import Knowledge
 from brainet_pl.structure.learn import learn_structure
 from brainet_pl.structure.pdag import PDAG, cpdag
 from brainet_pl.structure.plain_rai import rai
@@ -17,6 +18,7 @@ __all__ = [
     "DSeparation",
     "FeatureStream",
     "IndependenceTest",
+    "Knowledge",
     "Leaf",
     "Node",
     "PreparedData",

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from brainet_pl.structure.evidence import Budget
+from brainet_pl.structure.knowledge import Constraints
 from brainet_pl.structure.orders import SMALLEST_GAIN, BestParents, improve_order
 from brainet_pl.structure.pdag import Bools, Ints, cpdag, dag_extension, topological_order
 from brainet_pl.structure.score import Growth, LocalScore, one_by_one
@@ -31,6 +32,7 @@ def climb_from(
     growth: Growth,
     edge_cost: float,
     budget: Budget,
+    known: Constraints | None = None,
 ) -> Bools:
     """The equivalence class (d, d) of the DAG in which a climb from the graph `A` (d, d) ends.
 
@@ -48,6 +50,7 @@ def climb_from(
         growth: of a variable with one parent more, for several of them at once.
         edge_cost: what an edge costs by the prior over graphs, in nats: log d expects about one parent a variable.
         budget: no step is begun once it is spent.
+        known: what no step may break.
 
     Example:
         A score that likes nothing but 0 — 1 takes away the wrong edge 1 — 2 and joins the right pair:
@@ -62,26 +65,40 @@ def climb_from(
     rng = np.random.default_rng(0)  # variables are in canonical order: the same data give the same draws
     best, highest, tries = A, -np.inf, TRIES
     allowed = allowed | A | A.T
-    parents = BestParents(score, growth, allowed, edge_cost)
+    required = None if known is None else known.required
+
+    def may(pairs: Bools) -> Bools:
+        return pairs if known is None else pairs & known.allowed | known.required
+
+    parents = BestParents(score, growth, may(allowed), edge_cost, required)
     while tries and not budget.spent:
         order = rng.permutation(len(A))
         back = np.argsort(order)
         start = dag_extension(best[np.ix_(order, order)])[np.ix_(back, back)]
-        dag, reached = _to_the_top(start, allowed, score, growth, edge_cost, lambda: budget.spent)
+        if known is not None:
+            start = known.extend(start)
+        steps = may(allowed) if required is None else may(allowed) & ~required  # what is required is never touched
+        dag, reached = _to_the_top(start, steps, score, growth, edge_cost, lambda: budget.spent)
         moved, by_order = parents.dag_of(improve_order(topological_order(dag), parents, lambda: budget.spent))
         if by_order > reached:
             dag, reached = moved, by_order
         tries -= 1
         if reached > highest + SMALLEST_GAIN:
-            best, highest, tries = cpdag(dag).adjacency, reached, TRIES
+            best = cpdag(dag).adjacency if known is None else known.class_of(dag)
+            highest, tries = reached, TRIES
             more = allowed if unexplained is None else allowed | unexplained(dag)
             if (more != allowed).any():
-                allowed, parents = more, parents.with_more(more)
+                allowed, parents = more, parents.with_more(may(more))
     return best
 
 
 def improve_parents(
-    dag: Bools, X: Ints, candidates: Bools, score: LocalScore, spent: Callable[[], bool] = lambda: False
+    dag: Bools,
+    X: Ints,
+    candidates: Bools,
+    score: LocalScore,
+    spent: Callable[[], bool] = lambda: False,
+    fixed: Bools | None = None,
 ) -> Bools:
     """The DAG (d, d) in which greedy steps over the arrows into `X` end: a leaf's second thoughts.
 
@@ -91,11 +108,15 @@ def improve_parents(
         candidates: (d, d) arrows that may be added; one can be turned if both its directions may.
         score: of a variable given its sorted parents, in nats.
         spent: says when to stop early.
+        fixed: (d, d) arrows that stay, or None.
     """
     dag = dag.copy()
     dag[:, X[dag[:, X].sum(axis=0) > MOST_PARENTS]] = False
     allowed = np.zeros_like(dag)
     allowed[:, X] = (candidates | dag)[:, X]
+    if fixed is not None:
+        dag[:, X] |= fixed[:, X]
+        allowed &= ~fixed
     return _to_the_top(dag, allowed, score, one_by_one(score), 0.0, spent, MOST_PARENTS)[0]
 
 

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl._utils import checks
-from brainet_pl.structure import pdag
 from brainet_pl.structure.climb import climb_from
 from brainet_pl.structure.copies import find_copies
-from brainet_pl.structure.data import PreparedData
+from brainet_pl.structure.data import PreparedData, column_names
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget
+from brainet_pl.structure.ggt import GGT
 from brainet_pl.structure.independence import IndependenceTest
+from brainet_pl.structure.knowledge import Constraints, Knowledge, check_knowledge
 from brainet_pl.structure.learn import learn_structure
 from brainet_pl.structure.orders import BestParents, improve_order
 from brainet_pl.structure.pdag import PDAG, Bools, Ints, cpdag, dag_extension, topological_order
 from brainet_pl.structure.plain_rai import ESS, rai
 from brainet_pl.structure.sampler import Chains, Families
 from brainet_pl.structure.score import Growth, LocalScore, Score, find_score
-from brainet_pl.structure.settings import AUTO, check_limits, check_rows, choose_test
+from brainet_pl.structure.settings import AUTO, SAMPLES, check_limits, check_rows, choose_test
 
 Floats = NDArray[np.float64]
 Source = Literal["score", "tree"]
@@ -51,6 +52,7 @@ class StructurePosterior:
         map: (d, d) the best DAG that was met, and then climbed from.
         map_score: its score.
         disagreement: the largest difference of an edge's probability between a chain and all of them: 0 is best.
+        names: of the variables, where the data had some.
     """
 
     draws: Bools
@@ -59,6 +61,7 @@ class StructurePosterior:
     map: Bools
     map_score: float
     disagreement: float
+    names: tuple[str, ...] | None = None
 
     @property
     def joined_probabilities(self) -> Floats:
@@ -67,7 +70,7 @@ class StructurePosterior:
 
     def graph(self) -> PDAG:
         """The equivalence class of the best DAG."""
-        return cpdag(self.map)
+        return cpdag(self.map).named(self.names)
 
 
 def structure_posterior(
@@ -84,6 +87,7 @@ def structure_posterior(
     seed: int = 0,
     max_rows: int | None = None,
     max_seconds: float | None = None,
+    knowledge: Knowledge | None = None,
 ) -> StructurePosterior:
     """Draw DAGs from their posterior given a table: which edges are sure, and which are not.
 
@@ -93,7 +97,7 @@ def structure_posterior(
     the draws agree with an enumeration of all DAGs.
 
     Args:
-        features: An array or tensor (N, d) or a `FeatureStream`, as in `rai`; at most 300 columns.
+        features: An array, tensor (N, d), data frame or `FeatureStream`, as in `rai`; at most 300 columns.
         posterior: "score" samples all DAGs by their scores; "tree" is the paper's, over the sub-networks of a tree of
             `learn_structure` at its own temperature.
         test: The test of `rai` and the tree, which also says whether columns are categories. "auto" is as in `rai`.
@@ -107,6 +111,7 @@ def structure_posterior(
         seed: Seed of the draws.
         max_rows: Learn from a random sample of at most this many rows. None: from all.
         max_seconds: Time after which no further step is begun; there are then fewer draws. None: no limit.
+        knowledge: Arrows that must or must not be there, and the order of groups of variables in time.
 
     Example:
         Two causes of one effect: that both are joined to it is sure, the directions nearly so.
@@ -137,20 +142,28 @@ def structure_posterior(
     chosen = choose_test(test, data, "fisher_z")
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
     cost = float(np.log(data.d)) if edge_cost is None else edge_cost
-    prior = _Scores(cache(scoring.on(data, ess)), scoring.growth_on(data, ess), cost)
+    names = column_names(features)
+    if knowledge is not None:
+        knowledge = knowledge.numbered(data.d, names)
+    problem = _Problem(
+        data,
+        chosen,
+        scoring,
+        ess,
+        _Scores(cache(scoring.on(data, ess)), scoring.growth_on(data, ess), cost),
+        knowledge,
+        seed,
+        budget,
+    )
+    found = _of_tree(problem, draws) if posterior == "tree" else _sampled(problem, draws, chains)
     back = np.argsort(data.columns)
-    if posterior == "tree":
-        found = _of_tree(data, chosen, scoring, ess, prior, draws, seed)
-    else:
-        found = _sampled(data, chosen, scoring, ess, prior, draws, chains, seed, budget)
     every = np.ix_(back, back)
-    return StructurePosterior(
-        found.draws[:, back][:, :, back],
-        found.scores,
-        found.edge_probabilities[every],
-        found.map[every],
-        found.map_score,
-        found.disagreement,
+    return replace(
+        found,
+        draws=found.draws[:, back][:, :, back],
+        edge_probabilities=found.edge_probabilities[every],
+        map=found.map[every],
+        names=names,
     )
 
 
@@ -168,56 +181,75 @@ class _Scores:
         return sum(self.local(x, p) for x, p in enumerate(parents)) - self.edge_cost * int(dag.sum())
 
 
-def _of_tree(
-    data: PreparedData,
-    test: type[IndependenceTest],
-    scoring: type[Score],
-    ess: float,
-    prior: _Scores,
-    draws: int,
-    seed: int,
-) -> StructurePosterior:
+@dataclass(frozen=True)
+class _Problem:
+    """What structures are sampled of, and how they are weighed; variables are in canonical order."""
+
+    data: PreparedData
+    test: type[IndependenceTest]
+    scoring: type[Score]
+    ess: float
+    prior: _Scores
+    knowledge: Knowledge | None  # about the user's column numbers
+    seed: int
+    budget: Budget
+
+    @cached_property
+    def original(self) -> Ints:
+        """(d,) for each column the first that says the same."""
+        return find_copies(self.data, self.test.kind)
+
+    @cached_property
+    def known(self) -> Constraints:
+        """What no DAG may break: the user's knowledge, and that copies are children of the first, and no more."""
+        d, own = self.data.d, self.original == np.arange(self.data.d)
+        copied = _copied(self.original)
+        known = Knowledge().on(d, None)
+        if self.knowledge is not None:
+            known = check_knowledge(self.knowledge, None, self.data.columns, self.original)
+        allowed = known.allowed & own & own[:, None] | copied
+        return Constraints(known.required | copied, allowed, known.before)
+
+    def tree(self, s: Any = SAMPLES) -> GGT:
+        """A tree of `learn_structure` for the same test and score."""
+        settings: dict[str, Any] = {"s": s, "ess": self.ess, "seed": self.seed, "max_seconds": self.budget.left}
+        return learn_structure(
+            self.data, test=self.test, score=self.scoring, knowledge=self.knowledge, progress=False, **settings
+        )
+
+
+def _of_tree(problem: _Problem, draws: int) -> StructurePosterior:
     """The paper's: draws and exact probabilities of a tree's sub-networks."""
-    ggt = learn_structure(data, test=test, score=scoring, ess=ess, seed=seed, progress=False)
-    order = data.columns
-    dags = np.stack([ggt.dag(way) for way in ggt.sample(draws, rng=seed)])[:, order][:, :, order]
-    best = ggt.dag(ggt.map())[np.ix_(order, order)]
-    edges = ggt.edge_probabilities()[np.ix_(order, order)]
-    scores = np.array([prior(dag) for dag in dags])
-    return StructurePosterior(dags, scores, edges, best, prior(best), 0.0)
+    ggt, order = problem.tree(), problem.data.columns
+    every = np.ix_(order, order)
+    dags = np.stack([ggt.dag(way) for way in ggt.sample(draws, rng=problem.seed)])[:, order][:, :, order]
+    best = ggt.dag(ggt.map())[every]
+    scores = np.array([problem.prior(dag) for dag in dags])
+    return StructurePosterior(dags, scores, ggt.edge_probabilities()[every], best, problem.prior(best), 0.0)
 
 
-def _sampled(
-    data: PreparedData,
-    test: type[IndependenceTest],
-    scoring: type[Score],
-    ess: float,
-    prior: _Scores,
-    draws: int,
-    chains: int,
-    seed: int,
-    budget: Budget,
-) -> StructurePosterior:
+def _sampled(problem: _Problem, draws: int, chains: int) -> StructurePosterior:
     """Chains from the best networks that `rai`, the tree and a search over orders propose."""
-    original = find_copies(data, test.kind)
-    starts = _starts(data, test, scoring, ess, prior, original, seed, budget)
-    most = MOST_LEVELLED if test.kind == "discrete" else MOST_CANDIDATES
-    candidates = _candidates(starts, prior, original)
-    tables = Families.tabulate(candidates, prior.local, prior.growth, prior.edge_cost, most, _copied(original))
-    rng = np.random.default_rng(seed)
+    prior, known, budget, d = problem.prior, problem.known, problem.budget, problem.data.d
+    starts = _starts(problem)
+    most = MOST_LEVELLED if problem.test.kind == "discrete" else MOST_CANDIDATES
+    candidates = _candidates(starts, prior, known)
+    tables = Families.tabulate(candidates, prior.local, prior.growth, prior.edge_cost, most, known.required)
+    rng = np.random.default_rng(problem.seed)
     group = Chains(tables, [starts[i % len(starts)] for i in range(chains)], rng)
     steps = max(1, round(STEPS * -(-draws // chains) / (1 - BURN_IN)))
     first = int(BURN_IN * steps)
     kept: list[Ints] = []
-    sums, counted = np.zeros((chains, data.d, data.d)), 0
+    sums, counted = np.zeros((chains, d, d)), 0
     best, highest = starts[0], prior(starts[0])
     for step in range(steps):
         if budget.spent and counted:
             break
         group.step()
-        top = int(np.argmax(group.scores))
-        if group.scores[top] > highest:
-            best, highest = tables.dags(group.families)[top], float(group.scores[top])
+        scores = group.scores
+        top = int(np.argmax(scores))
+        if scores[top] > highest:
+            best, highest = tables.dags(group.families)[top], float(scores[top])
         if step >= first or budget.spent:
             sums += tables.dags(group.families)
             counted += 1
@@ -232,7 +264,10 @@ def _sampled(
             f"expected chains to agree about edges, got probabilities that differ by {disagreement:.2f}: raise draws",
             stacklevel=3,
         )
-    best = _climbed(best, prior, original, budget)
+    climbed = climb_from(
+        known.class_of(best), known.allowed, None, prior.local, prior.growth, prior.edge_cost, budget, known
+    )
+    best = max((best, known.extend(climbed)), key=prior)
     return StructurePosterior(
         tables.dags(families), tables.total(families), shares.mean(axis=0), best, prior(best), disagreement
     )
@@ -245,57 +280,33 @@ def _copied(original: Ints) -> Bools:
     return arrows
 
 
-def _starts(
-    data: PreparedData,
-    test: type[IndependenceTest],
-    scoring: type[Score],
-    ess: float,
-    prior: _Scores,
-    original: Ints,
-    seed: int,
-    budget: Budget,
-) -> list[Bools]:
+def _starts(problem: _Problem) -> list[Bools]:
     """DAGs (d, d) of the posterior's best regions, the best first: from `rai` and a tree, each improved over orders."""
-    order, copied = data.columns, _copied(original)
+    prior, known, order, budget = problem.prior, problem.known, problem.data.columns, problem.budget
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few rows and spent budgets: said once is enough
-        graph = rai(data, test=test, climb=True, max_seconds=budget.left)
-        settings: dict[str, Any] = {"s": (PROPOSED, 1), "ess": ess, "seed": seed, "max_seconds": budget.left}
-        tree = learn_structure(data, test=test, score=scoring, progress=False, **settings)
+        graph = rai(problem.data, test=problem.test, climb=True, max_seconds=budget.left, knowledge=problem.knowledge)
+        tree = problem.tree((PROPOSED, 1))
     proposed = [dag_extension(graph.permute(order).adjacency)]
-    proposed += [tree.dag(way)[np.ix_(order, order)] for way in tree.sample_uniform(PROPOSED, rng=seed)]
-    own = original == np.arange(data.d)
-    best = BestParents(
-        prior.local, prior.growth, own & own[:, None] & pdag.complete_graph(data.d) | copied, prior.edge_cost, copied
-    )
+    proposed += [tree.dag(way)[np.ix_(order, order)] for way in tree.sample_uniform(PROPOSED, rng=problem.seed)]
+    best = BestParents(prior.local, prior.growth, known.allowed, prior.edge_cost, known.required)
     found = []
-    for dag in proposed:
-        dag = dag & own & own[:, None] | copied
+    for dag in map(known.extend, proposed):
         improved, _ = best.dag_of(improve_order(topological_order(dag), best, lambda: budget.spent))
         found.append(max((dag, improved), key=prior))
     found.sort(key=lambda dag: -prior(dag))
     return [dag for dag in found if prior(dag) > prior(found[0]) - FAR]
 
 
-def _climbed(dag: Bools, prior: _Scores, original: Ints, budget: Budget) -> Bools:
-    """The DAG, or a better one that single steps and moves from it find."""
-    own = original == np.arange(len(dag))
-    inside = own & own[:, None]
-    allowed = pdag.complete_graph(len(dag)) & inside
-    A = climb_from(cpdag(dag & inside).adjacency, allowed, None, prior.local, prior.growth, prior.edge_cost, budget)
-    return max((dag, dag_extension(A) | _copied(original)), key=prior)
-
-
-def _candidates(starts: list[Bools], prior: _Scores, original: Ints) -> list[list[int]]:
+def _candidates(starts: list[Bools], prior: _Scores, known: Constraints) -> list[list[int]]:
     """The likeliest parents of each variable: the best DAG's, neighbours in any DAG, and those that cost least."""
-    dag, d = starts[0], len(original)
+    dag = starts[0]
     joined = np.sum([start | start.T for start in starts], axis=0)
-    own = original == np.arange(d)
     candidates: list[list[int]] = []
-    for x in range(d):
+    for x in range(len(dag)):
         parents = np.flatnonzero(dag[:, x])
-        others = np.flatnonzero(own & ~dag[:, x] & (np.arange(d) != x))
-        if not own[x] or not len(others):
+        others = np.flatnonzero(known.allowed[:, x] & ~dag[:, x])
+        if not len(others):
             candidates.append(parents.tolist())
             continue
         given = tuple(parents.tolist())
@@ -304,5 +315,7 @@ def _candidates(starts: list[Bools], prior: _Scores, original: Ints) -> list[lis
         order = np.lexsort((-gain, -near))
         likely = [int(others[i]) for i in order if near[i] or gain[i] > -UNLIKELY]
         most = min(max(CANDIDATES, len(parents) + 2), MOST_CANDIDATES)
-        candidates.append([*parents.tolist()[:MOST_CANDIDATES], *likely][: max(most, 1)])
+        required = np.flatnonzero(known.required[:, x]).tolist()
+        ranked = dict.fromkeys([*required, *parents.tolist(), *likely])
+        candidates.append(list(ranked)[:most])
     return candidates

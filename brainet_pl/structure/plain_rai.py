@@ -14,10 +14,11 @@ from brainet_pl.structure import pdag
 from brainet_pl.structure.autonomy import increase_separation, is_leaf
 from brainet_pl.structure.climb import MOST_ARROWS, climb_from
 from brainet_pl.structure.copies import find_copies, with_copies
-from brainet_pl.structure.data import PreparedData
+from brainet_pl.structure.data import PreparedData, column_names
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget, Evidence, marginally_dependent, remove_separated
 from brainet_pl.structure.independence import IndependenceTest, Margins
+from brainet_pl.structure.knowledge import Knowledge, check_knowledge
 from brainet_pl.structure.pdag import PDAG, Bools, Ints, Separations
 from brainet_pl.structure.score import Growth, LocalScore, find_score
 from brainet_pl.structure.settings import AUTO, check_limits, check_order, check_rows, choose_test, warn_of_few_rows
@@ -41,6 +42,7 @@ def rai(
     max_seconds: float | None = None,
     second_pass: bool = True,
     climb: bool | None = None,
+    knowledge: Knowledge | None = None,
 ) -> PDAG:
     """Learn one structure by recursive autonomy identification, without bootstrap.
 
@@ -53,8 +55,8 @@ def rai(
     Columns that determine each other are tested as one, and joined to the first of them afterwards.
 
     Args:
-        features: An array or tensor (N, d) or a `FeatureStream`, as in `learn_structure`; with a test object, the
-            number of variables d.
+        features: An array, tensor (N, d), data frame or `FeatureStream`, as in `learn_structure`; with a test object,
+            the number of variables d. The graph has the names of a data frame's columns.
         test: Name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
             methods `block` and `pairs`, such as `DSeparation`. "auto" is "g2" for a table of categories and "fisher_z"
             for any other: a graph should have the weak edges too, which a tree for a network is better without.
@@ -73,6 +75,7 @@ def rai(
             after a fixed amount of work, some 15 seconds of one core. None: for significance tests only, because a
             threshold in nats asks for strong edges, and a score for all that the data support. A test object has no
             data to score.
+        knowledge: Arrows that must or must not be there, and the order of groups of variables in time.
 
     Example:
         Two causes are independent until their effect is known, and that fixes both arrows. An oracle that reads a known
@@ -96,6 +99,7 @@ def rai(
     again = checks.flag("second_pass", second_pass)
     climbing = None if climb is None else checks.flag("climb", climb)
     budget = Budget(*check_limits(max_tests, max_seconds))
+    names, constraints = column_names(features), None
     tester: Margins
     unexplained: Callable[[Bools], Bools] | None
     score: LocalScore | None = None
@@ -130,10 +134,16 @@ def rai(
     nothing = np.empty(0, dtype=np.intp)
     first = min(most, RECURSION_ORDER) if again else most
     X = np.flatnonzero(original == np.arange(d))
-    A, separations = recursive_autonomy(pdag.complete_graph(d, X), X, nothing, 0, first, tester, budget)
+    start = pdag.complete_graph(d, X)
+    if knowledge is not None:
+        constraints = check_knowledge(knowledge, names, columns, original)
+        tester, start = constraints.keep(tester), constraints.start(start)
+    A, separations = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
     if again:
         skeleton, separations = retest_widely(A, X, separations, most, tester, budget)
         A = orient_by_evidence(skeleton, separations, most, tester, budget)
+    if constraints is not None:
+        A = constraints.class_of(constraints.extend(A))
     if score is not None and growth is not None and most:  # order 0 asks for dependence given nothing: no score does
         allowed, unexplained = pdag.complete_graph(d, X), None
         if chosen.kind == "discrete":  # each pair is counted anew
@@ -141,11 +151,11 @@ def rai(
         if allowed.sum() > MOST_ARROWS:
             allowed, unexplained = A | A.T, None
         if allowed.sum() <= MOST_ARROWS:
-            A = climb_from(A, allowed, unexplained, score, growth, float(np.log(d)), budget)
+            A = climb_from(A, allowed, unexplained, score, growth, float(np.log(d)), budget, constraints)
     A = with_copies(A, original)
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
-    return PDAG(A).permute(np.argsort(columns))
+    return PDAG(A).permute(np.argsort(columns)).named(names)
 
 
 def recursive_autonomy(
