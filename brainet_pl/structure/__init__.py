@@ -2,6 +2,8 @@
 
 from brainet_pl.structure.dag_posterior import StructurePosterior, structure_posterior
 from brainet_pl.structure.data import PreparedData
+from brainet_pl.structure.draw_graph import draw_graph
+from brainet_pl.structure.export import Edge, edge_table, to_networkx, to_pgmpy, write_bif, write_graphml
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, SubNetwork
 from brainet_pl.structure.independence import DSeparation, IndependenceTest, find_test
 from brainet_pl.structure.knowledge import Knowledge
@@ -16,6 +18,7 @@ __all__ = [
     "PDAG",
     "Branch",
     "DSeparation",
+    "Edge",
     "FeatureStream",
     "IndependenceTest",
     "Knowledge",
@@ -26,9 +29,15 @@ __all__ = [
     "StructurePosterior",
     "SubNetwork",
     "cpdag",
+    "draw_graph",
+    "edge_table",
     "find_score",
     "find_test",
     "learn_structure",
     "rai",
     "structure_posterior",
+    "to_networkx",
+    "to_pgmpy",
+    "write_bif",
+    "write_graphml",
 ]

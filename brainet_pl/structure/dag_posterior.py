@@ -16,6 +16,7 @@ from brainet_pl.structure.copies import find_copies
 from brainet_pl.structure.data import PreparedData, column_names
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget
+from brainet_pl.structure.export import Edge, edge_table
 from brainet_pl.structure.ggt import GGT
 from brainet_pl.structure.independence import IndependenceTest
 from brainet_pl.structure.knowledge import Constraints, Knowledge, check_knowledge
@@ -71,6 +72,10 @@ class StructurePosterior:
     def graph(self) -> PDAG:
         """The equivalence class of the best DAG."""
         return cpdag(self.map).named(self.names)
+
+    def edges(self, least: float = 0.05) -> list[Edge]:
+        """The edges that are at least `least` probable, the likeliest first, with the probabilities of both arrows."""
+        return edge_table(self.graph(), self.edge_probabilities, least)
 
 
 def structure_posterior(
