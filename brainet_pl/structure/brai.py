@@ -19,6 +19,7 @@ from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import Margins
 from brainet_pl.structure.independence.base import Floats
+from brainet_pl.structure.knowledge import Constraints
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
 from brainet_pl.structure.score import LocalScore
 
@@ -59,13 +60,17 @@ class BRAI:
     score_on: Callable[[Path], LocalScore] | None = None  # on the sample of a path, for that search; None: on all rows
     num_neighbours: int = 0  # of a variable in a leaf: those it depends on most in its sample; the paper has none
     on_leaf: Callable[[], None] = lambda: None
+    constraints: Constraints | None = None  # what is known before the data; the tests keep required edges
     _neighbours: list[Ints] = field(default_factory=list, init=False)  # (d, k) by branch of the root
     cut_short: bool = field(default=False, init=False)
 
     def learn(self, d: int, X: Ints | None = None) -> Tree:
         """The tree over d variables, or those of them in `X`, from a complete graph."""
         X = np.arange(d) if X is None else X
-        root = Call(complete_graph(d, X), X, np.empty(0, dtype=np.intp))
+        start = complete_graph(d, X)
+        if self.constraints is not None:
+            start = self.constraints.start(start)
+        root = Call(start, X, np.empty(0, dtype=np.intp))
         level, n = [root], 0
         while level:
             level = self._next_level(level, n)
@@ -107,6 +112,8 @@ class BRAI:
         dag[np.ix_(ours, ours)] = dag_extension(B[np.ix_(X, X)])
         if self.most_parents is not None:
             dag = self._without_crowds(dag, ours, scope, self.most_parents)
+        if self.constraints is not None:
+            dag = self.constraints.permute(scope).repair(dag, ours)
         if self.dependent is not None:
             dag = self._improved(dag, ours, scope, path)
         parents = [tuple(np.sort(scope[dag[:, j]]).tolist()) for j in ours]
@@ -140,9 +147,13 @@ class BRAI:
         def by_place(x: int, parents: tuple[int, ...]) -> float:
             return score(int(scope[x]), tuple(sorted(int(scope[p]) for p in parents)))
 
-        for candidates in (within, dag | dag.T):
+        fixed = None
+        if self.constraints is not None:
+            known = self.constraints.permute(scope)
+            within, fixed = within & known.allowed, known.required
+        for candidates in (within, dag | dag.T if fixed is None else dag):
             if candidates[:, ours].sum() <= MOST_ARROWS:
-                return improve_parents(dag, ours, candidates, by_place, lambda: self.budget.spent)
+                return improve_parents(dag, ours, candidates, by_place, lambda: self.budget.spent, fixed)
         return dag
 
 

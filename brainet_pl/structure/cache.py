@@ -47,7 +47,7 @@ def cache_key(features: Any, settings: Mapping[str, Any]) -> str:
     complete = {name: settings.get(name, default) for name, default in _DEFAULTS.items()}
     values = features if isinstance(features, PreparedData) else as_table(features)
     test = choose_test(complete.pop("test"), values)
-    score = complete.pop("score")
+    score, knowledge = complete.pop("score"), complete.pop("knowledge")
     scoring = find_score(test.default_score if score is None else score, test.kind)
     if isinstance(values, PreparedData):
         digest, columns, categories = values.digest, values.columns, values.categories
@@ -64,6 +64,8 @@ def cache_key(features: Any, settings: Mapping[str, Any]) -> str:
         "score": [scoring.__module__, scoring.__qualname__, scoring.version],
         "settings": {k: _plain(v) for k, v in complete.items()},
     }
+    if knowledge is not None:
+        content["knowledge"] = knowledge.to_dict()
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
 
 

@@ -152,8 +152,38 @@ def are_categories(values: NDArray[Any]) -> bool:
     return all(len(np.unique(values[:, j])) <= MAX_LEVELS for j in range(values.shape[1]))
 
 
+def column_names(features: Any) -> tuple[str, ...] | None:
+    """The names of a data frame's columns, which must differ; None for anything else."""
+    if not (hasattr(features, "columns") and hasattr(features, "to_numpy")):
+        return None
+    names = tuple(map(str, features.columns))
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise ValueError(f"expected columns with names that differ, got {twice[0]!r} twice: rename one of them")
+    return names
+
+
+def _from_frame(frame: Any) -> NDArray[Any]:
+    """A data frame as an array (N, d): columns of text, categories or truth values become numbers of their levels."""
+    columns = []
+    for name in frame.columns:
+        column = frame[name]
+        values = column.to_numpy()
+        if values.dtype.kind not in "fiu":
+            if column.isna().any():
+                missing = int(column.isna().sum())
+                raise ValueError(
+                    f"expected columns without gaps, got {missing:,} missing values in {name!r}: impute or drop them"
+                )
+            values = np.unique(np.asarray(values, dtype=str), return_inverse=True)[1].ravel()
+        columns.append(values)
+    return np.column_stack(columns) if columns else np.empty((len(frame), 0))
+
+
 def as_array(features: Any) -> NDArray[Any]:
-    """An array of whatever shape from an array or tensor, unchecked."""
+    """An array of whatever shape from an array, tensor or data frame, unchecked."""
+    if column_names(features) is not None:
+        return _from_frame(features)
     if hasattr(features, "detach"):
         features = features.detach().cpu()
         # NumPy has no bfloat16; 16 bits of either kind are exact in 32.

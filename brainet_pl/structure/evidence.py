@@ -39,6 +39,11 @@ class Budget:
         self.on_tests(tests)
 
     @property
+    def left(self) -> float | None:
+        """The seconds that are left; None: no limit."""
+        return None if self.max_seconds is None else max(0.0, self.max_seconds - (time.monotonic() - self.start))
+
+    @property
     def spent(self) -> bool:
         """No further test should be started."""
         if self.max_tests is not None and self.tests >= self.max_tests:

@@ -16,10 +16,11 @@ from tqdm.auto import tqdm
 from brainet_pl._utils import checks
 from brainet_pl.structure.brai import BRAI, NEIGHBOURS, autonomous_sets, samples_at
 from brainet_pl.structure.copies import find_copies, tree_with_copies
-from brainet_pl.structure.data import Path, PreparedData
+from brainet_pl.structure.data import Path, PreparedData, column_names
 from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest, Margins
+from brainet_pl.structure.knowledge import Constraints, Knowledge, check_knowledge
 from brainet_pl.structure.pdag import Bools, complete_graph
 from brainet_pl.structure.score import LocalScore, Score, find_score
 from brainet_pl.structure.settings import AUTO, SAMPLES, Bootstrap, Settings, choose_test, warn_of_few_rows
@@ -47,6 +48,7 @@ def learn_structure(
     max_tests: int | None = None,
     max_seconds: float | None = None,
     progress: bool = True,
+    knowledge: Knowledge | None = None,
 ) -> GGT:
     """Learn many structures of `features` and couple them into a scored tree (Algorithm 1).
 
@@ -54,9 +56,9 @@ def learn_structure(
     consistently, nor on the number of threads.
 
     Args:
-        features: An array or tensor (N, d), or a `FeatureStream` of batches that are never held. Integer columns with
-            at most 16 levels are categories; all others are binned for the discrete tests and rank-normalised for the
-            Gaussian ones.
+        features: An array or tensor (N, d), a data frame, whose names the tree then has, or a `FeatureStream` of
+            batches that are never held. Integer columns with at most 16 levels are categories; all others are binned
+            for the discrete tests and rank-normalised for the Gaussian ones.
         s: Number of samples, and so of branches, at every node, as in the paper; or a list of those of the root, of the
             nodes below it, and so on, the last for all that are deeper. (4, 1) is four whole structures, 1 a single
             one.
@@ -82,6 +84,8 @@ def learn_structure(
         max_tests: Number of tests after which what is open becomes a leaf, with a warning. None: no limit.
         max_seconds: Time after which what is open becomes a leaf, with a warning. None: no limit.
         progress: Whether to show a bar with the numbers of tests and leaves when it takes longer than a second.
+        knowledge: Arrows that must or must not be there in every network of the tree, and the order of groups of
+            variables in time.
 
     Example:
         Two copies of a coin, and a coin of its own: the first two depend on each other, the third on neither.
@@ -98,10 +102,11 @@ def learn_structure(
         s, max_order, test, threshold, bootstrap, bins, score, ess, seed, max_rows, max_tests, max_seconds
     )
     show = checks.flag("progress", progress)
+    names = column_names(features)
     data = PreparedData.prepare(features, settings.bins, settings.max_rows)
     warn_of_few_rows(data)
     with tqdm(desc="learning structure", unit=" tests", disable=None if show else True, delay=1, leave=False) as bar:
-        prepared = _prepare(data, settings)
+        prepared = _prepare(data, settings, knowledge, names)
         leaves = 0
 
         def on_leaf() -> None:
@@ -125,7 +130,7 @@ def learn_structure(
             f"data would give ({leaves} leaves); raise max_tests or max_seconds, or lower max_order",
             stacklevel=2,
         )
-    record = {
+    record: dict[str, Any] = {
         "s": settings.samples[0] if len(set(settings.samples)) == 1 else list(settings.samples),
         "max_order": settings.max_order,
         "test": prepared.test.name,
@@ -142,7 +147,9 @@ def learn_structure(
     }
     if choice is not None:
         record |= {"threshold_by": AUTO, "modularity": choice.modularity, "thresholds_tried": len(choice.tried)}
-    return GGT(_rename(tree, data.columns), data.d, data.n, record)
+    if knowledge is not None:
+        record["knowledge"] = knowledge.to_dict()
+    return GGT(_rename(tree, data.columns), data.d, data.n, record, names)
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,7 @@ class _Prepared:
     half_samples: dict[Path, IndependenceTest]  # on which thresholds are compared; empty where none is searched
     on_all_rows: IndependenceTest | None  # the test on all rows, where it is needed
     original: NDArray[np.intp]  # (d,) for each column the first one that determines it and is determined by it
+    constraints: Constraints | None  # what is known before the data
 
     @property
     def variables(self) -> NDArray[np.intp]:
@@ -164,7 +172,9 @@ class _Prepared:
         return np.flatnonzero(self.original == np.arange(self.data.d))
 
 
-def _prepare(data: PreparedData, settings: Settings) -> _Prepared:
+def _prepare(
+    data: PreparedData, settings: Settings, knowledge: Knowledge | None, names: tuple[str, ...] | None
+) -> _Prepared:
     """Choose test, score and threshold, announce all samples that will be asked for, and find copies of columns."""
     seed, order, as_in_paper = settings.seed, settings.max_order, settings.as_in_paper
     test = choose_test(settings.test, data)
@@ -188,7 +198,8 @@ def _prepare(data: PreparedData, settings: Settings) -> _Prepared:
     on_all_rows = None if as_in_paper and not searched else test.on(data, None, threshold)
     original = np.arange(data.d) if as_in_paper or threshold == 0 else find_copies(data, test.kind)
     half_samples = {path: test.on(data, half_weights(data.n, seed, path), threshold) for path in searched}
-    return _Prepared(data, settings, test, scoring, threshold, half_samples, on_all_rows, original)
+    known = None if knowledge is None else check_knowledge(knowledge, names, data.columns, original)
+    return _Prepared(data, settings, test, scoring, threshold, half_samples, on_all_rows, original, known)
 
 
 def _search(prepared: _Prepared, budget: Budget) -> Choice:
@@ -215,6 +226,10 @@ def _learn(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Calla
     data, settings, as_in_paper = prepared.data, prepared.settings, prepared.settings.as_in_paper
 
     def test_on(path: Path) -> Margins:
+        test = _on_sample(path)
+        return test if prepared.constraints is None else prepared.constraints.keep(test)
+
+    def _on_sample(path: Path) -> Margins:
         if not as_in_paper and path in prepared.half_samples:
             return AtThreshold(prepared.half_samples[path], prepared.threshold, threshold)
         draw = bootstrap_weights if as_in_paper else half_weights
@@ -241,6 +256,7 @@ def _learn(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Calla
         score_on=score_on,
         num_neighbours=0 if as_in_paper or threshold == 0 else NEIGHBOURS,
         on_leaf=on_leaf,
+        constraints=prepared.constraints,
     )
     tree = learner.learn(data.d, prepared.variables)
     return tree_with_copies(tree, prepared.original, learner.score), learner.cut_short

@@ -28,12 +28,15 @@ Ints = NDArray[np.intp]
 class PDAG:
     """A partially directed graph over d variables; `adjacency` (d, d) is read-only.
 
+    Variables may have `names`, which tables, files and drawings show; they are no part of what makes two graphs equal.
+
     >>> graph = PDAG(np.array([[0, 1, 1], [0, 0, 0], [1, 0, 0]], dtype=bool))  # 0 → 1, 0 — 2
     >>> graph.directed.astype(int).tolist(), graph.undirected.astype(int).tolist()
     ([[0, 1, 0], [0, 0, 0], [0, 0, 0]], [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
     """
 
     adjacency: Bools
+    names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         a = np.array(self.adjacency, dtype=bool)
@@ -41,6 +44,12 @@ class PDAG:
             raise ValueError(f"expected a square adjacency without self-loops, got shape {a.shape}: check the graph")
         a.flags.writeable = False
         object.__setattr__(self, "adjacency", a)
+        if self.names is not None and len(self.names) != len(a):
+            raise ValueError(f"expected a name for each of {len(a)} variables, got {len(self.names)}: name all or none")
+
+    def named(self, names: Sequence[str] | None) -> PDAG:
+        """The same graph with a name for each variable."""
+        return PDAG(self.adjacency, None if names is None else tuple(map(str, names)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PDAG) and np.array_equal(self.adjacency, other.adjacency)
@@ -67,7 +76,8 @@ class PDAG:
 
     def permute(self, order: Ints) -> PDAG:
         """The graph whose variable `i` is this graph's variable `order[i]`."""
-        return PDAG(self.adjacency[np.ix_(order, order)])
+        names = None if self.names is None else tuple(self.names[i] for i in order)
+        return PDAG(self.adjacency[np.ix_(order, order)], names)
 
 
 def complete_graph(d: int, X: Ints | None = None) -> Bools:
@@ -328,6 +338,19 @@ def dag_extension(A: Bools) -> Bools:
         children = np.flatnonzero(directed[v] & ~same[v])
         np.subtract.at(members_waiting, component[children], 1)
     return skeleton & (position[:, None] < position[None, :])
+
+
+def topological_order(dag: Bools) -> list[int]:
+    """The variables of a DAG (d, d), parents before children, the first of several first."""
+    waiting_for = dag.sum(axis=0)
+    ready, order = np.flatnonzero(waiting_for == 0).tolist(), []
+    while ready:
+        v = ready.pop(0)
+        order.append(v)
+        children = np.flatnonzero(dag[v])
+        waiting_for[children] -= 1
+        ready += children[waiting_for[children] == 0].tolist()
+    return order
 
 
 def _components(A: Bools, connection: Literal["strong", "weak"]) -> Ints:

@@ -14,12 +14,13 @@ from brainet_pl.structure import pdag
 from brainet_pl.structure.autonomy import increase_separation, is_leaf
 from brainet_pl.structure.climb import MOST_ARROWS, climb_from
 from brainet_pl.structure.copies import find_copies, with_copies
-from brainet_pl.structure.data import PreparedData
+from brainet_pl.structure.data import PreparedData, column_names
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget, Evidence, marginally_dependent, remove_separated
 from brainet_pl.structure.independence import IndependenceTest, Margins
+from brainet_pl.structure.knowledge import Knowledge, check_knowledge
 from brainet_pl.structure.pdag import PDAG, Bools, Ints, Separations
-from brainet_pl.structure.score import LocalScore, find_score
+from brainet_pl.structure.score import Growth, LocalScore, find_score
 from brainet_pl.structure.settings import AUTO, check_limits, check_order, check_rows, choose_test, warn_of_few_rows
 from brainet_pl.structure.stream import shared_by_processes
 
@@ -41,19 +42,21 @@ def rai(
     max_seconds: float | None = None,
     second_pass: bool = True,
     climb: bool | None = None,
+    knowledge: Knowledge | None = None,
 ) -> PDAG:
     """Learn one structure by recursive autonomy identification, without bootstrap.
 
     The recursion thins the complete graph; a second pass tests what is left without believing any direction, and
-    directs it; then greedy steps of the test's score begin where the tests ended. With a perfect oracle and no limit on
-    the order the result is the equivalence class of the true graph; where a limit, such as the default 3, is below the
-    size of some separating set, as in dense graphs, the edge stays.
+    directs it; then a search for a graph with a higher score begins where the tests ended, by greedy steps and by moves
+    in the order of variables. With a perfect oracle and no limit on the order the result is the equivalence class of
+    the true graph; where a limit, such as the default 3, is below the size of some separating set, as in dense graphs,
+    the edge stays.
 
     Columns that determine each other are tested as one, and joined to the first of them afterwards.
 
     Args:
-        features: An array or tensor (N, d) or a `FeatureStream`, as in `learn_structure`; with a test object, the
-            number of variables d.
+        features: An array, tensor (N, d), data frame or `FeatureStream`, as in `learn_structure`; with a test object,
+            the number of variables d. The graph has the names of a data frame's columns.
         test: Name of a test or a subclass of `IndependenceTest`, as in `learn_structure`; or an object with the
             methods `block` and `pairs`, such as `DSeparation`. "auto" is "g2" for a table of categories and "fisher_z"
             for any other: a graph should have the weak edges too, which a tree for a network is better without.
@@ -67,9 +70,12 @@ def rai(
         second_pass: Whether to test the edges that the recursion leaves once more, first given every single variable
             that depends on one of their ends, then given neighbours, and orient anew; False gives the recursion's own
             graph.
-        climb: Whether to take, after the second pass, greedy steps of the test's score, each edge at a cost of log d
-            nats. None: for significance tests only, because a threshold in nats asks for strong edges, and a score for
-            all that the data support. A test object has no data to score.
+        climb: Whether to search, after the second pass, for a graph with a higher score, each edge at a cost of log d
+            nats: by greedy steps, and by moves in the order of variables (as BOSS does). The search over orders ends
+            after a fixed amount of work, some 15 seconds of one core. None: for significance tests only, because a
+            threshold in nats asks for strong edges, and a score for all that the data support. A test object has no
+            data to score.
+        knowledge: Arrows that must or must not be there, and the order of groups of variables in time.
 
     Example:
         Two causes are independent until their effect is known, and that fixes both arrows. An oracle that reads a known
@@ -93,8 +99,11 @@ def rai(
     again = checks.flag("second_pass", second_pass)
     climbing = None if climb is None else checks.flag("climb", climb)
     budget = Budget(*check_limits(max_tests, max_seconds))
+    names, constraints = column_names(features), None
     tester: Margins
+    unexplained: Callable[[Bools], Bools] | None
     score: LocalScore | None = None
+    growth: Growth | None = None
     if isinstance(test, str | type):
         data = PreparedData.prepare(features, bins, max_rows)
         warn_of_few_rows(data)
@@ -104,7 +113,8 @@ def rai(
         original = find_copies(data, chosen.kind)
         tester = chosen.on(data, None, threshold)
         if again and (chosen.unit == "significance level" if climbing is None else climbing):
-            score = cache(find_score(chosen.default_score, chosen.kind).on(data, ESS))
+            scoring = find_score(chosen.default_score, chosen.kind)
+            score, growth = cache(scoring.on(data, ESS)), scoring.growth_on(data, ESS)
     else:
         hint = "a test object has its own data, so give the number of variables in place of the features"
         tester, d = _check_object(test), checks.whole("features", features, 1, hint=hint)
@@ -124,21 +134,28 @@ def rai(
     nothing = np.empty(0, dtype=np.intp)
     first = min(most, RECURSION_ORDER) if again else most
     X = np.flatnonzero(original == np.arange(d))
-    A, separations = recursive_autonomy(pdag.complete_graph(d, X), X, nothing, 0, first, tester, budget)
+    start = pdag.complete_graph(d, X)
+    if knowledge is not None:
+        constraints = check_knowledge(knowledge, names, columns, original)
+        tester, start = constraints.keep(tester), constraints.start(start)
+    A, separations = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
     if again:
         skeleton, separations = retest_widely(A, X, separations, most, tester, budget)
         A = orient_by_evidence(skeleton, separations, most, tester, budget)
-    if score is not None and most:  # order 0 asks for dependence given nothing, which no score looks for
-        allowed = marginally_dependent(d, X, tester, budget)
-        unexplained = find_unexplained(X, tester, budget)
+    if constraints is not None:
+        A = constraints.class_of(constraints.extend(A))
+    if score is not None and growth is not None and most:  # order 0 asks for dependence given nothing: no score does
+        allowed, unexplained = pdag.complete_graph(d, X), None
+        if chosen.kind == "discrete":  # each pair is counted anew
+            allowed, unexplained = marginally_dependent(d, X, tester, budget), find_unexplained(X, tester, budget)
         if allowed.sum() > MOST_ARROWS:
-            allowed, unexplained = A | A.T, np.zeros_like
+            allowed, unexplained = A | A.T, None
         if allowed.sum() <= MOST_ARROWS:
-            A = climb_from(A, allowed, unexplained, score, float(np.log(d)), budget)
+            A = climb_from(A, allowed, unexplained, score, growth, float(np.log(d)), budget, constraints)
     A = with_copies(A, original)
     if budget.spent:
         warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
-    return PDAG(A).permute(np.argsort(columns))
+    return PDAG(A).permute(np.argsort(columns)).named(names)
 
 
 def recursive_autonomy(

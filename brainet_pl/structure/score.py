@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -21,14 +21,26 @@ from brainet_pl.structure.statistics import CodeTable
 
 Floats = NDArray[np.float64]
 LocalScore = Callable[[int, tuple[int, ...]], float]
+# Scores (C,) of x given sorted parents and one of C candidates more: what `LocalScore` says C times, in one go.
+Growth = Callable[[int, tuple[int, ...], NDArray[np.intp]], Floats]
 
 _named: dict[tuple[str, DataKind], type[Score]] = {}
+_GROWN_CELLS = 1 << 21  # rows, or cells, times candidates that are counted together
 _MAX_CODE = 1 << 40  # joint codes are renumbered before they can overflow 64 bits
 _TINY_LOG = -600.0  # below exp(-600) the rising factorial takes its limit form
 
 
-def family_counts(table: CodeTable, x: int, parents: tuple[int, ...]) -> NDArray[np.int64]:
-    """Counts how often each level of `x` occurs with each configuration of `parents` that occurs at all, (q', r)."""
+def one_by_one(score: LocalScore) -> Growth:
+    """The scores with one parent more, by asking for each of them."""
+
+    def growth(x: int, parents: tuple[int, ...], candidates: NDArray[np.intp]) -> Floats:
+        return np.array([score(x, tuple(sorted((*parents, c)))) for c in candidates.tolist()])
+
+    return growth
+
+
+def parent_codes(table: CodeTable, parents: tuple[int, ...]) -> tuple[NDArray[np.int64], int]:
+    """The number of the configuration of `parents` in each row (N,), and how many numbers there are at most."""
     code = np.zeros(table.num_rows, dtype=np.int64)
     size = 1
     for parent in parents:
@@ -38,10 +50,16 @@ def family_counts(table: CodeTable, x: int, parents: tuple[int, ...]) -> NDArray
             size = len(seen)
         code = code * r + table.codes[:, parent]
         size *= r
-    r = int(table.arities[x])
-    if size * r > 4 * table.num_rows:
+    if size > table.num_rows:
         seen, code = np.unique(code, return_inverse=True)
         size = len(seen)
+    return code, size
+
+
+def family_counts(table: CodeTable, x: int, parents: tuple[int, ...]) -> NDArray[np.int64]:
+    """Counts how often each level of `x` occurs with each configuration of `parents` that occurs at all, (q', r)."""
+    code, size = parent_codes(table, parents)
+    r = int(table.arities[x])
     counts = np.bincount(code * r + table.codes[:, x], minlength=size * r).reshape(size, r)
     return np.asarray(counts[counts.any(axis=1)])
 
@@ -61,6 +79,57 @@ def bdeu(table: CodeTable, ess: float) -> LocalScore:
         return float(rise - _log_rise(log_alpha, counts.sum(axis=1)).sum())
 
     return local
+
+
+def bdeu_growth(table: CodeTable, ess: float) -> Growth:
+    """`bdeu` of x with each of C candidates as one parent more, from one histogram of all of them together."""
+
+    def growth(x: int, parents: tuple[int, ...], candidates: NDArray[np.intp]) -> Floats:
+        log_alpha = np.log(ess) - np.log(table.arities[list(parents)]).sum() - np.log(table.arities[candidates])
+        log_levels = np.log(table.arities[x])
+        values = np.empty(len(candidates))
+        for part, counts in grown_counts(table, x, parents, candidates):  # (c, q, most levels, r)
+            given = counts.sum(axis=3)
+            rise = _log_rise_each(log_alpha[part] - log_levels, counts.reshape(len(counts), -1))
+            values[part] = rise - _log_rise_each(log_alpha[part], given.reshape(len(counts), -1))
+        return values
+
+    return growth
+
+
+def grown_counts(
+    table: CodeTable, x: int, parents: tuple[int, ...], candidates: NDArray[np.intp]
+) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64]]]:
+    """Places among the candidates, and for them counts (c, q, most levels, r): parents seen × candidate × x.
+
+    Candidates with as many levels stand together; as many at a time as memory allows.
+    """
+    code, q = parent_codes(table, parents)
+    r = int(table.arities[x])
+    code = code * r + table.codes[:, x]
+    levels = table.arities[candidates]
+    for most in np.unique(levels):
+        places = np.flatnonzero(levels == most)
+        cells = q * int(most) * r
+        step = max(1, _GROWN_CELLS // max(cells, table.num_rows))
+        for start in range(0, len(places), step):
+            part = places[start : start + step]
+            every = table.codes[:, candidates[part]].T.astype(np.int64)
+            every *= q * r
+            every += code
+            every += (np.arange(len(part)) * cells)[:, None]
+            counts = np.bincount(every.ravel(), minlength=len(part) * cells)
+            yield part, counts.reshape(len(part), int(most), q, r).swapaxes(1, 2)
+
+
+def _log_rise_each(log_alpha: Floats, n: NDArray[np.int64]) -> Floats:
+    """Σ log Γ(α + n) - log Γ(α) over the positive numbers of each row of `n` (C, m), α by row (C,)."""
+    row, column = np.nonzero(n)
+    positive, of_row = n[row, column], log_alpha[row]
+    alpha = np.exp(of_row)
+    with np.errstate(over="ignore"):
+        rise = np.where(of_row < _TINY_LOG, of_row + gammaln(positive), gammaln(alpha + positive) - gammaln(alpha))
+    return np.asarray(np.bincount(row, weights=rise, minlength=len(n)), dtype=np.float64)
 
 
 def _log_rise(log_alpha: float, n: NDArray[np.int64]) -> Floats:
@@ -98,27 +167,82 @@ def gaussian_bic(correlation: Floats, n: int) -> LocalScore:
     return local
 
 
+def gaussian_bic_growth(correlation: Floats, n: int) -> Growth:
+    """`gaussian_bic` of x with each of C candidates as one parent more, from one factorisation."""
+    singly = one_by_one(gaussian_bic(correlation, n))
+
+    def growth(x: int, parents: tuple[int, ...], candidates: NDArray[np.intp]) -> Floats:
+        try:
+            _, _, rest = _residuals(correlation, x, parents, candidates)
+        except np.linalg.LinAlgError:  # parents that determine each other
+            return singly(x, parents, candidates)
+        penalty = 0.5 * np.log(n) * (len(parents) + 3)
+        return np.asarray(-0.5 * n * (np.log(2 * np.pi) + np.log(rest) + 1) - penalty)
+
+    return growth
+
+
 def bge(correlation: Floats, n: int, strength: float) -> LocalScore:
     """Bayesian Gaussian equivalent score of standardised data (Geiger & Heckerman 2002, Kuipers et al. 2014).
 
     Prior mean 0 with weight α_μ = `strength`, Wishart degrees α_w = d + α_μ + 1, prior matrix T = t·I.
     """
+    posterior, terms = _bge_parts(correlation, n, strength)
+
+    def local(x: int, parents: tuple[int, ...]) -> float:
+        return float(terms(len(parents), _log_det(posterior, parents), _log_det(posterior, (x, *parents))))
+
+    return local
+
+
+def bge_growth(correlation: Floats, n: int, strength: float) -> Growth:
+    """`bge` of x with each of C candidates as one parent more, from one factorisation."""
+    posterior, terms = _bge_parts(correlation, n, strength)
+
+    def growth(x: int, parents: tuple[int, ...], candidates: NDArray[np.intp]) -> Floats:
+        log_det, candidate, rest = _residuals(posterior, x, parents, candidates)
+        without = log_det + np.log(candidate)
+        return terms(len(parents) + 1, without, without + np.log(rest))
+
+    return growth
+
+
+def _bge_parts(correlation: Floats, n: int, strength: float) -> tuple[Floats, Callable[[int, Any, Any], Floats]]:
+    """The posterior matrix R (d, d), and the score from the number of parents, log|R_parents| and log|R_x,parents|."""
     d = len(correlation)
     a_w = d + strength + 1
     t = strength * (a_w - d - 1) / (strength + 1)
-    posterior = t * np.eye(d) + n * correlation
     constant = -0.5 * n * np.log(np.pi) + 0.5 * np.log(strength / (strength + n))
 
-    def local(x: int, parents: tuple[int, ...]) -> float:
-        k = len(parents)
+    def terms(k: int, without: Any, with_x: Any) -> Floats:
         prior_degrees = a_w - d + k
         gammas = gammaln(0.5 * (n + prior_degrees + 1)) - gammaln(0.5 * (prior_degrees + 1))
         prior = 0.5 * (prior_degrees + k + 1) * np.log(t)
-        with_x, without = _log_det(posterior, (x, *parents)), _log_det(posterior, parents)
         data = 0.5 * (n + prior_degrees) * without - 0.5 * (n + prior_degrees + 1) * with_x
-        return float(constant + gammas + prior + data)
+        return np.asarray(constant + gammas + prior + data)
 
-    return local
+    return t * np.eye(d) + n * correlation, terms
+
+
+def _residuals(
+    matrix: Floats, x: int, parents: tuple[int, ...], candidates: NDArray[np.intp]
+) -> tuple[float, Floats, Floats]:
+    """log|matrix_parents|, what is left of each candidate (C,) given the parents, and of x given that candidate too."""
+    log_det, of_x, of_c, cross = 0.0, matrix[x, x], matrix.diagonal()[candidates], matrix[x, candidates]
+    smallest = 1e-12 * of_x
+    if parents:
+        rows = matrix[list(parents)]  # (k, d)
+        inner = rows[:, list(parents)]
+        inner.flat[:: len(inner) + 1] += smallest
+        root = np.linalg.cholesky(inner)
+        half = np.linalg.solve(root, rows)  # whole rows are faster than chosen columns
+        log_det = 2.0 * float(np.log(root.diagonal()).sum())
+        to_x, to_c = half[:, x], half[:, candidates]
+        of_x = of_x - to_x @ to_x
+        of_c = of_c - np.einsum("kc,kc->c", to_c, to_c)
+        cross = cross - to_x @ to_c
+    of_c = np.maximum(of_c, smallest)
+    return log_det, of_c, np.maximum(of_x - cross**2 / of_c, smallest)
 
 
 def _log_det(matrix: Floats, variables: tuple[int, ...]) -> float:
@@ -168,6 +292,14 @@ class Score(ABC):
         raise NotImplementedError(f"expected {cls.__qualname__} to define `on`, got the one of the abstract base")
 
     @classmethod
+    def growth_on(cls, data: PreparedData, ess: float) -> Growth:
+        """The scores of a variable with each of some candidates as one parent more, which `rai`'s search asks for.
+
+        They are computed one by one unless a subclass knows a faster way.
+        """
+        return one_by_one(cls.on(data, ess))
+
+    @classmethod
     def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
         """The score on a sample, rows counted as often as `weights` (N,) says; None where there is no such thing.
 
@@ -189,6 +321,11 @@ class BDeu(Score):
         return bdeu(data.table, ess)
 
     @classmethod
+    def growth_on(cls, data: PreparedData, ess: float) -> Growth:
+        """The scores with one parent more."""
+        return bdeu_growth(data.table, ess)
+
+    @classmethod
     def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
         """The score on a sample, rows counted as often as `weights` (N,) says."""
         return bdeu(data.table.drawn(weights), ess)
@@ -205,6 +342,11 @@ class BGe(Score):
     def on(cls, data: PreparedData, ess: float) -> LocalScore:
         """The score with a prior of weight `ess`."""
         return bge(data.correlation(), data.n, ess)
+
+    @classmethod
+    def growth_on(cls, data: PreparedData, ess: float) -> Growth:
+        """The scores with one parent more."""
+        return bge_growth(data.correlation(), data.n, ess)
 
     @classmethod
     def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
@@ -239,6 +381,11 @@ class GaussianBIC(Score):
     def on(cls, data: PreparedData, ess: float) -> LocalScore:
         """The score; it has no prior, so `ess` does not matter."""
         return gaussian_bic(data.correlation(), data.n)
+
+    @classmethod
+    def growth_on(cls, data: PreparedData, ess: float) -> Growth:
+        """The scores with one parent more."""
+        return gaussian_bic_growth(data.correlation(), data.n)
 
 
 def find_score(score: str | type[Score], kind: DataKind) -> type[Score]:

@@ -1,0 +1,326 @@
+"""The posterior over all DAGs of a table: `rai` and the tree of `learn_structure` propose, a sampler weighs."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brainet_pl._utils import checks
+from brainet_pl.structure.climb import climb_from
+from brainet_pl.structure.copies import find_copies
+from brainet_pl.structure.data import PreparedData, column_names
+from brainet_pl.structure.discretize import check_bins
+from brainet_pl.structure.evidence import Budget
+from brainet_pl.structure.export import Edge, edge_table
+from brainet_pl.structure.ggt import GGT
+from brainet_pl.structure.independence import IndependenceTest
+from brainet_pl.structure.knowledge import Constraints, Knowledge, check_knowledge
+from brainet_pl.structure.learn import learn_structure
+from brainet_pl.structure.orders import BestParents, improve_order
+from brainet_pl.structure.pdag import PDAG, Bools, Ints, cpdag, dag_extension, topological_order
+from brainet_pl.structure.plain_rai import ESS, rai
+from brainet_pl.structure.sampler import Chains, Families
+from brainet_pl.structure.score import Growth, LocalScore, Score, find_score
+from brainet_pl.structure.settings import AUTO, SAMPLES, check_limits, check_rows, choose_test
+
+Floats = NDArray[np.float64]
+Source = Literal["score", "tree"]
+PROPOSED = 3  # networks of the tree that chains begin from, beside that of `rai`
+FAR = 20.0  # nats: a beginning so much worse than the best is in no chain's reach, and not worth one
+CANDIDATES = 10  # for the parents of a variable; more where its best parents are more
+MOST_CANDIDATES = 14
+MOST_LEVELLED = 6  # parents of a variable in a table of counts: more leave most of its cells empty
+UNLIKELY = 6.0  # nats that a parent may cost beside the best ones and still be a candidate
+MOST_VARIABLES = 300
+BURN_IN = 0.25  # share of the steps before the first that counts
+STEPS = 8  # from one draw that is kept to the next
+DOUBTFUL = 0.5  # difference of an edge's probability between chains that is warned of
+
+
+@dataclass(frozen=True, eq=False)
+class StructurePosterior:
+    """Draws from the posterior over DAGs, p(G) ∝ exp(score(G) - edge_cost·|edges|), and what they say about edges.
+
+    Attributes:
+        draws: (n, d, d) DAGs; [i, j] means i → j.
+        scores: (n,) their scores, in nats, less the cost of their edges.
+        edge_probabilities: (d, d) the probability of each arrow.
+        map: (d, d) the best DAG that was met, and then climbed from.
+        map_score: its score.
+        disagreement: the largest difference of an edge's probability between a chain and all of them: 0 is best.
+        names: of the variables, where the data had some.
+    """
+
+    draws: Bools
+    scores: Floats
+    edge_probabilities: Floats
+    map: Bools
+    map_score: float
+    disagreement: float
+    names: tuple[str, ...] | None = None
+
+    @property
+    def joined_probabilities(self) -> Floats:
+        """(d, d) the probability that two variables are joined, whatever the direction."""
+        return np.asarray(np.minimum(self.edge_probabilities + self.edge_probabilities.T, 1.0))
+
+    def graph(self) -> PDAG:
+        """The equivalence class of the best DAG."""
+        return cpdag(self.map).named(self.names)
+
+    def edges(self, least: float = 0.05) -> list[Edge]:
+        """The edges that are at least `least` probable, the likeliest first, with the probabilities of both arrows."""
+        return edge_table(self.graph(), self.edge_probabilities, least)
+
+
+def structure_posterior(
+    features: Any,
+    *,
+    posterior: Source = "score",
+    test: str | type[IndependenceTest] = AUTO,
+    score: str | type[Score] | None = None,
+    ess: float = ESS,
+    edge_cost: float | None = None,
+    bins: int = 3,
+    draws: int = 1000,
+    chains: int = 8,
+    seed: int = 0,
+    max_rows: int | None = None,
+    max_seconds: float | None = None,
+    knowledge: Knowledge | None = None,
+) -> StructurePosterior:
+    """Draw DAGs from their posterior given a table: which edges are sure, and which are not.
+
+    `rai` and the networks of a small tree (`learn_structure`) are where chains begin, and they choose the candidates
+    for each variable's parents; a sampler over orders of variables then draws DAGs in proportion to their scores. The
+    probability of an edge is its share among the draws. Beside the candidates nothing is approximate: on few variables
+    the draws agree with an enumeration of all DAGs.
+
+    Args:
+        features: An array, tensor (N, d), data frame or `FeatureStream`, as in `rai`; at most 300 columns.
+        posterior: "score" samples all DAGs by their scores; "tree" is the paper's, over the sub-networks of a tree of
+            `learn_structure` at its own temperature.
+        test: The test of `rai` and the tree, which also says whether columns are categories. "auto" is as in `rai`.
+        score: "bdeu", "bge", "bic" or a subclass of `Score`; None is the one that belongs to the test.
+        ess: Equivalent sample size of BDeu, weight of the prior of BGe.
+        edge_cost: What each edge costs by the prior over graphs, in nats. None is log d, which expects about one parent
+            a variable; 0 takes all DAGs as equally likely before the data are seen.
+        bins: Number of levels of a continuous column in the discrete tests and scores.
+        draws: Number of DAGs to keep.
+        chains: Number of chains that share the work and are compared with each other.
+        seed: Seed of the draws.
+        max_rows: Learn from a random sample of at most this many rows. None: from all.
+        max_seconds: Time after which no further step is begun; there are then fewer draws. None: no limit.
+        knowledge: Arrows that must or must not be there, and the order of groups of variables in time.
+
+    Example:
+        Two causes of one effect: that both are joined to it is sure, the directions nearly so.
+
+        >>> rng = np.random.default_rng(0)
+        >>> a, b, noise = rng.normal(size=(3, 500))
+        >>> found = structure_posterior(np.stack([a, b, a + b + noise], axis=1), draws=100)
+        >>> found.edge_probabilities.round(1).tolist()
+        [[0.0, 0.1, 0.9], [0.1, 0.0, 0.9], [0.1, 0.1, 0.0]]
+        >>> found.map.astype(int).tolist()
+        [[0, 0, 1], [0, 0, 1], [0, 0, 0]]
+    """
+    checks.one_of("posterior", posterior, get_args(Source), "score is that of all DAGs, tree the paper's")
+    bins, max_rows = check_bins(bins), check_rows(max_rows)
+    draws = checks.whole("draws", draws, 1, hint="it is the number of DAGs to keep")
+    chains = checks.whole("chains", chains, 1, 1000, hint="they are compared with each other; 8 is usual")
+    seed = checks.whole("seed", seed, 0, hint="any number from 0 on will do")
+    ess = checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior")
+    edge_cost = checks.number_or_none("edge_cost", edge_cost, 0, "None is log d")
+    _, max_seconds = check_limits(None, max_seconds)
+    budget = Budget(max_seconds=max_seconds)
+    data = PreparedData.prepare(features, bins, max_rows)
+    if data.d > MOST_VARIABLES:
+        raise ValueError(
+            f"expected at most {MOST_VARIABLES} columns to sample structures of, got {data.d}: rai and learn_structure "
+            "take more"
+        )
+    chosen = choose_test(test, data, "fisher_z")
+    scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
+    cost = float(np.log(data.d)) if edge_cost is None else edge_cost
+    names = column_names(features)
+    if knowledge is not None:
+        knowledge = knowledge.numbered(data.d, names)
+    problem = _Problem(
+        data,
+        chosen,
+        scoring,
+        ess,
+        _Scores(cache(scoring.on(data, ess)), scoring.growth_on(data, ess), cost),
+        knowledge,
+        seed,
+        budget,
+    )
+    found = _of_tree(problem, draws) if posterior == "tree" else _sampled(problem, draws, chains)
+    back = np.argsort(data.columns)
+    every = np.ix_(back, back)
+    return replace(
+        found,
+        draws=found.draws[:, back][:, :, back],
+        edge_probabilities=found.edge_probabilities[every],
+        map=found.map[every],
+        names=names,
+    )
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The score of a family, of its growths, and the cost of an edge."""
+
+    local: LocalScore
+    growth: Growth
+    edge_cost: float
+
+    def __call__(self, dag: Bools) -> float:
+        """The score of a DAG (d, d), less the cost of its edges."""
+        parents = (tuple(np.flatnonzero(column).tolist()) for column in dag.T)
+        return sum(self.local(x, p) for x, p in enumerate(parents)) - self.edge_cost * int(dag.sum())
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What structures are sampled of, and how they are weighed; variables are in canonical order."""
+
+    data: PreparedData
+    test: type[IndependenceTest]
+    scoring: type[Score]
+    ess: float
+    prior: _Scores
+    knowledge: Knowledge | None  # about the user's column numbers
+    seed: int
+    budget: Budget
+
+    @cached_property
+    def original(self) -> Ints:
+        """(d,) for each column the first that says the same."""
+        return find_copies(self.data, self.test.kind)
+
+    @cached_property
+    def known(self) -> Constraints:
+        """What no DAG may break: the user's knowledge, and that copies are children of the first, and no more."""
+        d, own = self.data.d, self.original == np.arange(self.data.d)
+        copied = _copied(self.original)
+        known = Knowledge().on(d, None)
+        if self.knowledge is not None:
+            known = check_knowledge(self.knowledge, None, self.data.columns, self.original)
+        allowed = known.allowed & own & own[:, None] | copied
+        return Constraints(known.required | copied, allowed, known.before)
+
+    def tree(self, s: Any = SAMPLES) -> GGT:
+        """A tree of `learn_structure` for the same test and score."""
+        settings: dict[str, Any] = {"s": s, "ess": self.ess, "seed": self.seed, "max_seconds": self.budget.left}
+        return learn_structure(
+            self.data, test=self.test, score=self.scoring, knowledge=self.knowledge, progress=False, **settings
+        )
+
+
+def _of_tree(problem: _Problem, draws: int) -> StructurePosterior:
+    """The paper's: draws and exact probabilities of a tree's sub-networks."""
+    ggt, order = problem.tree(), problem.data.columns
+    every = np.ix_(order, order)
+    dags = np.stack([ggt.dag(way) for way in ggt.sample(draws, rng=problem.seed)])[:, order][:, :, order]
+    best = ggt.dag(ggt.map())[every]
+    scores = np.array([problem.prior(dag) for dag in dags])
+    return StructurePosterior(dags, scores, ggt.edge_probabilities()[every], best, problem.prior(best), 0.0)
+
+
+def _sampled(problem: _Problem, draws: int, chains: int) -> StructurePosterior:
+    """Chains from the best networks that `rai`, the tree and a search over orders propose."""
+    prior, known, budget, d = problem.prior, problem.known, problem.budget, problem.data.d
+    starts = _starts(problem)
+    most = MOST_LEVELLED if problem.test.kind == "discrete" else MOST_CANDIDATES
+    candidates = _candidates(starts, prior, known)
+    tables = Families.tabulate(candidates, prior.local, prior.growth, prior.edge_cost, most, known.required)
+    rng = np.random.default_rng(problem.seed)
+    group = Chains(tables, [starts[i % len(starts)] for i in range(chains)], rng)
+    steps = max(1, round(STEPS * -(-draws // chains) / (1 - BURN_IN)))
+    first = int(BURN_IN * steps)
+    kept: list[Ints] = []
+    sums, counted = np.zeros((chains, d, d)), 0
+    best, highest = starts[0], prior(starts[0])
+    for step in range(steps):
+        if budget.spent and counted:
+            break
+        group.step()
+        scores = group.scores
+        top = int(np.argmax(scores))
+        if scores[top] > highest:
+            best, highest = tables.dags(group.families)[top], float(scores[top])
+        if step >= first or budget.spent:
+            sums += tables.dags(group.families)
+            counted += 1
+            if (steps - 1 - step) % STEPS == 0 or budget.spent:
+                kept.append(group.families)
+    families = np.concatenate(kept or [group.families])[-draws:]
+    shares = sums / counted
+    joined = shares + shares.transpose(0, 2, 1)
+    disagreement = float(np.abs(joined - joined.mean(axis=0)).max())
+    if disagreement > DOUBTFUL:
+        warnings.warn(
+            f"expected chains to agree about edges, got probabilities that differ by {disagreement:.2f}: raise draws",
+            stacklevel=3,
+        )
+    climbed = climb_from(
+        known.class_of(best), known.allowed, None, prior.local, prior.growth, prior.edge_cost, budget, known
+    )
+    best = max((best, known.extend(climbed)), key=prior)
+    return StructurePosterior(
+        tables.dags(families), tables.total(families), shares.mean(axis=0), best, prior(best), disagreement
+    )
+
+
+def _copied(original: Ints) -> Bools:
+    """(d, d) arrows from each column to its copies."""
+    arrows = np.zeros((len(original), len(original)), dtype=bool)
+    arrows[original, np.arange(len(original))] = original != np.arange(len(original))
+    return arrows
+
+
+def _starts(problem: _Problem) -> list[Bools]:
+    """DAGs (d, d) of the posterior's best regions, the best first: from `rai` and a tree, each improved over orders."""
+    prior, known, order, budget = problem.prior, problem.known, problem.data.columns, problem.budget
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few rows and spent budgets: said once is enough
+        graph = rai(problem.data, test=problem.test, climb=True, max_seconds=budget.left, knowledge=problem.knowledge)
+        tree = problem.tree((PROPOSED, 1))
+    proposed = [dag_extension(graph.permute(order).adjacency)]
+    proposed += [tree.dag(way)[np.ix_(order, order)] for way in tree.sample_uniform(PROPOSED, rng=problem.seed)]
+    best = BestParents(prior.local, prior.growth, known.allowed, prior.edge_cost, known.required)
+    found = []
+    for dag in map(known.extend, proposed):
+        improved, _ = best.dag_of(improve_order(topological_order(dag), best, lambda: budget.spent))
+        found.append(max((dag, improved), key=prior))
+    found.sort(key=lambda dag: -prior(dag))
+    return [dag for dag in found if prior(dag) > prior(found[0]) - FAR]
+
+
+def _candidates(starts: list[Bools], prior: _Scores, known: Constraints) -> list[list[int]]:
+    """The likeliest parents of each variable: the best DAG's, neighbours in any DAG, and those that cost least."""
+    dag = starts[0]
+    joined = np.sum([start | start.T for start in starts], axis=0)
+    candidates: list[list[int]] = []
+    for x in range(len(dag)):
+        parents = np.flatnonzero(dag[:, x])
+        others = np.flatnonzero(known.allowed[:, x] & ~dag[:, x])
+        if not len(others):
+            candidates.append(parents.tolist())
+            continue
+        given = tuple(parents.tolist())
+        gain = prior.growth(x, given, others) - prior.local(x, given) - prior.edge_cost
+        near = joined[x, others]
+        order = np.lexsort((-gain, -near))
+        likely = [int(others[i]) for i in order if near[i] or gain[i] > -UNLIKELY]
+        most = min(max(CANDIDATES, len(parents) + 2), MOST_CANDIDATES)
+        required = np.flatnonzero(known.required[:, x]).tolist()
+        ranked = dict.fromkeys([*required, *parents.tolist(), *likely])
+        candidates.append(list(ranked)[:most])
+    return candidates

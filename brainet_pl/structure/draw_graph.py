@@ -1,0 +1,192 @@
+"""A picture of one graph with matplotlib alone: causes above effects, in layers, with few crossings."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
+from matplotlib.path import Path
+from numpy.typing import NDArray
+
+from brainet_pl.structure.export import names_of
+from brainet_pl.structure.pdag import PDAG, Bools, dag_extension, topological_order
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Floats = NDArray[np.float64]
+SWEEPS = 24  # over the layers, to lay neighbours under each other
+GAP = 0.35  # between boxes, in inches
+CHARACTER = 0.085  # inches of one character of a name
+HEIGHT = 0.85  # inches from one layer to the next
+LONGEST = 18  # characters of a name that are shown
+INK, BOX, FRAME = "#33475b", "#eef3f8", "#8aa0b4"
+MOST_VARIABLES = 200
+
+
+def draw_graph(graph: PDAG, probabilities: Floats | None = None, ax: Axes | None = None) -> Figure:
+    """Draw a graph of up to 200 variables; variables without an edge stand below.
+
+    Args:
+        graph: what to draw: arrows have heads, edges without direction none.
+        probabilities: (d, d) of arrows; edges are the paler the less sure they are.
+        ax: where to draw. None: a new figure, as large as it needs to be.
+    """
+    d = len(graph.adjacency)
+    if d > MOST_VARIABLES:
+        raise ValueError(
+            f"expected at most {MOST_VARIABLES} variables to draw, got {d}: write_graphml for a tool that zooms"
+        )
+    names = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in names_of(graph)]
+    width = np.array([max(3, len(name)) * CHARACTER + 0.16 for name in names])
+    alone = np.flatnonzero(~graph.skeleton.any(axis=0)).tolist()
+    x, y, bends = _layout(dag_extension(graph.adjacency), width, alone)
+    through = [a for points in bends.values() for a, _ in points]
+    left, right = min([*(x - width / 2), *through]), max([*(x + width / 2), *through])
+    if ax is None:
+        size = max(4.0, right - left + 0.5), max(2.0, HEIGHT * (y.max(initial=0) - y.min(initial=0) + 1))
+        ax = Figure(figsize=size, layout="constrained").subplots()
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    for i, j in np.argwhere(graph.skeleton).tolist():
+        if (i, j) not in bends:
+            continue
+        a, b = (j, i) if graph.directed[j, i] else (i, j)
+        points = bends[i, j] if a == i else bends[i, j][::-1]
+        sure = 1.0 if probabilities is None else float(min(1.0, probabilities[i, j] + probabilities[j, i]))
+        ax.add_patch(
+            FancyArrowPatch(
+                path=_curve(points),
+                arrowstyle="-|>,head_length=5,head_width=2.4" if graph.directed[a, b] else "-",
+                color=INK,
+                alpha=0.2 + 0.7 * sure,
+                linewidth=0.5 + 0.7 * sure,
+                zorder=1,
+            )
+        )
+    for i, name in enumerate(names):
+        box = {"boxstyle": "round,pad=0.25", "facecolor": BOX, "edgecolor": FRAME, "linewidth": 0.7}
+        ax.text(x[i], y[i], name, ha="center", va="center", fontsize=8, color="black", bbox=box, zorder=2)
+    ax.set_xlim(left - 0.2, right + 0.2)
+    ax.set_ylim(y.min(initial=0) - 0.5, y.max(initial=0) + 0.5)
+    ax.axis("off")
+    return figure
+
+
+def _curve(points: list[tuple[float, float]]) -> Path:
+    """A line through all points that leaves and enters every one of them vertically."""
+    vertices, codes = [points[0]], [Path.MOVETO]
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        middle = (y0 + y1) / 2
+        vertices += [(x0, middle), (x1, middle), (x1, y1)]
+        codes += [Path.CURVE4] * 3
+    return Path(vertices, codes)
+
+
+def _levels(dag: Bools) -> NDArray[np.intp]:
+    """(d,) the layer of each variable: below all its parents, and as near to its children as that allows."""
+    order = topological_order(dag)
+    level = np.zeros(len(dag), dtype=np.intp)
+    for v in order:
+        level[v] = max((level[p] + 1 for p in np.flatnonzero(dag[:, v])), default=0)
+    for v in reversed(order):
+        children = np.flatnonzero(dag[v])
+        if len(children):
+            level[v] = max(level[v], level[children].min() - 1)
+    return level
+
+
+def _layout(
+    dag: Bools, width: Floats, alone: list[int]
+) -> tuple[Floats, Floats, dict[tuple[int, int], list[tuple[float, float]]]]:
+    """Places x (d,), y (d,), and the points that each arrow i → j passes.
+
+    An arrow over several layers has a bend in each of them, which takes part in the layout like a narrow variable.
+    """
+    d = len(dag)
+    level = _levels(dag)
+    depth = [int(v) for v in level]
+    wide = width.tolist()
+    joined: list[set[int]] = [set() for _ in range(d)]
+    ways: dict[tuple[int, int], list[int]] = {}
+    for i, j in np.argwhere(dag).tolist():
+        way = [i]
+        for between in range(depth[i] + 1, depth[j]):
+            way.append(len(depth))
+            depth.append(between)
+            wide.append(0.1)
+            joined.append(set())
+        way.append(j)
+        ways[i, j] = way
+        for a, b in itertools.pairwise(way):
+            joined[a].add(b)
+            joined[b].add(a)
+    skipped = set(alone)
+    layers: list[list[int]] = [[] for _ in range(max(depth, default=-1) + 1)]
+    for v, number in enumerate(depth):
+        if v not in skipped:
+            layers[number].append(v)
+    x = np.zeros(len(depth))
+    for layer in layers:
+        _spread(layer, x, wide)
+    for sweep in range(SWEEPS):
+        down = sweep % 2 == 0
+        for number in range(len(layers)) if down else reversed(range(len(layers))):
+            layer = layers[number]
+            side = number - 1 if down else number + 1
+            for v in layer:
+                near = [x[w] for w in joined[v] if depth[w] == side] or [x[w] for w in joined[v]]
+                if near:
+                    x[v] = float(np.mean(near))
+            layer.sort(key=lambda v: (x[v], v))
+            _spread(layer, x, wide)
+    y = -np.array(depth, dtype=np.float64)
+    if alone:
+        _rows_of_single(alone, x, y, wide, layers)
+    points = {
+        arrow: [
+            (float(x[v]), float(y[v]) + (0.0 if 0 < k < len(way) - 1 else (-0.16 if k == 0 else 0.18)))
+            for k, v in enumerate(way)
+        ]
+        for arrow, way in ways.items()
+    }
+    return x[:d], y[:d], points
+
+
+def _spread(layer: list[int], x: Floats, wide: list[float]) -> None:
+    """Push the members of a layer apart, in their order and in place, as little as keeps them from touching."""
+    if not layer:
+        return
+    need = [0.0]
+    for a, b in itertools.pairwise(layer):
+        need.append(need[-1] + (wide[a] + wide[b]) / 2 + GAP)
+    # The closest increasing places (isotonic regression): neighbours that would touch move together.
+    blocks: list[list[float]] = []  # [sum, count]
+    for v, offset in zip(layer, need, strict=True):
+        blocks.append([x[v] - offset, 1.0])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
+            total, count = blocks.pop()
+            blocks[-1][0] += total
+            blocks[-1][1] += count
+    place = 0
+    for total, count in blocks:
+        for _ in range(int(count)):
+            x[layer[place]] = total / count + need[place]
+            place += 1
+
+
+def _rows_of_single(alone: list[int], x: Floats, y: Floats, wide: list[float], layers: list[list[int]]) -> None:
+    """Put variables without an edge below the others, in rows no wider than the drawing."""
+    drawn = [v for layer in layers for v in layer]
+    left = min((x[v] - wide[v] / 2 for v in drawn), default=0.0)
+    right = max([left + 6.0, *(x[v] + wide[v] / 2 for v in drawn)])
+    bottom = min((y[v] for v in drawn), default=0.0) - 1.0
+    at = left
+    for v in alone:
+        if at > left and at + wide[v] > right:
+            at, bottom = left, bottom - 0.7
+        x[v], y[v] = at + wide[v] / 2, bottom
+        at += wide[v] + GAP

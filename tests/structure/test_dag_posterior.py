@@ -1,0 +1,218 @@
+"""Draws of DAGs against an enumeration of all DAGs of few variables."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from brainet_pl.structure import PreparedData, cpdag, find_score, rai, structure_posterior
+from brainet_pl.structure.pdag import dag_extension
+from brainet_pl.structure.sampler import Chains, Families
+from brainet_pl.structure.score import one_by_one
+
+
+def is_acyclic(dag):
+    power = np.eye(len(dag))
+    for _ in range(len(dag)):
+        power = np.minimum(power @ dag, 1)
+    return not power.any()
+
+
+def all_dags(d):
+    """(n, d, d) every DAG: each pair apart or joined one way or the other."""
+    pairs = [(i, j) for i in range(d) for j in range(i)]
+    dags = []
+    for states in product(range(3), repeat=len(pairs)):
+        dag = np.zeros((d, d), dtype=bool)
+        for (i, j), state in zip(pairs, states, strict=True):
+            dag[i, j], dag[j, i] = state == 1, state == 2
+        if is_acyclic(dag):
+            dags.append(dag)
+    return np.stack(dags)
+
+
+def total(dag, score, cost):
+    return sum(score(x, tuple(np.flatnonzero(dag[:, x]).tolist())) for x in range(len(dag))) - cost * dag.sum()
+
+
+def exactly(dags, score, cost):
+    """(d, d) the probability of each arrow under p(G) ∝ exp(score)."""
+    scores = np.array([total(dag, score, cost) for dag in dags])
+    weights = np.exp(scores - scores.max())
+    return np.einsum("n,nij->ij", weights / weights.sum(), dags)
+
+
+def random_score(seed, scale):
+    def score(x, parents):
+        return float(np.random.default_rng([seed, x, *parents, 7]).normal() * scale)
+
+    return score
+
+
+def test_there_are_as_many_dags_as_known():
+    assert [len(all_dags(d)) for d in (2, 3, 4)] == [3, 25, 543]
+
+
+def chains_of(score, d, cost, chains, seed, required=None):
+    candidates = [[u for u in range(d) if u != x] for x in range(d)]
+    tables = Families.tabulate(candidates, score, one_by_one(score), cost, d, required)
+    start = np.zeros((d, d), dtype=bool) if required is None else required
+    return Chains(tables, [start] * chains, np.random.default_rng(seed))
+
+
+def shares(group, steps):
+    edges = np.zeros((group.tables.d,) * 2)
+    for step in range(steps):
+        group.step()
+        if step >= steps // 10:
+            edges += group.tables.dags(group.families).mean(axis=0)
+    return edges / (steps - steps // 10)
+
+
+@pytest.mark.parametrize(("d", "scale", "cost"), [(3, 1.0, 0.0), (4, 1.0, 0.0), (4, 3.0, 0.5)])
+def test_graphs_follow_the_posterior_over_all_dags(d, scale, cost):
+    score = random_score(d, scale)
+    exact = exactly(all_dags(d), score, cost)
+    assert np.abs(shares(chains_of(score, d, cost, 64, 0), 300) - exact).max() < 0.03
+    assert exact.max() - exact[~np.eye(d, dtype=bool)].min() > 0.2  # there is something to find
+
+
+@pytest.mark.slow
+def test_graphs_follow_the_posterior_of_five_variables():
+    score = random_score(1, 1.5)
+    exact = exactly(all_dags(5), score, 0.3)
+    assert np.abs(shares(chains_of(score, 5, 0.3, 64, 0), 2000) - exact).max() < 0.02
+
+
+def test_without_the_ratio_of_orders_graphs_of_many_orders_are_drawn_too_often(monkeypatch):
+    """The test above can fail: an order sampler that takes every proposal prefers graphs with few edges."""
+    score = random_score(4, 0.0)
+    exact = exactly(all_dags(4), score, 0.0)
+    right = shares(chains_of(score, 4, 0.0, 64, 0), 300)
+    monkeypatch.setattr(Chains, "_log_order", lambda self, rank, families: np.zeros(len(rank)))
+    biased = shares(chains_of(score, 4, 0.0, 64, 0), 300)
+    assert np.abs(right - exact).max() < 0.03
+    assert (exact - biased)[~np.eye(4, dtype=bool)].mean() > 0.05
+
+
+def test_required_arrows_stay_and_the_rest_follows():
+    score, required = random_score(2, 1.0), np.zeros((4, 4), dtype=bool)
+    required[2, 0] = True
+    dags = all_dags(4)
+    exact = exactly(dags[dags[:, 2, 0]], score, 0.2)
+    assert np.abs(shares(chains_of(score, 4, 0.2, 64, 0, required), 300) - exact).max() < 0.03
+
+
+def test_tables_hold_every_family_and_its_sums():
+    score = random_score(3, 1.0)
+    tables = Families.tabulate([[1, 2, 3], [0, 2], [], [0, 1, 2]], score, one_by_one(score), 0.1, 2)
+    assert tables.candidates.tolist() == [[1, 2, 3], [0, 2, 4], [4, 4, 4], [0, 1, 2]]
+    for x, some in enumerate([[1, 2, 3], [0, 2], [], [0, 1, 2]]):
+        for bits in range(8):
+            chosen = [k for k in range(3) if bits >> k & 1]
+            known = max(chosen, default=-1) < len(some) and len(chosen) <= 2
+            parents = tuple(some[k] for k in chosen) if known else ()
+            expected = score(x, parents) - 0.1 * len(parents) if known else -np.inf
+            assert tables.stages[0][x, bits] == pytest.approx(expected)
+            within = [tables.stages[0][x, other] for other in range(8) if not other & ~bits]
+            assert tables.stages[-1][x, bits] == pytest.approx(np.logaddexp.reduce(within))
+    dag = np.zeros((4, 4), dtype=bool)
+    dag[0, 3] = dag[2, 3] = dag[2, 1] = True
+    families = tables.families(dag)[None]
+    assert (tables.dags(families)[0] == dag).all()
+    assert tables.total(families)[0] == pytest.approx(total(dag, score, 0.1))
+
+
+def test_orders_of_a_graph_come_with_their_probability():
+    """Every order of 0 → 2 ← 1, 3: as often as its steps, each uniform among those that may come, say."""
+    score = random_score(0, 0.0)
+    group = chains_of(score, 4, 0.0, 20_000, 0)
+    dag = np.zeros((4, 4), dtype=bool)
+    dag[0, 2] = dag[1, 2] = True
+    group.families = np.tile(group.tables.families(dag), (20_000, 1))
+    ranks = group._order_of_graph()
+    said = np.exp(group._log_order(ranks, group.families))
+    seen = 0.0
+    for order in permutations(range(4)):
+        rank = np.argsort(order)
+        here = (ranks == rank).all(axis=1)
+        if order.index(2) < max(order.index(0), order.index(1)):
+            assert not here.any()
+            continue
+        probability, placed = 1.0, []
+        for v in order:
+            may_come = [w for w in range(4) if w not in placed and set(np.flatnonzero(dag[:, w])) <= set(placed)]
+            probability /= len(may_come)
+            placed.append(v)
+        assert here.mean() == pytest.approx(probability, abs=0.015)
+        assert said[here] == pytest.approx(probability)
+        seen += probability
+    assert seen == pytest.approx(1.0)
+
+
+def four_columns(n, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 4))
+    x[:, 2] += 0.4 * x[:, 0] + 0.3 * x[:, 1]
+    x[:, 3] += 0.3 * x[:, 2]
+    return x
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_probabilities_are_those_of_an_enumeration(discrete):
+    x = four_columns(120, 0)
+    x = np.digitize(x, [-0.5, 0.5]) if discrete else x
+    found = structure_posterior(x, draws=2000, chains=32)
+    data = PreparedData.prepare(x, 3)
+    local = find_score("bdeu" if discrete else "bge", "discrete" if discrete else "gaussian").on(data, 5.0)
+    exact = exactly(all_dags(4), local, np.log(4))
+    back = np.argsort(data.columns)
+    assert np.abs(found.edge_probabilities - exact[np.ix_(back, back)]).max() < 0.04
+    assert np.abs(found.draws.mean(axis=0) - found.edge_probabilities).max() < 0.05
+    assert found.draws.shape == (2000, 4, 4)
+    best = max(total(dag, local, np.log(4)) for dag in all_dags(4))
+    assert found.map_score == pytest.approx(best)
+    assert found.scores.max() <= best + 1e-9
+    assert found.joined_probabilities.max() <= 1
+
+
+def test_the_best_graph_is_never_below_that_of_rai():
+    rng = np.random.default_rng(3)
+    dag = np.triu(rng.random((12, 12)) < 0.3, 1)
+    x = np.linalg.solve(np.eye(12) - (dag * rng.uniform(0.3, 1, (12, 12))).T, rng.normal(size=(12, 400))).T
+    found = structure_posterior(x, draws=80)
+    data = PreparedData.prepare(x, 3)
+    local = find_score("bge", "gaussian").on(data, 5.0)
+    order = data.columns
+    by_rai = dag_extension(rai(x).adjacency)
+    assert found.map_score >= total(by_rai[np.ix_(order, order)], local, np.log(12)) - 1e-9
+    assert found.map_score == pytest.approx(total(found.map[np.ix_(order, order)], local, np.log(12)))
+    assert found.graph() == cpdag(found.map)
+
+
+def test_columns_may_come_in_any_order_and_copies_are_children():
+    x = four_columns(300, 1)
+    x = np.column_stack([x, 2 * x[:, 0]])
+    found = structure_posterior(x, draws=80)
+    assert found.joined_probabilities[0, 4] == pytest.approx(1)
+    assert sorted(found.joined_probabilities[[0, 4]].sum(axis=1).round(6))[0] == 1  # one of them has no other edge
+    order = [3, 1, 4, 0, 2]
+    again = structure_posterior(x[:, order], draws=80)
+    assert (again.edge_probabilities == found.edge_probabilities[np.ix_(order, order)]).all()
+
+
+def test_the_tree_stays_the_papers():
+    found = structure_posterior(np.digitize(four_columns(500, 2), [0.0]), posterior="tree", draws=20)
+    assert found.draws.shape == (20, 4, 4)
+    assert found.edge_probabilities.max() <= 1 + 1e-9
+
+
+def test_what_can_not_be_sampled_is_refused():
+    with pytest.raises(ValueError, match="at most 300 columns"):
+        structure_posterior(np.random.default_rng(0).normal(size=(400, 301)))
+    with pytest.raises(ValueError, match="posterior"):
+        structure_posterior(four_columns(50, 0), posterior="all")
+    one = structure_posterior(four_columns(50, 0)[:, :1], draws=3)
+    assert not one.draws.any()
+    few = structure_posterior(four_columns(200, 0), max_seconds=0)
+    assert len(few.draws) >= 1
