@@ -34,6 +34,7 @@ OWN = {
     "compare": "write a page and tables of several runs",
     "sweep": "try settings one after the other, and compare them",
     "export": "write the model of a checkpoint as one graph: ONNX or torch.export",
+    "monitor": "watch predictions for a change of the inputs, without labels",
     "cache": "list or delete features that FeatureCache keeps on disk",
 }
 HOMES = {
@@ -41,6 +42,7 @@ HOMES = {
     "compare": "evaluation.compare",
     "sweep": "cli.sweep",
     "export": "cli.export",
+    "monitor": "cli.monitor",
     "cache": "cli.cache",
 }
 DEBUG = "--debug"
