@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaln
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -57,8 +56,10 @@ def log_bets(p: Floats, falling: bool) -> Floats:
     """P-values (…,) → the logarithms (…, K) of what K bets pay on them; with `falling`, only those that fall in p."""
     low = np.log(np.clip(p, TINY, None))[..., None]
     high = np.log(np.clip(1.0 - p, TINY, None))[..., None]
-    a, b = np.array(FALLING if falling else FALLING + OTHERS).T
-    return np.asarray((a - 1.0) * low + (b - 1.0) * high - betaln(a, b))
+    shapes = FALLING if falling else FALLING + OTHERS
+    a, b = np.array(shapes).T
+    logs = np.array([math.lgamma(x + y) - math.lgamma(x) - math.lgamma(y) for x, y in shapes])  # that it adds up to 1
+    return np.asarray((a - 1.0) * low + (b - 1.0) * high + logs)
 
 
 def log_histograms(p: Floats, counts: list[Floats]) -> tuple[Floats, list[Floats]]:
