@@ -25,7 +25,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.formparsers import MultiPartException
 
 from brainet_pl.monitoring import DriftMonitor
 from brainet_pl.monitoring.drift import DriftState
@@ -181,9 +180,9 @@ def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 
     async def predict(request: Request) -> dict[str, Any]:
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise HTTPException(415, "expected JSON, got another content-type: send application/json")
-        body = await read_body(request, served.limits)
+        limit_body(request, served.limits)
         try:
-            asked = json.loads(body)
+            asked = json.loads(await request.body())
         except (ValueError, RecursionError) as error:
             raise HTTPException(400, f"expected JSON, got what is none ({error}): correct it") from error
         if not isinstance(asked, dict) or len(asked.keys() & {"inputs", "rows"}) != 1:
@@ -200,12 +199,9 @@ def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 
                 415, "expected image files as a form, got another content-type: send multipart/form-data"
             )
         limit_body(request, served.limits)
-        try:
-            async with request.form(max_files=served.limits.batch, max_fields=16) as form:
-                uploads = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
-                files = [await upload.read() for upload in uploads]
-        except MultiPartException as error:
-            raise HTTPException(400, f"expected a form with files, got what is none ({error}): correct it") from error
+        async with request.form(max_files=served.limits.batch, max_fields=16) as form:
+            uploads = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
+            files = [await upload.read() for upload in uploads]
         if not files:
             raise HTTPException(422, "expected at least one image file, got none: send some")
         return {"answers": await served.answer(lambda: model.predict_images(files))}
@@ -226,26 +222,18 @@ def limit_body(request: Request, limits: Limits) -> None:
 
     async def counted() -> Any:
         nonlocal seen
-        message = await asyncio.wait_for(receive(), limits.seconds)
+        try:
+            message = await asyncio.wait_for(receive(), limits.seconds)
+        except asyncio.TimeoutError as error:
+            raise HTTPException(
+                408, f"expected the body within {limits.seconds:g} s, got a part: send it whole"
+            ) from error
         seen += len(message.get("body", b""))
         if seen > most:
-            raise HTTPException(
-                413, f"expected a body of at most {limits.megabytes:g} MB, got more: send fewer samples"
-            )
+            raise HTTPException(413, f"expected a body of at most {limits.megabytes:g} MB, got more: send it in parts")
         return message
 
     request._receive = counted
-
-
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body of a request, as far as it may reach."""
-    limit_body(request, limits)
-    try:
-        return await request.body()
-    except asyncio.TimeoutError as error:
-        raise HTTPException(
-            408, f"expected the body within {limits.seconds:g} s, got a part: send it faster"
-        ) from error
 
 
 def check_batch(given: Any, most: int) -> None:

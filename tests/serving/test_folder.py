@@ -16,13 +16,10 @@ from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
 from brainet_pl import BRAINet, BRAINetClassifier, BRAINetRegressor, ExportedModel, export_folder
-from brainet_pl._utils.framework import pl
 from brainet_pl.backbones.loading import Backbone
-from brainet_pl.calibration import Conformal, TemperatureScaling
-from brainet_pl.datamodules import Digits, ImageFolder, Table
+from brainet_pl.datamodules import ImageFolder, Table
 from brainet_pl.model.export_folder import features_of_table
 from brainet_pl.network import Linear
-from brainet_pl.scores import Mahalanobis
 from brainet_pl.serving.images import ImageSteps, resized
 from brainet_pl.serving.tables import Feature, encode_rows
 
@@ -48,25 +45,6 @@ def run_without_torch(code, *args):
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory, quiet_trainer):
-    """A fitted model with everything, and the folder that it was exported to."""
-    place = tmp_path_factory.mktemp("export")
-    pl.seed_everything(0, verbose=False)
-    data = Digits()
-    model = BRAINet(
-        8,
-        head=Linear(),
-        scores=[Mahalanobis()],
-        calibration=TemperatureScaling(),
-        conformal=Conformal(),
-        lr=0.01,
-    )
-    quiet_trainer(place, epochs=3).fit(model, datamodule=data)
-    held = torch.stack([x for x, _ in data.val_set])
-    return model.eval(), data, export_folder(model, place / "model", held=held)
-
-
 def same(found, expected):
     """Equal but for rounding; of `known_p`, a rank that rounding moved is a step of 1/(n + 1)."""
     for name, values in found.items():
@@ -77,11 +55,10 @@ def same(found, expected):
             np.testing.assert_array_equal(values, other, err_msg=name)
 
 
-def test_answers_are_the_models(digits):
-    model, data, folder = digits
+def test_answers_are_the_models(served):
+    model, folder, known = served
     exported = ExportedModel(folder)
-    known = torch.stack([x for x, _ in data.test_set])
-    x = torch.cat([known[:60], torch.rand(40, 64)])
+    x = torch.cat([known[:60], torch.rand(40, 1, 8, 8)])
     with torch.no_grad():
         expected = model.predict_step(x, 0)
     outputs = exported.predict(x.numpy())
@@ -98,11 +75,11 @@ def test_answers_are_the_models(digits):
     assert set(first["scores"]) >= {"energy", "joint"}
 
 
-def test_the_folder_says_what_is_in_it(digits):
-    _, _, folder = digits
+def test_the_folder_says_what_is_in_it(served):
+    folder = served.folder
     assert sorted(path.name for path in folder.iterdir()) == ["client.py", "example.npz", "model.json", "model.onnx"]
     about = json.loads((folder / "model.json").read_text())
-    assert about["inputs"] == [{"name": "input", "dtype": "float32", "shape": [None, 64]}]
+    assert about["inputs"] == [{"name": "input", "dtype": "float32", "shape": [None, 1, 8, 8]}]
     roles = {one["name"]: one for one in about["outputs"]}
     assert roles["known_p"]["role"] == "answer"
     assert roles["joint"] == {
@@ -114,9 +91,9 @@ def test_the_folder_says_what_is_in_it(digits):
     assert len([line for line in (folder / "client.py").read_text().splitlines() if line.strip()]) <= 20
 
 
-def test_it_runs_without_torch(digits, tmp_path):
-    model, data, folder = digits
-    known = torch.stack([x for x, _ in data.test_set])[:50]
+def test_it_runs_without_torch(served, tmp_path):
+    model, folder, known = served
+    known = known[:50]
     np.save(tmp_path / "x.npy", known.numpy())
     code = """
 import numpy as np
@@ -136,8 +113,8 @@ assert "torch" not in sys.modules
 
 
 @pytest.mark.slow
-def test_a_folder_is_replaced_and_nothing_else_is(digits, tmp_path):
-    model, *_ = digits
+def test_a_folder_is_replaced_and_nothing_else_is(served, tmp_path):
+    model = served.model
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear")
     with pytest.raises(ValueError, match="expected a new folder, or one of an exported model"):
@@ -160,16 +137,16 @@ def test_a_folder_is_replaced_and_nothing_else_is(digits, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (np.zeros((2, 63)), r"expected input of the shape \(B, 64\), got \(2, 63\)"),
-        (np.zeros((0, 64)), "expected at least one sample"),
+        (np.zeros((2, 64)), r"expected input of the shape \(B, 1, 8, 8\), got \(2, 64\)"),
+        (np.zeros((0, 1, 8, 8)), "expected at least one sample"),
         ([["a"] * 64], "expected numbers of the shape"),
         ([[1.0], [1.0, 2.0]], "expected numbers of the shape"),
         ({"other": [[0.0] * 64]}, "expected the input input, got other"),
     ],
 )
-def test_bad_inputs_are_told(digits, given, message):
+def test_bad_inputs_are_told(served, given, message):
     with pytest.raises(ValueError, match=message):
-        ExportedModel(digits[2]).predict(given)
+        ExportedModel(served.folder).predict(given)
 
 
 # -- images -----------------------------------------------------------------------------------------------------------
