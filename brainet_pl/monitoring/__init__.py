@@ -3,6 +3,7 @@
 Imports `evaluation` for its charts, and neither torch nor the model: a server without torch watches too.
 """
 
+from brainet_pl.monitoring.accuracy import AccuracyEstimate, estimate_accuracy
 from brainet_pl.monitoring.drift import DriftMonitor, DriftState
 
-__all__ = ["DriftMonitor", "DriftState"]
+__all__ = ["AccuracyEstimate", "DriftMonitor", "DriftState", "estimate_accuracy"]
