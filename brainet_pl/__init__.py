@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from brainet_pl.backbones.loading import Backbone
     from brainet_pl.checkpoints.runs import continue_run
     from brainet_pl.model.export import export_onnx, export_program
+    from brainet_pl.model.export_folder import export_folder
     from brainet_pl.model.lightning import BRAINet
     from brainet_pl.model.swap import SwappedModel, swap_head
     from brainet_pl.model.swap_file import load_swapped
+    from brainet_pl.monitoring import DriftMonitor
     from brainet_pl.network import BRAINetHead
     from brainet_pl.scores import GenerativeScore, TreeDensity
+    from brainet_pl.serving import ExportedModel
     from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
     from brainet_pl.structure import GGT, learn_structure, rai
 
@@ -32,11 +35,14 @@ __all__ = [
     "BRAINetHead",
     "BRAINetRegressor",
     "Backbone",
+    "DriftMonitor",
+    "ExportedModel",
     "GenerativeScore",
     "SwappedModel",
     "TreeDensity",
     "__version__",
     "continue_run",
+    "export_folder",
     "export_onnx",
     "export_program",
     "learn_structure",
@@ -52,10 +58,13 @@ _HOMES = {
     "BRAINetHead": "network",
     "BRAINetRegressor": "sklearn",
     "Backbone": "backbones",
+    "DriftMonitor": "monitoring",
+    "ExportedModel": "serving",
     "GenerativeScore": "scores",
     "SwappedModel": "model.swap",
     "TreeDensity": "scores",
     "continue_run": "checkpoints.runs",
+    "export_folder": "model.export_folder",
     "export_onnx": "model.export",
     "export_program": "model.export",
     "learn_structure": "structure",

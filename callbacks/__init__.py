@@ -2,6 +2,7 @@
 
 from brainet_pl.callbacks.baseline import BaselineComparison
 from brainet_pl.callbacks.checkpoints import LastCheckpoint, WholeCheckpointIO
+from brainet_pl.callbacks.drift import DriftAlarm
 from brainet_pl.callbacks.evaluation import Evaluation
 from brainet_pl.callbacks.features import FeatureCache
 from brainet_pl.callbacks.logging import log_figure, log_table
@@ -14,6 +15,7 @@ from brainet_pl.model.lightning import register_standard_callbacks
 
 __all__ = [
     "BaselineComparison",
+    "DriftAlarm",
     "Evaluation",
     "ExactResume",
     "FeatureCache",

@@ -19,10 +19,11 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from brainet_pl._utils.missing import is_missing
+
 Floats = NDArray[np.float64]
 TextColumns = dict[str, list[str]]
 
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # in lower case
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 
 
@@ -110,11 +111,6 @@ NOTATIONS = (
         "write thousands without a separator and decimals with a point",
     ),
 )
-
-
-def is_missing(value: str) -> bool:
-    """Whether a text stands for no value."""
-    return value.lower() in MISSING
 
 
 def is_text(value: str) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import rank_zero_info, rank_zero_warn
+from brainet_pl._utils.missing import is_missing
 from brainet_pl.datamodules import columns as csv_columns
 from brainet_pl.datamodules.base import Samples, SplitData, check_share
 from brainet_pl.datamodules.columns import Encoder, TextColumns
@@ -213,7 +214,7 @@ class Table(SplitData):
             )
         if self.missing == "refuse":
             for encoder in self.encoders:
-                gaps = sum(map(csv_columns.is_missing, rows.columns[encoder.name]))
+                gaps = sum(map(is_missing, rows.columns[encoder.name]))
                 if gaps:
                     raise ValueError(
                         f"expected no missing values, got {gaps} in column {encoder.name!r} of {rows.file}: fill them, "
@@ -234,7 +235,7 @@ class Table(SplitData):
         return TableSamples(x, self._targets(rows.columns[self.target]) if labelled else torch.zeros(len(x)), told)
 
     def _targets(self, values: list[str]) -> Tensor:
-        gaps = sum(map(csv_columns.is_missing, values))
+        gaps = sum(map(is_missing, values))
         if gaps:
             raise ValueError(
                 f"expected a target in every row, got {gaps} of {len(values)} rows without {self.target!r}: drop "
@@ -272,7 +273,7 @@ def task_of(values: Sequence[str]) -> str:
     >>> task_of(["yes", "no"]), task_of(["0.5", "2"]), task_of(["0", "1", "1", "0"]), task_of(["1", "2", "3"])
     ('classification', 'regression', 'classification', 'regression')
     """
-    known = [value for value in values if not csv_columns.is_missing(value)]
+    known = [value for value in values if not is_missing(value)]
     texts = [value for value in known if csv_columns.is_text(value)]
     if texts:
         return (

@@ -24,13 +24,13 @@ PYTHON = {
     for page, text in PAGES.items()
     for i, code in enumerate(code for kind, code in BLOCK.findall(text) if kind == "python")
 }
-NEEDS = {"text.md-0": "transformers", "export.md-0": "onnxruntime"}  # of an extra
+NEEDS = {"text.md-0": "transformers", "export.md-0": "onnxruntime", "production.md-0": "fastapi"}  # of an extra
 SHELL = {
     page: [line for kind, code in BLOCK.findall(text) if kind == "bash" for line in code.splitlines()]
     for page, text in PAGES.items()
 }
 SHELL = {page: lines for page, lines in SHELL.items() if lines}
-WITHOUT_TRAINER = ("report", "compare", "export", "cache", "sweep")
+WITHOUT_TRAINER = ("report", "compare", "export", "cache", "sweep", "monitor", "serve")
 # Not run here:
 #   `pip install` and `make`: they change the environment; that the target exists is checked.
 #   `py`, with `import lightning`, which needs a process of its own: tests/test_framework.py runs it.
@@ -60,7 +60,7 @@ def some_slow(names, slow):
     return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
-@pytest.mark.parametrize("name", some_slow(PYTHON, {"export.md-0", "wandb.md-0"}))
+@pytest.mark.parametrize("name", some_slow(PYTHON, {"export.md-0", "production.md-0", "wandb.md-0"}))
 def test_python_blocks(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
@@ -82,7 +82,7 @@ def run(line):
 
 
 @pytest.mark.parametrize(
-    "page", some_slow([page for page in SHELL if page != "machines.md"], {"export.md", "index.md"})
+    "page", some_slow([page for page in SHELL if page != "machines.md"], {"export.md", "index.md", "production.md"})
 )
 def test_shell_lines(page):
     for line in SHELL[page]:

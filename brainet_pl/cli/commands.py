@@ -33,7 +33,9 @@ OWN = {
     "report": "write one self-contained HTML page of a run",
     "compare": "write a page and tables of several runs",
     "sweep": "try settings one after the other, and compare them",
-    "export": "write the model of a checkpoint as one graph: ONNX or torch.export",
+    "export": "write the model of a checkpoint as a folder, or as one graph: ONNX or torch.export",
+    "serve": "serve an exported model over HTTP",
+    "monitor": "watch predictions for a change of the inputs, without labels",
     "cache": "list or delete features that FeatureCache keeps on disk",
 }
 HOMES = {
@@ -41,6 +43,8 @@ HOMES = {
     "compare": "evaluation.compare",
     "sweep": "cli.sweep",
     "export": "cli.export",
+    "serve": "cli.serve",
+    "monitor": "cli.monitor",
     "cache": "cli.cache",
 }
 DEBUG = "--debug"

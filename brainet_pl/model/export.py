@@ -1,8 +1,9 @@
 """A whole model as one graph with a free batch size, for `torch.export` and ONNX.
 
 Inputs (B, …) go in, and what `predict_step` gives comes out under its names: class and probabilities, every score that
-is fitted, and whatever else a model tells of a prediction. The sub-networks of a BRAINet are drawn once, when the graph
-is made, so that one input always gets one answer.
+is fitted, and whatever else a model tells of a prediction. Where a prediction is the exact average over all
+sub-networks of a BRAINet, the graph has it too; else they are drawn once, when it is made, so that one input always
+gets one answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from brainet_pl.backbones import batches
 from brainet_pl.model.finite import first_bad_weight
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.model.predictor import Predictor
-from brainet_pl.network import BRAINetHead
 
 INPUT = "input"  # the name of an only tensor
 TRACED = 4  # samples of the example that a graph is made from: neither 0 nor 1, which compilers take for special
@@ -45,6 +45,11 @@ class Exported(NamedTuple):
     outputs: tuple[str, ...]
 
 
+def input_names(example: Any) -> tuple[str, ...]:
+    """The names of the tensors of some inputs."""
+    return tuple(example) if isinstance(example, Mapping) else (INPUT,)
+
+
 class Answers(nn.Module):
     """A predictor as a function of tensors, in the order of `inputs`, that gives a tuple in the order of `outputs`."""
 
@@ -52,7 +57,7 @@ class Answers(nn.Module):
         super().__init__()
         self.predictor = predictor
         self.named = isinstance(example, Mapping)
-        self.inputs = tuple(example) if isinstance(example, Mapping) else (INPUT,)
+        self.inputs = input_names(example)
         size = batches.size(example)
         self.outputs = tuple(k for k, v in predictor.predict(example).items() if v.dim() and v.shape[0] == size)
 
@@ -128,24 +133,19 @@ def _ready(
     head, training, before = predictor.require_head(), predictor.training, predictor.num_passes
     count = checks.whole("passes", before if passes is None else passes, 1, 10**4)
     device = next((p.device for p in predictor.parameters()), torch.device("cpu"))
-    held = head.held if isinstance(head, BRAINetHead) else None
     predictor.eval()
     try:
-        if isinstance(head, BRAINetHead) and head.inference in ("auto", "stochastic"):
-            head.hold(head.ggt.sample(count, head.temperature, seed))
         predictor.num_passes = count
-        with torch.no_grad():
-            given = batches.move(_example(predictor, example), device)
+        with head.fixed_draws(count, seed), torch.no_grad():
+            given = batches.move(example_of(predictor, example), device)
             tensors = tuple(given.values()) if isinstance(given, Mapping) else (given,)
             yield Answers(predictor, given).eval(), tensors
     finally:
         predictor.train(training)
-        if isinstance(head, BRAINetHead):
-            head.hold(held)
         predictor.num_passes = before
 
 
-def _example(predictor: Predictor, given: Any) -> Any:
+def example_of(predictor: Predictor, given: Any) -> Any:
     """Inputs of `TRACED` samples like those given, or like those that the model was given first."""
     samples = predictor.backbone.input_signature if given is None else batches.signature(given)
     if samples is None:

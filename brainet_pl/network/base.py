@@ -9,7 +9,8 @@ known.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -83,6 +84,16 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def passes(self, x: Tensor, count: int) -> Outputs:
         """Features (B, d) to the outputs (T, B, O) of one prediction; T is `count` for a head that draws."""
+
+    @contextmanager
+    def fixed_draws(self, count: int, seed: int) -> Iterator[None]:
+        """Within it, `passes` gives the same outputs each time, as a graph needs it; a head that can't draws as ever.
+
+        Args:
+            count: passes of a prediction.
+            seed: of what is drawn.
+        """
+        yield
 
     def output_variance(self, x: Tensor) -> Tensor | None:
         """Variance (B, O) of Gaussian outputs around those of `forward`, for a head that is trained by their average.

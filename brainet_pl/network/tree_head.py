@@ -11,7 +11,8 @@ The branches of the root are whole networks, each with an output layer of its ow
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -281,9 +282,27 @@ class BRAINetHead(ResidualHead):
         if torch.compiler.is_compiling():
             choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
             return Outputs(self.on_choices(x, choices, base_logits=base_logits))
-        if self.inference == "auto" and not self.prediction_dropout and self.ggt.num_subnetworks <= count:
+        if self.averages_all(count):
             return Outputs(*self.enumerate(x, base_logits=base_logits))
         return Outputs(self.stochastic(x, count, base_logits=base_logits).logits)
+
+    def averages_all(self, count: int) -> bool:
+        """Whether so many passes are the exact average over all sub-networks."""
+        return self.inference == "auto" and not self.prediction_dropout and self.ggt.num_subnetworks <= count
+
+    @contextmanager
+    def fixed_draws(self, count: int, seed: int) -> Iterator[None]:
+        """Within it, passes are the exact average where they would be without, else those held, else drawn once."""
+        inference, held = self.inference, self.held
+        try:
+            if held is None and self.averages_all(count):
+                self.inference = "enumerated"
+            elif held is None:
+                self.hold(self.ggt.sample(count, self.temperature, seed))
+            yield
+        finally:
+            self.inference = inference
+            self.hold(held)
 
     def simultaneous(self, x: Tensor, *, base_logits: Tensor | None = None) -> Tensor:
         """Maps features (B, d) to (B, C): a node passes on the mean of its branches, weighted by their probability."""

@@ -123,7 +123,7 @@ class TreeDensity(DataSizedBuffers):
             run_or_fail_together(check)
         else:
             check()
-        self.families.fit(self._prepare(features), labels.long(), shared)
+        self.families.fit(self.prepare(features), labels.long(), shared)
         return self
 
     def refitted(self, features: Tensor, labels: Tensor) -> TreeDensity:
@@ -139,7 +139,7 @@ class TreeDensity(DataSizedBuffers):
         self._check(features)
         rows = max(1, _ROOM // self.families.numbers)
         with torch.autocast(features.device.type, enabled=False):  # never in 16 bits, as in `_apply`
-            return in_parts(lambda part: self.average(self.families(self._prepare(part))), features, rows)
+            return in_parts(lambda part: self.average(self.families(self.prepare(part))), features, rows)
 
     def scores(self, features: Tensor, probs: Tensor | None = None) -> dict[str, Tensor]:
         """Features (B, d) and predicted probabilities (B, C) → scores (B,), higher for the unknown.
@@ -152,7 +152,8 @@ class TreeDensity(DataSizedBuffers):
             found["generative_weighted"] = -(probs * density).sum(dim=1)
         return found
 
-    def _prepare(self, features: Tensor) -> Tensor:
+    def prepare(self, features: Tensor) -> Tensor:
+        """Features (B, d) as families read them."""
         x = features.to(self._dtype.dtype)
         return F.normalize(x, dim=1) if self.normalize else x
 

@@ -14,6 +14,7 @@ from brainet_pl._utils import checks
 from brainet_pl._utils.parts import primitive
 from brainet_pl.scores.base import Score, ScoreContext, set_source
 from brainet_pl.scores.density import Kind, TreeDensity, check_density, density_threshold, reducer
+from brainet_pl.scores.moved import Moved, moved_features
 from brainet_pl.structure import GGT, FeatureStream, learn_structure
 from brainet_pl.structure.settings import MOST_SAMPLES
 from brainet_pl.tasks.passes import Passes
@@ -117,6 +118,15 @@ class Generative(Score):
         other.density = self.density.refitted(self._read(features), labels)
         other.set_ready(True)
         return other
+
+    def moved(self, features: Tensor, classes: Tensor, most: int = 5) -> list[Moved]:
+        """Features (B, d) of new inputs and predicted classes (B,) → the features that moved most since the fit."""
+        assert self.density is not None
+        found = moved_features(self.density, self._read(features), classes, most)
+        if not len(self.chosen):
+            return found
+        number = self.chosen.tolist()
+        return [Moved(number[one.feature], tuple(number[p] for p in one.parents), one.excess) for one in found]
 
     def _read(self, features: Tensor) -> Tensor:
         """All features (B, d) → those that are read."""

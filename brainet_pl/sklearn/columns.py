@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from brainet_pl._utils.missing import is_missing
+from brainet_pl.serving.tables import Feature
+
 Floats = NDArray[np.float64]
 MOST_CATEGORIES = 50  # of one column
 DAY = np.timedelta64(1, "D")
@@ -48,6 +51,14 @@ class Column:
     def names(self) -> list[str]:
         """The names of what it becomes."""
         return [self.name] if self.categories is None else [f"{self.name}={known}" for known in self.categories]
+
+    def features(self) -> list[Feature]:
+        """What it becomes, as the folder of an exported model keeps it."""
+        if self.categories is not None:
+            return [Feature(self.name, "category", known) for known in self.categories]
+        return [
+            Feature(self.name, "date" if self.dates else "number", separators=self.separators, decimal=self.decimal)
+        ]
 
     def encode(self, values: Any) -> Floats:
         """Turns values (N,) into numbers (N, k), NaN where missing; a category not seen in `fit` is all zeros."""
@@ -153,8 +164,6 @@ def _all_numbers(frame: Any) -> bool:
 
 def _texts(values: NDArray[Any], missing: str) -> list[str]:
     """Values (N,) as text without blanks around it; all ways to write a missing value are one."""
-    from brainet_pl.datamodules.columns import is_missing
-
     texts = [str(value).strip() for value in values.tolist()]
     return [missing if is_missing(text) or text in ("<NA>", "NaT") else text for text in texts]
 

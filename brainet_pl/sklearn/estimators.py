@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from sklearn.utils.validation import (
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.threads import limit_threads
+from brainet_pl.serving.tables import Feature
 from brainet_pl.sklearn.columns import Column, encode, read_columns
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ MOST_LABEL_BYTES = 2**16  # of one class in a file
 
 class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share: settings, `fit`, and what a fitted network says of rows."""
+
+    _sets: Literal["lac", "scaled"]  # how sets or intervals are made
 
     def __init__(
         self,
@@ -258,6 +261,55 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
+    def export(self, folder: str | Path, held: Any = None, level: float = 0.9) -> Path:
+        """Write the fitted estimator as a folder with an ONNX graph that needs no torch, encoders of columns included.
+
+        See `brainet_pl.model.export_folder`: `brainet_pl.serving.ExportedModel` and `brainet serve` run it.
+
+        Args:
+            folder: is made, or replaced where it is the folder of an exported model.
+            held: rows that were not in `fit`, for the drift alarm; None takes the rows held back, without the answers.
+            level: the share of rows whose set or interval is to hold the truth.
+        """
+        import torch
+
+        from brainet_pl.calibration import Conformal
+        from brainet_pl.model.export_folder import export_folder
+
+        check_is_fitted(self)
+        network, before = self.network_, self.network_.conformal
+        gaps = np.zeros((4, len(self.marked_)))
+        some = np.concatenate([self.fill_ + np.arange(4.0)[:, None], gaps], axis=1)
+        try:
+            if len(network.held_target):
+                network.conformal = Conformal(self._sets, level).fit(*network.held_out())
+            return export_folder(
+                network,
+                folder,
+                torch.tensor(some),
+                class_names=self._class_names(),
+                features=self._features(),
+                held=None if held is None else self._rows(held),
+            )
+        finally:
+            network.conformal = before
+
+    def _class_names(self) -> list[str] | None:
+        return None
+
+    def _features(self) -> list[Feature]:
+        """What the network reads, as a folder keeps it."""
+        if self.columns_ is None:
+            names = self.feature_names_ or [f"x{i}" for i in range(self.n_features_in_)]
+            found = [Feature(name) for name in names[: self.n_features_in_]]
+        else:
+            found = [feature for column in self.columns_ for feature in column.features()]
+        filled = [
+            replace(one, fill=float(fill)) if one.kind in ("number", "date") else one
+            for one, fill in zip(found, self.fill_, strict=True)
+        ]
+        return filled + [Feature(found[i].column, "missing") for i in self.marked_]
+
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator to a file of tensors and plain values, which `load` reads without running code."""
         from brainet_pl._utils.tensor_file import write_saved
@@ -322,6 +374,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
     # -- what a kind of target changes --------------------------------------------------------------------------------
 
     _numeric = False
+    _sets = "lac"
 
     def _check_target(self, target: NDArray[Any]) -> NDArray[Any]:
         raise NotImplementedError
@@ -441,6 +494,9 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
         held = self.network_.held_out()
         return np.asarray(Conformal(method, level).fit(*held)(final)["set"].numpy(), dtype=bool)  # type: ignore[arg-type]
 
+    def _class_names(self) -> list[str]:
+        return [str(name) for name in self.classes_]
+
     def _check_target(self, target: NDArray[Any]) -> NDArray[Any]:
         check_classification_targets(target)
         self.classes_, labels = np.unique(target, return_inverse=True)
@@ -514,6 +570,7 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
     """
 
     _numeric = True
+    _sets = "scaled"
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Gives means (N,), and with `return_std` also standard deviations (N,), in the units of y."""

@@ -7,7 +7,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -152,6 +152,16 @@ class Members(Head):
     def trees(self) -> list[GGT]:
         """The trees of the kinds of members."""
         return [head.ggt for head in self._heads[: len(self.shares)] if head.ggt is not None]
+
+    @contextmanager
+    def fixed_draws(self, count: int, seed: int) -> Iterator[None]:
+        """Within it, every member takes the sub-networks that it draws when all begin at `seed`."""
+        each = math.ceil(count / len(self._heads))
+        with ExitStack() as stack, isolated_rng(seed):
+            for head in self._heads:
+                drawn = 0 if head.averages_all(each) else int(torch.randint(2**62, (1,)))  # as `stochastic` does
+                stack.enter_context(head.fixed_draws(each, drawn))
+            yield
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """Features (B, d) → outputs (T, B, O), as many of each member."""

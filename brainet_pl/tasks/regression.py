@@ -106,7 +106,10 @@ class Regression(Task):
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """(…, 2) → mean and variance (…), standardised; in 32 bits at the least."""
-        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        if outputs.dtype == torch.float64:  # by hand: ONNX runtimes have no softplus of 64 bits
+            raw = outputs[..., 1]
+            return outputs[..., 0], raw.clamp_min(0) + torch.log1p(torch.exp(-raw.abs())) + self.min_variance
+        outputs = outputs.float()
         return outputs[..., 0], F.softplus(outputs[..., 1]) + self.min_variance
 
     def _parts(self, outputs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,5 +1,7 @@
 """Whole models as one graph: torch.export and ONNX at batch sizes that the graph was not made from."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from brainet_pl.callbacks import StructureLearning
 from brainet_pl.cli import main
 from brainet_pl.datamodules import Digits
 from brainet_pl.model.export import INPUT, export_onnx, export_program
-from brainet_pl.network import BRAINetHead, Ensemble, Linear, MCDropout, Tree
+from brainet_pl.network import Ensemble, Linear, MCDropout, Tree
 from brainet_pl.scores import KNN, Combined, Generative, Mahalanobis
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -41,13 +43,13 @@ def fitted(tmp_path_factory, quiet_trainer):
     return model.eval(), keep.best_model_path
 
 
-def test_a_model_with_fixed_draws_is_one_function(fitted, tmp_path):
+def test_the_exact_average_of_all_sub_networks_is_in_the_graph(fitted, tmp_path):
     model, _ = fitted
-    program, inputs, outputs = export_program(model, seed=3)
-    names = export_onnx(model, tmp_path / "model.onnx", seed=3)
+    assert 1 < model.head.ggt.num_subnetworks <= model.passes
+    program, inputs, outputs = export_program(model)
+    names = export_onnx(model, tmp_path / "model.onnx")
     assert inputs == (INPUT,)
     assert names == outputs
-    model.head.hold(model.head.ggt.sample(9, model.head.temperature, 3))
     graph = program.module()
     for size in BATCHES:
         x = torch.rand(size, 64)
@@ -58,8 +60,23 @@ def test_a_model_with_fixed_draws_is_one_function(fitted, tmp_path):
         written = run(tmp_path / "model.onnx", x)
         for name in outputs:
             torch.testing.assert_close(exported[name], expected[name], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(written[name], expected[name], rtol=1e-3, atol=1e-4)
-    model.head.hold(None)
+            torch.testing.assert_close(written[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_fewer_passes_than_sub_networks_are_drawn_once(fitted):
+    model, _ = fitted
+    few = model.head.ggt.num_subnetworks - 1
+    program, _, outputs = export_program(model, passes=few, seed=3)
+    x = torch.rand(5, 64)
+    with torch.no_grad():
+        found = dict(zip(outputs, program.module()(x), strict=True))
+        model.head.hold(model.head.ggt.sample(few, model.head.temperature, 3))
+        expected = model.predictor.predict(x, few)
+        program, *_ = export_program(model, passes=few, seed=7)  # what is held stays
+        held = dict(zip(outputs, program.module()(x), strict=True))
+        model.head.hold(None)
+    for answer in (found, held):
+        torch.testing.assert_close(answer["probabilities"], expected["probabilities"], rtol=1e-4, atol=1e-5)
 
 
 FITTED = {
@@ -100,8 +117,6 @@ def test_what_was_fitted_is_in_the_graph(name, tmp_path, quiet_trainer):
     wanted = {score.name_in_model(unit) for score in model.scores for unit in score.units}
     assert {"class", "probabilities", "known", "known_p", "energy", *wanted} <= set(names)
     assert ("set" in names) == (sets is not None)
-    if isinstance(model.head, BRAINetHead):
-        model.head.hold(model.head.ggt.sample(5, model.head.temperature, 2))
     known = torch.cat([x for x, *_ in data.val_dataloader()])
     for size in BATCHES:
         x = torch.cat([known[: size - size // 2], 30 * torch.randn(size // 2, 64)])
@@ -151,10 +166,9 @@ def test_a_swapped_head(tmp_path):
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
     swapped = swap_head(model, torch.randn(200, 6), 3, head=Tree(2000), test="gaussian", progress=False).eval()
     export_onnx(swapped, tmp_path / "swapped.onnx", passes=6)
-    swapped.head.hold(swapped.head.ggt.sample(6, swapped.head.temperature, 0))
     for size in BATCHES:
         x = torch.randn(size, 6)
-        mean = swapped.probabilities(x).mean(dim=0)
+        mean = swapped.predict(x, 6)["probabilities"]
         found = run(tmp_path / "swapped.onnx", x)
         torch.testing.assert_close(found["probabilities"], mean, rtol=1e-4, atol=1e-5)
         assert found["class"].tolist() == mean.argmax(dim=1).tolist()
@@ -181,7 +195,6 @@ def test_a_swapped_head_that_was_calibrated(tmp_path, calibration):
     program, _, others = export_program(swapped, passes=6)
     assert names == others
     assert {"class", "probabilities", "known", "known_p", "knn", "energy"} <= set(names)
-    swapped.head.hold(swapped.head.ggt.sample(6, swapped.head.temperature, 0))
     graph = program.module()
     for size in BATCHES:
         some = torch.randint(3, (size - size // 2,))
@@ -220,7 +233,6 @@ def test_inputs_by_name(tmp_path):
     model.eval()
     program, inputs, outputs = export_program(model, x)
     assert inputs == ("word", "number")
-    model.head.hold(model.head.ggt.sample(15, model.head.temperature, 0))
     with torch.no_grad():
         found = dict(zip(outputs, program.module()(x["word"][:5], x["number"][:5]), strict=True))
         torch.testing.assert_close(
@@ -244,11 +256,41 @@ def test_the_command_line_needs_nothing_but_the_checkpoint(quiet_trainer, tmp_pa
     assert torch.export.load("model.pt2").module()(torch.rand(2, 64))[1].shape == (2, 8)
 
 
+BODY = """
+from torch import nn
+
+class Body(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(64, 12), nn.ReLU())
+"""
+
+
+def test_a_backbone_of_the_users_own_on_the_command_line(quiet_trainer, tmp_path, monkeypatch, capsys):
+    """Nothing is imported because a file names it: the user names it again, or trusts the file."""
+    (tmp_path / "body_of_mine.py").write_text(BODY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keep = ModelCheckpoint(tmp_path, filename="model")
+    model = BRAINet(8, backbone=Backbone("body_of_mine:Body", head_layer="", layers=None), head=Linear())
+    quiet_trainer(tmp_path, keep).fit(model, datamodule=Digits())
+    del sys.modules["body_of_mine"]
+    words = ["export", "--ckpt_path", "model.ckpt", "--out", "made"]
+    with pytest.raises(ValueError, match="nothing is imported because a file names it"):
+        main(words)
+    main([*words, "--trust_checkpoint"])
+    assert capsys.readouterr().out.startswith("made: class, probabilities, known_p, known")
+    main([*words, "--model.backbone", "body_of_mine:Body"])
+    x = torch.rand(3, 64)
+    with torch.no_grad():
+        expected = model.eval().predict_step(x, 0)["probabilities"]
+    torch.testing.assert_close(run(tmp_path / "made" / "model.onnx", x)["probabilities"], expected, rtol=0, atol=1e-5)
+
+
 def test_what_cant_be_meant_is_said(fitted, tmp_path):
     model, _ = fitted
     with pytest.raises(ValueError, match=r"expected a file that ends in \.onnx, got .*model\.pb"):
         export_onnx(model, tmp_path / "model.pb")
-    with pytest.raises(ValueError, match=r"expected --out to end in \.onnx or \.pt2"):
+    with pytest.raises(ValueError, match=r"expected --out to be a folder, or to end in \.onnx or \.pt2"):
         main(["export", "--ckpt_path", "x.ckpt", "--out", "model.h5"])
     with pytest.raises(ValueError, match="expected a model with a head, got one that was never fitted"):
         export_program(BRAINet(3))

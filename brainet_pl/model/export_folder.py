@@ -1,0 +1,172 @@
+"""A model as one folder that needs no torch: graph, names, preparation of inputs, an example and a client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from brainet_pl.backbones import batches
+from brainet_pl.model.export import example_of, export_onnx, input_names
+from brainet_pl.model.lightning import BRAINet
+from brainet_pl.model.predictor import Predictor
+from brainet_pl.monitoring.signals import signals_of
+from brainet_pl.serving import ExportedModel
+from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, FORMAT, GRAPH, digest
+from brainet_pl.serving.images import ImageSteps
+from brainet_pl.serving.tables import Feature
+
+MEANINGS = {
+    "class": "number of the most probable class; -1 where there is none",
+    "probabilities": "calibrated probability of each class",
+    "set": "classes that hold the true one at the level of the conformal sets",
+    "known_p": "share of held-out samples at least as strange; small is unlike the training data",
+    "known": "whether known_p is above the level of the verdict",
+    "mean": "predicted number",
+    "std": "standard deviation of the prediction",
+    "epistemic_std": "part of it that sub-networks disagree about",
+    "aleatoric_std": "part of it that they agree about",
+    "lower": "lower end of the interval",
+    "upper": "upper end of the interval",
+}
+
+
+def export_folder(
+    model: BRAINet | Predictor,
+    folder: str | Path,
+    example: Any = None,
+    *,
+    class_names: Sequence[str] | None = None,
+    images: ImageSteps | None = None,
+    features: Sequence[Feature] | None = None,
+    held: Any = None,
+    passes: int | None = None,
+    seed: int = 0,
+) -> Path:
+    """Write a model as a folder that `ExportedModel`, `brainet serve` and its own `client.py` run without torch.
+
+    Args:
+        model: with its head; it is left as it was.
+        folder: is made, or replaced where it is the folder of an exported model.
+        example: inputs of any batch size; None is made after the first inputs that the model ever got.
+        class_names: names of the classes; None takes those that the model knows.
+        images: how image files are prepared; None is what the backbone's weights expect, where they say so.
+        features: how rows of a table are prepared; None takes numbers.
+        held: held-out inputs. Their answers are the reference of the drift alarm; None takes the scores of validation
+            data that the model keeps, without the classes.
+        passes: sub-networks of a head that draws; None is the model's own number.
+        seed: of their draw.
+    """
+    predictor = model.predictor if isinstance(model, BRAINet) else model
+    place = Path(folder)
+    if place.exists() and not (place / ABOUT).is_file() and any(place.iterdir()):
+        raise ValueError(
+            f"expected a new folder, or one of an exported model, got {place} with other files: name another"
+        )
+    if images is None and isinstance(model, BRAINet) and model.preset is not None:
+        images = ImageSteps(**model.preset.to_dict())
+    names = class_names if class_names is not None else getattr(model, "class_names", None)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as inside:
+        made = Path(inside) / "made"
+        made.mkdir()
+        outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed)
+        given = example_of(predictor, example)
+        about = {
+            "format": FORMAT,
+            "brainet_pl": str(getattr(sys.modules["brainet_pl"], "__version__", "")),
+            "torch": str(torch.__version__),
+            "sha256": digest(made / GRAPH),
+            "task": type(predictor.task).__name__,
+            "class_names": None if names is None else [str(name) for name in names],
+            "inputs": _inputs(given),
+            "outputs": [_output(predictor, name) for name in outputs],
+            "verdict": {"score": _verdict_score(predictor), "level": predictor.verdict.level},
+            "conformal": None if predictor.conformal is None else predictor.conformal.settings(),
+            "images": None if images is None else images.to_dict(),
+            "features": None if features is None else [one.to_dict() for one in features],
+            "held_out": _reference(predictor),
+        }
+        _write(made / ABOUT, about)
+        runs = ExportedModel(made, threads=1)
+        if held is not None:
+            about["held_out"] = _signals_of_inputs(runs, held)
+            _write(made / ABOUT, about)
+        first = {name: tensor[:2].cpu().numpy() for name, tensor in named(given).items()}
+        shown: dict[str, Any] = first | {f"output_{name}": values for name, values in runs.predict(first).items()}
+        np.savez(made / EXAMPLE, **shown)
+        (made / CLIENT).write_text(CLIENT_TEXT, encoding="utf-8")
+        if place.exists():
+            shutil.rmtree(place)
+        made.replace(place)
+    return place
+
+
+def named(inputs: Any) -> dict[str, Tensor]:
+    """Inputs by the names that the graph has for them."""
+    return dict(zip(input_names(inputs), inputs.values() if isinstance(inputs, Mapping) else [inputs], strict=True))
+
+
+def _inputs(given: Any) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": [None, *tensor.shape[1:]]}
+        for name, tensor in named(given).items()
+    ]
+
+
+def _output(predictor: Predictor, name: str) -> dict[str, Any]:
+    """What one output is: higher scores are more unlike the training data."""
+    if name in MEANINGS:
+        return {"name": name, "role": "answer", "meaning": MEANINGS[name]}
+    unit = predictor.scores.units.get(name, "")
+    return {"name": name, "role": "score", "unit": unit, "higher": "more unlike the training data"}
+
+
+def _verdict_score(predictor: Predictor) -> str | None:
+    return predictor.verdict_score(predictor.scores.reference.names)
+
+
+def _reference(predictor: Predictor) -> dict[str, list[float]] | None:
+    """Scores of the validation data that the model keeps, as the drift alarm wants them."""
+    reference = predictor.scores.reference
+    known = {name: reference[name].double().cpu().numpy() for name in reference.names}
+    return {n: v.tolist() for n, v in signals_of(known, _verdict_score(predictor)).items()} if known else None
+
+
+def _signals_of_inputs(model: ExportedModel, held: Any) -> dict[str, list[float]]:
+    found: dict[str, list[Any]] = {}
+    arrays = {name: tensor.cpu().numpy() for name, tensor in named(held).items()}
+    for start in range(0, batches.size(held), 256):
+        outputs = model.predict({name: array[start : start + 256] for name, array in arrays.items()})
+        one = {name: values for name, values in outputs.items() if values.ndim == 1}
+        for name, values in signals_of(one, model.about["verdict"]["score"]).items():
+            found.setdefault(name, []).append(values)
+    return {name: np.concatenate(parts).tolist() for name, parts in found.items()}
+
+
+def _write(path: Path, about: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def features_of_table(data: Any) -> list[Feature]:
+    """How a `Table` that was set up turns rows into numbers."""
+    found = []
+    for encoder in data.encoders:
+        transformer = encoder.transformer
+        if hasattr(transformer, "categories_"):
+            found += [Feature(encoder.name, "category", str(value)) for value in transformer.categories_[0]]
+            continue
+        scaler = transformer[0]
+        mean, scale = float(scaler.mean_[0]), float(scaler.scale_[0])
+        found.append(Feature(encoder.name, fill=mean, center=mean, scale=scale))
+        if len(encoder.features) > 1:
+            found.append(Feature(encoder.name, "missing"))
+    return found

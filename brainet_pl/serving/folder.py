@@ -1,0 +1,193 @@
+"""The folder of an exported model: `model.onnx`, `model.json`, `example.npz` and `client.py`; and its answers.
+
+`model.json` says what goes in and comes out, how inputs are prepared, what classes are called, by which score and level
+inputs are judged, and which values held-out data had, for the drift alarm. `client.py` shows the least that is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brainet_pl.monitoring import DriftMonitor
+from brainet_pl.monitoring.signals import half_for_the_first, signals_of
+from brainet_pl.serving.images import ImageSteps
+from brainet_pl.serving.tables import Feature, encode_rows
+
+FORMAT = 1
+GRAPH, ABOUT, EXAMPLE, CLIENT = "model.onnx", "model.json", "example.npz", "client.py"
+NAMED = ("probabilities", "set")  # outputs (B, C) whose columns are classes
+CLIENT_TEXT = '''"""Ask the model in this folder: needs numpy and onnxruntime. How inputs are made is in model.json."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+HERE = Path(__file__).parent
+ABOUT = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
+SESSION = onnxruntime.InferenceSession(str(HERE / "model.onnx"), providers=["CPUExecutionProvider"])
+
+
+def predict(inputs):
+    """Inputs by name, (B, …) → what the model says, by name."""
+    given = {one["name"]: np.asarray(inputs[one["name"]], dtype=one["dtype"]) for one in ABOUT["inputs"]}
+    names = [one["name"] for one in ABOUT["outputs"]]
+    return dict(zip(names, SESSION.run(names, given)))
+
+
+if __name__ == "__main__":
+    example = np.load(HERE / "example.npz")
+    for name, values in predict({one["name"]: example[one["name"]] for one in ABOUT["inputs"]}).items():
+        print(name, values.tolist())
+'''
+
+
+class ExportedModel:
+    """A model that was exported to a folder, run by onnxruntime.
+
+    Args:
+        folder: what `brainet export` or `export_folder` wrote.
+        threads: of onnxruntime; None is its own choice.
+
+    Attributes:
+        about: the content of `model.json`.
+        class_names: names of the classes, or None.
+    """
+
+    def __init__(self, folder: str | Path, threads: int | None = None) -> None:
+        import onnxruntime
+
+        self.folder = Path(folder)
+        self.about = read_about(self.folder)
+        self.class_names: list[str] | None = self.about.get("class_names")
+        images, features = self.about.get("images"), self.about.get("features")
+        self.images = None if images is None else ImageSteps(**images)
+        self.features = None if features is None else [Feature(**one) for one in features]
+        options = onnxruntime.SessionOptions()
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        graph = str(self.folder / GRAPH)
+        self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        """Name, type and shape of each input; the first length, of a batch, is null."""
+        return list(self.about["inputs"])
+
+    def predict(self, inputs: Mapping[str, Any] | Any) -> dict[str, NDArray[Any]]:
+        """Inputs (B, …), or several by name → all that the model says of each, by name."""
+        given = inputs if isinstance(inputs, Mapping) else {self.inputs[0]["name"]: inputs}
+        tensors = {one["name"]: _tensor(one, given) for one in self.inputs}
+        sizes = {name: len(tensor) for name, tensor in tensors.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"expected as many samples of each input, got {sizes}: give one of each")
+        names = [one["name"] for one in self.about["outputs"]]
+        return dict(zip(names, self._session.run(names, tensors), strict=True))
+
+    def predict_images(self, files: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+        """The bytes of image files → all that the model says of each."""
+        if self.images is None:
+            raise ValueError("expected numbers: this model was exported without a way to prepare images; send inputs")
+        return self.predict(np.stack([self.images(file) for file in files]))
+
+    def predict_rows(self, rows: Sequence[Mapping[str, Any] | Sequence[Any]]) -> dict[str, NDArray[Any]]:
+        """Rows of a table, by the names of columns or in their order → all that the model says of each."""
+        if self.features is None:
+            raise ValueError("expected numbers: this model was exported without a way to prepare rows; send inputs")
+        return self.predict(encode_rows(self.features, rows))
+
+    def as_answers(self, outputs: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
+        """Outputs of B samples → B answers that JSON can hold: classes by their names, scores by theirs."""
+        scores = {one["name"] for one in self.about["outputs"] if one["role"] == "score"}
+        size = len(next(iter(outputs.values())))
+        return [self._answer({name: values[i] for name, values in outputs.items()}, scores) for i in range(size)]
+
+    def _answer(self, values: Mapping[str, Any], scores: set[str]) -> dict[str, Any]:
+        names = self.class_names
+        found: dict[str, Any] = {"scores": {name: _plain(values[name]) for name in values if name in scores}}
+        for name, value in values.items():
+            if name in scores:
+                continue
+            if name == "set":
+                found[name] = [str(i) if names is None else names[i] for i in np.flatnonzero(value)]
+            elif name in NAMED:
+                found[name] = {str(i) if names is None else names[i]: _plain(v) for i, v in enumerate(value)}
+            else:
+                found[name] = _plain(value)
+        if names is not None and "class" in values:
+            found["class_name"] = names[int(values["class"])] if values["class"] >= 0 else None
+        return found
+
+    def monitor(self, alpha: float = 0.05, horizon: int | None = None) -> DriftMonitor | None:
+        """A drift alarm with the held-out values in the folder; None where there are none."""
+        held = self.about.get("held_out")
+        if not held:
+            return None
+        return DriftMonitor(held, alpha=alpha, horizon=horizon, weights=half_for_the_first(held))
+
+    def signals(self, outputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+        """Outputs → what `monitor` watches."""
+        wanted = self.about.get("held_out") or {}
+        found = signals_of({n: v for n, v in outputs.items() if v.ndim == 1}, self.about["verdict"]["score"])
+        return {name: values for name, values in found.items() if name in wanted}
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """`model.json` of a folder, checked against the graph beside it."""
+    for name in (ABOUT, GRAPH):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"expected the folder of an exported model at {folder}, found no {name}: give one that "
+                "`brainet export` wrote"
+            )
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"expected JSON in {folder / ABOUT}, got {error}: export the model again") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        got = about.get("format") if isinstance(about, dict) else type(about).__name__
+        raise ValueError(f"expected format {FORMAT} in {folder / ABOUT}, got {got}: export the model again")
+    if about["sha256"] != digest(folder / GRAPH):
+        raise ValueError(f"expected the graph that {folder / ABOUT} belongs to, got another: take another copy")
+    return about
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _tensor(about: Mapping[str, Any], given: Mapping[str, Any]) -> NDArray[Any]:
+    """One input as the graph takes it."""
+    name, shape = about["name"], about["shape"]
+    if name not in given:
+        raise ValueError(f"expected the input {name}, got {', '.join(map(str, given)) or 'nothing'}: give it by name")
+    try:
+        tensor = np.asarray(given[name], dtype=about["dtype"])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(
+            f"expected numbers of the shape {_shown(shape)} as {name}, got what is none ({error}): correct it"
+        ) from error
+    if tensor.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, tensor.shape, strict=True)):
+        raise ValueError(f"expected {name} of the shape {_shown(shape)}, got {_shown(tensor.shape)}: reshape it")
+    if not len(tensor):
+        raise ValueError(f"expected at least one sample as {name}, got none: give some")
+    return tensor
+
+
+def _shown(shape: Sequence[int | None]) -> str:
+    return f"({', '.join('B' if n is None else str(n) for n in shape)})"
+
+
+def _plain(value: Any) -> Any:
+    """A number as JSON has it; null where it is none."""
+    plain = value.item() if hasattr(value, "item") else value
+    return None if isinstance(plain, float) and not np.isfinite(plain) else plain

@@ -1,0 +1,244 @@
+"""The drift alarm: its p-values, its bound on false alarms over thousands of clean streams, and what it notices."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.stats import beta
+
+from brainet_pl.monitoring import DriftMonitor
+from brainet_pl.monitoring.betting import (
+    FALLING,
+    HISTOGRAMS,
+    OTHERS,
+    Capital,
+    grow,
+    log_bets,
+    log_histograms,
+    urn_p_values,
+    waiting,
+)
+
+STREAMS = 1000
+ALPHA = 0.1
+MOST = ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / STREAMS)  # false alarms that chance allows
+
+
+def test_gaps_follow_the_urn_exactly():
+    """All orders of 2 held-out and 3 new values are equally likely: the law of their gaps, counted, is the urn's."""
+    counted = Counter()
+    for order in itertools.permutations(range(5)):
+        held, new = order[:2], order[2:]
+        counted[tuple(sum(h > x for h in held) for x in new)] += 1
+    for gaps, count in counted.items():
+        expected, urn = Fraction(1), [1, 1, 1]
+        for g in gaps:
+            expected *= Fraction(urn[g], sum(urn))
+            urn[g] += 1
+        assert Fraction(count, math.factorial(5)) == expected
+    assert sum(counted.values()) == math.factorial(5)
+
+
+def slow_p_values(gaps, urn, draws):
+    urn, found = list(urn), []
+    for g, u in zip(gaps, draws, strict=True):
+        found.append((sum(urn[:g]) + u * urn[g]) / sum(urn))
+        urn[g] += 1
+    return found, urn
+
+
+def slow_capital(p, falling, horizon):
+    """Every starting time by itself: the product of what is paid from then on, weighted by what starts there."""
+    bets = np.exp(log_bets(np.asarray(p), falling))
+    idle = waiting(np.arange(len(p) + 1), horizon)
+    found = []
+    for t in range(1, len(p) + 1):
+        started = sum((idle[s] - idle[s + 1]) * bets[s:t].prod(axis=0) for s in range(t))
+        found.append(started.mean() + idle[t])
+    return found
+
+
+@pytest.mark.parametrize("horizon", [None, 30, 200])
+def test_the_fast_way_is_the_slow_one(horizon):
+    rng = np.random.default_rng(0)
+    gaps, draws, urn = rng.integers(0, 8, 60), rng.random(60), np.ones(8, dtype=np.int64)
+    p, after = urn_p_values(gaps, urn, draws)
+    slow, slow_after = slow_p_values(gaps, urn, draws)
+    np.testing.assert_allclose(p, slow, rtol=1e-12)
+    assert after.tolist() == slow_after
+    for falling in (True, False):
+        bets = log_bets(p[:, None], falling)
+        capital = Capital.initial(1, bets.shape[2])
+        paths = []
+        for start, end in ((0, 1), (1, 25), (25, 60)):  # however inputs come
+            capital, path = grow(capital, bets[start:end], start, horizon)
+            paths.append(path[:, 0])
+        np.testing.assert_allclose(np.exp(np.concatenate(paths)), slow_capital(p, falling, horizon), rtol=1e-9)
+
+
+def test_bets_are_densities():
+    """So that a bet on a uniform number pays 1 on average."""
+    p = np.linspace(0.001, 0.999, 50)
+    for falling, shapes in ((True, FALLING), (False, FALLING + OTHERS)):
+        paid = np.exp(log_bets(p, falling))
+        np.testing.assert_allclose(paid, np.stack([beta.pdf(p, *shape) for shape in shapes], axis=1), rtol=1e-9)
+        assert (np.diff(paid, axis=0) <= 0).all() == falling
+
+
+def test_histograms_know_the_past_alone_and_are_densities():
+    p = np.random.default_rng(2).random(50)
+    paid, parts, counts = [], [], [np.zeros(bins) for bins, _ in HISTOGRAMS]
+    for start, end in ((0, 1), (1, 30), (30, 50)):
+        part, counts = log_histograms(p[start:end], counts)
+        parts.append(part)
+    for bins, keep in HISTOGRAMS:
+        column, past = [], np.zeros(bins)
+        for value in p:
+            density = (past + 8 / bins) / (past.sum() + 8)
+            assert density.sum() == pytest.approx(1.0)
+            column.append(bins * density[int(value * bins)])
+            past *= keep
+            past[int(value * bins)] += 1
+        paid.append(column)
+    np.testing.assert_allclose(np.exp(np.concatenate(parts)), np.array(paid).T, rtol=1e-9)
+
+
+def draws_of(kind, rng, size):
+    if kind == "smooth":
+        return rng.normal(size=size)
+    if kind == "tied":
+        return rng.poisson(1.0, size=size).astype(float)
+    return np.where(rng.random(size) < 0.5, 0.0, rng.exponential(size=size))  # half are one value
+
+
+def known_p(held, values):
+    """As a model gives them: conservative where there are ties."""
+    return (1 + (held[:, None] >= values[None, :]).sum(axis=0)) / (len(held) + 1)
+
+
+QUICK = {("smooth", "p-values")}  # the others take longer
+STREAM_KINDS = itertools.product(["smooth", "tied", "half zero"], ["scores", "p-values", "two scores, horizon"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [pytest.param(*c, marks=() if c in QUICK else pytest.mark.slow) for c in STREAM_KINDS]
+)
+def test_false_alarms_are_as_rare_as_promised(kind, given):
+    """One fixed set of 50 held-out samples a stream, and streams twenty times as long."""
+    alarms = 0
+    for seed in range(STREAMS):
+        rng = np.random.default_rng([seed, len(kind)])
+        held, values = draws_of(kind, rng, 50), draws_of(kind, rng, 1000)
+        if given == "scores":
+            state = DriftMonitor({"score": held}, alpha=ALPHA, seed=seed).update(values)
+        elif given == "p-values":
+            state = DriftMonitor(50, alpha=ALPHA, seed=seed).update(known_p(held, values))
+        else:
+            reference, stream = {"one": held, "two": held**2}, {"one": values, "two": values**2}
+            state = DriftMonitor(reference, alpha=ALPHA, horizon=1000, seed=seed).update(stream)
+        alarms += state.alarm
+    print(f"{kind}, {given}: {alarms} false alarms in {STREAMS} streams")
+    assert alarms / STREAMS <= MOST
+
+
+def test_ranks_among_a_fixed_set_would_break_the_promise():
+    """Why there is an urn: the same bets on plain conformal p-values find out how 50 samples differ from all."""
+    alarms = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        held, values = rng.normal(size=50), rng.normal(size=1000)
+        p = ((held[:, None] > values).sum(axis=0) + rng.random(1000)) / 51
+        bets = log_bets(p[:, None], falling=False)
+        alarms += grow(Capital.initial(1, bets.shape[2]), bets, 0, None)[1].max() >= -math.log(ALPHA)
+    assert alarms / 200 > 3 * ALPHA
+
+
+def test_p_values_are_uniform_and_independent():
+    rng = np.random.default_rng(0)
+    first, lagged = [], []
+    for seed in range(400):
+        monitor = DriftMonitor({"score": rng.poisson(2.0, 20)}, seed=seed)
+        p = monitor.update(rng.poisson(2.0, 200)).p_values["score"]
+        first.append(p[-1])
+        lagged.append(np.corrcoef(p[1:], p[:-1])[0, 1])
+    assert abs(np.mean(first) - 0.5) < 4 * math.sqrt(1 / 12 / 400)
+    assert abs(np.mean(np.array(first) < 0.1) - 0.1) < 4 * math.sqrt(0.09 / 400)
+    assert abs(np.mean(lagged)) < 4 / math.sqrt(400 * 200)
+
+
+@pytest.mark.parametrize(
+    ("change", "most"),
+    [
+        (lambda rng, n: rng.normal(3.0, size=n), 12),  # much stranger
+        (lambda rng, n: rng.normal(1.0, size=n), 60),
+        (lambda rng, n: rng.normal(-1.0, size=n), 60),  # more ordinary
+        (lambda rng, n: 0.2 * rng.normal(size=n), 60),  # the ends are gone
+        (lambda rng, n: rng.normal(np.linspace(0, 3, n)), 200),  # little by little
+    ],
+)
+def test_changes_are_noticed(change, most):
+    late, wrong = [], []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        monitor = DriftMonitor({"score": rng.normal(size=500)}, seed=seed)
+        assert monitor.update(rng.normal(size=400)).inputs == 400
+        state = monitor.update(change(rng, 300))
+        late.append((state.alarm_at or 10**9) - 400)
+        wrong.append(abs((state.changed_at or 10**9) - 401))
+    assert np.median(late) <= most
+    assert np.median(wrong) <= most
+
+
+def test_one_by_one_is_the_same_for_the_p_values_and_it_goes_on_from_a_file():
+    rng = np.random.default_rng(1)
+    held, values = rng.normal(size=100), np.concatenate([rng.normal(size=50), rng.normal(2.5, size=30)])
+    whole = DriftMonitor({"score": held}, seed=3)
+    state = whole.update(values)
+    assert state.alarm
+    assert len(state.path) == len(state.p_values["score"]) == 80
+    assert state.path[-1] == pytest.approx(state.evidence)
+    assert np.flatnonzero(state.path >= 20)[0] + 1 == state.alarm_at
+    again = DriftMonitor({"score": held}, seed=3)
+    again.update(values[:40])
+    kept = json.loads(json.dumps(again.state_dict()))
+    resumed = DriftMonitor({"score": held}, seed=3)
+    resumed.load_state_dict(kept)
+    assert resumed.update(values[40:]).path.tolist() == again.update(values[40:]).path.tolist()
+    whole.reset()
+    fresh = whole.update([])
+    assert (fresh.inputs, fresh.evidence, fresh.alarm, fresh.alarm_at) == (0, 1.0, False, None)
+    with pytest.raises(ValueError, match=r"expected the state of a monitor with .* gaps"):
+        DriftMonitor({"score": held[:5]}).load_state_dict(kept)
+
+
+def test_nan_is_strange():
+    for reference in (50, {"known_p": np.arange(50.0)}):
+        state = DriftMonitor(reference).update(np.full(20, np.nan))
+        assert state.alarm, reference
+    seen_before = DriftMonitor({"score": np.where(np.arange(50) < 25, np.nan, 0.0)})
+    assert not seen_before.update(np.where(np.arange(60) % 2, np.nan, 0.0)).alarm
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DriftMonitor({}), "expected at least one signal to watch, got none"),
+        (lambda: DriftMonitor(0), "expected validation samples behind known_p of at least 1"),
+        (lambda: DriftMonitor({"a": []}), "expected held-out values of a, got none"),
+        (lambda: DriftMonitor(5, alpha=0.0), "expected alpha between 0 and 1"),
+        (lambda: DriftMonitor(5, horizon=0), "expected horizon of at least 1"),
+        (lambda: DriftMonitor({"a": [1.0]}, weights={"b": 1.0}), "expected weights of a, got those of b"),
+        (lambda: DriftMonitor(5).update(1.5), "expected p-values between 0 and 1, got 1.5"),
+        (lambda: DriftMonitor({"a": [1.0], "b": [1.0]}).update([1.0]), "by name, got one column"),
+        (lambda: DriftMonitor({"a": [1.0], "b": [1.0]}).update({"a": [1.0]}), "got none of b"),
+        (lambda: DriftMonitor({"a": [1.0], "b": [1.0]}).update({"a": [1.0], "b": []}), "as many values of every"),
+        (lambda: DriftMonitor({"a": [1.0]}).update([[1.0]]), "expected values .B,. of a"),
+    ],
+)
+def test_what_cant_be_meant_is_said(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,45 @@
+"""One exported model for all tests of this folder: an export takes longer than what is asked of it."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from brainet_pl import BRAINet, export_folder
+from brainet_pl._utils.framework import pl
+from brainet_pl.backbones.loading import Backbone
+from brainet_pl.calibration import Conformal, TemperatureScaling
+from brainet_pl.datamodules import Digits
+from brainet_pl.network import Linear
+from brainet_pl.scores import Mahalanobis
+from brainet_pl.serving.images import ImageSteps
+
+
+class Served(NamedTuple):
+    model: BRAINet
+    folder: object
+    known: torch.Tensor  # test inputs (N, 1, 8, 8)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory, quiet_trainer):
+    """A model of 8 × 8 images that takes numbers and files, its folder, and known inputs."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    place = tmp_path_factory.mktemp("served")
+    pl.seed_everything(0, verbose=False)
+    data = Digits(images=True)
+    model = BRAINet(
+        8,
+        backbone=Backbone(nn.Flatten(), head_layer=""),
+        head=Linear(),
+        scores=[Mahalanobis()],
+        calibration=TemperatureScaling(),
+        conformal=Conformal(),
+        lr=0.01,
+    )
+    quiet_trainer(place, epochs=4).fit(model, datamodule=data)
+    held, known = (torch.stack([x for x, _ in part]) for part in (data.val_set, data.test_set))
+    folder = export_folder(model.eval(), place / "model", held=held, images=ImageSteps(8, 8, channels=1))
+    return Served(model, folder, known)

@@ -1,0 +1,282 @@
+"""The folder of an exported model: its answers are the model's, in a process that has no torch too."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import make_friedman1
+from torch import nn
+from torchvision.transforms import InterpolationMode, v2
+
+from brainet_pl import BRAINet, BRAINetClassifier, BRAINetRegressor, ExportedModel, export_folder
+from brainet_pl.backbones.loading import Backbone
+from brainet_pl.datamodules import ImageFolder, Table
+from brainet_pl.model.export_folder import features_of_table
+from brainet_pl.network import Linear
+from brainet_pl.serving.images import ImageSteps, resized
+from brainet_pl.serving.tables import Feature, encode_rows
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+ROOT = Path(__file__).parents[2]
+WITHOUT_TORCH = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in "torch torchvision sklearn scipy pytorch_lightning lightning msgspec".split():
+            raise ImportError(f"{name} is not here")
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def run_without_torch(code, *args):
+    words = [sys.executable, "-c", WITHOUT_TORCH + code, *map(str, args)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def same(found, expected):
+    """Equal but for rounding; of `known_p`, a rank that rounding moved is a step of 1/(n + 1)."""
+    for name, values in found.items():
+        other = expected[name].numpy() if isinstance(expected[name], torch.Tensor) else expected[name]
+        if values.dtype.kind == "f":
+            np.testing.assert_allclose(values, other, rtol=1e-4 if "probab" not in name else 0, atol=1e-5, err_msg=name)
+        else:
+            np.testing.assert_array_equal(values, other, err_msg=name)
+
+
+def test_answers_are_the_models(served):
+    model, folder, known = served
+    exported = ExportedModel(folder)
+    x = torch.cat([known[:60], torch.rand(40, 1, 8, 8)])
+    with torch.no_grad():
+        expected = model.predict_step(x, 0)
+    outputs = exported.predict(x.numpy())
+    assert set(outputs) >= {"class", "probabilities", "known_p", "known", "set", "energy", "mahalanobis", "joint"}
+    same(outputs, expected)
+    assert outputs["known"].any()
+    assert not outputs["known"].all()
+    answers = exported.as_answers(outputs)
+    assert json.loads(json.dumps(answers)) == answers
+    first = answers[0]
+    assert first["class_name"] == str(int(expected["class"][0]))
+    assert list(first["probabilities"]) == [str(i) for i in range(8)]
+    assert first["set"] == [str(i) for i in expected["set"][0].nonzero().flatten().tolist()]
+    assert set(first["scores"]) >= {"energy", "joint"}
+
+
+def test_the_folder_says_what_is_in_it(served):
+    folder = served.folder
+    assert sorted(path.name for path in folder.iterdir()) == ["client.py", "example.npz", "model.json", "model.onnx"]
+    about = json.loads((folder / "model.json").read_text())
+    assert about["inputs"] == [{"name": "input", "dtype": "float32", "shape": [None, 1, 8, 8]}]
+    roles = {one["name"]: one for one in about["outputs"]}
+    assert roles["known_p"]["role"] == "answer"
+    assert roles["joint"] == {
+        "name": "joint", "role": "score", "unit": "nats", "higher": "more unlike the training data",
+    }  # fmt: skip
+    assert about["verdict"] == {"score": "joint", "level": 0.05}
+    assert list(about["held_out"]) == ["joint", "energy", "answer"]
+    assert len(about["held_out"]["answer"]) == 152
+    assert len([line for line in (folder / "client.py").read_text().splitlines() if line.strip()]) <= 20
+
+
+def test_it_runs_without_torch(served, tmp_path):
+    model, folder, known = served
+    known = known[:50]
+    np.save(tmp_path / "x.npy", known.numpy())
+    code = """
+import numpy as np
+from brainet_pl.serving import ExportedModel
+model = ExportedModel(sys.argv[1])
+outputs = model.predict(np.load(sys.argv[2]))
+state = model.monitor().update(model.signals(outputs))
+assert state.inputs == 50 and not state.alarm, state
+np.savez(sys.argv[3], **outputs)
+assert "torch" not in sys.modules
+"""
+    run_without_torch(code, folder, tmp_path / "x.npy", tmp_path / "found.npz")
+    with torch.no_grad():
+        same(dict(np.load(tmp_path / "found.npz")), model.predict_step(known, 0))
+    said = run_without_torch("import runpy\nrunpy.run_path(sys.argv[1], run_name='__main__')", folder / "client.py")
+    assert "probabilities [[" in said
+
+
+@pytest.mark.slow
+def test_a_folder_is_replaced_and_nothing_else_is(served, tmp_path):
+    model = served.model
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("dear")
+    with pytest.raises(ValueError, match="expected a new folder, or one of an exported model"):
+        export_folder(model, tmp_path / "mine")
+    export_folder(model, tmp_path / "again", passes=15)
+    export_folder(model, tmp_path / "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "mine"]
+    about = json.loads((tmp_path / "again" / "model.json").read_text())
+    assert list(about["held_out"]) == ["joint", "energy"]  # scores that the model keeps
+    (tmp_path / "again" / "model.onnx").write_bytes(b"another")
+    with pytest.raises(ValueError, match=r"expected the graph that .* belongs to"):
+        ExportedModel(tmp_path / "again")
+    (tmp_path / "again" / "model.json").write_text("{}")
+    with pytest.raises(ValueError, match="expected format 1"):
+        ExportedModel(tmp_path / "again")
+    with pytest.raises(FileNotFoundError, match="expected the folder of an exported model"):
+        ExportedModel(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.zeros((2, 64)), r"expected input of the shape \(B, 1, 8, 8\), got \(2, 64\)"),
+        (np.zeros((0, 1, 8, 8)), "expected at least one sample"),
+        ([["a"] * 64], "expected numbers of the shape"),
+        ([[1.0], [1.0, 2.0]], "expected numbers of the shape"),
+        ({"other": [[0.0] * 64]}, "expected the input input, got other"),
+    ],
+)
+def test_bad_inputs_are_told(served, given, message):
+    with pytest.raises(ValueError, match=message):
+        ExportedModel(served.folder).predict(given)
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+
+def picture(seed, width, height, mode="RGB"):
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (7, 9, 3), dtype=np.uint8)).resize((width, height))
+    noise = rng.integers(-9, 10, (height, width, 3))
+    return Image.fromarray((np.asarray(small).astype(int) + noise).clip(0, 255).astype(np.uint8)).convert(mode)
+
+
+@pytest.mark.parametrize("how", ["bilinear", "bicubic", "nearest"])
+@pytest.mark.parametrize("size", [(97, 60), (40, 130), (33, 33), (20, 25)])
+def test_pixels_are_to_the_bit_those_of_torchvision(how, size):
+    image = picture(0, *size)
+    tensor = v2.functional.pil_to_tensor(image)
+    for side in (16, 33, 48):
+        expected = v2.Resize(side, InterpolationMode(how), antialias=True)(tensor).numpy()
+        np.testing.assert_array_equal(resized(np.asarray(image).transpose(2, 0, 1), side, how), expected)
+        steps = ImageSteps(side, side + 3, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25), how)
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        chain = v2.Compose([
+            v2.Resize(side, InterpolationMode(how), antialias=True), v2.CenterCrop(side + 3),
+            v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5, 0.4, 0.3], [0.2, 0.3, 0.25]),
+        ])  # fmt: skip
+        np.testing.assert_allclose(steps(file.getvalue()), chain(tensor).numpy(), rtol=0, atol=1e-6)
+
+
+def test_images_from_file_to_answer(tmp_path, quiet_trainer):
+    for kind in ("cat", "dog"):
+        for part, count in (("train", 20), ("val", 10), ("test", 8)):
+            (tmp_path / part / kind).mkdir(parents=True)
+            for i in range(count):
+                mode = "L" if i == 0 else "RGB"
+                picture(hash((part, i)) % 1000 + 500 * (kind == "dog"), 30 + i, 41, mode).save(
+                    tmp_path / part / kind / f"{i}.jpg"
+                )
+    body = nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    model = BRAINet(2, backbone=Backbone(body, head_layer=""), head=Linear())
+    data = ImageFolder(str(tmp_path), size=24, mean=(0.5, 0.5, 0.5), std=(0.3, 0.3, 0.3), batch_size=8)
+    trainer = quiet_trainer(tmp_path)
+    trainer.fit(model, datamodule=data)
+    steps = ImageSteps(24, 24, (0.5, 0.5, 0.5), (0.3, 0.3, 0.3))
+    exported = ExportedModel(export_folder(model.eval(), tmp_path / "model", images=steps))
+    assert exported.class_names == ["cat", "dog"]
+    expected = trainer.predict(model, datamodule=data)
+    files = [(tmp_path / file).read_bytes() for file in data.predict_set.files]
+    found = exported.predict_images(files)
+    probabilities = torch.cat([part["probabilities"] for part in expected]).numpy()
+    np.testing.assert_allclose(found["probabilities"], probabilities, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found["known"], torch.cat([part["known"] for part in expected]).numpy())
+    for bad in (b"", b"no image", files[0][:300]):
+        with pytest.raises(ValueError, match="expected an image, got bytes"):
+            exported.predict_images([bad])
+    with pytest.raises(ValueError, match="exported without a way to prepare rows"):
+        exported.predict_rows([{"a": 1}])
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def frame(n=160, seed=0):
+    rng = np.random.default_rng(seed)
+    kind = rng.choice(["red", "green", "blue"], n)
+    x = rng.normal(size=n) + (kind == "red")
+    table = pd.DataFrame({
+        "size": np.where(rng.random(n) < 0.1, np.nan, 100 * x),
+        "colour": kind,
+        "price": [f"{1000 + 50 * v:,.1f}" for v in x],
+        "day": [f"2024-01-{1 + i % 28:02d}" for i in range(n)],
+    })  # fmt: skip
+    return table, np.where(x + 0.3 * rng.normal(size=n) > 0.3, "yes", "no")
+
+
+@pytest.mark.slow
+def test_a_classifier_with_its_encoders(tmp_path):
+    x, y = frame()
+    model = BRAINetClassifier(random_state=0, max_epochs=5, members=2).fit(x, y)
+    new, _ = frame(40, seed=1)
+    new.loc[0, "colour"] = "violet"  # never seen
+    exported = ExportedModel(model.export(tmp_path / "model", held=frame(60, seed=2)[0]))
+    rows = json.loads(new.to_json(orient="records"))
+    assert any(row["size"] is None for row in rows)
+    found = exported.predict_rows(rows)
+    np.testing.assert_allclose(found["probabilities"], model.predict_proba(new), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found["known_p"], model.known_p(new), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found["set"], model.predict_set(new))
+    assert [one["class_name"] for one in exported.as_answers(found)] == model.predict(new).tolist()
+    assert list(exported.about["held_out"]) == ["joint", "energy", "answer"]
+    with pytest.raises(ValueError, match="got no day in row 0"):
+        exported.predict_rows([{"size": 1, "colour": "red", "price": "1"}])
+    with pytest.raises(ValueError, match="expected a finite number in column 'price'"):
+        exported.predict_rows([{"size": 1, "colour": "red", "price": "cheap", "day": "2024-01-01"}])
+
+
+@pytest.mark.slow
+def test_a_regressor_of_numbers(tmp_path):
+    x, y = make_friedman1(200, random_state=0)
+    x = 1e4 + 50 * x
+    model = BRAINetRegressor(random_state=0, max_epochs=5, members=2).fit(x[:150], y[:150])
+    exported = ExportedModel(model.export(tmp_path / "model"))
+    found = exported.predict_rows(x[150:].tolist())
+    mean, std = model.predict(x[150:], return_std=True)
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["std"], std, rtol=1e-5, atol=1e-5)
+    interval = model.predict_interval(x[150:])
+    np.testing.assert_allclose(np.stack([found["lower"], found["upper"]], axis=1), interval, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(found["known_p"], model.known_p(x[150:]), atol=1e-5)
+
+
+def test_rows_of_a_csv_file(tmp_path):
+    table, y = frame()
+    table.drop(columns=["price", "day"]).assign(target=y).to_csv(tmp_path / "rows.csv", index=False)
+    data = Table(str(tmp_path / "rows.csv"), "target")
+    data.setup("fit")
+    rows = pd.read_csv(tmp_path / "rows.csv", dtype=str, keep_default_na=False).to_dict("records")
+    places = data.test_set.told["row"]
+    found = encode_rows(features_of_table(data), [rows[i - 2] for i in places])
+    np.testing.assert_allclose(found, data.test_set.x.numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_cells():
+    assert Feature("a", separators=",").of(["1,234.5", 7]).tolist() == [1234.5, 7.0]
+    assert Feature("a", separators=".", decimal=",").of(["1.234,5"]).tolist() == [1234.5]
+    assert Feature("a", "date").of(["1970-01-03"]).tolist() == [2.0]
+    assert Feature("a", "missing").of([None, float("nan"), "n/a", 0]).tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert Feature("a", "category", "missing").of([None, "x"]).tolist() == [1.0, 0.0]
+    assert Feature("a", fill=5.0, center=1.0, scale=2.0).of([None, 3]).tolist() == [2.0, 1.0]
+    for bad in (["1e999"], [[1]], [None], ["x"]):
+        with pytest.raises(ValueError, match="expected a"):
+            Feature("a").of(bad)

@@ -1,0 +1,220 @@
+"""A model over HTTP on the loopback: answers, limits, bad requests, metrics, and a stop that loses nothing."""
+
+import io
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from brainet_pl import ExportedModel
+from brainet_pl.cli.serve import find_folder
+
+pytest.importorskip("fastapi")
+httpx = pytest.importorskip("httpx")
+from fastapi.testclient import TestClient  # noqa: E402
+
+from brainet_pl.serving.app import Limits, make_app  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture
+def client(served):
+    with TestClient(make_app(ExportedModel(served[1], 1), Limits(megabytes=0.2, batch=16, seconds=5))) as client:
+        yield client
+
+
+def file_of(x):
+    picture = Image.fromarray((255 * x[0].numpy()).round().astype(np.uint8))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_answers_are_the_models(served, client):
+    model, _, known = served
+    with torch.no_grad():
+        expected = model.predict_step(known[:5], 0)
+    answer = client.post("/predict", json={"inputs": known[:5].tolist()})
+    assert answer.status_code == 200
+    for i, one in enumerate(answer.json()["answers"]):
+        assert one["class"] == int(expected["class"][i])
+        np.testing.assert_allclose(list(one["probabilities"].values()), expected["probabilities"][i], atol=1e-5)
+        assert one["known"] == bool(expected["known"][i])
+    named = client.post("/predict", json={"inputs": {"input": known[:5].tolist()}})
+    assert named.json() == answer.json()
+    pictures = client.post("/predict/images", files=[("files", file_of(x)) for x in known[:5]])
+    assert [one["class"] for one in pictures.json()["answers"]] == expected["class"].tolist()
+    assert client.get("/health").json()["status"] == "ok"
+    about = client.get("/model").json()
+    assert about["class_names"] == [str(i) for i in range(8)]
+    assert "held_out" not in about
+
+
+def test_a_change_of_inputs_is_in_drift_and_metrics(served, client):
+    known = served[2]
+    assert client.get("/drift").json() == {"watched": True, "alpha": 0.05, "inputs": 0, "evidence": 1.0, "alarm": False}
+    for start in range(0, 96, 16):
+        client.post("/predict", json={"inputs": known[start : start + 16].tolist()})
+    state = client.get("/drift").json()
+    assert (state["inputs"], state["alarm"]) == (96, False)
+    torch.manual_seed(0)
+    for _ in range(6):
+        client.post("/predict", json={"inputs": (3 * torch.rand(16, 1, 8, 8)).tolist()})
+    state = client.get("/drift").json()
+    assert state["alarm"]
+    assert 96 < state["alarm_at"] <= 192
+    metrics = client.get("/metrics").text
+    assert "brainet_drift_alarm 1.0" in metrics
+    assert "brainet_inputs_total 192.0" in metrics
+    assert float(re.search(r"^brainet_inputs_unknown_total (\S+)$", metrics, re.M)[1]) > 30
+    assert 'brainet_requests_total{path="/predict",status="200"} 12.0' in metrics
+    assert 'brainet_request_seconds_count{path="/predict"} 12.0' in metrics
+
+
+SAMPLE = [[[[0.0] * 8] * 8]]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "said"),
+    [
+        ({"content": b"{", "headers": JSON}, 400, "expected JSON, got what is none"),
+        ({"content": b"[" * 100_000, "headers": JSON}, 400, "expected JSON"),
+        ({"content": b"\xff\xfe", "headers": JSON}, 400, "expected JSON"),
+        ({"content": b"{}", "headers": {"content-type": "text/plain"}}, 415, "send application/json"),
+        ({"json": {}}, 422, 'expected {"inputs"'),
+        ({"json": [1]}, 422, 'expected {"inputs"'),
+        ({"json": {"inputs": SAMPLE, "rows": []}}, 422, 'expected {"inputs"'),
+        ({"json": {"inputs": []}}, 422, "send at least one"),
+        ({"json": {"inputs": "text"}}, 422, "expected a list of samples"),
+        ({"json": {"inputs": {}}}, 422, "expected the input input"),
+        ({"json": {"inputs": [[0.0] * 64]}}, 422, "expected input of the shape (B, 1, 8, 8), got (1, 64)"),
+        ({"json": {"inputs": [[[[0.0] * 8] * 7 + [["x"] * 8]]]}}, 422, "expected numbers"),
+        ({"json": {"inputs": [[[[0.0] * 8] * 7 + [[None] * 7]]]}}, 422, "expected numbers"),
+        ({"json": {"inputs": SAMPLE * 17}}, 413, "expected at most 16 samples, got 17"),
+        ({"json": {"rows": [{"a": 1}]}}, 422, "without a way to prepare rows"),
+        ({"content": b" " * 300_000, "headers": JSON}, 413, "expected a body of at most 0.2 MB"),
+        ({"content": (b" " * 50_000 for _ in range(6)), "headers": JSON}, 413, "expected a body of at most 0.2 MB"),
+    ],
+)
+def test_bad_requests_have_a_status_and_a_sentence(client, request_, status, said):
+    answer = client.post("/predict", **request_)
+    assert answer.status_code == status
+    assert said in answer.json()["detail"]
+    assert "Traceback" not in answer.text
+    assert client.post("/predict", json={"inputs": SAMPLE}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "said"),
+    [
+        ([("files", b"no image")], 422, "expected an image, got bytes"),
+        ([("files", b"")], 422, "expected an image, got bytes"),
+        ([("files", b"x" * 300_000)], 413, "expected a body of at most"),
+        ([("files", b"x")] * 17, 400, "Too many files"),
+    ],
+)
+def test_bad_files_have_a_status_and_a_sentence(client, files, status, said):
+    answer = client.post("/predict/images", files=files)
+    assert answer.status_code == status
+    assert said in answer.json()["detail"]
+
+
+def test_other_pictures_are_taken(served, client):
+    """Another size, in colour, and one that is cut off: an answer, or a status."""
+    rng = np.random.default_rng(0)
+    for mode, size in (("RGB", (31, 20)), ("L", (8, 8)), ("RGBA", (9, 9)), ("P", (50, 10))):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).convert(mode).save(file, "PNG")
+        assert client.post("/predict/images", files=[("f", file.getvalue())]).status_code == 200
+        cut = client.post("/predict/images", files=[("f", file.getvalue()[:-40])])
+        assert cut.status_code == 422
+    form = client.post("/predict/images", data={"a": "b"})
+    assert form.status_code == 415
+    assert client.get("/nowhere").status_code == 404
+    assert client.get("/predict").status_code == 405
+
+
+def test_a_slow_model_is_told_and_a_crowd_is_sent_away(served):
+    class Slow(ExportedModel):
+        def predict(self, inputs):
+            time.sleep(1.0)
+            return super().predict(inputs)
+
+    app = make_app(Slow(served[1], 1), Limits(seconds=0.3, waiting=2))
+    with TestClient(app) as client, ThreadPoolExecutor(4) as crowd:
+        found = list(crowd.map(lambda _: client.post("/predict", json={"inputs": SAMPLE}).status_code, range(4)))
+        assert sorted(set(found)) == [429, 504]
+        deadline = time.monotonic() + 10
+        while app.state.served.running and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert app.state.served.running == 0  # what was given up has ended
+        assert client.get("/health").status_code == 200
+
+
+def start(folder, *words):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "brainet_pl.cli", "serve", str(folder), "--port", str(port), *words]
+    server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    address = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            if httpx.get(f"{address}/health", timeout=1).status_code == 200:
+                return server, address
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    server.kill()
+    raise AssertionError(f"the server did not start: {server.stderr.read()[-2000:]}")
+
+
+def test_the_command_serves_and_a_stop_loses_nothing(served):
+    """SIGTERM in the middle of many requests: every request that was taken is answered, and the exit is clean."""
+    server, address = start(served[1])
+    statuses, refused = [], []
+    go = threading.Event()
+
+    def ask(_):
+        with httpx.Client(timeout=20) as client:
+            for i in range(40):
+                try:
+                    statuses.append(client.post(f"{address}/predict", json={"inputs": SAMPLE}).status_code)
+                except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError) as error:
+                    refused.append(error)
+                    return
+                if i == 3:
+                    go.set()
+
+    with ThreadPoolExecutor(4) as crowd:
+        asked = [crowd.submit(ask, i) for i in range(4)]
+        assert go.wait(20)
+        server.send_signal(signal.SIGTERM)
+        for one in asked:
+            one.result(timeout=60)
+    server.wait(timeout=30)
+    said = server.stderr.read()
+    assert "Traceback" not in said
+    assert len(statuses) >= 4
+    assert set(statuses) <= {200, 503}  # 503: shutting down
+    assert not [error for error in refused if isinstance(error, httpx.ReadError)]  # none was cut in its answer
+
+
+def test_what_is_served(served, tmp_path):
+    assert find_folder(served[1], tmp_path) == served[1]
+    with pytest.raises(FileNotFoundError, match="expected the folder of an exported model, of a run, or a checkpoint"):
+        find_folder(tmp_path, tmp_path)
