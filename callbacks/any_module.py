@@ -55,6 +55,7 @@ class ModuleTest:
 
     def __init__(self, module: pl.LightningModule, logits: Forward | None, columns: Columns | None) -> None:
         self.module, self.logits, self.columns = module, logits, columns
+        self._inputs = None if columns is None else Columns(columns.inputs)  # unknown inputs have no target
         self.metrics: dict[str, MetricCollection] = {}
         self._layer = None if isinstance(module, BRAINet) else swapped_layer(module)
         self._predictor = predictor_of(module)
@@ -66,9 +67,13 @@ class ModuleTest:
         if self._layer is not None:
             self._layer.keep, self._layer.kept = on, None
 
+    def inputs(self, batch: Any) -> Any:
+        """The inputs of a batch, which may have no target."""
+        return inputs_of(batch, self._inputs)
+
     def tested(self, batch: Any, numbers: Tensor, known: bool) -> EvaluatedBatch:
         """A batch that `test_step` has just run, of which samples `numbers` (K,) count; `known` has a target."""
-        inputs, target = inputs_and_target(batch, self.columns) if known else (inputs_of(batch, self.columns), None)
+        inputs, target = inputs_and_target(batch, self.columns) if known else (self.inputs(batch), None)
         passes = self._kept(batches.size(inputs)) or self.run(batch)
         predictor = self._predictor_for(passes)
         n = len(numbers)
@@ -85,8 +90,9 @@ class ModuleTest:
         """The batches of further inputs; several processes share them."""
         alone, first = is_sharded(self.module), 0  # a sharded module is run by all processes together
         for i, batch in enumerate(unshuffled(input_batches(data, None))):
-            size = batches.size(inputs_of(batch, self.columns))
+            size = batches.size(self.inputs(batch))
             if alone or i % trainer.world_size == trainer.global_rank:
+                batch = trainer.precision_plugin.convert_input(batch)
                 passes = self.run(trainer.strategy.batch_to_device(batch, self.module.device))
                 scores = self._predictor_for(passes).scores(passes)
                 yield EvaluatedBatch(torch.arange(first, first + size), passes, scores, None)
@@ -99,7 +105,7 @@ class ModuleTest:
     @torch.no_grad()
     def run(self, batch: Any) -> Passes:
         """Run the module on a batch."""
-        inputs = inputs_of(batch, self.columns)
+        inputs = self.inputs(batch)
         if isinstance(self.module, BRAINet):
             return self.module.predictor.passes(inputs)
         if self._layer is not None:

@@ -183,7 +183,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             outputs = outputs.first(len(numbers))
         self.record.add(self._names[dataloader_idx], numbers, outputs)
         if dataloader_idx == 0 and self.figures and self.most_uncertain:
-            inputs = inputs_of(batch, self._test.columns)
+            inputs = self._test.inputs(batch)
             self._keep_doubtful(outputs, numbers, _shown(inputs))
 
     def _from_logits(self, trainer: pl.Trainer, batch: Any, batch_idx: int, dataloader_idx: int) -> SampleBatch:
@@ -194,7 +194,7 @@ class Evaluation(Callback, EvaluatesAllSets):
                 f"expected a BRAINet for the shifted set {self._names[dataloader_idx]!r}, got a module that gives "
                 "logits: leave the set out"
             )
-        size = batches.size(inputs_of(batch, self._test.columns))
+        size = batches.size(self._test.inputs(batch))
         numbers = self._places.of_batch(trainer, size, batch_idx, dataloader_idx)
         with trainer.precision_plugin.test_step_context():
             seen = self._test.tested(batch, numbers, known=dataloader_idx == 0)

@@ -38,6 +38,7 @@ EXTRA = "_extra_state"  # of the keys of a state dict, by torch
 SAME = (
     1e-3  # share by which samples' weights and gradients in a plain cross-entropy may differ from what they should be
 )
+SURE = 1e-3  # probability of all other classes, below which a gradient is rounded too much to tell its weight
 FORWARD = (
     "say how the model is run on the inputs of a batch, forward=lambda module, inputs: …, and name them where batches "
     "have names, columns=Columns(inputs=…, target=…)"
@@ -69,15 +70,19 @@ class _EveryBranch(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         outputs, chosen = ctx.saved_tensors
         rows = torch.arange(len(chosen), device=chosen.device)
-        label = torch.zeros_like(grad).scatter_(1, grad.argmin(dim=1, keepdim=True), 1.0)
         probs, size = outputs.softmax(dim=2), grad.abs().amax(dim=1)
-        own, used = probs[chosen, rows], size > 0  # of a sample that is ignored nothing comes back
-        weights = (grad * (1 - label)).sum(dim=1) / (own * (1 - label)).sum(dim=1)
-        weight = torch.where(used, weights, -torch.inf).amax()
-        least = torch.where(used, weights, torch.inf).amin()
+        own = probs[chosen, rows]
+        # The label's gradient alone is below zero; where it was rounded to zero, the label is what the draw is sure of.
+        which = torch.where(grad.amin(dim=1) < 0, grad.argmin(dim=1), own.argmax(dim=1))
+        label = torch.zeros_like(grad).scatter_(1, which.unsqueeze(1), 1.0)
+        wrong = (own * (1 - label)).sum(dim=1)  # probability of the other classes
+        tells = (size > 0) & (wrong > SURE)  # of a sample that is ignored nothing comes back
+        weights = (grad * (1 - label)).sum(dim=1) / wrong
+        weight = torch.where(tells, weights, -torch.inf).amax()
+        least = torch.where(tells, weights, torch.inf).amin()
         fits = (grad - weight * (own - label)).abs().amax(dim=1) <= 2 * SAME * size
-        plain = (weight - least <= SAME * weight) & fits.all() & (least > 0)
-        every = weight * (probs - label) * used.unsqueeze(1) / len(outputs)
+        plain = (weight - least <= SAME * weight) & (fits | ~tells).all() & tells.any() & (least > 0)
+        every = weight * (probs - label) * (size > 0).unsqueeze(1) / len(outputs)
         alone = torch.zeros_like(outputs)
         alone[chosen, rows] = grad
         if ctx.seen is not None:
@@ -284,7 +289,7 @@ class LayerInputs(nn.Module):
 
         handle = place.register_forward_pre_hook(stop, with_kwargs=True)
         try:
-            self._forward(self.model, x)
+            self._forward(self.model, batches.cast_for(self.model, x))
         except FeaturesReached as reached:
             features = reached.features
         else:
@@ -297,7 +302,7 @@ class LayerInputs(nn.Module):
         _check_rows(features)
         if not more:
             return features
-        own = place.original if isinstance(place, SwappedLayer) else place
+        own = place.base_layer if isinstance(place, SwappedLayer) else place
         logits = own(features) if isinstance(own, nn.Linear) else None
         return BackboneOutput(features, base_logits=logits)
 
@@ -306,7 +311,9 @@ def run_model(model: nn.Module, inputs: Any) -> Any:
     """Call a model on inputs, a tensor or a dictionary; an error that says how to help where that can't be done."""
     try:
         return batches.call(model, inputs)
-    except (NotImplementedError, TypeError, AttributeError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, AttributeError) as error:  # NotImplementedError is a RuntimeError
         given = ", ".join(inputs) if isinstance(inputs, Mapping) else f"a tensor {tuple(inputs.shape)}"
         raise ValueError(
             f"expected {type(model).__name__} to take the inputs of a batch, got {type(error).__name__} for {given} "
