@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from brainet_pl._utils.framework import pl, rank_zero_info
+from brainet_pl._utils.precision import wide
 from brainet_pl.backbones import FeatureExtractor, batches
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.removal import logits_of
@@ -140,7 +141,7 @@ class ModuleTest:
                 f"expected logits (B, C) of at least two classes from {type(self.module).__name__}, got {got} for a "
                 f"batch of {size}: {RECIPE}, or return a brainet_pl.evaluation.record.SampleBatch from test_step"
             )
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = wide(logits)
         if self._are_probabilities is None:
             self._are_probabilities = bool((logits >= 0).all() & ((logits.sum(dim=1) - 1).abs() < 1e-3).all())
             if self._are_probabilities:

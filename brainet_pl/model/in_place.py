@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part, primitive
+from brainet_pl._utils.precision import wide
 from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones import FeatureExtractor, batches, removal
 from brainet_pl.backbones.batches import Columns
@@ -159,8 +160,7 @@ class SwappedLayer(nn.Module):
         _check_rows(x)
         base_logits = None if self.base_layer is None else self.base_layer(x)
         if self.training:
-            logits = train_head(self.head, x, base_logits)
-            logits = logits if logits.dtype == torch.float64 else logits.float()
+            logits = wide(train_head(self.head, x, base_logits))
             return every_branch(logits, None if torch.compiler.is_compiling() else self.seen)
         passes = self.predictor.passes(BackboneOutput(x, base_logits=base_logits))
         if self.keep:

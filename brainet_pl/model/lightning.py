@@ -242,16 +242,19 @@ class BRAINet(FittedModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """One step of the head, and of the backbone where it is not frozen; None for a batch that is skipped."""
-        x, y = inputs_and_target(batch, self.columns)
-        y = self.task.check(y)
+        x, target = inputs_and_target(batch, self.columns)
+        y, wrong = self.task.check_later(target)
         before = BufferCopy(self.predictor)  # batch norm takes in what it is given before the loss is known
         loss, outputs = self._compiled("loss_and_outputs")(x, y)
         penalty = self.predictor.require_head().penalty()
         if penalty is not None:
             loss = loss + penalty / steps.train_size(self.trainer)
-        if not bool(loss.isfinite()) and not finds_learning_rate(self.trainer):
-            self.guard.handle(self.predictor, before, x, outputs, loss, self.current_epoch, batch_idx)
-            return None
+        fine = loss.isfinite() if wrong is None else loss.isfinite() & ~wrong
+        if not bool(fine):  # the one look at the device in a step
+            before.check_target(self.task, target)
+            if not finds_learning_rate(self.trainer):
+                self.guard.handle(self.predictor, before, x, outputs, loss, self.current_epoch, batch_idx)
+                return None
         self.log("train/loss", loss, prog_bar=True)
         with torch.no_grad():
             outputs = outputs.detach()
@@ -376,6 +379,8 @@ class BRAINet(FittedModule):
         scores = self.scores(passes) if scored else {}
         numbers = self._places.of_batch(self.trainer, len(passes.predicted), batch_idx, dataloader_idx)
         n = len(numbers)
+        if n == len(passes.predicted):  # the very tensors: labels that were checked are known again
+            return EvaluatedBatch(numbers, passes, scores, target)
         kept = {name: values[:n] for name, values in scores.items()}
         return EvaluatedBatch(numbers, passes.first(n), kept, None if target is None else target[:n])
 
