@@ -18,7 +18,7 @@ from brainet_pl.distributed.samples import first_asks, on_rank_zero
 from brainet_pl.features.extraction import data_source
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.steps import refuse_sharding
+from brainet_pl.model.sharding import refuse_sharding
 from brainet_pl.network import Head
 from brainet_pl.network.carry import carry
 from brainet_pl.structure import GGT, cache, learn_structure
@@ -126,6 +126,7 @@ class StructureLearning(Callback):
                 "structure=StructureLearning(…)) of brainet_pl.callbacks to the Trainer in its place"
             )
         self._check_every(trainer, pl_module)
+        pl_module.restore_early()
         if not pl_module.needs_structure:
             return
         refuse_sharding(trainer)

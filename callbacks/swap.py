@@ -45,6 +45,7 @@ from brainet_pl.model.in_place import (
     watch_state,
 )
 from brainet_pl.model.lightning import BRAINet
+from brainet_pl.model.sharding import is_model_parallel, refuse_sharding
 from brainet_pl.network import HeadSettings
 from brainet_pl.network.base import LEAST, MOST_PASSES
 from brainet_pl.scores import Score, Verdict
@@ -114,7 +115,12 @@ class SwapHead(Callback):
                 "expected a LightningModule of your own, got a BRAINet, which builds its head itself: give the Trainer "
                 "StructureLearning() in place of SwapHead"
             )
-        steps.refuse_sharding(trainer)
+        refuse_sharding(trainer)
+        if is_model_parallel(trainer):
+            raise RuntimeError(
+                "expected the strategy auto or ddp for SwapHead, got ModelParallelStrategy, which shards what your "
+                "configure_model says: take ddp, or a BRAINet, whose configure_model shards its head"
+            )
         watch_state(pl_module)  # a checkpoint is restored after this hook, and brings its own head
         _resume_exactly(trainer, self)
         if stage != "fit":

@@ -49,9 +49,16 @@ def first_bad_weight(predictor: Predictor, state: Mapping[str, Tensor] | None = 
     for name, value in (predictor.state_dict() if state is None else state).items():
         if not name.startswith(CHECKED) or not isinstance(value, Tensor) or not _is_real(value):
             continue
+        value = local(value)
         if not bool(value.isfinite().all() if name in parameters else not value.isnan().any()):
             return name
     return None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The share of a sharded tensor that this process has; any other as it is."""
+    share: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return share
 
 
 def nan_rows(x: Any, size: int) -> Tensor:

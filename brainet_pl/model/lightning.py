@@ -29,6 +29,7 @@ from brainet_pl._utils.lightning_private import (
     data_given,
     finds_learning_rate,
     set_hparams,
+    trainer_of,
 )
 from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones import Backbone
@@ -41,7 +42,7 @@ from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import data_source, inputs_and_target, inputs_of
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
-from brainet_pl.model import steps
+from brainet_pl.model import sharding, steps
 from brainet_pl.model.building import make_backbone, make_task, settings_of
 from brainet_pl.model.finite import BufferCopy, LossGuard, OnNaN
 from brainet_pl.model.fitted import BuildHeadFirst, FittedModule
@@ -189,7 +190,8 @@ class BRAINet(FittedModule):
         A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
         """
         self._narrow_compiler()
-        steps.refuse_sharding(self.trainer)
+        sharding.refuse_sharding(self.trainer)
+        self.restore_early()
         if stage != "fit":
             return
         self.guard.check_processes(self.trainer.world_size)
@@ -200,6 +202,23 @@ class BRAINet(FittedModule):
         self.prepare_head()
         if self.task.needs_targets:
             self.task.prepare(self.training_features.targets())
+
+    def configure_model(self) -> None:
+        """Shard backbone and head where the strategy does (FSDP2); the head is known by now, or never."""
+        trainer = trainer_of(self)
+        if trainer is None or not sharding.is_model_parallel(trainer):
+            return
+        if self.head is None:
+            raise RuntimeError(
+                "expected the head before the model is sharded, got none: Lightning tells of a checkpoint too late; "
+                "say it before, trainer.ckpt_path = path, and call fit, test or predict without ckpt_path"
+            )
+        sharding.shard(self.predictor, self.device_mesh["data_parallel"])  # type: ignore[index]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Keep buffers of sharded models the same in all processes: a checkpoint may be written at any step."""
+        if sharding.is_model_parallel(self.trainer):
+            sharding.broadcast_buffers(self.predictor)
 
     def on_fit_start(self) -> None:
         """Fit scores that no checkpoint brought, and end the set-up."""

@@ -142,16 +142,6 @@ def train_size(trainer: pl.Trainer) -> int:
     return max(1, int(batches * size * trainer.world_size))
 
 
-def refuse_sharding(trainer: pl.Trainer) -> None:
-    """Strategies that restore checkpoints after sharding would need the head before its shape is known."""
-    name = type(trainer.strategy).__name__
-    if name in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"):
-        raise RuntimeError(
-            f"expected a strategy that loads checkpoints before sharding (auto, ddp), got {name}: a head whose shape "
-            "is learned can't be sharded yet"
-        )
-
-
 def missing_validation(calibrator: Calibrator) -> None:
     """Refuse a fit without validation data where a calibrator can't do without; else warn that it learns nothing."""
     name = type(calibrator).__name__
