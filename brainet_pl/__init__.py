@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from brainet_pl.checkpoints.runs import continue_run
     from brainet_pl.model.export import export_onnx, export_program
     from brainet_pl.model.export_folder import export_folder
+    from brainet_pl.model.in_place import restore_layers, swap_layer
     from brainet_pl.model.lightning import BRAINet
     from brainet_pl.model.swap import SwappedModel, swap_head
     from brainet_pl.model.swap_file import load_swapped
@@ -48,7 +49,9 @@ __all__ = [
     "learn_structure",
     "load_swapped",
     "rai",
+    "restore_layers",
     "swap_head",
+    "swap_layer",
 ]
 
 _HOMES = {
@@ -70,7 +73,9 @@ _HOMES = {
     "learn_structure": "structure",
     "load_swapped": "model.swap_file",
     "rai": "structure",
+    "restore_layers": "model.in_place",
     "swap_head": "model.swap",
+    "swap_layer": "model.in_place",
 }
 
 

@@ -27,7 +27,8 @@ def predictive(probs: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     if weights is None:
         return probs.mean(dim=0)
-    return torch.as_tensor(torch.tensordot(weights.to(probs.dtype), probs, dims=1))
+    # Not a matrix product, which mixed precision would compute in 16 bits.
+    return (weights.to(probs.dtype).view(-1, *[1] * (probs.dim() - 1)) * probs).sum(dim=0)
 
 
 def max_softmax(probs: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -54,8 +55,7 @@ def expected_entropy(probs: Tensor, weights: Tensor | None = None) -> Tensor:
     >>> expected_entropy(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     tensor([0.])
     """
-    each = entropy(probs)
-    return each.mean(dim=0) if weights is None else torch.tensordot(weights.to(probs.dtype), each, dims=1)
+    return predictive(entropy(probs), weights)
 
 
 def mutual_information(probs: Tensor, weights: Tensor | None = None) -> Tensor:

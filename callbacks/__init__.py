@@ -9,6 +9,7 @@ from brainet_pl.callbacks.logging import log_figure, log_table
 from brainet_pl.callbacks.predictions import PredictionFile
 from brainet_pl.callbacks.resume import ExactResume
 from brainet_pl.callbacks.structure import StructureLearning
+from brainet_pl.callbacks.swap import SwapHead
 from brainet_pl.callbacks.threads import Threads
 from brainet_pl.callbacks.tracking import Tracking
 from brainet_pl.model.lightning import register_standard_callbacks
@@ -22,6 +23,7 @@ __all__ = [
     "LastCheckpoint",
     "PredictionFile",
     "StructureLearning",
+    "SwapHead",
     "Threads",
     "Tracking",
     "WholeCheckpointIO",

@@ -16,8 +16,11 @@ from brainet_pl._utils import checks
 from brainet_pl._utils.csv import write_rows
 from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl._utils.inside import write_inside
+from brainet_pl.backbones import batches
+from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.callbacks import logging as logs
+from brainet_pl.callbacks.any_module import ModuleTest, computed, predictor_of, swapped_layer
 from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
 from brainet_pl.evaluation import charts, shift_charts, summary
 from brainet_pl.evaluation.chart import readable
@@ -25,10 +28,13 @@ from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, grou
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import inputs_of, is_sharded
 from brainet_pl.metrics.catalogue import SEPARATION
+from brainet_pl.metrics.sets import check_set_names
 from brainet_pl.metrics.shift import LOADER, is_shift, means
 from brainet_pl.model import costs
+from brainet_pl.model.in_place import Forward
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.structure.draw import draw_ggt
+from brainet_pl.tasks import Classification
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
 RECORDED = ("test_metrics", "pass_metrics", "scaled_metrics", "base_metrics", "conformal_metrics")  # of a BRAINet
@@ -60,6 +66,10 @@ class Evaluation(Callback, EvaluatesAllSets):
     W&B gets charts that overlay runs in place of pictures, the numbers of unknown sets as a table, and those of the
     headline score in its summary.
 
+    A module that is no `BRAINet` and returns no `SampleBatch` from `test_step` is evaluated by its logits: those of a
+    head that `SwapHead` has put in, with all its passes and scores, or those that its `forward`, its `predict_step` or
+    the function `logits` gives. Its metrics are `test/cls/…` and `test/cal/…`, beside those of its own.
+
     The known test set is the first loader; all others are unknown sets, by the names of the dictionary that
     `test_dataloader` returns, save for loaders called `shift` or `shift/<corruption>/<severity>`: the known set after
     shifts. Of these there are means `shift/mean/<measure>` (after calibration `shift/scaled/mean/…`), a table
@@ -76,6 +86,11 @@ class Evaluation(Callback, EvaluatesAllSets):
         image_shape: of inputs that are flattened images: [channels, height, width] or [height, width].
         report: write `report.html` into the run's folder.
         most_scores: samples in the table `test/scores` for W&B, spread evenly over all sets; 0 makes none.
+        unknown: name → inputs unlike the training data: a loader, a dataset or a tensor. They are run by this callback,
+            so that `test_step` need not know of them.
+        logits: a function that gives the logits (B, C) of inputs, `logits(module, inputs)`, where the module's
+            `forward` does not.
+        columns: the names of inputs and target, where batches have names; null is the module's own, or a guess.
     """
 
     def __init__(
@@ -87,6 +102,9 @@ class Evaluation(Callback, EvaluatesAllSets):
         image_shape: tuple[int, ...] | None = None,
         report: bool = True,
         most_scores: int = 2000,
+        unknown: Mapping[str, Any] | None = None,
+        logits: Forward | None = None,
+        columns: Columns | None = None,
     ) -> None:
         checks.whole("most_uncertain", most_uncertain, 0)
         self.report, self.most_scores = report, checks.whole("most_scores", most_scores, 0)
@@ -95,7 +113,10 @@ class Evaluation(Callback, EvaluatesAllSets):
         checks.file_name("score_file", score_file)
         self.figures, self.score_file, self.most_uncertain, self.score = figures, score_file, most_uncertain, score
         self.image_shape = None if image_shape is None else tuple(image_shape)
+        self.unknown, self.logits, self.columns = dict(unknown or {}), logits, columns
+        check_set_names(self.unknown)
         self.record: TestRecord | None = None
+        self._test: ModuleTest | None = None
         self._names: list[str] = []
         self._places = Places()
         self._doubtful: list[DoubtfulSample] = []
@@ -119,8 +140,12 @@ class Evaluation(Callback, EvaluatesAllSets):
         sets = test_sets(trainer)
         self._names, self._doubtful, self._found = list(sets), [], {}
         self._costs = None
-        units = pl_module.scores.units if isinstance(pl_module, BRAINet) else {}
-        self.record = TestRecord(sets, units)
+        check_set_names([*self.unknown, *(name for name in self._names if name in self.unknown)])
+        predictor = predictor_of(pl_module)
+        units = Classification.units if predictor is None else predictor.scores.units
+        self.record = TestRecord(sets | dict.fromkeys(self.unknown, "far"), units)
+        columns = getattr(pl_module, "columns", None) if self.columns is None else self.columns
+        self._test = ModuleTest(pl_module, self.logits, columns)
 
     def on_test_batch_end(
         self,
@@ -132,8 +157,10 @@ class Evaluation(Callback, EvaluatesAllSets):
         dataloader_idx: int = 0,
     ) -> None:
         """Keeps a few numbers of each sample of the batch, among them every score."""
-        if not isinstance(outputs, SampleBatch) or self.record is None:
+        if self.record is None or self._test is None:
             return
+        if not isinstance(outputs, SampleBatch):
+            outputs = self._from_logits(trainer, batch, batch_idx, dataloader_idx)
         if self._names[dataloader_idx] not in self.record.sets:  # a shifted set
             self.record.add(self._names[dataloader_idx], torch.empty(0), outputs)
             return
@@ -156,8 +183,23 @@ class Evaluation(Callback, EvaluatesAllSets):
             outputs = outputs.first(len(numbers))
         self.record.add(self._names[dataloader_idx], numbers, outputs)
         if dataloader_idx == 0 and self.figures and self.most_uncertain:
-            inputs = inputs_of(batch, getattr(pl_module, "columns", None))
+            inputs = self._test.inputs(batch)
             self._keep_doubtful(outputs, numbers, _shown(inputs))
+
+    def _from_logits(self, trainer: pl.Trainer, batch: Any, batch_idx: int, dataloader_idx: int) -> SampleBatch:
+        """What the record keeps of a batch of a module that gives logits."""
+        assert self._test is not None
+        if is_shift(self._names[dataloader_idx]):
+            raise ValueError(
+                f"expected a BRAINet for the shifted set {self._names[dataloader_idx]!r}, got a module that gives "
+                "logits: leave the set out"
+            )
+        size = batches.size(self._test.inputs(batch))
+        numbers = self._places.of_batch(trainer, size, batch_idx, dataloader_idx)
+        with trainer.precision_plugin.test_step_context():
+            seen = self._test.tested(batch, numbers, known=dataloader_idx == 0)
+        found: SampleBatch = self._test.sample(seen)
+        return found
 
     def _keep_doubtful(self, batch: SampleBatch, numbers: Tensor, inputs: Any) -> None:
         """Merge a batch into the k most uncertain samples so far."""
@@ -179,18 +221,18 @@ class Evaluation(Callback, EvaluatesAllSets):
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Bring the parts of all processes together, compare each set with the test set by every score, and log."""
-        if self.record is None:
+        if self.record is None or self._test is None:
             return
+        for name, data in self.unknown.items():
+            with trainer.precision_plugin.test_step_context():
+                for seen in self._test.unknown(data, trainer):
+                    self.record.add(name, seen.numbers, self._test.sample(seen))
+        self._test.keep(False)
+        for key, metric in computed(self._test.metrics).items():
+            pl_module.log(key, metric, add_dataloader_idx=False, rank_zero_only=True)
         record = self.record.gather()
         doubtful = [sample for part in all_gather(self._doubtful) for sample in part]
         self._doubtful = _most_doubtful(doubtful, self.most_uncertain)
-        if not any(map(len, record.sets.values())):
-            self.record = None
-            rank_zero_warn(
-                "nothing was recorded: expected test_step to return a brainet_pl.evaluation.record.SampleBatch, got "
-                "something else; only a BRAINet, or a module whose test_step does so, can be evaluated"
-            )
-            return
         _check_complete(record, self._names)
         found = record.separations()
         self._found = found | group_means(found, list(record.unknown))
@@ -222,8 +264,8 @@ class Evaluation(Callback, EvaluatesAllSets):
         if self.score_file:
             with write_inside(folder, self.score_file) as temporary:
                 write_scores(temporary, record)
-        brainet = pl_module if isinstance(pl_module, BRAINet) else None
-        ggt = None if brainet is None else brainet.ggt
+        predictor = predictor_of(pl_module)
+        ggt = None if predictor is None else predictor.ggt
         if ggt is not None:
             with write_inside(folder, "structure.json") as temporary:
                 temporary.write_text(ggt.to_json(), encoding="utf-8")
@@ -232,7 +274,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         score = summary.headline_score(record, self.score)
         ranking = summary.ranking_score(list(record.known.scores), self.score)
         names = _class_names(pl_module, record)
-        label = None if brainet is None or brainet.calibration is None else brainet.calibration.label()
+        label = None if predictor is None or predictor.calibration is None else predictor.calibration.label()
         made = [*charts.charts_of(record, self._found, label, ranking, score), *shift_charts.shift_charts(record)]
         matrix = charts.confusion(record.known, names)
         tables, files = {}, {}
@@ -251,7 +293,8 @@ class Evaluation(Callback, EvaluatesAllSets):
         logs.log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
         if self.figures and self.most_scores:
             logs.log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
-        collections = [getattr(pl_module, name, None) for name in RECORDED]
+        own = {} if self._test is None else self._test.metrics
+        collections = [*(getattr(pl_module, name, None) for name in RECORDED), *own.values()]
         entries = summary.metric_entries(collections, trainer.callback_metrics)
         content = summary.to_json(
             record,
@@ -443,13 +486,17 @@ def _facts(module: pl.LightningModule) -> dict[str, Any]:
         "expected": None,
         "expected_share": None,
     }
-    if isinstance(module, BRAINet) and module.calibration is not None:
-        facts |= {"calibration": type(module.calibration).__name__, "calibrated": module.predictor.calibrates}
-    expected = module.predictor.expected if isinstance(module, BRAINet) else None
-    if expected is not None:
-        share = None if math.isnan(expected.share) else expected.share
-        facts |= {"expected": str(expected), "expected_share": share}
-    if isinstance(module, BRAINet) and module.head is not None:
-        facts |= {"head": type(module.head_settings).__name__, "task": type(module.task).__name__}
-        facts |= {"head_parameters": module.head.num_params} | module.head.facts()
+    predictor = predictor_of(module)
+    if predictor is None:
+        return facts
+    if predictor.calibration is not None:
+        facts |= {"calibration": type(predictor.calibration).__name__, "calibrated": predictor.calibrates}
+    if predictor.expected is not None:
+        share = None if math.isnan(predictor.expected_noticed) else predictor.expected_noticed
+        facts |= {"expected": str(predictor.expected), "expected_share": share}
+    layer = swapped_layer(module)
+    settings = module.head_settings if isinstance(module, BRAINet) else layer and layer.settings
+    if predictor.head is not None:
+        facts |= {"head": type(settings).__name__, "task": type(predictor.task).__name__}
+        facts |= {"head_parameters": predictor.head.num_params} | predictor.head.facts()
     return facts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +16,9 @@ from brainet_pl._utils.shared import warn_if_shared
 from brainet_pl.callbacks.logging import log_figure, log_files, run_folder
 from brainet_pl.distributed.samples import first_asks, on_rank_zero
 from brainet_pl.features.extraction import data_source
+from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.steps import refuse_sharding
+from brainet_pl.model.sharding import refuse_sharding
 from brainet_pl.network import Head
 from brainet_pl.network.carry import carry
 from brainet_pl.structure import GGT, cache, learn_structure
@@ -28,6 +29,13 @@ from brainet_pl.structure.stream import FeatureStream, StreamedData
 
 SHOWN = 3  # lines of a tree's summary in the log: its sizes; the figure and `ggt.summary()` show the branches
 ORPHANED = 600.0  # seconds: a temporary file as old as that was left by a killed run; a younger one may be in use
+
+
+Names = Callable[[], Sequence[str] | None]
+
+
+def _no_names() -> None:
+    return None
 
 
 class StructureLearning(Callback):
@@ -109,27 +117,42 @@ class StructureLearning(Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Callback.setup is the last hook before the optimizer where the data is already there."""
-        if stage == "fit" and isinstance(pl_module, BRAINet):
-            self._check_every(trainer, pl_module)
-        if stage != "fit" or not isinstance(pl_module, BRAINet) or not pl_module.needs_structure:
+        if stage != "fit":
+            return
+        if not isinstance(pl_module, BRAINet):
+            raise TypeError(
+                f"expected a BRAINet, got {type(pl_module).__name__}, of which StructureLearning knows no features and "
+                "no head: for a LightningModule of your own give SwapHead('path.of.its.last.layer', "
+                "structure=StructureLearning(…)) of brainet_pl.callbacks to the Trainer in its place"
+            )
+        self._check_every(trainer, pl_module)
+        pl_module.restore_early()
+        if not pl_module.needs_structure:
             return
         refuse_sharding(trainer)
-        self._data = None
-        if trainer.world_size > 1 and self.file is None:
-            self._data = self._share(pl_module)
+        pl_module.set_structure(self.learn(trainer, pl_module.training_features, _names_of(trainer, pl_module)))
 
-        # One process learns, and all read the data for it; they receive its tree, so that all build the same head.
+    def learn(self, trainer: pl.Trainer, features: TrainingFeatures, names: Names = _no_names) -> GGT:
+        """Learn the tree of training features; a collective. All processes read the data, and receive the same tree.
+
+        Args:
+            trainer: of the fit.
+            features: of its training data.
+            names: gives the names of the features, once there are features; None where they have none.
+        """
+        self._data = self._share(features) if trainer.world_size > 1 and self.file is None else None
+
         def work(ask: Callable[[Any], Any]) -> str:
             if self._data is not None:
                 self._data.ask = ask
-            return self._obtain(trainer, pl_module).to_json()
+            return self._obtain(trainer, features, names).to_json()
 
         serve = (lambda request: None) if self._data is None else self._data.serve
         ggt = GGT.from_json(first_asks(trainer, work, serve))
         self._data = None
-        pl_module.set_structure(ggt)
         if ggt.perplexity() < 1.01 and ggt.num_subnetworks > 1:
             rank_zero_warn("the posterior over sub-networks has collapsed: all passes will be the same network")
+        return ggt
 
     def _check_every(self, trainer: pl.Trainer, module: BRAINet) -> None:
         """Refuse to learn again where nothing moves, or where a wrapper of processes holds the weights."""
@@ -154,7 +177,7 @@ class StructureLearning(Callback):
         old = pl_module.head
         if old is None or not pl_module.head_settings.needs_tree:
             return
-        ggt = self._obtain(trainer, pl_module)
+        ggt = self._obtain(trainer, pl_module.training_features, _names_of(trainer, pl_module))
         if old.ggt is not None and ggt.fingerprint == old.ggt.fingerprint:
             return
         # Its own draws: a resumed fit must not depend on where the global ones stand.
@@ -168,26 +191,24 @@ class StructureLearning(Callback):
             exchange(optimizer, old, new, carried.whole)
         rank_zero_info(f"another tree: {carried.share:.0%} of the head's weights were kept")
         self.kept = self._facts["structure/kept"] = carried.share
-        on_rank_zero(trainer, lambda: self._report(trainer, ggt))
+        self.report(trainer, ggt)
 
-    def _share(self, module: BRAINet) -> StreamedData:
+    def _share(self, features: TrainingFeatures) -> StreamedData:
         """The training features that all processes hold together."""
         # What is sampled is chosen before extraction, so all rows that are extracted are learned from.
-        features, _ = module.training_features.share(self.settings["max_rows"], self.progress).concat()
-        return StreamedData(FeatureStream.share(features), self.settings["bins"], self.settings["max_rows"])
+        mine, _ = features.share(self.settings["max_rows"], self.progress).concat()
+        return StreamedData(FeatureStream.share(mine), self.settings["bins"], self.settings["max_rows"])
 
-    def _obtain(self, trainer: pl.Trainer, module: BRAINet) -> GGT:
+    def _obtain(self, trainer: pl.Trainer, features: TrainingFeatures, names: Names) -> GGT:
         start = time.monotonic()
-        ggt = self._learned(trainer, module) if self.file is None else self._given(Path(self.file))
+        ggt = self._learned(trainer, features) if self.file is None else self._given(Path(self.file))
         self._facts = {
             "structure/seconds": time.monotonic() - start,
             "structure/ci_tests": float(ggt.settings.get("tests", 0)),
         }
-        names = module.backbone.names
-        if module.backbone.raw:  # features are the columns of the data
-            names = getattr(data_source(trainer, module), "feature_names", None)
-        if names is not None and len(names) == ggt.num_variables:
-            ggt = ggt.named(names)
+        named = names()
+        if named is not None and len(named) == ggt.num_variables:
+            ggt = ggt.named(named)
         rank_zero_info("\n".join(ggt.summary().splitlines()[:SHOWN]))
         return ggt
 
@@ -200,10 +221,10 @@ class StructureLearning(Callback):
         check_size(path)
         return GGT.from_json(path.read_text(encoding="utf-8"))
 
-    def _learned(self, trainer: pl.Trainer, module: BRAINet) -> GGT:
+    def _learned(self, trainer: pl.Trainer, found: TrainingFeatures) -> GGT:
         features: Any = self._data
         if features is None:
-            features = module.training_features.all(self.settings["max_rows"], self.progress).features.numpy()
+            features = found.all(self.settings["max_rows"], self.progress).features.numpy()
         if self.cache == "":
             return learn_structure(features, progress=self.progress, **self.settings)
         folder = Path(trainer.default_root_dir) / "structures" if self.cache is None else Path(self.cache)
@@ -226,8 +247,11 @@ class StructureLearning(Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the tree beside the checkpoints, log its size and draw it; a resumed run has logged it already."""
         if isinstance(pl_module, BRAINet) and pl_module.ggt is not None:
-            ggt = pl_module.ggt
-            on_rank_zero(trainer, lambda: self._report(trainer, ggt))
+            self.report(trainer, pl_module.ggt)
+
+    def report(self, trainer: pl.Trainer, ggt: GGT) -> None:
+        """Write, log and draw a tree of a fit; a collective."""
+        on_rank_zero(trainer, lambda: self._report(trainer, ggt))
 
     def _report(self, trainer: pl.Trainer, ggt: GGT) -> None:
         # Not trainer.log_dir: that is a collective, and only rank zero comes here.
@@ -248,6 +272,13 @@ class StructureLearning(Callback):
             log_figure(trainer, "structure/tree", draw_ggt(ggt))
             about = {"fingerprint": ggt.fingerprint} | facts
             log_files(trainer, "structure", [folder / "structure.json"], about, "structure", used=True)
+
+
+def _names_of(trainer: pl.Trainer, module: BRAINet) -> Names:
+    """The names of a model's features; without a backbone they are the columns of the data."""
+    if module.backbone.raw:
+        return lambda: getattr(data_source(trainer, module), "feature_names", None)
+    return lambda: module.backbone.names
 
 
 def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Collection[str]) -> None:

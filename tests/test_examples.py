@@ -10,12 +10,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 QUICK = ("structure_alone", "unknown_inputs")
+NEEDS = {"hugging_face": "transformers"}  # of an extra
 
 
 @pytest.mark.parametrize(
     "path", [pytest.param(p, marks=() if p.stem in QUICK else pytest.mark.slow, id=p.stem) for p in EXAMPLES]
 )
 def test_examples_run(path, tmp_path):
+    if path.stem in NEEDS:
+        pytest.importorskip(NEEDS[path.stem])
     chosen = {name: value for name, value in os.environ.items() if name != "BRAINET_LIGHTNING"}  # their imports choose
     environment = chosen | {"WANDB_MODE": "disabled", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

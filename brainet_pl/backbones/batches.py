@@ -178,6 +178,16 @@ def move(inputs: Any, device: torch.device) -> Any:
     return inputs.to(device)
 
 
+def cast_for(model: nn.Module, inputs: Any) -> Any:
+    """Floating-point inputs in the type of a model's weights: 64 bits from NumPy, or 32 for a model of 16."""
+    weights = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if weights is None:
+        return inputs
+    if isinstance(inputs, Mapping):
+        return {k: v.to(weights.dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+    return inputs.to(weights.dtype) if inputs.is_floating_point() else inputs
+
+
 def shape_of(inputs: Any) -> Any:
     """The shape of one sample, for comparisons and messages."""
     if isinstance(inputs, Mapping):

@@ -105,7 +105,7 @@ class FeatureExtractor(nn.Module):
 
     def layer_uses(self, x: Any) -> dict[str, LayerUse]:
         """How each layer is used in a pass over two of some inputs."""
-        few = _two_samples(self._cast(_checked(x)))
+        few = _two_samples(batches.cast_for(self, _checked(x)))
         with self._explained(few), removal.eval_without_grad(self.model):
             return trace_layers(self.model, lambda: self._call(few), 2)
 
@@ -113,7 +113,7 @@ class FeatureExtractor(nn.Module):
         """Inputs → features (B, d) of the last layer, and of each of some taps that nobody else reads."""
         hooks = [self.model.get_submodule(t.layer).register_forward_hook(Hook(self._catcher, t)) for t in taps]
         try:
-            x = self._cast(_checked(x))
+            x = batches.cast_for(self, _checked(x))
             self._prepare(x)
             last, caught = self._run(x)
         finally:
@@ -155,7 +155,7 @@ class FeatureExtractor(nn.Module):
 
     def trace(self, x: Any) -> None:
         """Find the tapped layers and the layer to remove by a pass over some inputs, unless they are known."""
-        self._prepare(self._cast(_checked(x)))
+        self._prepare(batches.cast_for(self, _checked(x)))
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The parameters that an optimizer may change: all but those of the layer that was removed."""
@@ -200,7 +200,7 @@ class FeatureExtractor(nn.Module):
 
         With `more`, a `BackboneOutput`: features, those of every other view, and the logits of the removed layer.
         """
-        x = self._cast(_checked(x))
+        x = batches.cast_for(self, _checked(x))
         self._prepare(x)
         if self.input_signature is None:
             self.input_signature = batches.signature(x)
@@ -311,15 +311,6 @@ class FeatureExtractor(nn.Module):
                 f"expected inputs that {type(self.model).__name__} takes, got a batch of {got}{kind}, at which it "
                 f"stops ({error}): give inputs as in training"
             ) from error
-
-    def _cast(self, x: Any) -> Any:
-        """Floating-point inputs in the type of the weights: 64 bits from NumPy, or 32 for a model of 16."""
-        weights = next((p for p in self.parameters() if p.is_floating_point()), None)  # the removed layer's too
-        if weights is None:
-            return x
-        if isinstance(x, Mapping):
-            return {k: v.to(weights.dtype) if v.is_floating_point() else v for k, v in x.items()}
-        return x.to(weights.dtype) if x.is_floating_point() else x
 
 
 def _checked(x: Any) -> Any:

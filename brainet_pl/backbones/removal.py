@@ -8,7 +8,7 @@ reaches the outputs of dense layers: those are the layers that reach the output 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -59,25 +59,28 @@ class Leave(nn.Module):
         return self._layer[0](*args, **kwargs)
 
 
-def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLayer:
+def find_head(
+    model: nn.Module, sample: Any, layer: str | None = None, call: Callable[[nn.Module, Any], Any] = batches.call
+) -> HeadLayer:
     """The dense layer that a model's whole output comes from, by a pass over `sample` (B, …) in evaluation mode.
 
     Args:
         model: any module; its parameters, buffers and modes are as before afterwards.
         sample: inputs as the model takes them, a tensor or a dictionary of tensors; two are enough.
         layer: the path of the layer, where it is known; None finds the dense layer that is used last.
+        call: runs the model on the sample.
     """
     dense: dict[str, nn.Module] = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     if layer is not None:
         check_layer(model, layer)
         dense = {layer: model.get_submodule(layer)}
-    trace = _trace(model, sample, dense)
+    trace = _trace(model, sample, dense, call)
     if layer is None and (not trace.front.layers or trace.front.around):
         # A convolution of single pixels is a dense layer too, where it alone decides: nothing but means comes after it.
         points = {
             name: m for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and set(m.kernel_size) == {1}
         }
-        other = _trace(model, sample, dense | points)
+        other = _trace(model, sample, dense | points, call)
         if not other.front.around and other.front.after <= _SHAPES | _MEANS | _RECTIFIED:
             trace = other
     front, calls = trace.front, trace.calls
@@ -101,10 +104,10 @@ def find_head(model: nn.Module, sample: Any, layer: str | None = None) -> HeadLa
             f"expected the classification layer {name!r} of {kind} to be used once in a pass, got {len(calls[name])} "
             "uses: name another layer (head_layer=...), or wrap the model in one that returns features (head_layer='')"
         )
-    call = calls[name][0]
-    harmless = _SHAPES | _MEANS if call.axes > 2 else _SHAPES
+    use = calls[name][0]
+    harmless = _SHAPES | _MEANS if use.axes > 2 else _SHAPES
     whole = isinstance(trace.output, Tensor) and front.layers == [name] and not front.around
-    return HeadLayer(name, leave=not (whole and call.plain and front.after <= harmless))
+    return HeadLayer(name, leave=not (whole and use.plain and front.after <= harmless))
 
 
 class _Trace(NamedTuple):
@@ -115,10 +118,12 @@ class _Trace(NamedTuple):
     front: _Front
 
 
-def _trace(model: nn.Module, sample: Any, candidates: Mapping[str, nn.Module]) -> _Trace:
+def _trace(
+    model: nn.Module, sample: Any, candidates: Mapping[str, nn.Module], run: Callable[[nn.Module, Any], Any]
+) -> _Trace:
     with _eval_with_grad(model), _recorded(candidates) as calls:
         inputs = {k: _leaf(v) for k, v in sample.items()} if isinstance(sample, Mapping) else _leaf(sample)
-        output = logits_of(batches.call(model, inputs))
+        output = logits_of(run(model, inputs))
         front = _walk(output, {call.node: name for name in calls for call in calls[name]}, model, inputs)
     return _Trace(output, calls, front)
 

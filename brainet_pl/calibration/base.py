@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from brainet_pl._utils.framework import rank_zero_warn
@@ -88,7 +90,7 @@ class Calibrator(Part, nn.Module, ABC):
         Samples whose prediction is not finite are left out. Samples of one class only, or with one and the same
         prediction, tell nothing about others: the calibrator stays as it was, with a warning.
         """
-        columns = self._observed.collect()
+        columns = {name: values.cpu() for name, values in self._observed.collect().items()}
         if not columns:
             return {}
         if not columns["target"].is_floating_point():
@@ -108,7 +110,23 @@ class Calibrator(Part, nn.Module, ABC):
                 f"calibrated on {count} validation samples: expected at least {FEW_SAMPLES}; so few hardly change "
                 "predictions, and can't tell whether they are right; give more of them",
             )
-        return self.fit(columns["predicted"], columns["target"], columns.get("score"))
+        home = next((buffer.device for buffer in self.buffers()), torch.device("cpu"))
+        given = columns["predicted"], columns["target"], columns.get("score")
+        return self.fit(*given) if home.type == "cpu" else self.fit_on_cpu(*given)
+
+    def fit_on_cpu(self, predicted: Tensor, target: Tensor, score: Tensor | None) -> dict[str, Tensor]:
+        """`fit` a copy on the CPU, and take over what it learned: a GPU would wait at each of many small steps."""
+        twin = copy.deepcopy(self).cpu()
+        twin._warned = self._warned
+        learned = twin.fit(predicted, target, score)
+        for name, part in self.named_modules():
+            for key, value in twin.get_submodule(name)._buffers.items():
+                own = part._buffers.get(key)
+                if own is not None and value is not None and own.shape == value.shape:
+                    own.copy_(value)  # in place: others may hold it
+                else:
+                    part._buffers[key] = value if value is None or own is None else value.to(own.device)
+        return learned
 
     def quiet(self) -> Calibrator:
         """Say nothing more of what is doubtful, as it was said of another fit. Returns itself."""

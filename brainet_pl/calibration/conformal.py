@@ -233,8 +233,13 @@ class Conformal(Part, DataSizedBuffers):
         self._observed = EpochBuffer()  # nonconformities and the thresholds that they belong to
         self._chosen: str = method
         self._uncalibrated: list[UncalibratedBatch] = []
+        self._seen = False  # whether `samples` is known to be above 0
         self.register_buffer("limits", torch.full((1,), math.inf))
         self.register_buffer("samples", torch.zeros((), dtype=torch.long))
+
+    def before_load(self, stored: Mapping[str, Tensor]) -> None:
+        """What was seen is what the checkpoint has."""
+        self._seen = False
 
     def check(self, task: Task) -> None:
         """Refuse a task that the method is not made for; "auto" chooses by the task."""
@@ -306,6 +311,7 @@ class Conformal(Part, DataSizedBuffers):
         # In place: a validation in inference mode would leave a tensor that nobody may write to later.
         self.limits.copy_(torch.stack([threshold(part, self.level) for part in parts]))
         self.samples.fill_(len(values))
+        self._seen = len(values) > 0
         endless = int(self.limits.isinf().sum())
         if endless:
             rank_zero_warn(self._few(min(int((part < math.inf).sum()) for part in parts), endless))
@@ -354,7 +360,7 @@ class Conformal(Part, DataSizedBuffers):
 
         What is not a number may be anything: the set of all classes, or an interval without an end.
         """
-        if not torch.compiler.is_compiling() and not int(self.samples):
+        if not torch.compiler.is_compiling() and not self._has_samples():
             rank_zero_warn(
                 "expected Conformal to have seen validation data, got none: sets hold all classes, and intervals have "
                 "no end; fit with validation data, or call Conformal.fit"
@@ -369,6 +375,11 @@ class Conformal(Part, DataSizedBuffers):
             "lower": lower.nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=math.inf),
             "upper": upper.nan_to_num(nan=math.inf, neginf=-math.inf, posinf=math.inf),
         }
+
+    def _has_samples(self) -> bool:
+        """Whether it has seen validation data; a GPU is asked until it has, and no more."""
+        self._seen = self._seen or int(self.samples) > 0
+        return self._seen
 
     # -- measuring ----------------------------------------------------------------------------------------------------
 

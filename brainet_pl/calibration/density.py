@@ -261,7 +261,8 @@ class DensityScaling(Calibrator, DataSizedBuffers):
 
     def finalize(self) -> dict[str, Tensor]:
         """`fit` to all that was observed, and forget it; copies stay for refits to parts of the same samples."""
-        self._copies = self._observed_copies.collect() or self._copies
+        found = self._observed_copies.collect()
+        self._copies = {name: values.cpu() for name, values in found.items()} or self._copies
         return super().finalize()
 
     def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None) -> dict[str, Tensor]:

@@ -107,8 +107,10 @@ def wandb_id(run: Any) -> str | None:
 def unpack(content: dict[str, Any]) -> Mapping[str, Any]:
     """Check a checkpoint that Lightning has loaded, upgrade it in place, and give the entry that rebuilds the head."""
     check_content(content)
-    _check_digests(content, _stored_entry(content), STATES)  # of the file as it was written
-    check_sizes([content.get(HPARAMS), content[STORED]], content.get("state_dict"))
+    there = [key for key in STATES if key in content]  # a strategy that shards has taken weights and optimizers out
+    _check_digests(content, _stored_entry(content), there)  # of the file as it was written
+    if "state_dict" in content:
+        check_sizes([content.get(HPARAMS), content[STORED]], content.get("state_dict"))
     upgrade(content)
     stored: Mapping[str, Any] = content[STORED]
     _check_head(stored)
@@ -117,7 +119,19 @@ def unpack(content: dict[str, Any]) -> Mapping[str, Any]:
 
 def add_digests(content: dict[str, Any]) -> None:
     """Write the digest of every part into a checkpoint that is about to be saved."""
-    content[STORED][DIGEST] = _digests(content, STATES + SETTINGS)
+    shared = [key for key in STATES if _is_shared(content.get(key))]  # of which a process has its share alone
+    content[STORED][DIGEST] = _digests(content, [key for key in STATES + SETTINGS if key not in shared])
+
+
+def _is_shared(part: Any) -> bool:
+    """Whether a part of a checkpoint holds tensors that several processes share, or is empty but in the first."""
+    waiting = [part]
+    while waiting:
+        value = waiting.pop()
+        if hasattr(value, "to_local"):
+            return True
+        waiting += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return False
 
 
 def upgrade(content: dict[str, Any]) -> None:

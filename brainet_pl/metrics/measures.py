@@ -19,6 +19,7 @@ from torchmetrics.utilities import dim_zero_cat
 from brainet_pl._utils import checks
 from brainet_pl.metrics import curves
 from brainet_pl.metrics.catalogue import CATALOGUE, Better, direction, facts_of
+from brainet_pl.metrics.labels import out_of_range
 from brainet_pl.metrics.losses import gaussian_nll
 
 _LEVELS = tuple(0.05 * i for i in range(1, 20))  # of the central intervals that QuantileCalibrationError looks at
@@ -66,11 +67,17 @@ def check_classes(preds: Tensor, target: Tensor) -> None:
         )
     if target.is_floating_point() or target.is_complex():
         raise ValueError(f"expected integer labels, got {target.dtype}: give the number of each class, target.long()")
-    if len(target) and not 0 <= int(target.min()) <= int(target.max()) < preds.shape[1]:
+    wrong = out_of_range(target, preds.shape[1])
+    if wrong is not None:
         raise ValueError(
-            f"expected labels from 0 to {preds.shape[1] - 1}, got {int(target.min())} to {int(target.max())}: renumber "
-            "the labels, or predict as many classes"
+            f"expected labels from 0 to {preds.shape[1] - 1}, got {wrong[0]} to {wrong[1]}: renumber the labels, or "
+            "predict as many classes"
         )
+
+
+def one_hot(target: Tensor, preds: Tensor) -> Tensor:
+    """Labels (B,) as rows (B, C) of predictions that are certain; torch's own function looks at the labels again."""
+    return torch.zeros_like(preds).scatter_(1, target.unsqueeze(1), 1.0)
 
 
 def check_numbers(preds: Tensor, target: Tensor) -> None:
@@ -119,7 +126,7 @@ class Accuracy(MulticlassAccuracy, Measure):
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities (B, C) and labels (B,)."""
         check_classes(preds, target)
-        wrong = torch.nn.functional.one_hot((target.long() + 1) % preds.shape[1], preds.shape[1]).to(preds.dtype)
+        wrong = one_hot((target.long() + 1) % preds.shape[1], preds)
         super().update(torch.where(preds.isnan().any(dim=1, keepdim=True), wrong, preds), target)
 
 
@@ -142,7 +149,7 @@ class BrierScore(_SampleMean):
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """Computes the squared distance of each prediction from its label, (B,)."""
         check_classes(preds, target)
-        return ((preds - torch.nn.functional.one_hot(target.long(), preds.shape[1])) ** 2).sum(dim=1)
+        return ((preds - one_hot(target.long(), preds)) ** 2).sum(dim=1)
 
 
 def _confidence_and_hits(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from brainet_pl.features.extraction import Extracted
 
 if TYPE_CHECKING:
     from brainet_pl.model.predictor import Predictor
+    from brainet_pl.tasks import Task
 
 OnNaN = Literal["stop", "skip"]
 CHECKED = ("backbone.", "head.", "task.", "calibration.")  # scores may hold infinity, and NaN for what is not fitted
@@ -25,6 +26,7 @@ _WEIGHT = (
     "an earlier step went too far; start again from the last checkpoint with a lower lr or "
     "Trainer(gradient_clip_val=1.0)"
 )
+_HALF = "train with precision 16-mixed, bf16-mixed or 32-true: weights of 16 bits (16-true) are too coarse for Adam"
 _OVERFLOW = "look for overflow: train in 32-bit precision, scale the inputs, or lower lr"
 
 
@@ -47,9 +49,16 @@ def first_bad_weight(predictor: Predictor, state: Mapping[str, Tensor] | None = 
     for name, value in (predictor.state_dict() if state is None else state).items():
         if not name.startswith(CHECKED) or not isinstance(value, Tensor) or not _is_real(value):
             continue
+        value = local(value)
         if not bool(value.isfinite().all() if name in parameters else not value.isnan().any()):
             return name
     return None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The share of a sharded tensor that this process has; any other as it is."""
+    share: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return share
 
 
 def nan_rows(x: Any, size: int) -> Tensor:
@@ -96,6 +105,14 @@ class BufferCopy:
         with torch.no_grad():
             for buffer, value in zip(self._buffers, self._values, strict=True):
                 buffer.copy_(value)
+
+    def check_target(self, task: Task, target: Tensor) -> None:
+        """Raise an error where targets are what makes a batch bad, with the copies put back."""
+        try:
+            task.check(target)
+        except ValueError:
+            self.restore()
+            raise
 
 
 class LossGuard:
@@ -153,7 +170,8 @@ def find_culprit(predictor: Predictor, x: Any, outputs: Tensor) -> Culprit:
             return Culprit(f"{name} {_where(tensor)}", _DATA)
     weight = first_bad_weight(predictor)
     if weight is not None:
-        return Culprit(f"the weight {weight} has NaN or infinity", _WEIGHT, weight=True)
+        half = predictor.state_dict()[weight].dtype == torch.float16
+        return Culprit(f"the weight {weight} has NaN or infinity", _HALF if half else _WEIGHT, weight=True)
     with torch.no_grad():
         features = predictor.read(x).features
     if not bool(features.isfinite().all()):

@@ -29,6 +29,7 @@ from brainet_pl._utils.lightning_private import (
     data_given,
     finds_learning_rate,
     set_hparams,
+    trainer_of,
 )
 from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones import Backbone
@@ -41,7 +42,7 @@ from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import data_source, inputs_and_target, inputs_of
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
-from brainet_pl.model import steps
+from brainet_pl.model import sharding, steps
 from brainet_pl.model.building import make_backbone, make_task, settings_of
 from brainet_pl.model.finite import BufferCopy, LossGuard, OnNaN
 from brainet_pl.model.fitted import BuildHeadFirst, FittedModule
@@ -189,7 +190,8 @@ class BRAINet(FittedModule):
         A checkpoint is restored after this hook, so a missing BRAINet head is no error yet.
         """
         self._narrow_compiler()
-        steps.refuse_sharding(self.trainer)
+        sharding.refuse_sharding(self.trainer)
+        self.restore_early()
         if stage != "fit":
             return
         self.guard.check_processes(self.trainer.world_size)
@@ -200,6 +202,23 @@ class BRAINet(FittedModule):
         self.prepare_head()
         if self.task.needs_targets:
             self.task.prepare(self.training_features.targets())
+
+    def configure_model(self) -> None:
+        """Shard backbone and head where the strategy does (FSDP2); the head is known by now, or never."""
+        trainer = trainer_of(self)
+        if trainer is None or not sharding.is_model_parallel(trainer):
+            return
+        if self.head is None:
+            raise RuntimeError(
+                "expected the head before the model is sharded, got none: Lightning tells of a checkpoint too late; "
+                "say it before, trainer.ckpt_path = path, and call fit, test or predict without ckpt_path"
+            )
+        sharding.shard(self.predictor, self.device_mesh["data_parallel"])  # type: ignore[index]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Keep buffers of sharded models the same in all processes: a checkpoint may be written at any step."""
+        if sharding.is_model_parallel(self.trainer):
+            sharding.broadcast_buffers(self.predictor)
 
     def on_fit_start(self) -> None:
         """Fit scores that no checkpoint brought, and end the set-up."""
@@ -242,16 +261,19 @@ class BRAINet(FittedModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """One step of the head, and of the backbone where it is not frozen; None for a batch that is skipped."""
-        x, y = inputs_and_target(batch, self.columns)
-        y = self.task.check(y)
+        x, target = inputs_and_target(batch, self.columns)
+        y, wrong = self.task.check_later(target)
         before = BufferCopy(self.predictor)  # batch norm takes in what it is given before the loss is known
         loss, outputs = self._compiled("loss_and_outputs")(x, y)
         penalty = self.predictor.require_head().penalty()
         if penalty is not None:
             loss = loss + penalty / steps.train_size(self.trainer)
-        if not bool(loss.isfinite()) and not finds_learning_rate(self.trainer):
-            self.guard.handle(self.predictor, before, x, outputs, loss, self.current_epoch, batch_idx)
-            return None
+        fine = loss.isfinite() if wrong is None else loss.isfinite() & ~wrong
+        if not bool(fine):  # the one look at the device in a step
+            before.check_target(self.task, target)
+            if not finds_learning_rate(self.trainer):
+                self.guard.handle(self.predictor, before, x, outputs, loss, self.current_epoch, batch_idx)
+                return None
         self.log("train/loss", loss, prog_bar=True)
         with torch.no_grad():
             outputs = outputs.detach()
@@ -376,6 +398,8 @@ class BRAINet(FittedModule):
         scores = self.scores(passes) if scored else {}
         numbers = self._places.of_batch(self.trainer, len(passes.predicted), batch_idx, dataloader_idx)
         n = len(numbers)
+        if n == len(passes.predicted):  # the very tensors: labels that were checked are known again
+            return EvaluatedBatch(numbers, passes, scores, target)
         kept = {name: values[:n] for name, values in scores.items()}
         return EvaluatedBatch(numbers, passes.first(n), kept, None if target is None else target[:n])
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part
+from brainet_pl._utils.precision import full_precision
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl._utils.threads import limit_threads
 from brainet_pl.backbones import FeatureExtractor
@@ -192,7 +193,10 @@ class Predictor(nn.Module):
 
     def calibrated(self, passes: Passes, scores: Mapping[str, Tensor]) -> Tensor:
         """The averaged prediction as a user gets it: the same, or calibrated."""
-        return passes.predicted if self.calibration is None else self.calibration(passes.predicted, scores)
+        if self.calibration is None:
+            return passes.predicted
+        with full_precision(passes.predicted.device):
+            return torch.as_tensor(self.calibration(passes.predicted, scores))
 
     @property
     def _preferred_score(self) -> str | None:
@@ -336,17 +340,20 @@ class Predictor(nn.Module):
         room = MOST_ROWS - sum(len(rows) for rows, _ in self._held)
         others = any(score.taps is not None or isinstance(score, Own) for score in self.scores)
         if self.calibration.learns_from_copies and room > 0 and not others and not self._needs_base_logits:
-            finite = features.isfinite().flatten(1).all(dim=1)
-            self._held.append((features[finite][:room].detach(), target[finite][:room]))
+            self._held.append((features[:room].detach(), target[:room]))
 
     @torch.no_grad()
     def _observe_copies(self, calibration: Calibrator) -> None:
         """Show the calibrator what is predicted of perturbed copies of the features that were kept, and forget them."""
         held, self._held = self._held, []
-        if sum(len(rows) for rows, _ in held) < 2:
+        if not held:
             return
         dtype = next((p.dtype for p in self.require_head().parameters()), torch.float32)
         features, target = torch.cat([rows for rows, _ in held]).to(dtype), torch.cat([part for _, part in held])
+        finite = features.isfinite().flatten(1).all(dim=1)
+        features, target = features[finite], target[finite]
+        if len(target) < 2:
+            return
         for number, copy in enumerate(perturbed_copies(features, target)):
             with isolated_rng(0):  # the same sub-networks for all copies
                 passes = self.passes(BackboneOutput(copy))

@@ -14,7 +14,10 @@ from brainet_pl.backbones.loading import Preset, check_stored_backbone
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.backbones.taps import AUTO, STAGES, Taps
 from brainet_pl.checkpoints.format import FORMAT, STORED, Checkpoint, add_digests, check_callback_states, unpack
+from brainet_pl.distributed.collectives import all_gather
+from brainet_pl.features.extraction import is_sharded
 from brainet_pl.model.finite import first_bad_weight
+from brainet_pl.model.sharding import is_model_parallel, read_whole
 from brainet_pl.scores import Score
 from brainet_pl.structure import GGT
 from brainet_pl.tasks.classification import check_class_names, same_classes
@@ -96,10 +99,19 @@ class RestorableModule(pl.LightningModule):
                 "num_params='auto' ignored the number of outputs (with more than 16, give head=Tree(num_params=…))"
             ) from error
 
+    def restore_early(self) -> None:
+        """Build the head of a checkpoint and load its weights where the model is about to be sharded."""
+        trainer = trainer_of(self)
+        if trainer is None or not is_model_parallel(trainer) or trainer.ckpt_path is None or is_sharded(self):
+            return
+        content = read_whole(trainer.ckpt_path)
+        self.on_load_checkpoint(content)
+        self.load_state_dict(content["state_dict"])
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
         predictor, backbone = self.predictor, self.predictor.backbone
-        weight = first_bad_weight(predictor)
+        weight = next(filter(None, all_gather(first_bad_weight(predictor))), None)  # each process may hold a share
         if weight is not None:
             raise ValueError(
                 f"expected finite weights, got NaN or infinity in {weight}: no checkpoint was written, and earlier "
@@ -185,10 +197,16 @@ class RestorableModule(pl.LightningModule):
         predictor = self.predictor
         ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
         shape = (predictor.in_features, predictor.has_base_logits)
+        before = predictor.head
         same = predictor.head is not None and shape == (stored["in_features"], stored["base_logits"])
         if ggt is not None and (predictor.ggt is None or predictor.ggt.fingerprint != ggt.fingerprint):
             same = False
         if stored["in_features"] is not None and not same:
+            if before is not None and is_sharded(before):
+                raise RuntimeError(
+                    "expected a checkpoint with the head that was sharded, got another, because Lightning tells of it "
+                    "too late: say it before, trainer.ckpt_path = path, and call fit or test without ckpt_path"
+                )
             settings, features = self.head_settings, int(stored["in_features"])
             check_sizes(settings.settings(), weights)
             head, outputs = settings.resolve_skip(stored["base_logits"]), predictor.task.out_features

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torchmetrics import MetricCollection
 
 from brainet_pl._utils.framework import CombinedLoader, pl, rank_zero_warn
 from brainet_pl._utils.lightning_private import data_given
@@ -14,8 +15,10 @@ from brainet_pl.calibration import Calibrator
 from brainet_pl.evaluation.record import Role, SampleBatch
 from brainet_pl.features.extraction import is_sized
 from brainet_pl.features.training import SAMPLE_ROWS
+from brainet_pl.metrics.measures import collect
 from brainet_pl.metrics.shift import ShiftSums, parts_of, split_by_part
 from brainet_pl.model.predictor import Predictor
+from brainet_pl.tasks import Task
 from brainet_pl.tasks.classification import same_classes
 from brainet_pl.tasks.passes import Passes
 
@@ -46,6 +49,32 @@ def base_prediction(predictor: Predictor, passes: Passes) -> Tensor | None:
     """What the network predicts without the new head; None where it can't, or is no longer what it was."""
     logits = None if passes.backbone_output is None else passes.backbone_output.base_logits
     return predictor.task.base_predicted(logits) if logits is not None and predictor.backbone.frozen else None
+
+
+def test_metrics(task: Task) -> dict[str, MetricCollection]:
+    """Metrics of a test of a model without metrics of its own: as it is, calibrated, and of the removed layer."""
+    return {prefix: collect(task.measures(), prefix, task.group) for prefix in ("test/", "test/scaled/", "test/own/")}
+
+
+test_metrics.__test__ = False  # type: ignore[attr-defined]  # not a test, whatever pytest thinks of the name
+
+
+def measure(
+    predictor: Predictor,
+    passes: Passes,
+    scores: dict[str, Tensor],
+    numbers: Tensor,
+    target: Tensor,
+    metrics: Mapping[str, MetricCollection],
+) -> EvaluatedBatch:
+    """Update `test_metrics` by a batch of the known set; gives all that was made of the batch."""
+    final, base = predictor.calibrated(passes, scores), base_prediction(predictor, passes)
+    scaled = final if predictor.calibrates else None
+    for prefix, predicted in (("test/", passes.predicted), ("test/scaled/", scaled), ("test/own/", base)):
+        if predicted is not None:
+            metrics[prefix].to(predicted.device).update(predicted, target)
+    sets = {} if predictor.conformal is None else predictor.conformal(final)
+    return EvaluatedBatch(numbers, passes, scores, target, final, sets)
 
 
 def sample_batch(predictor: Predictor, batch: EvaluatedBatch, with_shifts: bool) -> SampleBatch:
@@ -111,16 +140,6 @@ def train_size(trainer: pl.Trainer) -> int:
         )
     size = getattr(trainer.train_dataloader, "batch_size", None) or 1
     return max(1, int(batches * size * trainer.world_size))
-
-
-def refuse_sharding(trainer: pl.Trainer) -> None:
-    """Strategies that restore checkpoints after sharding would need the head before its shape is known."""
-    name = type(trainer.strategy).__name__
-    if name in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"):
-        raise RuntimeError(
-            f"expected a strategy that loads checkpoints before sharding (auto, ddp), got {name}: a head whose shape "
-            "is learned can't be sharded yet"
-        )
 
 
 def missing_validation(calibrator: Calibrator) -> None:

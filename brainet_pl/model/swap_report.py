@@ -17,7 +17,6 @@ from brainet_pl.evaluation import charts, summary
 from brainet_pl.evaluation.record import Role, TestRecord, group_means
 from brainet_pl.evaluation.report import write_report
 from brainet_pl.features.extraction import inputs_and_target, inputs_of, unshuffled
-from brainet_pl.metrics.measures import collect
 from brainet_pl.metrics.sets import TEST
 from brainet_pl.model import steps
 from brainet_pl.model.steps import EvaluatedBatch
@@ -41,7 +40,7 @@ def report_swapped(
     loaders = {TEST: labelled_batches(test, TEST)}
     loaders |= {name: input_batches(data, None) for name, data in (unknown or {}).items()}
     roles: dict[str, Role] = {name: "known" if name == TEST else "far" for name in loaders}
-    record, metrics = TestRecord(roles, model.scores.units), _metrics(model)
+    record, metrics = TestRecord(roles, model.scores.units), steps.test_metrics(model.task)
     for name, loader in loaders.items():
         first = 0
         for batch in unshuffled(loader):
@@ -55,11 +54,6 @@ def report_swapped(
         Path(folder, "record.json").write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
         write_report(folder, path)
     return values
-
-
-def _metrics(model: SwappedModel) -> dict[str, MetricCollection]:
-    task = model.task
-    return {prefix: collect(task.measures(), prefix, task.group) for prefix in ("test/", "test/scaled/", "test/own/")}
 
 
 def _computed(metrics: MetricCollection) -> Mapping[str, Any]:
@@ -76,12 +70,7 @@ def _evaluate(model: SwappedModel, batch: Any, first: int, metrics: Mapping[str,
     if target is None:
         return EvaluatedBatch(numbers, passes, scores, None)
     target = model.task.check(torch.as_tensor(target).to(device))
-    final, base = model.calibrated(passes, scores), steps.base_prediction(model, passes)
-    for prefix, predicted in (("test/", passes.predicted), ("test/scaled/", final), ("test/own/", base)):
-        if predicted is not None:
-            metrics[prefix].to(device).update(predicted, target)
-    sets = {} if model.conformal is None else model.conformal(final)
-    return EvaluatedBatch(numbers, passes, scores, target, final, sets)
+    return steps.measure(model, passes, scores, numbers, target, metrics)
 
 
 def _content(

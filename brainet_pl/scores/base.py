@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from brainet_pl._utils import checks
 from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.parts import Part
+from brainet_pl._utils.precision import full_precision, wide
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.distributed.epoch_buffer import EpochBuffer
@@ -269,13 +270,15 @@ class ScoreSet(nn.Module):
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes → all scores (B,): the prediction's own, then those of every score that is ready."""
         scores = dict(passes.scores)
-        for score in self._independent:
-            if score.ready:
-                scores |= _named(score, score(passes.with_features_of(score.taps)))
-        independent = replace(passes, scores=scores)
-        for joined in self._joined:
-            if joined.ready:
-                scores = scores | _named(joined, joined(independent))
+        with full_precision(passes.predicted.device):
+            for score in self._independent:
+                if score.ready:
+                    seen = passes.with_features_of(score.taps)
+                    scores |= _named(score, score(replace(seen, features=wide(seen.features))))
+            independent = replace(passes, scores=scores)
+            for joined in self._joined:
+                if joined.ready:
+                    scores = scores | _named(joined, joined(independent))
         return scores
 
     def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:

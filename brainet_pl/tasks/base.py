@@ -46,6 +46,10 @@ class Task(Part, nn.Module, ABC):
     def check(self, target: Tensor) -> Tensor:
         """Targets of a batch as the loss takes them, or an error that says what is wrong with them."""
 
+    def check_later(self, target: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Targets that a loss can take, and a scalar on the device: whether `check` would refuse them; None is no."""
+        return self.check(target), None
+
     def base_fits(self, count: int) -> bool:
         """Whether a network's own layer with `count` outputs can be one for this task."""
         return False

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from brainet_pl import uncertainty
 from brainet_pl._utils import checks
+from brainet_pl._utils.precision import wide
+from brainet_pl.metrics.labels import clamped, out_of_range
 from brainet_pl.metrics.losses import confidence_loss, weighted_mean
 from brainet_pl.metrics.measures import Measure, classification_measures
 from brainet_pl.metrics.passes import PassTrace, trace_passes
@@ -119,12 +121,19 @@ class Classification(Task):
                 f"expected one class label for each sample, (B,), got targets of shape {tuple(target.shape)}: give the "
                 "number of the class, not one column for each class"
             )
-        if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
+        wrong = out_of_range(y, self.num_classes)
+        if wrong is not None:
             raise ValueError(
-                f"expected labels from 0 to {self.num_classes - 1}, got {int(y.min())} to {int(y.max())}: set "
-                "num_classes to the number of classes, or renumber the labels"
+                f"expected labels from 0 to {self.num_classes - 1}, got {wrong[0]} to {wrong[1]}: set num_classes to "
+                "the number of classes, or renumber the labels"
             )
         return y
+
+    def check_later(self, target: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Labels (B,) from 0 to C - 1 without a read of the device, and whether `check` would have refused them."""
+        if target.is_floating_point() or target.dim() != 1 or not target.numel():
+            return self.check(target), None
+        return clamped(target.long(), self.num_classes)
 
     def base_fits(self, count: int) -> bool:
         """As many logits as classes."""
@@ -182,8 +191,7 @@ class Classification(Task):
 
     def _logits(self, outputs: Tensor) -> Tensor:
         """The logits among outputs (…, O), in 32 bits at the least."""
-        logits = outputs[..., : self.num_classes]
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return wide(outputs[..., : self.num_classes])
 
     def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
         """Averages the probabilities of all passes, (B, C), before any scaling."""

@@ -356,8 +356,8 @@ class Silent(pl.LightningModule):
         return {"scores": {"doubt": batch[0][:, 0]}}
 
 
-def test_a_module_that_tells_nothing_gets_a_warning(tmp_path, quiet_trainer):
-    with pytest.warns(UserWarning, match="nothing was recorded: expected test_step to return a .*SampleBatch"):
+def test_a_module_that_tells_nothing_is_refused_with_the_recipe(tmp_path, quiet_trainer):
+    with pytest.raises(ValueError, match=r"Silent to have a forward, .*Evaluation\(logits=lambda module, inputs: …\)"):
         quiet_trainer(tmp_path, Evaluation()).test(Silent(), dataloaders=loader(), verbose=False)
     assert not list(tmp_path.iterdir())
 

@@ -152,3 +152,17 @@ def test_a_process_may_work_longer_than_the_group_waits_and_hears_of_one_that_di
     error, seconds = json.loads((tmp_path / "Alone" / "end.json").read_text())
     assert "process 1 terminated with exit code 3" in error
     assert seconds < 20
+
+
+@pytest.mark.slow
+def test_a_head_swapped_into_a_foreign_module(tmp_path):
+    """One tree, weights and calibration in all processes; a test of one checkpoint gives what one process gives."""
+    runpy.run_path(str(SCRIPT))["swapped"](tmp_path, 1)
+    running = start(tmp_path, "swap")
+    said, _ = running.communicate(timeout=240)
+    assert running.returncode == 0, said[-3000:]
+    one, two = (json.loads((tmp_path / "swap" / n / "found.json").read_text()) for n in "12")
+    assert {key: one[key] for key in one if key != "val_loss"} == pytest.approx(
+        {key: two[key] for key in one if key != "val_loss"}, rel=1e-6, abs=1e-9
+    )
+    assert one["ood/noise/knn/AUROC"] > 0.9

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from brainet_pl._utils.framework import pl
 from brainet_pl.calibration import Conformal
-from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
+from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning, SwapHead
 from brainet_pl.datamodules import Digits, Shifts
 from brainet_pl.datamodules.base import Samples
+from brainet_pl.distributed.collectives import all_gather
 from brainet_pl.metrics.passes import pass_metrics
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Tree
@@ -126,16 +127,16 @@ class Learning(StructureLearning):
 
 
 class Broken(Learning):
-    def _obtain(self, trainer, module):
+    def _obtain(self, *given):
         raise OSError("no space is left for the structure")
 
 
 class Slow(Learning):
     """Learns for longer than the process group waits."""
 
-    def _obtain(self, trainer, module):
+    def _obtain(self, *given):
         time.sleep(9)
-        return super()._obtain(trainer, module)
+        return super()._obtain(*given)
 
 
 class Alone(Learning):
@@ -146,7 +147,7 @@ class Alone(Learning):
             os._exit(3)
         super().setup(trainer, pl_module, stage)
 
-    def _obtain(self, trainer, module):
+    def _obtain(self, *given):
         time.sleep(60)
 
 
@@ -163,7 +164,57 @@ def fit(folder, kind, timeout):
     (folder / "end.json").write_text(json.dumps([error, time.monotonic() - start]))
 
 
+class Foreign(pl.LightningModule):
+    """A module that knows nothing of brainet_pl."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.training_step(batch, batch_idx), sync_dist=True)
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def swapped(folder, devices):
+    """Fit a foreign module, and test it from its checkpoint; the processes must agree in all but their samples."""
+    data, out = Uneven(False), folder / "swap" / str(devices)
+    data.setup("fit")
+    train, held = data._loader(data.train_set), data._loader(data.val_set)
+    pl.seed_everything(0, verbose=False)
+    learn = StructureLearning(threshold=0.1, progress=False, cache="")
+    settings = {"structure": learn, "calibration": "TemperatureScaling", "scores": ["KNN"]}
+    unknown = {"noise": 9 * torch.randn(57, 64, generator=torch.Generator().manual_seed(0))}
+    trainer = trainer_of(out, devices, SwapHead(**settings), SameInAll())
+    trainer.fit(Foreign(), train, held)
+    trainer.save_checkpoint(out / "last.ckpt")
+    test = trainer_of(out, devices, SwapHead(), Evaluation(figures=False, report=False, unknown=unknown))
+    test.test(Foreign(), held, ckpt_path=str(folder / "swap" / "1" / "last.ckpt"), verbose=False)
+    found = {name: float(value) for name, value in test.callback_metrics.items()}
+    (out / "found.json").write_text(json.dumps(found))
+
+
+class SameInAll(pl.Callback):
+    """Compares what the processes have at the end of a fit."""
+
+    def on_fit_end(self, trainer, pl_module):
+        state = pl_module.state_dict()
+        for other in all_gather(state):
+            assert all(torch.equal(state[key], other[key]) for key in state), "the processes differ"
+
+
 PARTS = {
+    "swap": lambda folder: swapped(folder, 2),
     "evaluate": lambda folder: evaluate(folder, 2),
     "broken": lambda folder: fit(folder, Broken, 600),
     "slow": lambda folder: fit(folder, Slow, 5),

@@ -1,0 +1,95 @@
+"""What `test_sharded.py` runs: python sharded.py FOLDER STRATEGY PART. Lightning starts the second process itself."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from brainet_pl import BRAINet
+from brainet_pl._utils.framework import pl
+from brainet_pl.callbacks import BaselineComparison, Evaluation, LastCheckpoint, StructureLearning
+from brainet_pl.datamodules import Digits
+from brainet_pl.network import MLP, Tree
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "devices": 2}
+
+
+def strategy(name):
+    if name == "ddp":
+        return pl.strategies.DDPStrategy(process_group_backend="gloo")
+    return pl.strategies.ModelParallelStrategy(
+        2, 1, process_group_backend="gloo", save_distributed_checkpoint=name == "folder"
+    )
+
+
+def model(seed):
+    pl.seed_everything(seed, verbose=False)
+    body = torch.nn.Sequential(torch.nn.Linear(64, 24), torch.nn.BatchNorm1d(24), torch.nn.ReLU(), torch.nn.Linear(24, 8))
+    from brainet_pl import Backbone
+
+    given = {"calibration": "TemperatureScaling", "scores": ["KNN"], "lr": 0.01}
+    return BRAINet(8, backbone=Backbone(body, freeze=False, layers=None), head=Tree(num_params=6000), **given)
+
+
+def trainer_of(folder, name, epochs, *callbacks):
+    keep = LastCheckpoint(str(folder / name))
+    learn = StructureLearning(threshold=0.1, progress=False, cache="")
+    given = [learn, keep, BaselineComparison(False), Evaluation(figures=False, report=False), *callbacks]
+    return pl.Trainer(
+        **QUIET, strategy=strategy(name), callbacks=given, max_epochs=epochs, default_root_dir=str(folder / name),
+        num_sanity_val_steps=0,
+    )  # fmt: skip
+
+
+def whole(module):
+    state = module.state_dict()
+    return {k: (v.full_tensor() if isinstance(v, DTensor) else v).clone() for k, v in state.items()}
+
+
+def write(trainer, path, module, numbers):
+    state = whole(module)
+    if trainer.is_global_zero:
+        torch.save(state, path.with_suffix(".pt"))
+        path.with_suffix(".json").write_text(json.dumps({k: float(v) for k, v in numbers.items()}))
+
+
+def fit(folder, name):
+    trainer, module = trainer_of(folder, name, 2), model(0)
+    trainer.fit(module, datamodule=Digits(batch_size=64))
+    if name != "ddp":
+        shares = [p.to_local().numel() for p in module.head.parameters()]
+        assert max(shares) < 0.6 * module.head.num_params, shares
+    write(trainer, folder / f"{name}-fit", module, trainer.callback_metrics)
+    found = trainer.test(module, datamodule=Digits(batch_size=64), verbose=False)[0]
+    write(trainer, folder / f"{name}-test", module, found)
+
+
+def test(folder, name, source):
+    trainer, module = trainer_of(folder, name, 2), model(7)  # another seed: it would learn another tree
+    trainer.ckpt_path = str(folder / source / "last.ckpt")
+    found = trainer.test(module, datamodule=Digits(batch_size=64), verbose=False)[0]
+    write(trainer, folder / f"{name}-from-{source}-test", module, found)
+
+
+def resume(folder, name, source):
+    trainer, module = trainer_of(folder / f"from-{source}", name, 3), model(7)
+    trainer.ckpt_path = str(folder / source / "last.ckpt")
+    trainer.fit(module, datamodule=Digits(batch_size=64))
+    write(trainer, folder / f"{name}-from-{source}-resumed", module, trainer.callback_metrics)
+
+
+def late(folder, name, source):
+    trainer = trainer_of(folder, name, 3)
+    try:
+        trainer.test(model(7), datamodule=Digits(batch_size=64), ckpt_path=str(folder / source / "last.ckpt"))
+    except RuntimeError as error:
+        if trainer.is_global_zero:
+            (folder / "late.txt").write_text(str(error))
+
+
+assert MLP is not None
+if __name__ == "__main__":
+    folder_, name_, part, *rest = sys.argv[1:]
+    globals()[part](Path(folder_), name_, *rest)
