@@ -206,7 +206,7 @@ class SwappedModel(Predictor):
         max_epochs: int = 200,
         patience: int = 10,
         batch_size: int = 128,
-        learning_rate: float = 3e-3,
+        learning_rate: float = 1e-3,
         weight_decay: float = 1.0,
         input_dropout: float | Literal["auto"] = "auto",
         calibration: Calibrator | str | Mapping[str, Any] | None = "TemperatureScaling",

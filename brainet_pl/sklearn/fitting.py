@@ -207,7 +207,7 @@ class FoldScore(Score):
         assert isinstance(score, Score)
         score.set_context(context)
         fit_score(score, features[:, : self.columns], labels)
-        self.set_ready(all(one.ready for one in self.of))  # type: ignore[union-attr]
+        self.set_ready(all(one.ready for one in self.of))
 
     def refitted(self, features: Tensor, labels: Tensor) -> FoldScore:
         """The score of the first fold, with parameters of other samples."""
