@@ -68,7 +68,7 @@ class StructurePosterior:
 
     @property
     def joined_probabilities(self) -> Floats:
-        """(d, d) the probability that two variables are joined, whatever the direction."""
+        """The probability that two variables are joined, whatever the direction, (d, d)."""
         return np.asarray(np.minimum(self.edge_probabilities + self.edge_probabilities.T, 1.0))
 
     def graph(self) -> PDAG:
