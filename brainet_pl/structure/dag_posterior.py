@@ -22,7 +22,7 @@ from brainet_pl.structure.independence import IndependenceTest
 from brainet_pl.structure.knowledge import Constraints, Knowledge, check_knowledge
 from brainet_pl.structure.learn import learn_structure
 from brainet_pl.structure.orders import BestParents, improve_order
-from brainet_pl.structure.pdag import PDAG, Bools, Ints, cpdag, dag_extension, topological_order
+from brainet_pl.structure.pdag import PDAG, Bools, Ints, dag_extension, topological_order
 from brainet_pl.structure.plain_rai import ESS, rai
 from brainet_pl.structure.sampler import Chains, Families
 from brainet_pl.structure.score import Growth, LocalScore, Score, find_score
@@ -53,6 +53,7 @@ class StructurePosterior:
         map: (d, d) the best DAG that was met, and then climbed from.
         map_score: its score.
         disagreement: the largest difference of an edge's probability between a chain and all of them: 0 is best.
+        equivalent: (d, d) the graph of all DAGs that are equivalent to the best one and break nothing known.
         names: of the variables, where the data had some.
     """
 
@@ -62,16 +63,17 @@ class StructurePosterior:
     map: Bools
     map_score: float
     disagreement: float
+    equivalent: Bools
     names: tuple[str, ...] | None = None
 
     @property
     def joined_probabilities(self) -> Floats:
-        """(d, d) the probability that two variables are joined, whatever the direction."""
+        """The probability that two variables are joined, whatever the direction, (d, d)."""
         return np.asarray(np.minimum(self.edge_probabilities + self.edge_probabilities.T, 1.0))
 
     def graph(self) -> PDAG:
-        """The equivalence class of the best DAG."""
-        return cpdag(self.map).named(self.names)
+        """The equivalence class of the best DAG, with the directions that knowledge adds."""
+        return PDAG(self.equivalent, self.names)
 
     def edges(self, least: float = 0.05) -> list[Edge]:
         """The edges that are at least `least` probable, the likeliest first, with the probabilities of both arrows."""
@@ -168,6 +170,7 @@ def structure_posterior(
         draws=found.draws[:, back][:, :, back],
         edge_probabilities=found.edge_probabilities[every],
         map=found.map[every],
+        equivalent=found.equivalent[every],
         names=names,
     )
 
@@ -229,8 +232,8 @@ def _of_tree(problem: _Problem, draws: int) -> StructurePosterior:
     every = np.ix_(order, order)
     dags = np.stack([ggt.dag(way) for way in ggt.sample(draws, rng=problem.seed)])[:, order][:, :, order]
     best = ggt.dag(ggt.map())[every]
-    scores = np.array([problem.prior(dag) for dag in dags])
-    return StructurePosterior(dags, scores, ggt.edge_probabilities()[every], best, problem.prior(best), 0.0)
+    scores, edges = np.array([problem.prior(dag) for dag in dags]), ggt.edge_probabilities()[every]
+    return StructurePosterior(dags, scores, edges, best, problem.prior(best), 0.0, problem.known.class_of(best))
 
 
 def _sampled(problem: _Problem, draws: int, chains: int) -> StructurePosterior:
@@ -273,9 +276,8 @@ def _sampled(problem: _Problem, draws: int, chains: int) -> StructurePosterior:
         known.class_of(best), known.allowed, None, prior.local, prior.growth, prior.edge_cost, budget, known
     )
     best = max((best, known.extend(climbed)), key=prior)
-    return StructurePosterior(
-        tables.dags(families), tables.total(families), shares.mean(axis=0), best, prior(best), disagreement
-    )
+    kept_dags, scores, edges = tables.dags(families), tables.total(families), shares.mean(axis=0)
+    return StructurePosterior(kept_dags, scores, edges, best, prior(best), disagreement, known.class_of(best))
 
 
 def _copied(original: Ints) -> Bools:

@@ -6,9 +6,6 @@ import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch
-from matplotlib.path import Path
 from numpy.typing import NDArray
 
 from brainet_pl.structure.export import names_of
@@ -16,6 +13,8 @@ from brainet_pl.structure.pdag import PDAG, Bools, dag_extension, topological_or
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path
 
 Floats = NDArray[np.float64]
 SWEEPS = 24  # over the layers, to lay neighbours under each other
@@ -35,6 +34,9 @@ def draw_graph(graph: PDAG, probabilities: Floats | None = None, ax: Axes | None
         probabilities: (d, d) of arrows; edges are the paler the less sure they are.
         ax: where to draw. None: a new figure, as large as it needs to be.
     """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import FancyArrowPatch
+
     d = len(graph.adjacency)
     if d > MOST_VARIABLES:
         raise ValueError(
@@ -78,6 +80,8 @@ def draw_graph(graph: PDAG, probabilities: Floats | None = None, ax: Axes | None
 
 def _curve(points: list[tuple[float, float]]) -> Path:
     """A line through all points that leaves and enters every one of them vertically."""
+    from matplotlib.path import Path
+
     vertices, codes = [points[0]], [Path.MOVETO]
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         middle = (y0 + y1) / 2

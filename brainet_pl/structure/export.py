@@ -26,7 +26,7 @@ class Edge(NamedTuple):
 
     Attributes:
         first, second: the two variables, by name, or by number where they have none.
-        mark: "→" from the first to the second, or "—" where the direction is open.
+        mark: "→" from the first to the second, "—" where the direction is open, nothing where the graph has no edge.
         joined: the probability that there is an edge; 1 for a graph without probabilities.
         forward, backward: the probabilities of first → second and of second → first.
     """
@@ -60,8 +60,11 @@ def edge_table(graph: PDAG, probabilities: Floats | None = None, least: float = 
     names, table = names_of(graph), []
     shown = graph.skeleton if probabilities is None else (probabilities + probabilities.T >= least)
     for i, j in np.argwhere(np.triu(shown, 1)).tolist():
-        a, b = (j, i) if graph.directed[j, i] else (i, j)
-        mark = "→" if graph.directed[a, b] else "—"
+        turned = graph.directed[j, i]
+        if not graph.skeleton[i, j] and probabilities is not None:
+            turned = probabilities[j, i] > probabilities[i, j]
+        a, b = (j, i) if turned else (i, j)
+        mark = "→" if graph.directed[a, b] else "—" if graph.skeleton[a, b] else ""
         if probabilities is None:
             table.append(Edge(names[a], names[b], mark))
         else:

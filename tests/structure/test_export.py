@@ -33,9 +33,14 @@ def test_a_table_of_edges():
         ("season", "—", "mood"),
     ]
     p = np.zeros((6, 6))
-    p[0, 1], p[1, 2], p[2, 1], p[0, 5], p[5, 0] = 0.7, 0.1, 0.8, 0.02, 0.02
+    p[0, 1], p[1, 2], p[2, 1], p[0, 5], p[5, 0], p[0, 3], p[3, 0] = 0.7, 0.1, 0.8, 0.02, 0.02, 0.1, 0.2
     table = edge_table(graph(), p)
-    assert [(edge.first, edge.second) for edge in table] == [("sprinkler", "wet"), ("rain", "wet")]
+    assert [(edge.first, edge.second) for edge in table] == [
+        ("sprinkler", "wet"),
+        ("rain", "wet"),
+        ("season", "rain"),
+    ]
+    assert [edge.mark for edge in table] == ["→", "→", ""]  # the last is not in the graph
     assert (table[0].joined, table[0].forward, table[0].backward) == pytest.approx((0.9, 0.8, 0.1))
     frame = pd.DataFrame(table)
     assert list(frame.columns) == ["first", "second", "mark", "joined", "forward", "backward"]

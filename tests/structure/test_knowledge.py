@@ -181,6 +181,7 @@ def test_no_draw_breaks_what_is_known():
     known = knowledge.on(4, found.names)
     assert not any(breaks(dag, known) for dag in found.draws)
     assert not breaks(found.map, known)
+    assert ("c", "b") in arrows(found.graph())  # an edge that only its tiers direct
 
 
 def test_knowledge_makes_another_tree_in_the_cache():
