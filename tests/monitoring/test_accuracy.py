@@ -1,4 +1,4 @@
-"""Accuracy without labels: its interval holds the truth as often as it says while calibration holds; and after shifts."""
+"""Accuracy without labels: its interval holds the truth as often as it says while calibration holds; after shifts too."""
 
 import numpy as np
 import pytest
