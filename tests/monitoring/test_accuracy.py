@@ -1,4 +1,4 @@
-"""Accuracy without labels: its interval holds the truth as often as it says while calibration holds; after shifts too."""
+"""Accuracy without labels: how often its interval holds the truth while calibration holds, and what shifts do to it."""
 
 import numpy as np
 import pytest
