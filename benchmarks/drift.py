@@ -2,11 +2,12 @@
 
 Every stream draws held-out samples and inputs from one pool of images that the model has not seen; after some inputs
 the source changes. `DriftMonitor` sees what the model says (the score behind the verdict, the energy, the
-probabilities); the peers see features or probabilities in a window that moves with the stream, each with the statistic
-of alibi-detect: Kolmogorov–Smirnov and Cramér–von Mises (largest over columns) and the maximum mean discrepancy with a
-Gaussian kernel of median width. Thresholds of the peers, and of the line "monitor, equal rate", are such that 5 % of
-clean streams raise an alarm; that of "monitor" is the guaranteed one. Windows are chosen by the mean delay on other
-streams. A delay is the number of changed inputs until the alarm, all of them where there is none.
+probabilities); the peers see features or probabilities in a window that moves with the stream. Kolmogorov–Smirnov
+(largest over columns) and the maximum mean discrepancy with a Gaussian kernel of median width are alibi-detect's own
+statistics, computed for all windows at once; Cramér–von Mises is the form with a fixed reference. Thresholds of the
+peers, and of the line "monitor, equal rate", are such that 5 % of clean streams raise an alarm; that of "monitor" is
+the guaranteed one. Windows are chosen by the mean delay on other streams. A delay is the number of changed inputs until
+the alarm, all of them where there is none.
 
     python benchmarks/drift.py --data DIR
 """
@@ -307,7 +308,7 @@ def measure(pool: Pool, streams: int) -> dict[str, dict[str, float]]:
             for w, one in windows.items()
             if len(windows) > 1
         }
-        best = min(mean, key=lambda w: mean[w]) if mean else 0
+        best = min(mean, key=lambda w: mean[w]) if mean else next(iter(windows))
         chosen = {name: marks[best]}
         if name == "monitor":
             chosen = {"monitor": -math.log(ALPHA), "monitor, equal rate": marks[best]}

@@ -63,22 +63,25 @@ def log_bets(p: Floats, falling: bool) -> Floats:
 
 
 def log_histograms(p: Floats, counts: list[Floats]) -> tuple[Floats, list[Floats]]:
-    """P-values (B,) in their order → the logarithms (B, H) of what bets by past p-values pay, and the counts after.
+    """P-values (B, J) in their order → the logarithms (B, J, H) of what bets by past ones pay, and the counts after.
 
     Args:
-        p: independent and uniform while nothing changes.
-        counts: of each of `HISTOGRAMS`, (bins,) past p-values in each bin, the older the less they count.
+        p: of J signals, each independent and uniform while nothing changes.
+        counts: of each of `HISTOGRAMS`, (J, bins) past p-values in each bin, the older the less they count.
     """
+    size, signals = p.shape
     paid, after = [], []
     for (bins, keep), count in zip(HISTOGRAMS, counts, strict=True):
         place = np.minimum((p * bins).astype(np.int64), bins - 1)
-        weights = _weights(len(p), keep)
-        left, ahead = keep ** np.arange(len(p)), weights[-1]
-        own = left * count[place] + (weights[:-1] * (place[:, None] == place)).sum(axis=1)
-        every = left * count.sum() + weights[:-1].sum(axis=1)
+        hit = np.zeros((size, signals, bins))
+        np.put_along_axis(hit, place[..., None], 1.0, axis=2)
+        left = keep ** np.arange(size + 1)
+        past = left[:, None, None] * count + (_weights(size, keep) @ hit.reshape(size, -1)).reshape(-1, *count.shape)
+        own = np.take_along_axis(past[:-1], place[..., None], axis=2)[..., 0]
+        every = past[:-1].sum(axis=2)
         paid.append(np.log((own + EVEN / bins) * bins / (every + EVEN)))
-        after.append(keep ** len(p) * count + np.bincount(place, weights=ahead, minlength=bins))
-    return np.stack(paid, axis=1), after
+        after.append(past[-1])
+    return np.stack(paid, axis=2), after
 
 
 @lru_cache(maxsize=64)

@@ -106,6 +106,8 @@ class DriftMonitor:
         self._seed = checks.whole("seed", seed, 0)
         draw = np.random.default_rng([self._seed, 0])
         self._references = {name: _Reference(name, values, draw) for name, values in given.items()}
+        kinds = {name: one.falling for name, one in self._references.items()}
+        self._groups = {kind: [name for name in self.names if kinds[name] == kind] for kind in set(kinds.values())}
         self.reset()
 
     def reset(self) -> None:
@@ -114,13 +116,10 @@ class DriftMonitor:
         self._urns = {name: np.ones(one.size + 1, dtype=np.int64) for name, one in self._references.items()}
         every = len(FALLING) + len(OTHERS) + len(HISTOGRAMS)
         self._capitals = {
-            name: Capital.initial(1, len(FALLING) if one.falling else every) for name, one in self._references.items()
+            falling: Capital.initial(len(names), len(FALLING) if falling else every)
+            for falling, names in self._groups.items()
         }
-        self._counts = {
-            name: [np.zeros(bins) for bins, _ in HISTOGRAMS]
-            for name, one in self._references.items()
-            if not one.falling
-        }
+        self._counts = [np.zeros((len(self._groups.get(False, ())), bins)) for bins, _ in HISTOGRAMS]
         self._seen = 0
         self._alarm_at: int | None = None
         self._changed_at: int | None = None
@@ -152,25 +151,29 @@ class DriftMonitor:
 
     def _advance(self, columns: Mapping[str, Floats]) -> tuple[Floats, dict[str, Floats]]:
         """See at most CHUNK inputs; the logarithm of the evidence after each (B,), and their p-values."""
-        paths, p_values, before = [], {}, self._seen
+        before, p_values, paths = self._seen, {}, {}
         for name, column in columns.items():
             gaps = self._references[name].gaps(column, self._rng)
             p_values[name], self._urns[name] = urn_p_values(gaps, self._urns[name], self._rng.random(len(gaps)))
-            bets = log_bets(p_values[name], self._references[name].falling)
-            if name in self._counts:
-                more, self._counts[name] = log_histograms(p_values[name], self._counts[name])
-                bets = np.concatenate([bets, more], axis=1)
-            self._capitals[name], path = grow(self._capitals[name], bets[:, None], before, self.horizon)
-            paths.append(path[:, 0] + math.log(self._parts[name]))
-            self._evidence[name] = float(paths[-1][-1])
-        self._seen += len(paths[0])
-        most = np.max(paths, axis=0)
+        for falling, names in self._groups.items():
+            p = np.stack([p_values[name] for name in names], axis=1)
+            bets = log_bets(p, falling)
+            if not falling:
+                more, self._counts = log_histograms(p, self._counts)
+                bets = np.concatenate([bets, more], axis=2)
+            self._capitals[falling], found = grow(self._capitals[falling], bets, before, self.horizon)
+            for j, name in enumerate(names):
+                paths[name] = found[:, j] + math.log(self._parts[name])
+                self._evidence[name] = float(paths[name][-1])
+        most = np.max(list(paths.values()), axis=0)
+        self._seen += len(most)
         over = np.flatnonzero(most >= -math.log(self.alpha))
         if self._alarm_at is None and len(over):
             self._alarm_at = before + int(over[0]) + 1
-            name = self.names[int(np.argmax([path[over[0]] for path in paths]))]
-            capital = self._capitals[name]
-            self._changed_at = min(int(capital.since[0, capital.log[0].argmax()]) + 1, self._alarm_at)
+            name = max(paths, key=lambda name: float(paths[name][over[0]]))
+            falling = self._references[name].falling
+            capital, j = self._capitals[falling], self._groups[falling].index(name)
+            self._changed_at = min(int(capital.since[j, capital.log[j].argmax()]) + 1, self._alarm_at)
         return most, p_values
 
     def _columns(self, values: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Floats]:
@@ -197,8 +200,8 @@ class DriftMonitor:
             "changed_at": self._changed_at,
             "evidence": dict(self._evidence),
             "urns": {name: urn.tolist() for name, urn in self._urns.items()},
-            "counts": {name: [one.tolist() for one in counts] for name, counts in self._counts.items()},
-            "capitals": {name: [part.tolist() for part in one] for name, one in self._capitals.items()},
+            "counts": [count.tolist() for count in self._counts],
+            "capitals": [[part.tolist() for part in self._capitals[kind]] for kind in sorted(self._groups)],
             "random": self._rng.bit_generator.state,
         }
 
@@ -213,8 +216,11 @@ class DriftMonitor:
         self._seen, self._alarm_at, self._changed_at = state["seen"], state["alarm_at"], state["changed_at"]
         self._evidence = dict(state["evidence"])
         self._urns = {name: np.array(urn, dtype=np.int64) for name, urn in state["urns"].items()}
-        self._counts = {name: [np.array(one) for one in counts] for name, counts in state["counts"].items()}
-        self._capitals = {name: Capital(*map(np.array, parts)) for name, parts in state["capitals"].items()}
+        self._counts = [
+            np.array(one).reshape(count.shape) for one, count in zip(state["counts"], self._counts, strict=True)
+        ]
+        kinds = zip(sorted(self._groups), state["capitals"], strict=True)
+        self._capitals = {kind: Capital(*map(np.array, parts)) for kind, parts in kinds}
         self._rng.bit_generator.state = state["random"]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ks_2samp
 
 from brainet_pl.backbones.cifar import CifarResNet
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
@@ -351,3 +352,32 @@ probability ( b | a ) { (yes) 0.9, 0.1; (no) 0.2, 0.8; }
     network = load("bif").read_bif(tmp_path / "small.bif")
     assert network.dag.tolist() == [[False, True], [False, False]]
     np.testing.assert_allclose(network.tables[1][1], [[0.9, 0.1], [0.2, 0.8]])
+
+
+def test_drift(load, tmp_path, capsys, monkeypatch):
+    drift = load("drift")
+    monkeypatch.setattr(drift, "WINDOWS", (25,))
+    drift.main(["--smoke", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "drift.json")
+    assert {"monitor", "monitor, equal rate", "KS, features", "MMD, probabilities"} <= set(cells["digits"])
+    assert all(np.isfinite(value) for line in cells["digits"].values() for value in line.values())
+    assert "at or below the best peer" in capsys.readouterr().out
+
+
+def test_peers_of_the_drift_alarm_have_the_statistics_of_their_libraries(load):
+    """By scipy, column by column, and by the plain sums of a kernel."""
+    drift = load("drift")
+    rng = np.random.default_rng(0)
+    held, inputs = np.maximum(rng.normal(size=(80, 5)), -0.5), np.maximum(rng.normal(0.3, size=(40, 5)), -0.5)
+    last = inputs[10:]
+    found = drift.ecdf_statistic(held, inputs, 30, squared=False)
+    assert found[-1] == pytest.approx(max(ks_2samp(held[:, k], last[:, k]).statistic for k in range(5)))
+    among = ((held[:, None] - held) ** 2).sum(axis=2)
+    width = np.median(among[np.triu_indices(80, 1)])
+
+    def mean(x, y, same):
+        kernel = np.exp(-((x[:, None] - y) ** 2).sum(axis=2) / width)
+        return (kernel.sum() - len(x)) / (len(x) * (len(x) - 1)) if same else kernel.mean()
+
+    expected = mean(held, held, True) + mean(last, last, True) - 2 * mean(held, last, False)
+    assert drift.mmd_statistic(held, inputs, 30)[-1] == pytest.approx(expected)

@@ -91,10 +91,10 @@ def test_bets_are_densities():
 
 def test_histograms_know_the_past_alone_and_are_densities():
     p = np.random.default_rng(2).random(50)
-    paid, parts, counts = [], [], [np.zeros(bins) for bins, _ in HISTOGRAMS]
+    paid, parts, counts = [], [], [np.zeros((2, bins)) for bins, _ in HISTOGRAMS]
     for start, end in ((0, 1), (1, 30), (30, 50)):
-        part, counts = log_histograms(p[start:end], counts)
-        parts.append(part)
+        part, counts = log_histograms(np.stack([p, 1 - p], axis=1)[start:end], counts)
+        parts.append(part[:, 0])
     for bins, keep in HISTOGRAMS:
         column, past = [], np.zeros(bins)
         for value in p:

@@ -1,0 +1,117 @@
+"""A model as others share models: `model.safetensors`, `config.json` and a card, without code and without pickle."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brainet_pl._utils.parts import primitive
+from brainet_pl.checkpoints.format import HPARAMS, STORED
+from brainet_pl.evaluation.report.read import read_record
+from brainet_pl.evaluation.schema import Record
+from brainet_pl.model.lightning import BRAINet
+from brainet_pl.network.base import Head
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+VERSION = "pytorch-lightning_version"  # Lightning looks for it in a checkpoint
+
+
+def save_pretrained(model: BRAINet, folder: str | Path, run: str | Path | None = None) -> Path:
+    """Write a fitted model to a folder of tensors and plain values, as hubs of models take it.
+
+    Args:
+        model: with its head.
+        folder: where `model.safetensors`, `config.json` and `README.md` are written.
+        run: the folder of a run that was tested, whose numbers the card then has.
+    """
+    from safetensors.torch import save_file
+
+    model.predictor.require_head()
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    state = sorted(model.state_dict().items())  # the file has no order of its own, and the digest has
+    weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state}
+    content: dict[str, Any] = {"state_dict": weights, HPARAMS: primitive(dict(model.hparams))}
+    model.on_save_checkpoint(content)
+    config = {"library": "brainet_pl", VERSION: "2.6.0", HPARAMS: content[HPARAMS], STORED: content[STORED]}
+    save_file(weights, str(place / WEIGHTS))
+    (place / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    card = model_card(model, None if run is None else read_record(Path(run)))
+    (place / CARD).write_text(card, encoding="utf-8")
+    return place
+
+
+def from_pretrained(folder: str | Path, **given: Any) -> BRAINet:
+    """The model that `save_pretrained` wrote, ready to predict; digests of weights and settings are checked.
+
+    Args:
+        folder: on this machine; of a hub, what `huggingface_hub.snapshot_download` gives.
+        **given: arguments of `BRAINet` to use instead of the stored ones, such as a backbone of your own.
+    """
+    from safetensors.torch import load_file
+
+    place = Path(folder)
+    for name in (WEIGHTS, CONFIG):
+        if not (place / name).is_file():
+            raise FileNotFoundError(f"expected {name} in {place}, found none: give what save_pretrained wrote")
+    try:
+        config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
+        content = {"state_dict": dict(sorted(load_file(str(place / WEIGHTS)).items())), "epoch": 0, "global_step": 0}
+        content |= {name: config[name] for name in (VERSION, HPARAMS, STORED)}
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(
+            f"expected what save_pretrained writes in {place}, got something else ({error!r}): take another copy"
+        ) from error
+    with tempfile.TemporaryDirectory() as scratch:  # the one road that checks a model's file
+        path = Path(scratch) / "model.ckpt"
+        torch.save(content, path)
+        model: BRAINet = BRAINet.load_from_checkpoint(path, map_location="cpu", **given)
+    return model.eval()
+
+
+def model_card(model: BRAINet, record: Record | None = None) -> str:
+    """A page in Markdown about a model: what it does, what was measured, and what it was not made for."""
+    predictor = model.predictor
+    head: Head = predictor.require_head()
+    names = model.class_names
+    about = {
+        "task": type(predictor.task).__name__.lower(),
+        "classes": None if names is None else ", ".join(names),
+        "head": f"{type(head).__name__}, {head.num_params:,} parameters",
+        "backbone": "none, it reads its inputs" if predictor.backbone.raw else type(predictor.backbone.model).__name__,
+        "passes": predictor.num_passes,
+        "calibration": None if predictor.calibration is None else type(predictor.calibration).__name__,
+        "unknown inputs": None if predictor.expected is None else str(predictor.expected),
+    }
+    lines = ["---", "library_name: brainet_pl", "tags: [uncertainty, calibration, out-of-distribution]", "---", ""]
+    lines += ["# A BRAINet", "", "| | |", "|---|---|"]
+    lines += [f"| {key} | {_cell(value)} |" for key, value in about.items() if value is not None]
+    if record is not None:
+        known = ", ".join(f"{one.samples:,} of {one.name} ({one.role})" for one in record.sets)
+        lines += ["", "## Measured", "", f"On {_cell(known)}.", "", "| | measure | value |", "|---|---|---|"]
+        found = [one for one in record.metrics if one.value is not None]
+        lines += [f"| `{_cell(one.key)}` | {_cell(one.title)} | {one.value:.4g} |" for one in found]
+    lines += [
+        "",
+        "## Limits",
+        "",
+        "Probabilities are calibrated on data like the validation data of the fit; on others they may be too sure.",
+        "`known_p` is a p-value: of inputs like the validation data at most a share α has a value of at most α. That",
+        "an input counts as known does not say that its prediction is right.",
+        "",
+        "## Use",
+        "",
+        "    from brainet_pl.model.pretrained import from_pretrained",
+        "    model = from_pretrained(folder)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    """A value in a cell of a table: names come from data, and must not end the cell or begin another thing."""
+    return " ".join(str(value).replace("|", "\\|").replace("<", "&lt;").split())
