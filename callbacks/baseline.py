@@ -16,7 +16,7 @@ from brainet_pl._utils.lightning_private import train_loaders
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.distributed.samples import on_rank_zero
-from brainet_pl.features.extraction import Extracted
+from brainet_pl.features.extraction import Extracted, is_sharded
 from brainet_pl.features.training import SAMPLE_ROWS
 from brainet_pl.model.finite import finite_samples
 from brainet_pl.model.lightning import BRAINet
@@ -69,6 +69,9 @@ class BaselineComparison(Callback):
         """All checkpoints are written by now."""
         short = trainer.fast_dev_run or trainer.interrupted  # type: ignore[attr-defined]
         if self.say and not short and trainer.enable_validation and isinstance(pl_module, BRAINet):
+            if is_sharded(pl_module):
+                rank_zero_info(f"{NOT_COMPARED}: its weights are shared by several processes")
+                return
             seen = training_rows(trainer, pl_module)  # in all processes: they may share the work
             on_rank_zero(trainer, lambda: self._compare(trainer, pl_module, seen))
 

@@ -457,7 +457,7 @@ def _most_doubtful(samples: list[DoubtfulSample], k: int) -> list[DoubtfulSample
 
 def _measured(module: BRAINet, batch: Any) -> costs.Costs | None:
     """What the batch costs, without a trace in the random numbers of the passes that follow."""
-    if is_sharded(module.backbone):  # its forward pass would wait for the other processes
+    if is_sharded(module):  # its forward pass would wait for the other processes
         return None
     devices = [module.device] if module.device.type == "cuda" else []
     with torch.random.fork_rng(devices):

@@ -25,6 +25,7 @@ DIGEST = "digest"  # the digests, inside that entry
 CONFIG = "brainet_config"  # the settings of the command line
 RUN = "brainet_run"  # the run that wrote the file
 RANDOM = "brainet_random"  # states of random generators
+META = "meta.pt"  # of a sharded checkpoint: everything but weights and optimizers
 HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY  # the arguments of the model
 STATES = ("state_dict", STORED, "optimizer_states")  # checked when a model is restored
 SETTINGS = (HPARAMS, CONFIG)  # checked when the file is read: Lightning changes them before it restores a model
@@ -64,10 +65,11 @@ class Checkpoint:
         """Read and check a file: tensors and primitives, never code."""
         if "://" in str(path):
             raise ValueError(f"expected a file, got the address {path}: download it first, then give the file")
-        if not Path(path).is_file():
+        file = Path(path) / META if Path(path).is_dir() else Path(path)  # a sharded checkpoint is a folder
+        if not file.is_file():
             raise FileNotFoundError(f"expected a checkpoint at {path}, found no such file: check the path")
         try:
-            content: Any = read_tensors(path)
+            content: Any = read_tensors(file)
         except Exception as error:  # of a damaged file, any error may come
             why = f" ({error})" if isinstance(error, Oversized) else ""
             raise ValueError(
@@ -75,7 +77,8 @@ class Checkpoint:
                 f"it{why}: the file is damaged or no checkpoint of BRAINet; take another copy"
             ) from error
         _check_digests(content, _stored_entry(content), SETTINGS)
-        check_sizes([content.get(HPARAMS), content.get(CONFIG)], content.get("state_dict"))
+        if file == Path(path):
+            check_sizes([content.get(HPARAMS), content.get(CONFIG)], content.get("state_dict"))
         config, step = content.get(CONFIG) or {}, content.get("global_step", 0)
         if not isinstance(config, Mapping) or type(step) is not int:
             raise ValueError(
@@ -104,12 +107,15 @@ def wandb_id(run: Any) -> str | None:
     return None
 
 
-def unpack(content: dict[str, Any]) -> Mapping[str, Any]:
-    """Check a checkpoint that Lightning has loaded, upgrade it in place, and give the entry that rebuilds the head."""
+def unpack(content: dict[str, Any], without_weights: bool = False) -> Mapping[str, Any]:
+    """Check a checkpoint that Lightning has loaded, upgrade it in place, and give the entry that rebuilds the head.
+
+    `without_weights` is one of which a strategy that shards has taken weights and optimizers out.
+    """
     check_content(content)
-    there = [key for key in STATES if key in content]  # a strategy that shards has taken weights and optimizers out
-    _check_digests(content, _stored_entry(content), there)  # of the file as it was written
-    if "state_dict" in content:
+    checked = (STORED,) if without_weights else STATES
+    _check_digests(content, _stored_entry(content), checked)  # of the file as it was written
+    if not without_weights:
         check_sizes([content.get(HPARAMS), content[STORED]], content.get("state_dict"))
     upgrade(content)
     stored: Mapping[str, Any] = content[STORED]

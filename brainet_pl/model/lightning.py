@@ -294,6 +294,8 @@ class BRAINet(FittedModule):
 
     def on_validation_start(self) -> None:
         """Follow the weights of a fit; a validation alone checks that labels mean the classes that were trained."""
+        if self.trainer.world_size > 1:  # each process has trained batch norm on its own samples
+            sharding.broadcast_buffers(self.predictor)
         if self._finalizes:
             self.follow_weights()
         if self.trainer.state.fn == TrainerFn.VALIDATING:

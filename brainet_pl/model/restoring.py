@@ -135,8 +135,9 @@ class RestorableModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the head from the checkpoint before its weights are loaded; the checkpoint's own tree wins."""
-        stored = unpack(checkpoint)
         trainer = trainer_of(self)
+        taken = trainer is not None and is_model_parallel(trainer) and "state_dict" not in checkpoint
+        stored = unpack(checkpoint, without_weights=taken)
         if trainer is not None:
             check_callback_states(checkpoint.get("callbacks"), trainer)
         predictor, backbone = self.predictor, self.predictor.backbone

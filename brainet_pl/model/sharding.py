@@ -19,9 +19,9 @@ from torch.distributed.tensor import Shard
 
 from brainet_pl._utils.framework import pl
 from brainet_pl._utils.tensor_file import read_tensors
+from brainet_pl.checkpoints.format import META
 from brainet_pl.model.predictor import Predictor
 
-META = "meta.pt"  # of a sharded checkpoint, which is a folder: everything but weights and optimizers
 WEIGHTS = "state_dict"
 # What computes with weights beside `forward`. Inner calls need none of it: the head stays whole after a pass.
 METHODS = (

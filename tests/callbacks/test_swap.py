@@ -455,6 +455,8 @@ def test_the_rate_finder_leaves_the_head_as_it_was(tmp_path, quiet_trainer):
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["module", "part"])
 def test_compiled(compiled, tmp_path, quiet_trainer):
+    torch._dynamo.reset()  # as in a process of its own: torch stops compiling after a few variants of a function
+
     class Inside(LitClassifier):
         def __init__(self):
             super().__init__()

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from brainet_pl import BRAINet
+from brainet_pl import Backbone, BRAINet
 from brainet_pl._utils.framework import pl
 from brainet_pl.callbacks import BaselineComparison, Evaluation, LastCheckpoint, StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.network import MLP, Tree
+from brainet_pl.network import Tree
 
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "devices": 2}
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
 
 def strategy(name):
@@ -26,9 +26,8 @@ def strategy(name):
 
 def model(seed):
     pl.seed_everything(seed, verbose=False)
-    body = torch.nn.Sequential(torch.nn.Linear(64, 24), torch.nn.BatchNorm1d(24), torch.nn.ReLU(), torch.nn.Linear(24, 8))
-    from brainet_pl import Backbone
-
+    norm, last = torch.nn.BatchNorm1d(24), torch.nn.Linear(24, 8)
+    body = torch.nn.Sequential(torch.nn.Linear(64, 24), norm, torch.nn.ReLU(), last)
     given = {"calibration": "TemperatureScaling", "scores": ["KNN"], "lr": 0.01}
     return BRAINet(8, backbone=Backbone(body, freeze=False, layers=None), head=Tree(num_params=6000), **given)
 
@@ -38,8 +37,8 @@ def trainer_of(folder, name, epochs, *callbacks):
     learn = StructureLearning(threshold=0.1, progress=False, cache="")
     given = [learn, keep, BaselineComparison(False), Evaluation(figures=False, report=False), *callbacks]
     return pl.Trainer(
-        **QUIET, strategy=strategy(name), callbacks=given, max_epochs=epochs, default_root_dir=str(folder / name),
-        num_sanity_val_steps=0,
+        **QUIET, devices=2, strategy=strategy(name), callbacks=given, max_epochs=epochs, num_sanity_val_steps=0,
+        default_root_dir=str(folder / name),
     )  # fmt: skip
 
 
@@ -89,7 +88,6 @@ def late(folder, name, source):
             (folder / "late.txt").write_text(str(error))
 
 
-assert MLP is not None
 if __name__ == "__main__":
     folder_, name_, part, *rest = sys.argv[1:]
     globals()[part](Path(folder_), name_, *rest)

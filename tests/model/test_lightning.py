@@ -401,13 +401,13 @@ def test_a_module_as_backbone_must_be_given_again(tmp_path, quiet_trainer):
     torch.testing.assert_close(again.eval()(x), model.eval()(x))
 
 
-@pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"])
-def test_sharding_strategies_are_refused(tmp_path, name, quiet_trainer):
+@pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy"])
+def test_strategies_that_wrap_models_are_refused_with_the_way_to_fsdp2(tmp_path, name, quiet_trainer):
     fit = quiet_trainer(tmp_path)
     model = BRAINet(8)
     strategy = type(name, (), {})()
     object.__setattr__(fit, "_accelerator_connector", type("C", (), {"strategy": strategy})())
-    with pytest.raises(RuntimeError, match=f"got {name}"):
+    with pytest.raises(RuntimeError, match=rf"got {name}: .*strategy=ModelParallelStrategy\(data_parallel_size=N"):
         structure().setup(fit, model, "fit")
 
 
