@@ -63,7 +63,9 @@ class Arm(NamedTuple):
 ARMS = {
     OURS: Arm((4, 1), every=False),
     "s=2": Arm(2, every=False),
+    "s=2, every branch": Arm(2),
     "s=2, norm": Arm(2, norm=True),
+    "s=2, block": Arm(2, block=True),
     "s=2, norm and block": Arm(2, norm=True, block=True),
     "s=3": Arm(3, every=False),
     "s=3, norm": Arm(3, norm=True),
@@ -331,6 +333,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train, measure, compare."""
     parser = arguments(__doc__, seeds=2)
     parser.add_argument("--only", nargs="+", help="these tasks alone")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--arms", nargs="+", help="these arms alone")
     args = parse(parser, argv)
     warnings.filterwarnings("ignore", message=r"expected .* parameters within 2 %")
@@ -342,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = []
         for arm in args.arms or ARMS:
             found = []
-            for seed in range(args.seeds):
+            for seed in range(args.first, args.first + args.seeds):
                 run = partial(cell, ARMS[arm], task, seed, args.smoke)
                 found.append(store.cell(f"{name}/{arm}/{seed}", run))
             row = [statistics.fmean(f[c] for f in found) for c in facts]
