@@ -110,11 +110,12 @@ class Executor(LayerWeights):
             return self._root(parts).unsqueeze(1)
         root, columns = self.ordered[-1], 1
         everything = self.root_choice(choices) is None
-        norms = zip(self._by_level(self.scale), self._by_level(self.bias), strict=True)
-        for level, blocks, choice, norm in zip(self.ordered, self._assemble(), choices, norms, strict=True):
+        scales = [None] * len(self.ordered) if self.scale is None else self._by_level(self.scale)
+        steps = zip(self.ordered, self._assemble(), choices, scales, self._by_level(self.bias), strict=True)
+        for level, blocks, choice, scale, bias in steps:
             products = [(block, None) for block in blocks]
             y = self._multiply(level, parts, products, columns * batch)
-            y = level.by_branch(self._normalise(level, y, *norm))
+            y = level.by_branch(self._normalise(level, y, scale, bias))
             if level is root and everything:
                 y = y.transpose(1, 2)  # as if chosen in turn: dropout draws the same masks
             else:
@@ -139,23 +140,25 @@ class Executor(LayerWeights):
 
     def run_evaluate(self, x: Tensor, dropout: float = 0.0) -> Tensor:
         """Features (B, d) or (M, B, d) to the root's rows (M, R, B), by the mean of the branches of every node."""
-        return self._root(self._evaluate(x, dropout)[0])
+        _, branches = self._evaluate(x, dropout)
+        root = branches.sum(dim=1) if branches.shape[1] > 1 else branches.squeeze(1)
+        return F.dropout(root, dropout, training=True) if dropout and self.ordered else root
 
     def run_evaluate_branches(self, x: Tensor) -> Tensor:
         """Features (B, d) to the rows (s, R, B) of each branch of the root, times its probability."""
-        parts, branches = self._evaluate(x)
-        return self._root(parts) if branches is None else branches[0]
+        return self._evaluate(x)[1][0]
 
-    def _evaluate(self, x: Tensor, dropout: float = 0.0) -> tuple[list[Tensor], Tensor | None]:
-        """All parts, and those of the root by branch (M, s, R, B), which sum to the last part without its dropout."""
+    def _evaluate(self, x: Tensor, dropout: float = 0.0) -> tuple[list[Tensor], Tensor]:
+        """All parts below the root, and the root's rows by branch (M, s, R, B), times their probabilities."""
         parts, y = [self._inputs(x)], None
         early = self.activation == "relu"  # p·relu(y) = relu(p·y): the shares can go into the weights
         for level, products in zip(self.ordered, self._folded(averaged=True, shared=early), strict=True):
+            if y is not None:  # what the level below passes on
+                mean = y.sum(dim=1) if y.shape[1] > 1 else y.squeeze(1)
+                parts.append(F.dropout(mean, dropout, training=True) if dropout else mean)
             y = level.by_branch(self.activate(self._multiply(level, parts, products)))
             y = y if early else y * level.mix.to(y.dtype)
-            mean = y.sum(dim=1) if level.num_branches > 1 else y[:, 0]
-            parts.append(F.dropout(mean, dropout, training=True) if dropout else mean)
-        return parts, y
+        return parts, self._root(parts).unsqueeze(1) if y is None else y
 
     @torch.no_grad()
     def set_mixed_statistics(self, x: Tensor) -> None:
@@ -243,7 +246,9 @@ class Executor(LayerWeights):
         return root.view(len(root), columns, batch).transpose(0, 1)
 
     def activate(self, y: Tensor) -> Tensor:
-        """The activation, element by element."""
+        """The activation, element by element; in place where no gradient is asked for."""
+        if self.activation == "relu" and not torch.is_grad_enabled():
+            return y.relu_()
         return ACTIVATIONS[self.activation](y)
 
     def _inputs(self, x: Tensor) -> Tensor:
@@ -292,10 +297,8 @@ class Executor(LayerWeights):
         together = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return together if level.in_order else together.index_select(1, level.arrange)
 
-    def _by_level(self, neurons: Tensor | None) -> Sequence[Tensor | None]:
+    def _by_level(self, neurons: Tensor) -> Sequence[Tensor]:
         """A vector over all neurons as one of each level: split once, so that its gradient is put together once."""
-        if neurons is None:
-            return [None] * len(self.ordered)
         return neurons.split([level.neurons.stop - level.neurons.start for level in self.ordered])  # type: ignore[no-any-return, no-untyped-call]
 
     def _normalise(self, level: LevelTensors, y: Tensor, scale: Tensor | None, bias: Tensor) -> Tensor:
@@ -305,7 +308,7 @@ class Executor(LayerWeights):
             return (flat + bias.unsqueeze(-1)).view_as(y)
         statistics = self.running_mean[at], self.running_var[at]
         if _plain(flat, scale):
-            flat = _BatchNorm.apply(flat, scale, bias, *statistics, self.momentum, self.eps)  # type: ignore[no-untyped-call]
+            flat = _BatchNorm.apply(flat, scale, bias, *statistics, self.momentum, self.eps)
         else:
             flat = F.batch_norm(flat, *statistics, scale, bias, True, self.momentum, self.eps)
         return flat.view_as(y)
@@ -375,7 +378,7 @@ class _BatchNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         y, scale, mean, invstd = ctx.saved_tensors
         settings = (None, None, mean, invstd, True, ctx.eps, ctx.needs_input_grad[:3])
         found = torch.ops.aten.native_batch_norm_backward(gradient, y, scale, *settings)

@@ -76,7 +76,7 @@ class Skip(nn.Module):
         else:
             mean, var = self.running_mean, self.running_var
         weight = self.weight * torch.rsqrt(var.mean() + self.eps)
-        return F.linear(x, weight, -(weight @ mean))
+        return torch.addmm(-(weight @ mean).unsqueeze(1), weight, x.t()).t()  # faster than `F.linear` for few outputs
 
 
 class BranchOutput(nn.Module):

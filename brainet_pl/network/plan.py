@@ -84,9 +84,7 @@ class _Block:
         return sum(layer.width for layer in self.layers)
 
 
-def choose_buckets(
-    layers: Sequence[Layer], rows: Sequence[Ints], *, masked: bool = False
-) -> tuple[Bucket, ...]:
+def choose_buckets(layers: Sequence[Layer], rows: Sequence[Ints], *, masked: bool = False) -> tuple[Bucket, ...]:
     """The cheapest way found to compute the layers of a level: one masked product, or batches of similar blocks.
 
     `masked` asks for the one product whatever it costs.

@@ -102,6 +102,13 @@ def test_defaults(load, tmp_path, capsys):
     assert all(np.isfinite(cell["test"]["nll"]) for cell in cells_of(tmp_path / "defaults.json").values())
 
 
+def test_hierarchy(load, tmp_path):
+    hierarchy = load("hierarchy")
+    arms = ["four structures", "s=2, norm and block"]
+    hierarchy.main(["--smoke", "--out", str(tmp_path), "--arms", *arms])
+    assert set(cells_of(tmp_path / "hierarchy.json")) == {f"digits/{arm}/0" for arm in arms}
+
+
 def test_thresholds(load, tmp_path, capsys):
     thresholds = load("thresholds")
     thresholds.main(["--smoke", "--out", str(tmp_path)])
