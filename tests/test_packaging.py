@@ -20,6 +20,9 @@ DISTRIBUTION = {
     "yaml": "pyyaml",
 }  # where it is not called like what is imported
 OPTIONAL = {"timm", "trackio", "pandas", "onnxscript", "onnxruntime"}  # for a backbone, logger or file of that kind
+SERVER = {"fastapi", "starlette", "uvicorn", "prometheus-client"}  # of `brainet serve`, in the one file APP
+APP = "brainet_pl/serving/app.py"
+OPTIONAL |= SERVER | {"safetensors"}
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl._utils.framework
 
@@ -48,7 +51,13 @@ def test_what_is_imported_is_declared_and_the_other_way_round():
     declared = distributions(project["dependencies"])
     package = ("brainet_pl", "callbacks", "datamodules")
     assert imported(package) - OPTIONAL - INSTEAD == declared - UNSEEN
-    assert not imported(package, everywhere=False) & OPTIONAL
+    assert imported(package, everywhere=False) & OPTIONAL <= SERVER
+    at_once = [
+        path
+        for path in (ROOT / "brainet_pl").rglob("*.py")
+        if re.search(r"^(from|import) fastapi", path.read_text(), re.M)
+    ]
+    assert at_once == [ROOT / APP]
     extras = [project["optional-dependencies"][name] for name in ("benchmarks", "timm", "text")]
     behind_a_skip = set().union(*map(distributions, extras)) | {"pandas"}
     known = declared | distributions(project["optional-dependencies"]["dev"]) | behind_a_skip

@@ -82,7 +82,7 @@ class DriftMonitor:
     False
     >>> state = monitor.update(rng.normal(2.0, size=50))
     >>> state.alarm, state.alarm_at, state.changed_at
-    (True, 308, 301)
+    (True, 310, 301)
     """
 
     def __init__(
