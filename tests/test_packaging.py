@@ -22,7 +22,7 @@ DISTRIBUTION = {
 OPTIONAL = {"timm", "trackio", "pandas", "onnxscript", "onnxruntime"}  # for a backbone, logger or file of that kind
 SERVER = {"fastapi", "starlette", "uvicorn", "prometheus-client"}  # of `brainet serve`, in the one file APP
 APP = "brainet_pl/serving/app.py"
-OPTIONAL |= SERVER | {"safetensors"}
+OPTIONAL |= SERVER | {"safetensors", "networkx", "pgmpy"}
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl._utils.framework
 

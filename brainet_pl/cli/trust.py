@@ -91,6 +91,8 @@ OTHERS: dict[str, dict[str, str]] = {
 PATHS = {"save_dir", "dir", "name", "version", "id", "project", "sub_dir", "dirpath", "filename", "default_root_dir"}
 PATHS |= {"cache", "root"}
 WRITES = {(StructureLearning, "cache"), (FeatureCache, "folder")}  # arguments of ours that name a folder for files
+FUNCTIONS = {("Evaluation", "unknown"), ("Evaluation", "logits")}  # arguments that may be functions: of no file
+IN_PYTHON = ("SwapHead",)  # classes for a user's own code, most of whose arguments are parts and functions
 FILES = {"score_file", "file"}  # those of the callbacks that write a file into the run's folder
 _FIELD = re.compile(r"\{[\w/@.-]+(:[\d.]*[dfeg]?)?\}")  # "{epoch:02d}" in a file name; no other formats
 _WORDS = re.compile(r"[\w:, +-]*")  # what the Trainer's own texts look like: "auto", "bf16-mixed", "00:12:00:00"
@@ -218,6 +220,8 @@ class _Vetting:
         """An argument of a class of the package: all of them take data, save for the independence test."""
         if name not in {argument.name for argument in arguments(cls)}:
             return self.others(key, [], name, value)  # what a base class takes may be a function by name
+        if (cls.__name__, name) in FUNCTIONS:
+            return None if value is None else self.refuse(key, value)
         if issubclass(cls, pl.Callback) and name in FILES and cls is not StructureLearning:
             return self.file_name(key, value)
         if cls is StructureLearning and name == "test" and isinstance(value, str):
@@ -333,7 +337,8 @@ def _own(base: type | None, path: str) -> type | None:
     if base is None or (folder and folder.split(".")[0] != "brainet_pl"):
         return None
     cls: type | None = part_classes(base).get(name)  # the package's own are known by their short name
-    return None if cls is None or cls.__module__ == "brainet_pl.cli.lightning_cli" else cls
+    inside = cls is not None and cls.__module__ != "brainet_pl.cli.lightning_cli" and cls.__name__ not in IN_PYTHON
+    return cls if inside else None
 
 
 def _full(slot: str, path: str) -> str:

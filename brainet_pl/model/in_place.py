@@ -140,7 +140,7 @@ class SwappedLayer(nn.Module):
 
     @property
     def head(self) -> Head:
-        """The head."""
+        """The network that gives the logits."""
         return self.predictor.require_head()
 
     @property

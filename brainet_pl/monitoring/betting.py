@@ -113,7 +113,7 @@ class Capital(NamedTuple):
 
     @classmethod
     def initial(cls, signals: int, bets: int) -> Capital:
-        """Nothing has started."""
+        """The capital of so many signals and bets before any input was seen."""
         shape = (signals, bets)
         return cls(np.full(shape, -np.inf), np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int64))
 

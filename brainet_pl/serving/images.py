@@ -45,7 +45,7 @@ class ImageSteps:
         return self.finish(center(resized(decode(file, self.channels), self.resize, self.interpolation), self.crop))
 
     def finish(self, image: Bytes) -> NDArray[np.float32]:
-        """Bytes (C, H, W) → scaled floats."""
+        """Scales the bytes (C, H, W) of an image to the numbers that the graph takes."""
         x = image.astype(np.float32) * np.float32(1 / 255)
         if not self.mean:
             return x

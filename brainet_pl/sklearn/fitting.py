@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -181,25 +181,30 @@ def _all_weights(passes: Outputs | Passes) -> Tensor:
     return values.new_full((len(values),), 1 / len(values)) if weights is None else weights
 
 
-class FoldScore(Score):
+class PerFold(Score):
     """A score of columns that is fitted to the training rows of each fold: their mean, or that of the fold `chosen`.
 
     Args:
-        of: One score for each fold, all with the same settings.
+        folds: Number of folds.
         columns: Number of columns that are read, the first of the features.
+        kind: Which score: "Generative", a density, or "KNN", the distance to neighbours.
     """
 
-    def __init__(self, of: Sequence[Score], columns: int) -> None:
+    units: ClassVar[Mapping[str, str]] = {"generative": "nats"}
+
+    def __init__(self, folds: int, columns: int, kind: Literal["Generative", "KNN"] = "Generative") -> None:
         super().__init__()
-        self.of, self.columns = nn.ModuleList(of), columns
-        first = next(iter(of[0].units))  # the others need the prediction of all members
-        self.units = {first: of[0].units[first]}  # type: ignore[misc]
+        self.folds, self.columns, self.kind = folds, columns, kind
+        self.of = nn.ModuleList(_score_of_columns(kind) for _ in range(folds))
+        first = _score_of_columns(kind)
+        name = next(iter(first.units))  # its others need the prediction of all members
+        self.units = {name: first.units[name]}  # type: ignore[misc]
         self.chosen: int | None = None
 
     @property
     def key(self) -> str:
         """Gives the name of the class of its scores."""
-        return type(self.of[0]).__name__
+        return self.kind
 
     def fit_fold(self, number: int, context: ScoreContext, features: Tensor, labels: Tensor) -> None:
         """Fit the score of one fold to its training rows, features (N, d) and labels (N,)."""
@@ -209,11 +214,12 @@ class FoldScore(Score):
         fit_score(score, features[:, : self.columns], labels)
         self.set_ready(all(one.ready for one in self.of))
 
-    def refitted(self, features: Tensor, labels: Tensor) -> FoldScore:
+    def refitted(self, features: Tensor, labels: Tensor) -> PerFold:
         """The score of the first fold, with parameters of other samples."""
         first = self.of[0]
         assert isinstance(first, Score)
-        other = FoldScore([first.refitted(features[:, : self.columns], labels)], self.columns)
+        other = PerFold(1, self.columns, self.kind)
+        other.of = nn.ModuleList([first.refitted(features[:, : self.columns], labels)])
         other.set_ready(True)
         return other
 
@@ -223,6 +229,12 @@ class FoldScore(Score):
         name = next(iter(self.units))
         scores = list(self.of) if self.chosen is None else [self.of[self.chosen]]
         return {name: torch.stack([one(passes)[name] for one in scores]).mean(dim=0)}
+
+
+def _score_of_columns(kind: str) -> Score:
+    if kind == "KNN":
+        return KNN(k=NEIGHBOURS, normalize=False)
+    return Generative(threshold=None, normalize=False)
 
 
 class Shapes(NamedTuple):
@@ -263,9 +275,7 @@ class TablePredictor(Predictor):
     def __init__(self, task: Task, heads: Sequence[BRAINetHead], shapes: Shapes, passes: int) -> None:
         encoding = nn.Sequential(Bins(shapes.parts), Standardize(shapes.columns + shapes.parts))
         is_classes = isinstance(task, Classification)
-        densities = [Generative(threshold=None, normalize=False) for _ in range(shapes.folds)]
-        neighbours = [KNN(k=NEIGHBOURS, normalize=False) for _ in range(shapes.folds)]
-        scores = [FoldScore(of, shapes.columns) for of in (densities, neighbours)]
+        scores = [PerFold(shapes.folds, shapes.columns, kind) for kind in ("Generative", "KNN")]
         super().__init__(
             FeatureExtractor(encoding),
             task,
@@ -275,7 +285,7 @@ class TablePredictor(Predictor):
             calibration="TemperatureScaling" if is_classes else None,
         )
         self.shapes = shapes
-        self.fold_scores = [score for score in self.scores if isinstance(score, FoldScore)]
+        self.fold_scores = [score for score in self.scores if isinstance(score, PerFold)]
         self.register_buffer("held_predicted", torch.zeros(shapes.held, shapes.outputs))
         self.register_buffer("held_target", torch.zeros(shapes.held, dtype=torch.long if is_classes else torch.float64))
 

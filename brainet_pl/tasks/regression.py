@@ -106,11 +106,11 @@ class Regression(Task):
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """(…, 2) → mean and variance (…), standardised; in 32 bits at the least."""
-        if outputs.dtype == torch.float64:  # by hand: ONNX runtimes have no softplus of 64 bits
-            raw = outputs[..., 1]
-            return outputs[..., 0], raw.clamp_min(0) + torch.log1p(torch.exp(-raw.abs())) + self.min_variance
-        outputs = outputs.float()
-        return outputs[..., 0], F.softplus(outputs[..., 1]) + self.min_variance
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        mean, raw = outputs[..., 0], outputs[..., 1]
+        if torch.compiler.is_exporting():  # by hand: ONNX runtimes have no softplus of 64 bits
+            return mean, raw.clamp_min(0) + torch.log1p(torch.exp(-raw.abs())) + self.min_variance
+        return mean, F.softplus(raw) + self.min_variance
 
     def _parts(self, outputs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """(T, B, 2) → mean, aleatoric and epistemic variance (B,), in the units of the target and their square."""

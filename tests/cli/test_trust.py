@@ -24,7 +24,7 @@ from brainet_pl._utils.parts import arguments, part_classes
 from brainet_pl.callbacks import Evaluation, PredictionFile
 from brainet_pl.checkpoints.format import Checkpoint
 from brainet_pl.cli import main, shipped, stored_config
-from brainet_pl.cli.trust import OTHERS, SLOTS, Given, Untrusted, given_by, vet
+from brainet_pl.cli.trust import FUNCTIONS, IN_PYTHON, OTHERS, SLOTS, Given, Untrusted, given_by, vet
 
 ROOT = Path(__file__).parents[2]
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.enable_model_summary=false"]
@@ -466,11 +466,31 @@ def test_own_classes_take_nothing_but_data():
         for cls in part_classes(base).values():
             if not cls.__module__.startswith("brainet_pl.") or cls.__module__ == "brainet_pl.cli.lightning_cli":
                 continue
+            if cls.__name__ in IN_PYTHON:
+                continue  # refused, see below
             hints = typing.get_type_hints(cls.__init__)
-            taken = {a.name: kinds(hints[a.name]) for a in arguments(cls) if a.name in hints}
+            named = [a.name for a in arguments(cls) if a.name in hints and (cls.__name__, a.name) not in FUNCTIONS]
+            taken = {name: kinds(hints[name]) for name in named}
             if cls.__name__ == "StructureLearning":
                 del taken["test"]  # a class by its name, vetted
             assert all(found <= data for found in taken.values()), (cls, taken)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("SwapHead", {"forward": "os.system"}),
+        ("SwapHead", {"layer": "fc"}),
+        ("Evaluation", {"logits": "os.system"}),
+        ("Evaluation", {"unknown": {"far": {"class_path": "os.system"}}}),
+    ],
+)
+def test_functions_of_callbacks_come_from_no_file(name, settings):
+    for path in (name, f"brainet_pl.callbacks.{name}"):
+        with pytest.raises(ValueError, match="expected known classes and plain settings in the checkpoint"):
+            vet({"trainer": {"callbacks": [{"class_path": path, "init_args": settings}]}})
+    kept = vet({"trainer": {"callbacks": [{"class_path": "Evaluation", "init_args": {"logits": None}}]}})
+    assert kept["trainer"]["callbacks"][0]["init_args"] == {"logits": None}
 
 
 def test_texts_of_the_table_are_no_classes():

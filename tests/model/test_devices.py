@@ -31,7 +31,10 @@ from brainet_pl.scores import KNN, Generative, Mahalanobis
 from brainet_pl.structure import learn_structure
 from brainet_pl.tasks import Classification
 
-HEADS, CALIBRATORS = part_classes(HeadSettings), part_classes(Calibrator)
+HEADS, CALIBRATORS = (  # not those of other tests
+    {name: cls for name, cls in part_classes(kind).items() if cls.__module__.startswith("brainet_pl.")}
+    for kind in (HeadSettings, Calibrator)
+)
 CLASSES = {name: cls for name, cls in CALIBRATORS.items() if Classification in cls.tasks}
 
 

@@ -96,7 +96,7 @@ def test_scores_are_fitted_to_all_training_data_and_travel_in_the_checkpoint(tmp
         "Combined()",  # of these and the energy, for the verdict
     ]
     assert not again.scores.unfitted
-    alone = ScoreSet([KNN(k=3), Mahalanobis(normalize=False)])
+    alone = ScoreSet([KNN(k=3, normalize=False), Mahalanobis(normalize=False)])  # inputs are read as they are
     for score in alone:
         fit_score(score, *training_data())
     x = inputs(digits().test_set)
@@ -118,7 +118,9 @@ def test_scores_from_names_and_from_yaml(tmp_path, quiet_trainer):
         ValueError, match=r"expected scores to be one of Combined, Generative, .*Mahalanobis.* got 'knn'"
     ):
         BRAINet(8, scores=["knn"])
-    with pytest.raises(ValueError, match=r"settings of KNN \(k, max_rows, seed, layers, pool, name\), got neighbours"):
+    with pytest.raises(
+        ValueError, match=r"settings of KNN \(k, max_rows, seed, normalize, layers, pool, name\), got neighbours"
+    ):
         BRAINet(8, scores=[{"class_path": "KNN", "init_args": {"neighbours": 7}}])
 
 
@@ -246,7 +248,7 @@ def test_features_of_a_fit_that_failed_are_not_those_of_the_next(tmp_path, quiet
             quiet_trainer(tmp_path).fit(model, datamodule=Digits())
     x = torch.rand(40, 64)
     quiet_trainer(tmp_path).fit(model, DataLoader(TensorDataset(x, torch.arange(40) % 8), batch_size=8))
-    torch.testing.assert_close(model.scores.members["KNN"].bank, torch.nn.functional.normalize(x, dim=1))
+    torch.testing.assert_close(model.scores.members["KNN"].bank, x)
 
 
 # -- densities --------------------------------------------------------------------------------------------------------
