@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from brainet_pl._utils import checks
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones import FeatureExtractor
@@ -194,6 +195,7 @@ class PerFold(Score):
 
     def __init__(self, folds: int, columns: int, kind: Literal["Generative", "KNN"] = "Generative") -> None:
         super().__init__()
+        checks.one_of("kind", kind, ("Generative", "KNN"))
         self.folds, self.columns, self.kind = folds, columns, kind
         self.of = nn.ModuleList(_score_of_columns(kind) for _ in range(folds))
         first = _score_of_columns(kind)
