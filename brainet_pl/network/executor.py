@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -93,11 +93,11 @@ class Executor(LayerWeights):
         return share_draws(draws, [level.num_branches for level in self.ordered])
 
     def run_train(self, x: Tensor, choices: Sequence[Tensor], dropout: float) -> Tensor:
-        """Features (B, d) or (M, B, d) to the root's rows of the V draws a sample that `choices` name.
+        """Features (B, d) or (M, B, d) to the root's rows (M, R, V·B) of the V draws a sample that `choices` name.
 
-        They are (M, R, V·B); or (M, s, R, C·B), branch by branch, where the root emits each of its C columns through
-        each of its branches: the order of the draws means nothing. All branches of all nodes are computed, so
-        batch-norm statistics are kept for each of them at every step, over all columns of all samples.
+        All branches of all nodes are computed, so batch-norm statistics are kept for each of them at every step, over
+        all columns of all samples. The order of the draws means nothing: where the root emits each of its columns
+        through each of its branches, it is left as it is.
         """
         parts, batch = [self._inputs(x)], x.shape[-2]
         if self.norm and batch < 2:
@@ -106,23 +106,18 @@ class Executor(LayerWeights):
                 "training loader, or norm=None"
             )
         self._cache_key = ()  # batch norm moves its statistics without a trace in their version counters
-        if not self.ordered:
-            return self._root(parts).unsqueeze(1)
-        root, columns = self.ordered[-1], 1
-        everything = self.root_choice(choices) is None
-        scales = [None] * len(self.ordered) if self.scale is None else self._by_level(self.scale)
-        steps = zip(self.ordered, self._assemble(), choices, scales, self._by_level(self.bias), strict=True)
-        for level, blocks, choice, scale, bias in steps:
+        columns, last = 1, len(self.ordered) - 1
+        for level, blocks, choice in zip(self.ordered, self._assemble(), choices, strict=True):
+            emitted = choice.shape[1]
             products = [(block, None) for block in blocks]
-            y = self._multiply(level, parts, products, columns * batch)
-            y = level.by_branch(self._normalise(level, y, scale, bias))
-            if level is root and everything:
-                y = y.transpose(1, 2)  # as if chosen in turn: dropout draws the same masks
-            else:
-                y, columns = level.choose(y, choice, columns), choice.shape[1]
+            y = self._normalise(level, self._multiply(level, parts, products, columns * batch))
+            y = level.by_branch(y)
+            everything = level.number == last and self._in_turn(emitted, columns)
+            y = y.transpose(1, 2).flatten(2) if everything else level.choose(y, choice, columns)
+            columns = emitted
             y = self.activate(y)
             parts.append(F.dropout(y, dropout, training=True) if dropout else y)
-        return parts[-1].transpose(1, 2) if everything else parts[-1]
+        return self._root(parts)
 
     def _in_turn(self, emitted: int, columns: int) -> bool:
         """Whether the root emits each of its columns through each of its branches."""
@@ -140,25 +135,23 @@ class Executor(LayerWeights):
 
     def run_evaluate(self, x: Tensor, dropout: float = 0.0) -> Tensor:
         """Features (B, d) or (M, B, d) to the root's rows (M, R, B), by the mean of the branches of every node."""
-        _, branches = self._evaluate(x, dropout)
-        root = branches.sum(dim=1) if branches.shape[1] > 1 else branches.squeeze(1)
-        return F.dropout(root, dropout, training=True) if dropout and self.ordered else root
+        return self._root(self._evaluate(x, dropout)[0])
 
     def run_evaluate_branches(self, x: Tensor) -> Tensor:
         """Features (B, d) to the rows (s, R, B) of each branch of the root, times its probability."""
-        return self._evaluate(x)[1][0]
+        parts, branches = self._evaluate(x)
+        return self._root(parts) if branches is None else branches[0]
 
-    def _evaluate(self, x: Tensor, dropout: float = 0.0) -> tuple[list[Tensor], Tensor]:
-        """All parts below the root, and the root's rows by branch (M, s, R, B), times their probabilities."""
+    def _evaluate(self, x: Tensor, dropout: float = 0.0) -> tuple[list[Tensor], Tensor | None]:
+        """All parts, and those of the root by branch (M, s, R, B), which sum to the last part without its dropout."""
         parts, y = [self._inputs(x)], None
         early = self.activation == "relu"  # p·relu(y) = relu(p·y): the shares can go into the weights
         for level, products in zip(self.ordered, self._folded(averaged=True, shared=early), strict=True):
-            if y is not None:  # what the level below passes on
-                mean = y.sum(dim=1) if y.shape[1] > 1 else y.squeeze(1)
-                parts.append(F.dropout(mean, dropout, training=True) if dropout else mean)
             y = level.by_branch(self.activate(self._multiply(level, parts, products)))
             y = y if early else y * level.mix.to(y.dtype)
-        return parts, self._root(parts).unsqueeze(1) if y is None else y
+            mean = y.sum(dim=1) if level.num_branches > 1 else y[:, 0]
+            parts.append(F.dropout(mean, dropout, training=True) if dropout else mean)
+        return parts, y
 
     @torch.no_grad()
     def set_mixed_statistics(self, x: Tensor) -> None:
@@ -246,9 +239,7 @@ class Executor(LayerWeights):
         return root.view(len(root), columns, batch).transpose(0, 1)
 
     def activate(self, y: Tensor) -> Tensor:
-        """The activation, element by element; in place where no gradient is asked for."""
-        if self.activation == "relu" and not torch.is_grad_enabled():
-            return y.relu_()
+        """The activation, element by element."""
         return ACTIVATIONS[self.activation](y)
 
     def _inputs(self, x: Tensor) -> Tensor:
@@ -278,6 +269,8 @@ class Executor(LayerWeights):
         """
         batch = parts[0].shape[2] if batch is None else batch
         gathered = [repeat_columns(parts[i], batch) for i in level.gathered]
+        if level.zeros:
+            gathered.append(parts[0].new_zeros(1, 1, batch))
         if len(gathered) > 1:
             gathered = [torch.cat([self._each(part) for part in gathered], dim=1)]
         outputs = []
@@ -297,20 +290,13 @@ class Executor(LayerWeights):
         together = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return together if level.in_order else together.index_select(1, level.arrange)
 
-    def _by_level(self, neurons: Tensor) -> Sequence[Tensor]:
-        """A vector over all neurons as one of each level: split once, so that its gradient is put together once."""
-        return neurons.split([level.neurons.stop - level.neurons.start for level in self.ordered])  # type: ignore[no-any-return, no-untyped-call]
-
-    def _normalise(self, level: LevelTensors, y: Tensor, scale: Tensor | None, bias: Tensor) -> Tensor:
+    def _normalise(self, level: LevelTensors, y: Tensor) -> Tensor:
         """(M, neurons, B): batch norm over the last dimension with the statistics of this batch, or the bias alone."""
         flat, at = y if self.members == 1 else y.reshape(1, -1, y.shape[2]), level.neurons
-        if scale is None:
-            return (flat + bias.unsqueeze(-1)).view_as(y)
-        statistics = self.running_mean[at], self.running_var[at]
-        if _plain(flat, scale):
-            flat = _BatchNorm.apply(flat, scale, bias, *statistics, self.momentum, self.eps)
-        else:
-            flat = F.batch_norm(flat, *statistics, scale, bias, True, self.momentum, self.eps)
+        if self.scale is None:
+            return (flat + self.bias[at].unsqueeze(-1)).view_as(y)
+        mean, var = self.running_mean[at], self.running_var[at]
+        flat = F.batch_norm(flat, mean, var, self.scale[at], self.bias[at], True, self.momentum, self.eps)
         return flat.view_as(y)
 
     def _root(self, parts: list[Tensor]) -> Tensor:
@@ -339,50 +325,9 @@ def _reads_few(weight: Tensor, rows: Tensor) -> bool:
 
     On a CPU: copies are what takes the time there, and compilers and exports know the plain product better.
     """
-    return weight.shape[0] > 1 == weight.shape[1] and _plain(rows, weight)
-
-
-def _plain(x: Tensor, weight: Tensor) -> bool:
-    """Whether these are plain numbers on a CPU that nobody traces, so that what is fastest there can be called."""
-    plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.dtype == weight.dtype
-    return plain and not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None
-
-
-class _BatchNorm(torch.autograd.Function):
-    """`F.batch_norm` of (1, N, B) while training, on a CPU; it moves the running statistics (N,) in place.
-
-    Torch's own sums up the samples of a neuron one after the other, which takes five times as long as all the rest.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        y: Tensor,
-        scale: Tensor,
-        bias: Tensor,
-        running_mean: Tensor,
-        running_var: Tensor,
-        momentum: float,
-        eps: float,
-    ) -> Tensor:
-        count = y.shape[2]
-        mean = y.mean(dim=2)
-        out = y - mean.unsqueeze(2)
-        var = torch.linalg.vector_norm(out, dim=2).square_().div_(count)
-        invstd = (var + eps).rsqrt_()
-        out.mul_((invstd * scale).unsqueeze(2)).add_(bias.unsqueeze(1))
-        running_mean.lerp_(mean[0], momentum)
-        running_var.lerp_(var[0].mul_(count / (count - 1)), momentum)
-        ctx.save_for_backward(y, scale, mean[0], invstd[0])
-        ctx.eps = eps
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        y, scale, mean, invstd = ctx.saved_tensors
-        settings = (None, None, mean, invstd, True, ctx.eps, ctx.needs_input_grad[:3])
-        found = torch.ops.aten.native_batch_norm_backward(gradient, y, scale, *settings)
-        return *found, None, None, None, None
+    plain = rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64) and rows.dtype == weight.dtype
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return plain and weight.shape[0] > 1 == weight.shape[1] and not traced
 
 
 def _sparse_product(weight: Tensor, rows: Tensor, reads: Tensor, bias: Tensor | None) -> Tensor:

@@ -68,15 +68,14 @@ class Skip(nn.Module):
         if self.norm is None:
             return F.linear(x, self.weight)
         if self.training:
-            mean = x.mean(dim=0)
-            var = (x - mean).square().mean(dim=0)  # `torch.var_mean` takes ten times as long on a CPU
+            var, mean = torch.var_mean(x, dim=0, correction=0)
             with torch.no_grad():
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
                 self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
         else:
             mean, var = self.running_mean, self.running_var
         weight = self.weight * torch.rsqrt(var.mean() + self.eps)
-        return torch.addmm(-(weight @ mean).unsqueeze(1), weight, x.t()).t()  # faster than `F.linear` for few outputs
+        return F.linear(x, weight, -(weight @ mean))
 
 
 class BranchOutput(nn.Module):

@@ -1,7 +1,7 @@
 """From a tree of structures to a flat execution plan: which rows feed which block of weights, level by level.
 
 Activations are kept with features first, (rows, B). The state before level h holds the inputs, then the outputs of all
-nodes of lower levels. A level computes every dense layer of its nodes, all branches;
+nodes of lower levels, then one row of zeros for padding. A level computes every dense layer of its nodes, all branches;
 a node's output is a choice or a mean of its branches. This file is pure data and arithmetic: no weights, no torch.
 """
 
@@ -45,7 +45,7 @@ class Layer:
 class Bucket:
     """Blocks of one padded shape, computed by one batched product."""
 
-    rows: Ints  # (G, I) state rows that feed each block; padding, of weight 0, reads its first row again
+    rows: Ints  # (G, I) state rows that feed each block; padding reads the row of zeros
     neurons: Ints  # (G, O) neuron of the level for each output, -1 for padding
     weights: Ints  # (M, 2) pairs: position in the flat (G·O·I) buffer, number of the weight that stands there
 
@@ -84,7 +84,9 @@ class _Block:
         return sum(layer.width for layer in self.layers)
 
 
-def choose_buckets(layers: Sequence[Layer], rows: Sequence[Ints], *, masked: bool = False) -> tuple[Bucket, ...]:
+def choose_buckets(
+    layers: Sequence[Layer], rows: Sequence[Ints], zero_row: int, *, masked: bool = False
+) -> tuple[Bucket, ...]:
     """The cheapest way found to compute the layers of a level: one masked product, or batches of similar blocks.
 
     `masked` asks for the one product whatever it costs.
@@ -92,11 +94,11 @@ def choose_buckets(layers: Sequence[Layer], rows: Sequence[Ints], *, masked: boo
     reads = [np.concatenate([rows[j] for j in layer.sources]) for layer in layers]
     everything = _Block(tuple(layers), np.unique(np.concatenate(reads)))
     if masked:
-        return (_bucket([everything], rows),)
+        return (_bucket([everything], rows, zero_row),)
     groups, grouped = _partition(_branch_blocks(layers, reads))
     if everything.neurons * len(everything.rows) + _BLOCK_COST <= grouped:
-        return (_bucket([everything], rows),)
-    return tuple(_bucket(group, rows) for group in groups)
+        return (_bucket([everything], rows, zero_row),)
+    return tuple(_bucket(group, rows, zero_row) for group in groups)
 
 
 def single_neurons(layers: Sequence[Layer], rows: Sequence[Ints]) -> Bucket | None:
@@ -162,7 +164,7 @@ def choose_branch_buckets(layers: Sequence[Layer], rows: Sequence[Ints], inputs:
 
 
 def _branch_bucket(blocks: Sequence[_Block], rows: Sequence[Ints], inputs: int) -> BranchBucket:
-    plain = _bucket(blocks, rows)
+    plain = _bucket(blocks, rows, zero_row=-1)
     sources, offsets = np.full_like(plain.rows, -1), np.zeros_like(plain.rows)
     for g, block in enumerate(blocks):
         read = dict.fromkeys(j for layer in block.layers for j in layer.sources)
@@ -174,9 +176,9 @@ def _branch_bucket(blocks: Sequence[_Block], rows: Sequence[Ints], inputs: int) 
     return BranchBucket(nodes, branches, sources, offsets, plain.neurons, plain.weights)
 
 
-def _bucket(blocks: Sequence[_Block], rows: Sequence[Ints]) -> Bucket:
+def _bucket(blocks: Sequence[_Block], rows: Sequence[Ints], zero_row: int) -> Bucket:
     fan_in, out = max(len(b.rows) for b in blocks), max(b.neurons for b in blocks)
-    reads = np.repeat([[block.rows[0]] for block in blocks], fan_in, axis=1)
+    reads = np.full((len(blocks), fan_in), zero_row, dtype=np.int64)
     neurons = np.full((len(blocks), out), -1, dtype=np.int64)
     weights = []
     for g, block in enumerate(blocks):
@@ -311,7 +313,7 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1,
                     first_weight += fan_in * out
         for i, node_width, offset in zip(nodes, widths, offsets, strict=False):
             rows[i] = first_row + offset + np.arange(node_width)
-        buckets = choose_buckets(layers, rows, masked=members > 1)
+        buckets = choose_buckets(layers, rows, first_row, masked=members > 1)
         branch_buckets = choose_branch_buckets(layers, rows, ggt.num_variables)
         levels.append(
             Level(
@@ -346,7 +348,7 @@ def _field_level(ggt: GGT, fields: Fields, rows: list[Ints], *, masked: bool) ->
             weight += len(sources) * fields.width
     widths = tuple(len(ggt.nodes[i].variables) * fields.width for i in nodes)
     single = None if masked else single_neurons(layers, rows)
-    buckets = choose_buckets(layers, rows, masked=masked) if single is None else (single,)
+    buckets = choose_buckets(layers, rows, ggt.num_variables, masked=masked) if single is None else (single,)
     # No branch buckets: nothing below this level is drawn, so that all passes share it.
     return Level(tuple(nodes), widths, tuple(layers), np.arange(neuron)[None], ggt.num_variables, 0, buckets, ())
 

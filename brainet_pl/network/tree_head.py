@@ -261,13 +261,13 @@ class BRAINetHead(ResidualHead):
 
     def train_on(self, x: Tensor, choices: Sequence[Tensor], *, base_logits: Tensor | None = None) -> Tensor:
         """`forward` while training with random `choices` made before, as `layers.draw` makes them."""
-        root = self.layers.run_train(x, choices, self.dropout).squeeze(0)  # (R, V·B), or (s, R, C·B)
+        root = self.layers.run_train(x, choices, self.dropout).squeeze(0)  # (R, V·B)
+        versions = root.shape[1] // max(1, len(x))
         branch = self.layers.root_choice(choices)
         if branch is None:  # all branches, one after the other
-            outputs = self.output(root).flatten(0, 1)
+            outputs = self.output(root.view(len(root), len(self.output.weight), -1).transpose(0, 1)).flatten(0, 1)
         else:
-            outputs = self.output.each(root, branch.expand(-1, len(x)).flatten())
-        versions = len(outputs) // max(1, len(x))
+            outputs = self.output.each(root, branch.expand(versions, len(x)).flatten())
         outputs = outputs.view(versions, len(x), -1)
         return self._add_skip(outputs if versions > 1 else outputs[0], x, base_logits)
 

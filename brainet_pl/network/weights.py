@@ -127,13 +127,14 @@ class LevelTensors(nn.Module):
                 tensors.slice = Slice(part, int(rows[0] - starts[part]), len(rows))
             else:
                 parts |= set((np.searchsorted(starts, bucket.rows.ravel(), side="right") - 1).tolist())
-        self.gathered = sorted(parts)  # parts that buckets without a slice pick their rows from
+        self.zeros = h + 1 in parts  # padding points just behind the last part
+        self.gathered = sorted(parts - {h + 1})  # parts that buckets without a slice pick their rows from
         place = np.cumsum([0, *(starts[part + 1] - starts[part] for part in self.gathered)])
         for bucket, tensors in zip(level.buckets, self.ordered, strict=True):
             if tensors.slice is None:
                 part_of = np.searchsorted(starts, bucket.rows, side="right") - 1
                 local = bucket.rows.copy()
-                for at, part in zip(place, self.gathered, strict=False):
+                for at, part in zip(place, [*self.gathered, h + 1], strict=True):
                     local[part_of == part] += at - starts[part]
                 index_buffer(tensors, "rows", local.ravel())
 
@@ -149,7 +150,7 @@ class LevelTensors(nn.Module):
         members, s, width, total = branches.shape
         emitted, batch = choice.shape[1], total // columns
         if s == 1:
-            return repeat_columns(branches.squeeze(1), emitted * batch)
+            return repeat_columns(branches[:, 0], emitted * batch)
         if choice.shape[2] == 1:
             row, column = (torch.arange(n, device=choice.device) for n in (width, emitted))
             place = (choice[self.owner, :, 0] * width + row[:, None]) * columns + column % columns  # (W, V)
@@ -298,10 +299,16 @@ class LayerWeights(nn.Module):
         flat = self.weight
         if not self._in_place:
             flat = flat.new_zeros(self.members, self._assembled).index_copy(1, self._position, flat)  # type: ignore[assignment]
-        shapes = [bucket.shape for level in self.ordered for bucket in level.ordered]
-        parts = iter(flat.split([math.prod(shape) for shape in shapes], dim=1))  # type: ignore[no-untyped-call]
-        # (M, G, O, I), M or G being 1
-        return [[next(parts).view(-1, *bucket.shape[1:]) for bucket in level.ordered] for level in self.ordered]
+        blocks: list[list[Tensor]] = []
+        start = 0
+        for level in self.ordered:
+            blocks.append([])
+            for bucket in level.ordered:
+                size = math.prod(bucket.shape)
+                _, out, fan_in = bucket.shape
+                blocks[-1].append(flat.narrow(1, start, size).view(-1, out, fan_in))  # (M, G, O, I), M or G being 1
+                start += size
+        return blocks
 
     def _folded(self, averaged: bool = False, shared: bool = False) -> list[list[Product]]:
         """Blocks and biases of each level with the norm and, if `shared`, branch probabilities folded in.
