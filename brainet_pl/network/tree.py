@@ -19,8 +19,8 @@ class Tree(HeadSettings):
 
     Args:
         num_params: Budget of parameters that the widths of all layers are scaled to; "auto" is 16,000, or 250 for each
-            feature, or twice what the tree needs for layers of `min_width` neurons (1 for null), whichever is more;
-            each output beyond 16 adds twice what a linear layer has for it.
+            feature where that is more; each output beyond 16 adds twice what a linear layer has for it. Where a layer
+            for each of many small sets of features would take more than half of that, such sets share a layer.
         min_width: Smallest number of neurons of a layer; null is 2, or the most that `num_params` allows.
         activation: Activation after every layer: relu, gelu, silu, tanh or elu.
         norm: "batch" for batch norm in every layer, or null for a bias instead.

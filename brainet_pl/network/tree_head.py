@@ -103,7 +103,6 @@ class BRAINetHead(ResidualHead):
         checks.one_of("sampling", sampling, get_args(Sampling))
         if num_params is not None and width is not None:
             raise ValueError("expected num_params or width, got both: leave one out")
-        self.ggt = ggt
         self.in_features, self.out_features = base.check_sizes(ggt.num_variables, out_features)
         self.dropout, self.sampling = checks.share("dropout", dropout), sampling
         skip = skip_setting(skip)
@@ -125,11 +124,12 @@ class BRAINetHead(ResidualHead):
                 wanted=fields == "auto",
             )
         else:
-            size = Size(width, least or 1, direct is not False, reads)
-        self.plan = build_plan(ggt, size.factor, size.min_width, fields=size.fields)
+            size = Size(ggt, width, least or 1, direct is not False, reads)
+        self.ggt = size.ggt
+        self.plan = build_plan(size.ggt, size.factor, size.min_width, fields=size.fields)
         gain = GAIN if norm else 1.0
         self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps, gain=gain)
-        self.output = BranchOutput(root_branches(ggt), len(self.plan.root_rows), out_features)
+        self.output = BranchOutput(root_branches(self.ggt), len(self.plan.root_rows), out_features)
         self.skip = Skip(self.in_features, out_features, norm, momentum, eps) if size.skip else None
         self.adds_base_logits = skip == "base_logits"
         self.draws = count_draws(draws, self.layers)

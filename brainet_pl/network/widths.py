@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brainet_pl.network.base import resolve_budget
+from brainet_pl.network.base import TIMES_NEEDED, resolve_budget
 from brainet_pl.structure.ggt import GGT, Leaf, Tree
 
 Widths = Callable[[Tree], int]
@@ -130,8 +130,9 @@ def solve_width(
 
 
 class Size(NamedTuple):
-    """The width factor, the least neurons of a layer, a dense layer from inputs to outputs or not, and the fields."""
+    """The tree, the width factor, the least neurons of a layer, a layer from inputs to outputs or not, the fields."""
 
+    ggt: GGT
     factor: float
     min_width: int
     skip: bool
@@ -151,6 +152,9 @@ def choose_size(
 ) -> Size:
     """The widths for a budget of parameters, and what of the rest the budget allows.
 
+    Where the budget is too small for a layer for each ancestor set, or where by default these would take more than half
+    of it, small sets are joined (`GGT.join_ancestors`).
+
     Args:
         ggt: the tree.
         num_params: the budget; None is that of `resolve_budget`, given what the tree needs for one neuron a layer, or
@@ -165,13 +169,21 @@ def choose_size(
             budget, or leave too little for the tree.
     """
 
+    direct = ggt.num_variables * out_features
+
+    def needs(ggt: GGT) -> int:
+        return count_parameters(ggt, 0.0, out_features, min_width or 1, per_neuron, fields) + (direct if skip else 0)
+
+    if num_params is None:
+        usual = resolve_budget("auto", ggt.num_variables, out_features=out_features)
+        ggt = _join_to_fit(ggt, lambda smaller: TIMES_NEEDED * needs(smaller) <= usual)
+        num_params = resolve_budget("auto", ggt.num_variables, needs(ggt), out_features=out_features)
+    else:
+        ggt = _join_to_fit(ggt, lambda smaller: needs(smaller) <= num_params)
+
     def least(width: int) -> int:
         return count_parameters(ggt, 0.0, out_features, width, per_neuron, fields)
 
-    direct = ggt.num_variables * out_features
-    if num_params is None:
-        needed = least(min_width or 1) + (direct if skip else 0)
-        num_params = resolve_budget("auto", ggt.num_variables, needed, out_features=out_features)
     if fields is not None and wanted:
         taken = sum(count_fields(leaf, fields, per_neuron) for leaf in ggt.nodes if isinstance(leaf, Leaf))
         if 2 * taken > num_params or least(min_width or 1) + (direct if skip else 0) > num_params:
@@ -181,4 +193,20 @@ def choose_size(
     rest = num_params - (direct if skip else 0)
     if min_width is None:
         min_width = next((width for width in range(WIDE, 1, -1) if least(width) <= rest), 1)
-    return Size(solve_width(ggt, rest, out_features, min_width, per_neuron, fields), min_width, skip, fields)
+    factor = solve_width(ggt, rest, out_features, min_width, per_neuron, fields)
+    return Size(ggt, factor, min_width, skip, fields)
+
+
+def _join_to_fit(ggt: GGT, fits: Callable[[GGT], bool]) -> GGT:
+    """The tree with as many ancestor sets a branch as fit, halved until they do; as it is where no number does.
+
+    A layer for each of hundreds of small sets reads all of the descendant: they take most of a budget, and fewer,
+    wider layers predict better.
+    """
+    most, smaller = ggt.most_ancestors, ggt
+    while not fits(smaller):
+        most //= 2
+        if not most:
+            return ggt
+        smaller = ggt.join_ancestors(most)
+    return smaller

@@ -24,7 +24,7 @@ from brainet_pl.structure.score import find_score
 from brainet_pl.structure.settings import choose_test
 
 ENTRY = "cache"  # the key of a tree and its digest, beside the tree
-ALGORITHM = 5  # raise it whenever the same features and settings give another tree: old files are then not found
+ALGORITHM = 6  # raise it whenever the same features and settings give another tree: old files are then not found
 
 _PARAMETERS = inspect.signature(learn_structure).parameters.values()
 _DEFAULTS = {p.name: p.default for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY and p.name != "progress"}

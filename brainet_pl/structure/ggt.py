@@ -319,6 +319,15 @@ class GGT:
         }
         return content if self.names is None else content | {"names": list(self.names)}
 
+    @property
+    def most_ancestors(self) -> int:
+        """The largest number of ancestor sets that a branch has."""
+        return max((len(b.ancestors) for n in self.nodes if isinstance(n, Node) for b in n.branches), default=0)
+
+    def join_ancestors(self, most: int) -> GGT:
+        """The tree whose branches have at most `most` ancestor sets: leaves among them are joined, scores stay."""
+        return replace(self, root=tree.join_ancestors(self.root, most))
+
     def named(self, names: Sequence[str] | None) -> GGT:
         """The same tree with a name for each variable."""
         return replace(self, names=None if names is None else tuple(map(str, names)))

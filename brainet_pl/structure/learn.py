@@ -26,7 +26,7 @@ from brainet_pl.structure.score import LocalScore, Score, find_score
 from brainet_pl.structure.settings import AUTO, SAMPLES, Bootstrap, Settings, choose_test, warn_of_few_rows
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 from brainet_pl.structure.stream import shared_by_processes
-from brainet_pl.structure.threshold import AtThreshold, Choice, choose_threshold, search_paths
+from brainet_pl.structure.threshold import AtThreshold, Choice, choose_threshold, search_paths, searched_variables
 
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 
@@ -203,8 +203,12 @@ def _prepare(
 
 
 def _search(prepared: _Prepared, budget: Budget) -> Choice:
-    """The threshold at which the variables fall apart best; when the budget is spent, no further one is tried."""
-    d, X, tests = prepared.data.d, prepared.variables, prepared.half_samples
+    """The threshold at which the variables fall apart best; when the budget is spent, no further one is tried.
+
+    Of many variables some are looked at: a search over all would take many times as long as the tree itself.
+    """
+    d, tests = prepared.data.d, prepared.half_samples
+    X = searched_variables(prepared.variables, prepared.settings.seed)
     assert prepared.on_all_rows is not None
     information = prepared.on_all_rows.block((), X, X) + prepared.threshold  # (x, x), in nats
     order = max(map(len, tests)) - 1

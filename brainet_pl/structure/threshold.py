@@ -26,7 +26,7 @@ LARGEST_SHARE, RATIO = 0.75, 1.5  # of the pairs that the densest graph of the g
 FEWEST_NEIGHBOURS = 1.2  # of a variable on average in the sparsest graph; with fewer, there is nothing left to split
 FEWEST_GRAPHS = 4  # of a grid, however few variables there are
 SAMPLES = 3  # of rows, whose structures are looked at for each threshold: one alone is a matter of luck
-MANY = 2048  # variables, of which one sample has to do: its tests are held in memory, a matrix each
+SEARCHED = 512  # variables at the most whose falling apart is looked at; of more, in one sample, a matrix for each test
 NEARLY = 0.75  # of the largest modularity is as good
 TINY = 1e-9
 PATIENCE = 3  # denser graphs in a row that do not do better, after one that did: the others are denser still
@@ -81,7 +81,15 @@ def search_paths(d: int, depth: int) -> list[tuple[int, ...]]:
     >>> search_paths(100, 2)
     [(0,), (0, 0), (1,), (1, 1), (2,), (2, 2)]
     """
-    return [(t,) * n for t in range(SAMPLES if d <= MANY else 1) for n in range(1, min(depth, 2) + 1)]
+    return [(t,) * n for t in range(SAMPLES if d <= SEARCHED else 1) for n in range(1, min(depth, 2) + 1)]
+
+
+def searched_variables(variables: Ints, seed: int) -> Ints:
+    """Those of the `variables` that a threshold is looked for with: all, or a random draw of `SEARCHED`, in order."""
+    if len(variables) <= SEARCHED:
+        return variables
+    drawn = np.random.default_rng((seed, len(variables))).choice(variables, SEARCHED, replace=False)
+    return np.sort(drawn)
 
 
 def grid(information: Floats) -> list[float]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -56,6 +58,44 @@ class SubNetwork:
     """The branch taken at each node met on the way down, ancestors before descendant."""
 
     choices: tuple[int, ...]
+
+
+def join_ancestors(node: Tree, most: int) -> Tree:
+    """A tree whose branches have no more than `most` ancestors, as far as these are leaves.
+
+    A union of autonomous ancestor sets is one too. Leaves beside each other become one, of about equally many variables
+    each, with their parents, neighbours and the sum of their scores: scores of sub-networks stay, and so do the
+    choices that lead to them.
+
+    >>> few = [Leaf((v,), ((),), -1.0) for v in range(5)]
+    >>> joined = join_ancestors(Node(tuple(range(5)), (Branch(tuple(few[:4]), few[4]),)), 2)
+    >>> [leaf.variables for leaf in joined.branches[0].ancestors], joined.branches[0].ancestors[0].score
+    ([(0, 1), (2, 3)], -2.0)
+    """
+    if isinstance(node, Leaf):
+        return node
+    branches = []
+    for branch in node.branches:
+        ancestors = [join_ancestors(child, most) for child in branch.ancestors]
+        leaves = [child for child in ancestors if isinstance(child, Leaf)]
+        others = [child for child in ancestors if not isinstance(child, Leaf)]
+        room = max(1, most - len(others))
+        if len(leaves) > room:
+            ends = np.cumsum([len(leaf.variables) for leaf in leaves])
+            group = (ends - 1) * room // ends[-1]
+            parts = [[leaf for leaf, g in zip(leaves, group, strict=True) if g == i] for i in range(room)]
+            joined = [_join_leaves(part) for part in parts if part]
+            ancestors = sorted([*others, *joined], key=lambda child: child.variables)
+        branches.append(Branch(tuple(ancestors), join_ancestors(branch.descendant, most)))
+    return Node(node.variables, tuple(branches))
+
+
+def _join_leaves(leaves: list[Leaf]) -> Leaf:
+    near = [leaf.neighbours or [()] * len(leaf.variables) for leaf in leaves]
+    rows = [zip(leaf.variables, leaf.parents, n, strict=True) for leaf, n in zip(leaves, near, strict=True)]
+    variables, parents, neighbours = zip(*sorted(chain.from_iterable(rows)), strict=True)
+    score = math.fsum(leaf.score for leaf in leaves)
+    return Leaf(variables, parents, score, neighbours if all(leaf.neighbours for leaf in leaves) else ())
 
 
 class NumberedTree(NamedTuple):

@@ -42,17 +42,34 @@ def test_heads_that_nobody_sized_have_one_size(kind):
             kind(num_params=wrong)
 
 
-@pytest.mark.parametrize("kind", [Tree, TreeEnsemble, TreeDropout])
+@pytest.mark.parametrize("kind", [TreeEnsemble, TreeDropout])
 def test_nobody_gets_fewer_parameters_than_the_tree_needs(kind):
     ggt = crowded(300)
     members = 5 if kind is TreeEnsemble else 1
-    wiring = ggt if kind is Tree else ggt.only(ggt.map())
-    needed = members * smallest_budget(wiring, 10)
+    needed = members * smallest_budget(ggt.only(ggt.map()), 10)
     with pytest.raises(ValueError, match="expected a budget of at least"):
         kind(num_params=needed // 2).build(300, 10, ggt)
     head = kind().build(300, 10, ggt)
     assert head.num_params == pytest.approx(max(75_000, 2 * needed), rel=0.1)
     assert kind is TreeDropout or 2 * needed > 75_000
+
+
+def test_small_sets_are_joined_where_a_layer_for_each_is_too_much():
+    ggt = crowded(300)
+    needed = smallest_budget(ggt, 10)
+    assert 2 * needed > 75_000
+    head = Tree().build(300, 10, ggt)
+    assert head.num_params == pytest.approx(75_000, rel=0.02)
+    assert 1 < head.ggt.most_ancestors < ggt.most_ancestors
+    again = Tree().build(300, 10, head.ggt)  # as from a checkpoint
+    assert again.ggt == head.ggt
+    assert again.num_params == head.num_params
+    assert Tree(num_params=needed).build(300, 10, ggt).ggt == ggt  # a budget that allows for all has all
+    small = Tree(num_params=needed // 2).build(300, 10, ggt)
+    assert small.num_params <= 0.51 * needed
+    assert Tree().build(40, 10, crowded(40)).ggt == crowded(40)
+    with pytest.raises(ValueError, match="expected a budget of at least"):
+        Tree(num_params=100, skip=None).build(300, 10, ggt)
 
 
 SIZES = {  # parameters for 1, 2, 8, 10, 11 and 16 outputs, as they were before budgets knew the number of outputs

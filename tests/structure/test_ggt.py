@@ -163,3 +163,44 @@ def test_names_are_shown_and_travel_and_change_nothing_else():
             GGT.from_dict(ggt.to_dict() | {"names": wrong})
     with pytest.raises(ValueError, match="expected a name for each of 4 variables, got 2"):
         ggt.named(["a", "b"])
+
+
+def many_leaves(count, score):
+    leaves = tuple(Leaf((v,), ((v + 1,),), score * v, ((v + 1, 0),)) for v in range(count))
+    rest = Node(
+        (count, count + 1), tuple(Branch((), Leaf((count, count + 1), ((), ()), s, ((), ()))) for s in (0.0, -1))
+    )
+    return GGT(Node(tuple(range(count + 2)), (Branch(leaves, rest), Branch((), rest))), count + 2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), most=st.integers(1, 4))
+def test_joined_ancestors_keep_the_posterior_and_all_variables(any_tree, data, most):
+    ggt = GGT(data.draw(any_tree), 6)
+    if ggt.num_subnetworks > 300:
+        return
+    joined = ggt.join_ancestors(most)
+    assert joined.num_subnetworks == ggt.num_subnetworks
+    for subnetwork in ggt.enumerate():
+        assert joined.log_prob(subnetwork, 0.7) == pytest.approx(ggt.log_prob(subnetwork, 0.7), abs=1e-9)
+    for node in joined.nodes:
+        if isinstance(node, Node):
+            for branch in node.branches:
+                assert sorted(v for child in branch.children for v in child.variables) == sorted(node.variables)
+                assert len(branch.ancestors) <= max(most, 1 + sum(isinstance(a, Node) for a in branch.ancestors))
+    assert GGT.from_json(joined.to_json()) == joined
+
+
+@pytest.mark.parametrize("most", [1, 3, 10, 40])
+def test_joined_leaves_are_even_and_know_parents_and_neighbours(most):
+    ggt = many_leaves(40, -0.1)
+    joined = ggt.join_ancestors(most)
+    leaves = joined.root.branches[0].ancestors
+    assert len(leaves) == most == joined.most_ancestors
+    sizes = [len(leaf.variables) for leaf in leaves]
+    assert sum(sizes) == 40
+    assert max(sizes) - min(sizes) <= 1
+    for leaf in leaves:
+        assert leaf.score == pytest.approx(-0.1 * sum(leaf.variables))
+        assert [p for (p,) in leaf.parents] == [v + 1 for v in leaf.variables]
+        assert list(leaf.neighbours) == [(v + 1, 0) for v in leaf.variables]

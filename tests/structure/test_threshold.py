@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.structure import FeatureStream, PreparedData, find_test, learn_structure
+from brainet_pl.structure import threshold as threshold_module
 from brainet_pl.structure.independence import SingleMargins
 from brainet_pl.structure.threshold import AtThreshold, choose_threshold, grid, modularity, strength_of
 
@@ -205,3 +206,18 @@ def test_no_other_word_is_a_threshold(table, wrong):
         learn(table, threshold=wrong)
     with pytest.raises(ValueError, match="threshold"):
         StructureLearning(threshold=wrong)
+
+
+def test_of_many_variables_some_are_looked_at_and_their_choice_is_near_that_of_all(monkeypatch):
+    rng = np.random.default_rng(0)
+    groups = rng.normal(size=(600, 24))
+    x = np.repeat(groups, 5, axis=1) + 0.8 * rng.normal(size=(600, 120))
+    every = learn_structure(x, test="gaussian", progress=False)
+    monkeypatch.setattr(threshold_module, "SEARCHED", 60)
+    looked = []
+    original = threshold_module.grid
+    monkeypatch.setattr(threshold_module, "grid", lambda found: looked.append(found.shape) or original(found))
+    some = learn_structure(x, test="gaussian", progress=False)
+    assert looked == [(60, 60)]
+    assert some.num_variables == 120
+    assert 0.3 < some.settings["threshold"] / every.settings["threshold"] < 3
