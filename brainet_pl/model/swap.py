@@ -209,6 +209,7 @@ class SwappedModel(Predictor):
         learning_rate: float = 1e-3,
         weight_decay: float = 1.0,
         input_dropout: float | Literal["auto"] = "auto",
+        copies: int | Literal["auto"] = "auto",
         calibration: Calibrator | str | Mapping[str, Any] | None = "TemperatureScaling",
         scores: Sequence[Score | str | Mapping[str, Any]] | None = None,
         verdict: Verdict | None = None,
@@ -236,6 +237,8 @@ class SwappedModel(Predictor):
             weight_decay: decoupled weight decay, times the learning rate.
             input_dropout: share of features that is set to zero for each sample and step; "auto" trains with 0.5 and
                 with 0.1, and keeps what predicts the held-out samples better.
+            copies: how many more times training samples are read where their data set augments them at random, each
+                time a pass of the network; "auto" is 2 for such a set, else 0.
             calibration: maps probabilities to better calibrated ones; `DensityScaling` also makes them fade for inputs
                 unlike the training data. None leaves them.
             scores: scores of how unlike the training data an input is; None is a density of the features.
@@ -261,6 +264,7 @@ class SwappedModel(Predictor):
             checks.above_zero("learning_rate", learning_rate),
             checks.at_least("weight_decay", weight_decay, 0, "0 is none"),
             input_dropout if input_dropout == "auto" else checks.share("input_dropout", input_dropout),
+            copies if copies == "auto" else checks.whole("copies", copies, 0, 1000),
         )
         self.num_passes = checks.whole("passes", passes, 1)
         said: dict[str, Any] = {

@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.data_sized import DataSizedBuffers
+from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.backbones.batches import Columns, rows, size
 from brainet_pl.backbones.output import BackboneOutput
-from brainet_pl.features.extraction import bounded, inputs_and_target, unshuffled
+from brainet_pl.features.extraction import bounded, inputs_and_target, inputs_of, unshuffled
 from brainet_pl.tasks import Classification
 
 BATCH = 256  # inputs at a time while features are extracted
@@ -191,6 +192,19 @@ def hash_rows(inputs: Any) -> list[bytes]:
     tables = [part.contiguous().numpy() for part in parts]
     return [hashlib.blake2b(b"".join(table[i].tobytes() for table in tables), digest_size=16).digest()
             for i in range(size(inputs))]  # fmt: skip
+
+
+def is_augmented(loader: Any, columns: Columns | None = None) -> bool:
+    """Whether the samples of a loader are drawn anew each time that they are read: some are read twice to see."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.collate_fn is None:
+        return False
+    few = range(min(8, len(loader.dataset)))  # type: ignore[arg-type]
+
+    def read(seed: int) -> list[bytes]:
+        with isolated_rng(seed):
+            return hash_rows(inputs_of(loader.collate_fn([loader.dataset[i] for i in few]), columns))
+
+    return read(0) != read(1)
 
 
 def refuse_same_samples(train: Any, held: Any) -> None:

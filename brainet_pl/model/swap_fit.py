@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from brainet_pl.model.swap import SwappedModel
 
 STEPS = 6  # of a fit
+COPIES = 2  # further ones of an augmented training set, each drawn anew
 DROPOUTS = (0.5, 0.1)  # of features, to choose from
 SHARES = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, math.inf)  # of the head beside base logits; ∞ is it alone
 LEAST_GAIN = 1e-4  # nats of mean NLL: a head that gains less is not worth running
@@ -56,6 +57,7 @@ class Training(NamedTuple):
     learning_rate: float
     weight_decay: float
     input_dropout: float | Literal["auto"]
+    copies: int | Literal["auto"] = "auto"
     rate_decays: int = 2
 
 
@@ -159,10 +161,12 @@ def fit_swapped(
         scores = said["scores"]
         model.attach(**{**said, "scores": [_density(model.backbone, first)] if scores is None else scores})
         step("features")
-        seen, inside = _extract(model, features, other, log, progress)
+        extracted = _extract(model, features, other, log, progress)
+        seen, inside = extracted.seen, extracted.held
         step("structure")
         if model.head is None:
             _build(model, seen, given, progress)
+        seen = _add_copies(model, source, extracted, training.copies, progress)
         step("training")
         epochs = train_on_features(model, seen, inside, training, progress)
         few = [part.sample(SAMPLE_ROWS) for part in (seen, inside)]
@@ -209,17 +213,27 @@ def _density(backbone: FeatureExtractor, inputs: Any) -> Score:
     return found if not isinstance(inputs, BackboneOutput) else Generative()
 
 
+class _Samples(NamedTuple):
+    """Features of training and of held-out samples, and the numbers of training samples that were held back."""
+
+    seen: Extracted
+    held: Extracted
+    held_back: Tensor
+
+
 def _extract(
     model: SwappedModel, features: TrainingFeatures, held: Iterable[Any] | None, log: DataLog, progress: bool
-) -> tuple[Extracted, Extracted]:
+) -> _Samples:
     """Features of training samples and of held-out ones, whose inputs and labels are checked on the way."""
     labels = features.all(progress=progress).targets
     total = swap_data.count_classes(labels, log.num_classes)
     if model.head is None:
         model.task = Classification(total)
     model.input_scale.set(log)
+    held_back = torch.empty(0, dtype=torch.int64)
     if held is None:
-        inside = features.hold_back(swap_data.rows_to_hold_back(labels, log.hashes))
+        held_back = swap_data.rows_to_hold_back(labels, log.hashes)
+        inside = features.hold_back(held_back)
         rank_zero_info(f"held back {len(inside.targets):,} of {len(labels):,} training samples, to stop and choose by")
     else:
         other = DataLog("held", total)
@@ -240,7 +254,28 @@ def _extract(
         rank_zero_warn(
             f"everything is chosen by {count} held-out samples, which say little: give {LEAST} at the least, better 200"
         )
-    return finite_samples(features.all()), inside
+    return _Samples(finite_samples(features.all()), inside, held_back)
+
+
+def _add_copies(
+    model: SwappedModel, source: Iterable[Any], samples: _Samples, copies: int | Literal["auto"], progress: bool
+) -> Extracted:
+    """Training features with those of further copies of the samples, which their data set augments anew."""
+    if copies == "auto":
+        copies = COPIES if swap_data.is_augmented(source, model.columns) else 0
+        if copies:
+            rank_zero_info(f"the training set augments its samples: {copies} further copies of each are extracted")
+    parts = [samples.seen]
+    for seed in range(1, copies + 1):
+        with isolated_rng(seed):
+            settings: dict[str, Any] = {"progress": progress, "columns": model.columns}
+            found = extract(model.backbone, unshuffled(source, seed=seed), **settings)
+        kept = torch.ones(len(found.targets), dtype=torch.bool)
+        kept[samples.held_back] = False
+        parts.append(finite_samples(Extracted(found.output[kept], found.targets[kept])))
+    if len(parts) == 1:
+        return samples.seen
+    return Extracted(BackboneOutput.concat([p.output for p in parts]), torch.cat([p.targets for p in parts]))
 
 
 def _build(model: SwappedModel, seen: Extracted, given: Given, progress: bool) -> None:
@@ -287,6 +322,7 @@ def train_on_features(model: SwappedModel, seen: Extracted, held: Extracted, tra
         for rate in DROPOUTS if training.input_dropout == "auto" else (training.input_dropout,):
             head.load_state_dict(start)
             settings: dict[str, Any] = training._replace(input_dropout=rate)._asdict()
+            del settings["copies"]
             epochs = fit_head(
                 head,
                 data.x,

@@ -490,3 +490,53 @@ def test_of_several_dropouts_that_is_kept_which_predicts_held_out_samples_best(m
     torch.testing.assert_close(fit("auto"), (good, answer))  # the first starts from the same random numbers
     monkeypatch.setattr(swap_fit, "DROPOUTS", (0.95, 0.0))
     assert fit("auto")[0] < bad - 0.02
+
+
+class Noisy(Dataset):
+    """Rows that are augmented: another noise each time that one is read."""
+
+    def __init__(self, x, y):
+        self.x, self.y, self.reads = x, y, []
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        self.reads.append(int(i))
+        return self.x[i] + 0.1 * torch.randn(6), int(self.y[i])
+
+
+def watch_training(monkeypatch, trained):
+    original = swap_fit.train_on_features
+
+    def train(model, seen, *rest):
+        trained.append(seen)
+        return original(model, seen, *rest)
+
+    monkeypatch.setattr(swap_fit, "train_on_features", train)
+
+
+@pytest.mark.parametrize(("copies", "expected"), [("auto", 3), (0, 1), (1, 2)])
+def test_augmented_samples_are_read_several_times_and_held_back_ones_are_not_trained_on(copies, expected, monkeypatch):
+    trained = []
+    watch_training(monkeypatch, trained)
+    data = Noisy(*rows(400))
+    swap_head(network(), data, **SMALL).fit(copies=copies, **SHORT)
+    (seen,) = trained
+    share, rest = divmod(len(seen.targets), expected)
+    assert (rest, share) == (0, 340)  # 15 % are held back, in all copies
+    parts = seen.features.view(expected, share, -1)
+    assert torch.equal(seen.targets, seen.targets[:share].repeat(expected))
+    if expected > 1:
+        assert not torch.equal(parts[0], parts[1])
+        gap = (parts[0] - parts[1]).square().mean()  # of the same rows
+        assert float(gap) < 0.2 * float((parts[0] - parts[0].roll(1, 0)).square().mean())
+
+
+def test_a_set_that_is_not_augmented_is_read_once(monkeypatch):
+    trained = []
+    watch_training(monkeypatch, trained)
+    swap_head(network(), rows(200), held=rows(100, 1), **SMALL).fit(**SHORT)
+    assert len(trained[0].targets) == 200
+    with pytest.raises(ValueError, match="copies"):
+        swap_head(network(), rows(200), held=rows(100, 1), **SMALL).fit(copies=-1, **SHORT)
