@@ -55,8 +55,8 @@ from brainet_pl.tasks import Classification
 BATCH = 64
 SIZE = 160  # pixels
 HEADS: dict[str, network.HeadSettings] = {
-    name: getattr(network, name)() for name in ("Linear", "MLP", "MCDropout", "Ensemble") if hasattr(network, name)
-} | {name: getattr(network, name)() for name in ("Laplace", "VBLL") if hasattr(network, name)}
+    name: getattr(network, name)() for name in ("Linear", "MLP", "MCDropout", "Ensemble", "Laplace", "VBLL", "SNGP")
+}
 UNKNOWN = 2000  # images of an unknown set
 CALLS = 2  # folds of a task in which `swap_head(…).fit()` itself is called
 TRAINING = ("patience", "batch_size", "learning_rate", "weight_decay")

@@ -160,7 +160,9 @@ class LaplaceHead(LinearHead):
 
     def _draws(self, x: Tensor, steps: Tensor) -> Tensor:
         """Outputs (T, B, O) at weights that are `steps` along the eigenvectors away from the trained ones."""
-        outputs = torch.as_tensor(self(x))  # (B, O)
+        return self._around(torch.as_tensor(self(x)), x, steps)
+
+    def _around(self, outputs: Tensor, x: Tensor, steps: Tensor) -> Tensor:
         phi = add_ones(x.to(steps.dtype))
         if self.structure == "full":
             weights = (steps.squeeze(2) @ self.left.t()).view(len(steps), outputs.shape[1], phi.shape[1])
