@@ -10,6 +10,7 @@ inputs), 429 (too busy) or 504 (too slow), and a sentence under `detail`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -180,7 +181,7 @@ def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 
     async def predict(request: Request) -> dict[str, Any]:
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise HTTPException(415, "expected JSON, got another content-type: send application/json")
-        limit_body(request, served.limits)
+        await limit_body(request, served.limits)
         try:
             asked = json.loads(await request.body())
         except (ValueError, RecursionError) as error:
@@ -198,7 +199,7 @@ def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 
             raise HTTPException(
                 415, "expected image files as a form, got another content-type: send multipart/form-data"
             )
-        limit_body(request, served.limits)
+        await limit_body(request, served.limits)
         async with request.form(max_files=served.limits.batch, max_fields=16) as form:
             uploads = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
             files = [await upload.read() for upload in uploads]
@@ -212,27 +213,37 @@ def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 
 KNOWN_PATHS = ("/predict", "/predict/images", "/health", "/model", "/drift", "/metrics")
 
 
-def limit_body(request: Request, limits: Limits) -> None:
-    """Let the body of a request end with an error where it grows too large, whatever its headers say."""
-    most = int(limits.megabytes * 1e6)
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
-        raise HTTPException(413, f"expected a body of at most {limits.megabytes:g} MB, got more: send fewer samples")
-    receive, seen = request.receive, 0
+async def limit_body(request: Request, limits: Limits) -> None:
+    """Let the body of a request end with an error where it is too large or too slow, whatever its headers say.
+
+    What is too large is read and dropped before it is answered: a client that still sends would find its connection
+    reset, and never see the answer. One that asked first (`Expect: 100-continue`) has sent nothing yet.
+    """
+    most, receive, seen = int(limits.megabytes * 1e6), request.receive, 0
+    deadline = time.monotonic() + limits.seconds
 
     async def counted() -> Any:
         nonlocal seen
         try:
-            message = await asyncio.wait_for(receive(), limits.seconds)
+            message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
         except asyncio.TimeoutError as error:
             raise HTTPException(
                 408, f"expected the body within {limits.seconds:g} s, got a part: send it whole"
             ) from error
         seen += len(message.get("body", b""))
         if seen > most:
-            raise HTTPException(413, f"expected a body of at most {limits.megabytes:g} MB, got more: send it in parts")
+            await dropped(message)
         return message
 
+    async def dropped(message: Any) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            while message.get("more_body", False):
+                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+        raise HTTPException(413, f"expected a body of at most {limits.megabytes:g} MB, got more: send fewer samples")
+
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > most:
+        await dropped({"more_body": request.headers.get("expect", "").lower() != "100-continue"})
     request._receive = counted
 
 
