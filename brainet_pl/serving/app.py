@@ -10,7 +10,6 @@ inputs), 429 (too busy) or 504 (too slow), and a sentence under `detail`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 import time
@@ -127,8 +126,8 @@ class Served:
         found: dict[str, Any] = {"watched": True, "alpha": self.alpha, "inputs": 0, "evidence": 1.0, "alarm": False}
         if state is None:
             return found
-        known = {"inputs": state.inputs, "evidence": state.evidence, "alarm": state.alarm, "alarm_at": state.alarm_at}
-        return found | known | {"changed_at": state.changed_at, "signals": dict(state.signals)}
+        known = ("inputs", "evidence", "alarm", "alarm_at", "changed_at", "leading", "column", "signals")
+        return found | {name: getattr(state, name) for name in known}
 
 
 def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 0.05) -> FastAPI:
@@ -181,7 +180,7 @@ def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 
     async def predict(request: Request) -> dict[str, Any]:
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise HTTPException(415, "expected JSON, got another content-type: send application/json")
-        await limit_body(request, served.limits)
+        limit_body(request, served.limits)
         try:
             asked = json.loads(await request.body())
         except (ValueError, RecursionError) as error:
@@ -199,7 +198,7 @@ def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 
             raise HTTPException(
                 415, "expected image files as a form, got another content-type: send multipart/form-data"
             )
-        await limit_body(request, served.limits)
+        limit_body(request, served.limits)
         async with request.form(max_files=served.limits.batch, max_fields=16) as form:
             uploads = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
             files = [await upload.read() for upload in uploads]
@@ -213,14 +212,16 @@ def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 
 KNOWN_PATHS = ("/predict", "/predict/images", "/health", "/model", "/drift", "/metrics")
 
 
-async def limit_body(request: Request, limits: Limits) -> None:
-    """Let the body of a request end with an error where it is too large or too slow, whatever its headers say.
-
-    What is too large is read and dropped before it is answered: a client that still sends would find its connection
-    reset, and never see the answer. One that asked first (`Expect: 100-continue`) has sent nothing yet.
-    """
+def limit_body(request: Request, limits: Limits) -> None:
+    """Let the body of a request end with an error where it is too large or too slow, whatever its headers say."""
     most, receive, seen = int(limits.megabytes * 1e6), request.receive, 0
     deadline = time.monotonic() + limits.seconds
+
+    def grown(size: int) -> None:
+        if size > most:
+            raise HTTPException(
+                413, f"expected a body of at most {limits.megabytes:g} MB, got more: send fewer samples"
+            )
 
     async def counted() -> Any:
         nonlocal seen
@@ -231,19 +232,11 @@ async def limit_body(request: Request, limits: Limits) -> None:
                 408, f"expected the body within {limits.seconds:g} s, got a part: send it whole"
             ) from error
         seen += len(message.get("body", b""))
-        if seen > most:
-            await dropped(message)
+        grown(seen)
         return message
 
-    async def dropped(message: Any) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            while message.get("more_body", False):
-                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
-        raise HTTPException(413, f"expected a body of at most {limits.megabytes:g} MB, got more: send fewer samples")
-
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
-        await dropped({"more_body": request.headers.get("expect", "").lower() != "100-continue"})
+    grown(int(declared) if declared.isdigit() else 0)
     request._receive = counted
 
 
