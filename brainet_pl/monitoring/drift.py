@@ -257,7 +257,7 @@ class _Reference:
     Each value, held-out or new, has a random number beside it that decides ties, so that no two are alike.
     """
 
-    def __init__(self, name: str, values: ArrayLike | int, draw: np.random.Generator) -> None:
+    def __init__(self, name: str, values: Any, draw: np.random.Generator) -> None:
         self.falling = isinstance(values, int | np.integer) and not isinstance(values, bool)
         if self.falling:
             self.size = checks.whole(f"validation samples behind {name}", values, 1, 10**7)
