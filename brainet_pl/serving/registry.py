@@ -1,4 +1,4 @@
-"""The folder of an exported model in registries: Weights & Biases and MLflow. No code is stored, and nothing pickled."""
+"""The folder of an exported model in registries, Weights & Biases and MLflow: no code is stored, nothing is pickled."""
 
 from __future__ import annotations
 
