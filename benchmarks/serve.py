@@ -222,11 +222,11 @@ def in_8_bits(folder: Path, x: Any, y: Tensor, unknown: Any) -> dict[str, float]
 
 def main(argv: list[str] | None = None) -> None:
     """Measure it all."""
-    parser = arguments(__doc__, epochs=5)
-    parser.add_argument("--requests", type=int, default=300, help="of every client")
+    parser = arguments(__doc__, epochs=2)
+    parser.add_argument("--requests", type=int, default=100, help="of every client")
     args = parse(parser, argv)
     torch.set_num_threads(1)
-    requests, count = (20, 200) if args.smoke else (args.requests, 2000)
+    requests, count = (20, 200) if args.smoke else (args.requests, 1000)
     store = Store(args.out / "serve.json", {"requests": requests, "epochs": args.epochs})
     with tempfile.TemporaryDirectory() as scratch:
         model = fitted(args.data, count, args.epochs)

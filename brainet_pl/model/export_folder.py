@@ -25,6 +25,7 @@ from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, FORMA
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.serving.tables import Feature
 
+MOST_FEATURES = 512  # that the drift alarm watches; of more, each would have too small a part in α
 MEANINGS = {
     "class": "number of the most probable class; -1 where there is none",
     "probabilities": "calibrated probability of each class",
@@ -61,8 +62,8 @@ def export_folder(
         class_names: names of the classes; None takes those that the model knows.
         images: how image files are prepared; None is what the backbone's weights expect, where they say so.
         features: how rows of a table are prepared; None takes numbers.
-        held: held-out inputs. Their answers and features are the reference of the drift alarm; None takes the scores of
-            validation data that the model keeps, without classes and features.
+        held: held-out inputs. Their answers, and up to 512 features, are the reference of the drift alarm; None takes
+            the scores of validation data that the model keeps, without classes and features.
         passes: sub-networks of a head that draws; None is the model's own number.
         seed: of their draw.
     """
@@ -79,7 +80,8 @@ def export_folder(
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as inside:
         made = Path(inside) / "made"
         made.mkdir()
-        outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed, features=held is not None)
+        narrow = held is not None and (predictor.in_features or 0) <= MOST_FEATURES
+        outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed, features=narrow)
         given = example_of(predictor, example)
         about = {
             "format": FORMAT,
@@ -151,6 +153,8 @@ def _signals_of_inputs(model: ExportedModel, held: Any) -> dict[str, Any]:
     parts = [model.predict({name: array[i : i + 256] for name, array in arrays.items()}) for i in starts]
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     found: dict[str, Any] = {name: values.tolist() for name, values in model.scores_of(outputs).items()}
+    if FEATURES not in outputs:
+        return found
     return found | {FEATURES: Columns.of(FEATURES, outputs[FEATURES], np.random.default_rng(0)).to_dict()}
 
 
