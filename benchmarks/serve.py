@@ -112,6 +112,13 @@ def session_of(path: str | Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
+def measured(call: Callable[[], Any], count: int, images_each: int) -> dict[str, float]:
+    """The summary of so many calls in this process."""
+    used = time.process_time()
+    seconds = timed(call, count)
+    return summary(seconds, (time.process_time() - used) / ((count + 1) * images_each), images_each)
+
+
 def timed(call: Callable[[], Any], count: int) -> list[float]:
     """Seconds of each of so many calls."""
     call()
@@ -123,13 +130,16 @@ def timed(call: Callable[[], Any], count: int) -> list[float]:
     return found
 
 
-def summary(seconds: list[float], images_each: int = 1, wall: float | None = None) -> dict[str, float]:
-    """Median and 99th percentile in milliseconds, and images in a second."""
+def summary(
+    seconds: list[float], processor: float, images_each: int = 1, wall: float | None = None
+) -> dict[str, float]:
+    """Median and 99th percentile of calls and processor time of an image in milliseconds, and images in a second."""
     total = sum(seconds) if wall is None else wall
     return {
         "median, ms": 1e3 * float(np.median(seconds)),
         "p99, ms": 1e3 * float(np.quantile(seconds, 0.99)),
         "images/s": images_each * len(seconds) / total,
+        "processor, ms": 1e3 * processor,
     }
 
 
@@ -145,8 +155,14 @@ def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
     raise RuntimeError("the server did not start")
 
 
-def ask(address: str, files: list[bytes], clients: int, requests: int) -> dict[str, float]:
-    """Latency and throughput of so many clients, each with its connection."""
+def processor_seconds(pid: int) -> float:
+    """What a process has used so far; unlike latency it hardly depends on what else the machine does."""
+    used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+
+
+def ask(server: int, address: str, files: list[bytes], clients: int, requests: int) -> dict[str, float]:
+    """Latency, throughput and the server's processor time of so many clients, each with its connection."""
 
     def one(number: int) -> list[float]:
         with httpx.Client(timeout=60) as client:
@@ -158,15 +174,17 @@ def ask(address: str, files: list[bytes], clients: int, requests: int) -> dict[s
 
             return timed(send, requests)
 
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), processor_seconds(server)
     with ThreadPoolExecutor(clients) as crowd:
         seconds = [value for part in crowd.map(one, range(clients)) for value in part]
-    return summary(seconds, wall=time.perf_counter() - begin)
+    each = (processor_seconds(server) - used) / (clients * (requests + 1))
+    return summary(seconds, each, wall=time.perf_counter() - begin)
 
 
 def stopped(server: subprocess.Popen[str], address: str, files: list[bytes]) -> dict[str, float]:
     """SIGTERM while eight clients ask: inputs that the model saw and nobody was told of."""
-    before = int(float(re.search(r"brainet_inputs_total (\S+)", httpx.get(f"{address}/metrics").text)[1]))  # type: ignore[index]
+    counted = re.search(r"^brainet_inputs_total (\S+)$", httpx.get(f"{address}/metrics").text, re.M)
+    before = int(float(counted[1])) if counted else 0
     answered, begun = [], threading.Event()
 
     def one(_: int) -> None:
@@ -247,17 +265,20 @@ def main(argv: list[str] | None = None) -> None:
                 "bare backbone": lambda part=part: bare.run(None, {"input": part}),
                 "exported folder": lambda part=part: whole.predict(part),
             }.items():
-                lines[f"{label}, {size} at a time"] = summary(timed(call, max(5, requests // size)), size)
+                lines[f"{label}, {size} at a time"] = measured(call, max(5, requests // size), size)
         server, address = start(folder)
-        for clients in CLIENTS:
-            lines[f"served, {clients} clients"] = ask(address, files, clients, requests)
-        for line, cells in lines.items():
-            store.cell(line, lambda cells=cells: cells)
-        store.cell("stop under load", lambda: stopped(server, address, files))
+        try:
+            for clients in CLIENTS:
+                lines[f"served, {clients} clients"] = ask(server.pid, address, files, clients, requests)
+            for line, cells in lines.items():
+                store.cell(line, lambda cells=cells: cells)
+            store.cell("stop under load", lambda: stopped(server, address, files))
+        finally:
+            server.kill()
         far, _ = images(args.data, "svhn_test10k", count // 4)
         store.cell("int8", lambda: in_8_bits(folder, given, y, scaled(far).numpy()))
     cells = store.content["cells"]
-    columns = ("median, ms", "p99, ms", "images/s")
+    columns = ("median, ms", "p99, ms", "images/s", "processor, ms")
     table(["", *columns], [[line, *(cells[line][key] for key in columns)] for line in lines])
     for name in ("stop under load", "int8"):
         print(name, {key: round(value, 4) for key, value in cells[name].items()})

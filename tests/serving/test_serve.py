@@ -167,23 +167,24 @@ def test_a_slow_model_is_told_and_a_crowd_is_sent_away(served):
         assert client.get("/health").status_code == 200
 
 
-def start(folder, *words):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "brainet_pl.cli", "serve", str(folder), "--port", str(port), *words]
-    server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    address = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            if httpx.get(f"{address}/health", timeout=1).status_code == 200:
-                return server, address
-        except httpx.HTTPError:
-            time.sleep(0.1)
-    server.kill()
-    raise AssertionError(f"the server did not start: {server.stderr.read()[-2000:]}")
+@pytest.fixture
+def start():
+    """A function (folder, *words) -> the process of `brainet serve`, which ends with the test, and its address."""
+    started = []
+
+    def begin(folder, *words):
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "brainet_pl.cli", "serve", str(folder), "--port", "0", *words]
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+        said = started[-1].stderr.readline()
+        assert "serving on http://127.0.0.1:" in said, said + started[-1].stderr.read()[-2000:]
+        return started[-1], said.split()[-1]
+
+    yield begin
+    for server in started:
+        if server.poll() is None:
+            server.kill()
+        server.communicate()
 
 
 def stop(server):
@@ -195,7 +196,7 @@ def stop(server):
     return int(re.search(r"stopped after \d+ requests, (\d+) inputs", said)[1])
 
 
-def test_the_command_serves_and_a_stop_loses_nothing(served):
+def test_the_command_serves_and_a_stop_loses_nothing(served, start):
     """SIGTERM in the middle of many requests: what the model was asked is answered, and the exit is clean.
 
     A connection between two requests is closed at once, maybe while its client writes the next one. The model never
@@ -230,7 +231,7 @@ def test_the_command_serves_and_a_stop_loses_nothing(served):
 
 
 @pytest.mark.slow
-def test_ten_thousand_connections_are_answered(served):
+def test_ten_thousand_connections_are_answered(served, start):
     """All open at a time, all with a request: each has a status; and silence is not kept for ever."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -268,7 +269,7 @@ async def ask_from_many(port, count):
     return found
 
 
-def test_connections_that_say_nothing_are_closed_and_others_are_served(served):
+def test_connections_that_say_nothing_are_closed_and_others_are_served(served, start):
     """One says nothing, one sends a byte now and then: neither is kept longer than a request may take."""
     server, address = start(served[1], "--timeout", "2")
     port = int(address.rpartition(":")[2])
@@ -286,7 +287,7 @@ def test_connections_that_say_nothing_are_closed_and_others_are_served(served):
     stop(server)
 
 
-def test_a_hundred_megabytes_are_refused_with_an_answer(served):
+def test_a_hundred_megabytes_are_refused_with_an_answer(served, start):
     """Declared or not, the client that sends all of it reads a status, not a reset connection."""
     server, address = start(served[1])
     piece = b" " * 1_000_000
