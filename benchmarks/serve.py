@@ -1,4 +1,4 @@
-"""A served model beside its bare backbone: throughput and latency, a stop under load, and the graph in 8 bits.
+"""A served model beside its bare backbone: throughput, latency, and a stop under load.
 
 A frozen ResNet-20 with a linear head, a density and calibration on CIFAR-10 is exported and served by `brainet serve`.
 "Bare" is backbone and last layer alone as ONNX, in onnxruntime, one thread, in this process. Requests carry one image
@@ -209,35 +209,6 @@ def stopped(server: subprocess.Popen[str], address: str, files: list[bytes]) -> 
     return {"answered": float(len(answered)), "lost": float(seen - len(answered)), "exit": float(server.returncode)}
 
 
-def in_8_bits(folder: Path, x: Any, y: Tensor, unknown: Any) -> dict[str, float]:
-    """The graph with 8-bit weights beside the graph as it is: what changes, and what it brings."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    small = folder.parent / "int8.onnx"
-    quantize_dynamic(folder / "model.onnx", small, weight_type=QuantType.QUInt8)  # signed is not there for convolutions
-    names = ["class", "probabilities", "known"]
-    found: dict[str, float] = {}
-    runs = {"float32": session_of(folder / "model.onnx"), "int8": session_of(small)}
-    said: dict[str, Any] = {}
-    for label, session in runs.items():
-
-        def answer(given: Any, session: Any = session) -> list[Any]:
-            parts = [session.run(names, {"input": given[i : i + 64]}) for i in range(0, len(given), 64)]
-            return [np.concatenate(values) for values in zip(*parts, strict=True)]
-
-        said[label] = answer(x)
-        found[f"{label}: accuracy"] = float((said[label][0] == y.numpy()).mean())
-        found[f"{label}: known called unknown"] = float((~said[label][2]).mean())
-        found[f"{label}: unknown called unknown"] = float((~answer(unknown)[2]).mean())
-        found[f"{label}: ms for 64"] = 1e3 * float(
-            np.median(timed(lambda run=session: run.run(names, {"input": x[:64]}), 7))
-        )
-    found["largest change of a probability"] = float(np.abs(said["int8"][1] - said["float32"][1]).max())
-    found["classes that change"] = float((said["int8"][0] != said["float32"][0]).mean())
-    found["verdicts that change"] = float((said["int8"][2] != said["float32"][2]).mean())
-    return found | {"size, of float32": small.stat().st_size / (folder / "model.onnx").stat().st_size}
-
-
 def main(argv: list[str] | None = None) -> None:
     """Measure it all."""
     parser = arguments(__doc__, epochs=2)
@@ -248,9 +219,9 @@ def main(argv: list[str] | None = None) -> None:
     store = Store(args.out / "serve.json", {"requests": requests, "epochs": args.epochs})
     with tempfile.TemporaryDirectory() as scratch:
         model = fitted(args.data, count, args.epochs)
-        x, y = images(args.data, "cifar10_test", count // 2)
+        x, _ = images(args.data, "cifar10_test", count // 2)
         folder = export_folder(model, Path(scratch) / "model", held=scaled(x[: count // 4]), images=STEPS)
-        x, y = x[count // 4 :], y[count // 4 :]
+        x = x[count // 4 :]
         files = []
         for one in x[:50]:
             file = io.BytesIO()
@@ -275,13 +246,10 @@ def main(argv: list[str] | None = None) -> None:
             store.cell("stop under load", lambda: stopped(server, address, files))
         finally:
             server.kill()
-        far, _ = images(args.data, "svhn_test10k", count // 4)
-        store.cell("int8", lambda: in_8_bits(folder, given, y, scaled(far).numpy()))
     cells = store.content["cells"]
     columns = ("median, ms", "p99, ms", "images/s", "processor, ms")
     table(["", *columns], [[line, *(cells[line][key] for key in columns)] for line in lines])
-    for name in ("stop under load", "int8"):
-        print(name, {key: round(value, 4) for key, value in cells[name].items()})
+    print("stop under load", cells["stop under load"])
 
 
 if __name__ == "__main__":
