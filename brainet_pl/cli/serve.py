@@ -32,25 +32,15 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--alpha", type=float, default=0.05, help="the probability of a false drift alarm; 0.05")
     words = parser.parse_args(args)
     try:
-        import uvicorn
-
         from brainet_pl.serving.app import Limits, make_app
+        from brainet_pl.serving.server import run
     except ImportError as error:
         raise ImportError(f"serving needs more packages ({error.name}): pip install 'brainet_pl[serve]'") from error
     limits = Limits(words.max_megabytes, words.max_batch, words.timeout, words.max_waiting, words.threads)
     with tempfile.TemporaryDirectory() as scratch:
         folder = find_folder(Path(words.model), Path(scratch))
         app = make_app(ExportedModel(folder, words.threads), limits, words.alpha)
-        uvicorn.run(
-            app,
-            host=words.host,
-            port=words.port,
-            log_level="warning",
-            access_log=False,
-            limit_concurrency=words.max_connections,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=int(words.timeout) + 1,
-        )
+        run(app, words.host, words.port, limits, words.max_connections)
 
 
 def find_folder(given: Path, scratch: Path) -> Path:

@@ -26,6 +26,7 @@ from brainet_pl.model.lightning import BRAINet
 from brainet_pl.model.predictor import Predictor
 
 INPUT = "input"  # the name of an only tensor
+FEATURES = "features"  # the name of what the head reads
 TRACED = 4  # samples of the example that a graph is made from: neither 0 nor 1, which compilers take for special
 CHECKED = (1, 7)  # samples with which the graph is run before it is handed out
 CLOSE = 1e-3  # relative and absolute difference that rounding may make
@@ -53,18 +54,21 @@ def input_names(example: Any) -> tuple[str, ...]:
 class Answers(nn.Module):
     """A predictor as a function of tensors, in the order of `inputs`, that gives a tuple in the order of `outputs`."""
 
-    def __init__(self, predictor: Predictor, example: Any) -> None:
+    def __init__(self, predictor: Predictor, example: Any, features: bool = False) -> None:
         super().__init__()
         self.predictor = predictor
         self.named = isinstance(example, Mapping)
         self.inputs = input_names(example)
         size = batches.size(example)
         self.outputs = tuple(k for k, v in predictor.predict(example).items() if v.dim() and v.shape[0] == size)
+        if features:
+            self.outputs += (FEATURES,)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Maps tensors in the order of `inputs` to a tuple in the order of `outputs`."""
         given = dict(zip(self.inputs, tensors, strict=True)) if self.named else tensors[0]
-        answer = Predictor.predict(self.predictor, given)  # under no_grad a trace would hold its switches
+        passes = self.predictor.passes(given)
+        answer = self.predictor.describe(passes) | {FEATURES: passes.features}
         return tuple(answer[name] for name in self.outputs)
 
 
@@ -89,11 +93,18 @@ def export_program(
 
 
 def export_onnx(
-    model: BRAINet | Predictor, path: str | Path, example: Any = None, *, passes: int | None = None, seed: int = 0
+    model: BRAINet | Predictor,
+    path: str | Path,
+    example: Any = None,
+    *,
+    passes: int | None = None,
+    seed: int = 0,
+    features: bool = False,
 ) -> tuple[str, ...]:
     """Write a model as ONNX for any batch size; the names of its outputs.
 
-    The arguments are those of `export_program`. With onnxruntime installed, the file is run and compared first.
+    The arguments are those of `export_program`; with `features`, what the head reads is an output too. With onnxruntime
+    installed, the file is run and compared first.
     """
     path = Path(path)
     if path.suffix != ".onnx":
@@ -102,7 +113,8 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("ONNX needs the packages onnx and onnxscript: pip install onnx onnxscript") from error
-    with _ready(model, example, passes, seed) as (answers, tensors), atomic.atomic_write(path) as temporary, _quiet():
+    ready = _ready(model, example, passes, seed, features)
+    with ready as (answers, tensors), atomic.atomic_write(path) as temporary, _quiet():
         torch.onnx.export(
             answers,
             tensors,
@@ -120,7 +132,7 @@ def export_onnx(
 
 @contextlib.contextmanager
 def _ready(
-    model: BRAINet | Predictor, example: Any, passes: int | None, seed: int
+    model: BRAINet | Predictor, example: Any, passes: int | None, seed: int, features: bool = False
 ) -> Iterator[tuple[Answers, tuple[Tensor, ...]]]:
     """The model in evaluation with draws that stay, and example inputs; everything is put back afterwards."""
     predictor = model.predictor if isinstance(model, BRAINet) else model
@@ -139,7 +151,7 @@ def _ready(
         with head.fixed_draws(count, seed), torch.no_grad():
             given = batches.move(example_of(predictor, example), device)
             tensors = tuple(given.values()) if isinstance(given, Mapping) else (given,)
-            yield Answers(predictor, given).eval(), tensors
+            yield Answers(predictor, given, features).eval(), tensors
     finally:
         predictor.train(training)
         predictor.num_passes = before

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from brainet_pl.backbones import batches
-from brainet_pl.model.export import example_of, export_onnx, input_names
+from brainet_pl.model.export import FEATURES, example_of, export_onnx, input_names
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.model.predictor import Predictor
+from brainet_pl.monitoring.columns import Columns
 from brainet_pl.monitoring.signals import signals_of
 from brainet_pl.serving import ExportedModel
 from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, FORMAT, GRAPH, digest
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.serving.tables import Feature
 
+MOST_FEATURES = 512  # that the drift alarm watches; of more, each would have too small a part in α
 MEANINGS = {
     "class": "number of the most probable class; -1 where there is none",
     "probabilities": "calibrated probability of each class",
@@ -60,8 +62,8 @@ def export_folder(
         class_names: names of the classes; None takes those that the model knows.
         images: how image files are prepared; None is what the backbone's weights expect, where they say so.
         features: how rows of a table are prepared; None takes numbers.
-        held: held-out inputs. Their answers are the reference of the drift alarm; None takes the scores of validation
-            data that the model keeps, without the classes.
+        held: held-out inputs. Their answers, and up to 512 features, are the reference of the drift alarm; None takes
+            the scores of validation data that the model keeps, without classes and features.
         passes: sub-networks of a head that draws; None is the model's own number.
         seed: of their draw.
     """
@@ -78,7 +80,8 @@ def export_folder(
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as inside:
         made = Path(inside) / "made"
         made.mkdir()
-        outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed)
+        narrow = held is not None and (predictor.in_features or 0) <= MOST_FEATURES
+        outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed, features=narrow)
         given = example_of(predictor, example)
         about = {
             "format": FORMAT,
@@ -124,6 +127,8 @@ def _inputs(given: Any) -> list[dict[str, Any]]:
 
 def _output(predictor: Predictor, name: str) -> dict[str, Any]:
     """What one output is: higher scores are more unlike the training data."""
+    if name == FEATURES:
+        return {"name": name, "role": FEATURES, "meaning": "what the head reads, for the drift alarm"}
     if name in MEANINGS:
         return {"name": name, "role": "answer", "meaning": MEANINGS[name]}
     unit = predictor.scores.units.get(name, "")
@@ -141,15 +146,16 @@ def _reference(predictor: Predictor) -> dict[str, list[float]] | None:
     return {n: v.tolist() for n, v in signals_of(known, _verdict_score(predictor)).items()} if known else None
 
 
-def _signals_of_inputs(model: ExportedModel, held: Any) -> dict[str, list[float]]:
-    found: dict[str, list[Any]] = {}
+def _signals_of_inputs(model: ExportedModel, held: Any) -> dict[str, Any]:
+    """What the drift alarm compares with; of features only the ends of bins."""
     arrays = {name: tensor.cpu().numpy() for name, tensor in named(held).items()}
-    for start in range(0, batches.size(held), 256):
-        outputs = model.predict({name: array[start : start + 256] for name, array in arrays.items()})
-        one = {name: values for name, values in outputs.items() if values.ndim == 1}
-        for name, values in signals_of(one, model.about["verdict"]["score"]).items():
-            found.setdefault(name, []).append(values)
-    return {name: np.concatenate(parts).tolist() for name, parts in found.items()}
+    starts = range(0, batches.size(held), 256)
+    parts = [model.predict({name: array[i : i + 256] for name, array in arrays.items()}) for i in starts]
+    outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    found: dict[str, Any] = {name: values.tolist() for name, values in model.scores_of(outputs).items()}
+    if FEATURES not in outputs:
+        return found
+    return found | {FEATURES: Columns.of(FEATURES, outputs[FEATURES], np.random.default_rng(0)).to_dict()}
 
 
 def _write(path: Path, about: Mapping[str, Any]) -> None:

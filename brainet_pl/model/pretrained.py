@@ -45,6 +45,31 @@ def save_pretrained(model: BRAINet, folder: str | Path, run: str | Path | None =
     return place
 
 
+def push_to_hub(
+    model: BRAINet, repo_id: str, run: str | Path | None = None, *, private: bool = True, **api: Any
+) -> str:
+    """Upload what `save_pretrained` writes to a hub of models; the address of the commit.
+
+    Others read it by `from_pretrained(huggingface_hub.snapshot_download(repo_id))`.
+
+    Args:
+        model: with its head.
+        repo_id: `owner/name`; it is made where it is not there.
+        run: the folder of a run that was tested, whose numbers the card then has.
+        private: whether a new one is for its owner alone.
+        **api: arguments of `huggingface_hub.HfApi`, such as `token` and `endpoint`.
+    """
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise ImportError("a hub needs the package huggingface_hub: pip install 'brainet_pl[hub]'") from error
+    hub = HfApi(**api)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = save_pretrained(model, scratch, run)
+        hub.create_repo(repo_id, private=private, exist_ok=True)
+        return str(hub.upload_folder(repo_id=repo_id, folder_path=folder).commit_url)
+
+
 def from_pretrained(folder: str | Path, **given: Any) -> BRAINet:
     """The model that `save_pretrained` wrote, ready to predict; digests of weights and settings are checked.
 

@@ -28,8 +28,9 @@ FALLING = ((0.1, 1.0), (0.25, 1.0), (0.5, 1.0), (0.75, 1.0))
 OTHERS = ((1.0, 0.25), (1.0, 0.5), (1.0, 0.75), (0.5, 0.5), (0.75, 0.75), (1.5, 1.5), (2.5, 2.5))
 # Histograms of what came before: bins, and the share of the past that counts one input later.
 HISTOGRAMS = tuple((bins, keep) for bins in (4, 12, 24) for keep in (0.93, 0.98))
-EVEN = 8.0  # inputs that an even histogram is worth
+EVEN = 4.0  # inputs that an even histogram is worth
 LATE = 10  # inputs before which a change counts as an early one
+NEAR = 600.0  # logarithms this close can be added as they are
 TINY = 1e-12  # the least p-value; a smaller one would be a matter of the random number
 
 
@@ -129,10 +130,21 @@ def grow(capital: Capital, bets: Floats, seen: int, horizon: int | None) -> tupl
         starts = np.log(np.clip(-np.diff(idle), 0.0, None))[:, None, None]
         left = np.log(idle[1:])[:, None]
     paid = np.concatenate([np.zeros((1, *bets.shape[1:])), bets.cumsum(axis=0)])  # since before the first of them
-    inside = np.logaddexp.accumulate(np.concatenate([capital.log[None], starts - paid[:-1]]), axis=0)[1:] + paid[1:]
-    path = np.logaddexp(np.logaddexp.reduce(inside, axis=2) - math.log(bets.shape[2]), left)
+    inside = _log_sums(np.concatenate([capital.log[None], starts - paid[:-1]]))[1:] + paid[1:]
+    most = inside.max(axis=2)
+    mean = np.log(np.exp(inside - most[..., None]).mean(axis=2)) + most
+    path = np.logaddexp(mean, left)
     totals = capital.total + paid
     first = np.concatenate([capital.lowest[None], totals[1:]])
     place = first.argmin(axis=0)
     since = np.where(place == 0, capital.since, seen + place)
     return Capital(inside[-1], totals[-1], first.min(axis=0), since), path
+
+
+def _log_sums(logs: Floats) -> Floats:
+    """Logarithms (B, …) → those of their sums so far: at once where they are close enough, which is faster."""
+    most, least = logs.max(axis=0), np.where(np.isneginf(logs), np.inf, logs).min(axis=0)
+    if np.isneginf(most).any() or (most - least).max() > NEAR:
+        return np.asarray(np.logaddexp.accumulate(logs, axis=0))
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(np.exp(logs - most).cumsum(axis=0)) + most)

@@ -56,8 +56,9 @@ def summary(state: DriftState, alpha: float) -> str:
     begin = f"{state.inputs:,} inputs, evidence {state.evidence:.3g} of {1 / alpha:g}"
     if not state.alarm:
         return f"{begin}: no sign that inputs have changed"
+    column = "" if state.column is None else f" (column {state.column})"
     now = "" if state.evidence >= 1 / alpha else ", which has fallen since"
     return (
         f"{begin}{now}: ALARM at input {state.alarm_at:,}; inputs have changed since about input {state.changed_at:,}, "
-        f"as {state.leading} shows. Such an alarm is wrong with a probability of at most {alpha:g}"
+        f"as {state.leading}{column} shows. Such an alarm is wrong with a probability of at most {alpha:g}"
     )

@@ -21,6 +21,7 @@ from brainet_pl.monitoring.betting import (
     log_histograms,
     urn_p_values,
 )
+from brainet_pl.monitoring.columns import Columns
 
 Floats = NDArray[np.float64]
 KNOWN_P = "known_p"
@@ -39,9 +40,11 @@ class DriftState:
         alarm_at: the input with which it did, counted from 1; None before that.
         changed_at: where there is an alarm, the first input that is likely to be among the changed ones.
         leading: the signal with the most evidence.
+        column: the number of its column with the most evidence, where it has several.
         signals: the evidence of each signal, as it counts towards the alarm.
         path: (B,) the evidence after each input of the last update.
         p_values: (B,) of each signal for the inputs of the last update; independent and uniform while nothing changes.
+            Of a signal with several columns, those of the column that led at the time.
     """
 
     inputs: int
@@ -50,6 +53,7 @@ class DriftState:
     alarm_at: int | None
     changed_at: int | None
     leading: str
+    column: int | None
     signals: Mapping[str, float]
     path: Floats
     p_values: Mapping[str, Floats]
@@ -68,7 +72,8 @@ class DriftMonitor:
     Args:
         reference: signal → its values (n,) on held-out data, in which it may rise or fall. Or a number n, for `known_p`
             of a model with n validation samples; a number in the mapping is the same for a single signal. Of p-values
-            only a fall is noticed, that is, stranger inputs.
+            only a fall is noticed, that is, stranger inputs. Values (n, d) are d columns, such as features, which have
+            one part in α together.
         alpha: the probability of a false alarm.
         horizon: the number of inputs in which a change is expected. None is any number: the guarantee and the alarm
             have no end. With a number, changes until then are found earlier (the procedure of Shiryaev and Roberts);
@@ -87,7 +92,7 @@ class DriftMonitor:
 
     def __init__(
         self,
-        reference: int | Mapping[str, ArrayLike | int],
+        reference: int | Mapping[str, ArrayLike | int | Mapping[str, Any]],
         *,
         alpha: float = 0.05,
         horizon: int | None = None,
@@ -105,9 +110,12 @@ class DriftMonitor:
         self._parts = _shares(self.names, weights)
         self._seed = checks.whole("seed", seed, 0)
         draw = np.random.default_rng([self._seed, 0])
-        self._references = {name: _Reference(name, values, draw) for name, values in given.items()}
+        self._tables = {name: Columns.of(name, values, draw) for name, values in given.items() if _is_table(values)}
+        self._references = {
+            name: _Reference(name, given[name], draw) for name in self.names if name not in self._tables
+        }
         kinds = {name: one.falling for name, one in self._references.items()}
-        self._groups = {kind: [name for name in self.names if kinds[name] == kind] for kind in set(kinds.values())}
+        self._groups = {kind: [name for name in kinds if kinds[name] == kind] for kind in set(kinds.values())}
         self.reset()
 
     def reset(self) -> None:
@@ -120,6 +128,8 @@ class DriftMonitor:
             for falling, names in self._groups.items()
         }
         self._counts = [np.zeros((len(self._groups.get(False, ())), bins)) for bins, _ in HISTOGRAMS]
+        for table in self._tables.values():
+            table.reset()
         self._seen = 0
         self._alarm_at: int | None = None
         self._changed_at: int | None = None
@@ -144,6 +154,7 @@ class DriftMonitor:
             self._alarm_at,
             self._changed_at,
             leading,
+            self._tables[leading].leading if leading in self._tables else None,
             {name: _exp(value) for name, value in self._evidence.items()},
             np.exp(np.minimum(path, MOST_LOG)),
             p_values,
@@ -152,8 +163,8 @@ class DriftMonitor:
     def _advance(self, columns: Mapping[str, Floats]) -> tuple[Floats, dict[str, Floats]]:
         """See at most CHUNK inputs; the logarithm of the evidence after each (B,), and their p-values."""
         before, p_values, paths = self._seen, {}, {}
-        for name, column in columns.items():
-            gaps = self._references[name].gaps(column, self._rng)
+        for name, reference in self._references.items():
+            gaps = reference.gaps(columns[name], self._rng)
             p_values[name], self._urns[name] = urn_p_values(gaps, self._urns[name], self._rng.random(len(gaps)))
         for falling, names in self._groups.items():
             p = np.stack([p_values[name] for name in names], axis=1)
@@ -165,16 +176,27 @@ class DriftMonitor:
             for j, name in enumerate(names):
                 paths[name] = found[:, j] + math.log(self._parts[name])
                 self._evidence[name] = float(paths[name][-1])
+        for name, table in self._tables.items():
+            draws = self._rng.random((2, len(columns[name])))
+            found, p_values[name] = table.advance(columns[name], draws, before, self.horizon)
+            paths[name] = found + math.log(self._parts[name])
+            self._evidence[name] = float(paths[name][-1])
         most = np.max(list(paths.values()), axis=0)
         self._seen += len(most)
         over = np.flatnonzero(most >= -math.log(self.alpha))
         if self._alarm_at is None and len(over):
             self._alarm_at = before + int(over[0]) + 1
             name = max(paths, key=lambda name: float(paths[name][over[0]]))
-            falling = self._references[name].falling
-            capital, j = self._capitals[falling], self._groups[falling].index(name)
-            self._changed_at = min(int(capital.since[j, capital.log[j].argmax()]) + 1, self._alarm_at)
+            self._changed_at = min(self._since(name) + 1, self._alarm_at)
         return most, p_values
+
+    def _since(self, name: str) -> int:
+        """The number of inputs before which a signal is likely to have changed."""
+        if name in self._tables:
+            return self._tables[name].changed_at()
+        falling = self._references[name].falling
+        capital, j = self._capitals[falling], self._groups[falling].index(name)
+        return int(capital.since[j, capital.log[j].argmax()])
 
     def _columns(self, values: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Floats]:
         if not isinstance(values, Mapping):
@@ -184,7 +206,7 @@ class DriftMonitor:
         missing = [name for name in self.names if name not in values]
         if missing:
             raise ValueError(f"expected values of every signal, got none of {', '.join(missing)}: give them too")
-        columns = {name: _numbers(name, values[name]) for name in self.names}
+        columns = {name: _numbers(name, values[name], self._tables.get(name)) for name in self.names}
         sizes = {name: len(column) for name, column in columns.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"expected as many values of every signal, got {sizes}: give one of each for every input")
@@ -201,14 +223,17 @@ class DriftMonitor:
             "evidence": dict(self._evidence),
             "urns": {name: urn.tolist() for name, urn in self._urns.items()},
             "counts": [count.tolist() for count in self._counts],
+            "tables": {name: table.state_dict() for name, table in self._tables.items()},
             "capitals": [[part.tolist() for part in self._capitals[kind]] for kind in sorted(self._groups)],
             "random": self._rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where another monitor with the same reference was."""
-        sizes = {name: one.size + 1 for name, one in self._references.items()}
+        sizes: dict[str, Any] = {name: one.size + 1 for name, one in self._references.items()}
+        sizes |= {name: table.count for name, table in self._tables.items()}
         found = {name: len(urn) for name, urn in state["urns"].items()}
+        found |= {name: len(kept["seen"]) for name, kept in state["tables"].items()}
         if found != sizes:
             raise ValueError(
                 f"expected the state of a monitor with {sizes} gaps, got {found}: give the reference that it had"
@@ -221,6 +246,8 @@ class DriftMonitor:
         ]
         kinds = zip(sorted(self._groups), state["capitals"], strict=True)
         self._capitals = {kind: Capital(*map(np.array, parts)) for kind, parts in kinds}
+        for name, table in self._tables.items():
+            table.load_state_dict(state["tables"][name])
         self._rng.bit_generator.state = state["random"]
 
 
@@ -230,7 +257,7 @@ class _Reference:
     Each value, held-out or new, has a random number beside it that decides ties, so that no two are alike.
     """
 
-    def __init__(self, name: str, values: ArrayLike | int, draw: np.random.Generator) -> None:
+    def __init__(self, name: str, values: Any, draw: np.random.Generator) -> None:
         self.falling = isinstance(values, int | np.integer) and not isinstance(values, bool)
         if self.falling:
             self.size = checks.whole(f"validation samples behind {name}", values, 1, 10**7)
@@ -258,10 +285,20 @@ class _Reference:
         return found
 
 
-def _numbers(name: str, values: ArrayLike) -> Floats:
-    """Values (B,), or one; NaN is as strange as can be."""
+def _is_table(values: Any) -> bool:
+    return isinstance(values, Mapping) or (not isinstance(values, int) and np.ndim(values) == 2)
+
+
+def _numbers(name: str, values: ArrayLike, table: Columns | None = None) -> Floats:
+    """Values (B,), or one; of a table (B, d). NaN is as strange as can be."""
     column = np.atleast_1d(np.asarray(values, dtype=np.float64))
-    if column.ndim != 1:
+    if table is not None and not column.size:
+        column = column.reshape(0, table.count)
+    if table is not None and column.shape[1:] != (table.count,):
+        raise ValueError(
+            f"expected values (B, {table.count}) of {name}, got the shape {column.shape}: give all columns"
+        )
+    if table is None and column.ndim != 1:
         raise ValueError(f"expected values (B,) of {name}, got the shape {column.shape}: give one number an input")
     return np.where(np.isnan(column), np.inf, column)
 

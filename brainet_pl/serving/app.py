@@ -126,8 +126,8 @@ class Served:
         found: dict[str, Any] = {"watched": True, "alpha": self.alpha, "inputs": 0, "evidence": 1.0, "alarm": False}
         if state is None:
             return found
-        known = {"inputs": state.inputs, "evidence": state.evidence, "alarm": state.alarm, "alarm_at": state.alarm_at}
-        return found | known | {"changed_at": state.changed_at, "signals": dict(state.signals)}
+        known = ("inputs", "evidence", "alarm", "alarm_at", "changed_at", "leading", "column", "signals")
+        return found | {name: getattr(state, name) for name in known}
 
 
 def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 0.05) -> FastAPI:
@@ -213,26 +213,30 @@ KNOWN_PATHS = ("/predict", "/predict/images", "/health", "/model", "/drift", "/m
 
 
 def limit_body(request: Request, limits: Limits) -> None:
-    """Let the body of a request end with an error where it grows too large, whatever its headers say."""
-    most = int(limits.megabytes * 1e6)
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
-        raise HTTPException(413, f"expected a body of at most {limits.megabytes:g} MB, got more: send fewer samples")
-    receive, seen = request.receive, 0
+    """Let the body of a request end with an error where it is too large or too slow, whatever its headers say."""
+    most, receive, seen = int(limits.megabytes * 1e6), request.receive, 0
+    deadline = time.monotonic() + limits.seconds
+
+    def grown(size: int) -> None:
+        if size > most:
+            raise HTTPException(
+                413, f"expected a body of at most {limits.megabytes:g} MB, got more: send fewer samples"
+            )
 
     async def counted() -> Any:
         nonlocal seen
         try:
-            message = await asyncio.wait_for(receive(), limits.seconds)
+            message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
         except asyncio.TimeoutError as error:
             raise HTTPException(
                 408, f"expected the body within {limits.seconds:g} s, got a part: send it whole"
             ) from error
         seen += len(message.get("body", b""))
-        if seen > most:
-            raise HTTPException(413, f"expected a body of at most {limits.megabytes:g} MB, got more: send it in parts")
+        grown(seen)
         return message
 
+    declared = request.headers.get("content-length", "")
+    grown(int(declared) if declared.isdigit() else 0)
     request._receive = counted
 
 

@@ -22,6 +22,7 @@ from brainet_pl.serving.tables import Feature, encode_rows
 
 FORMAT = 1
 GRAPH, ABOUT, EXAMPLE, CLIENT = "model.onnx", "model.json", "example.npz", "client.py"
+FEATURES = "features"  # the role of an output that is for the drift alarm alone
 NAMED = ("probabilities", "set")  # outputs (B, C) whose columns are classes
 CLIENT_TEXT = '''"""Ask the model in this folder: needs numpy and onnxruntime. How inputs are made is in model.json."""
 
@@ -106,9 +107,12 @@ class ExportedModel:
 
     def as_answers(self, outputs: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
         """Outputs of B samples → B answers that JSON can hold: classes by their names, scores by theirs."""
-        scores = {one["name"] for one in self.about["outputs"] if one["role"] == "score"}
-        size = len(next(iter(outputs.values())))
-        return [self._answer({name: values[i] for name, values in outputs.items()}, scores) for i in range(size)]
+        scores, hidden = (
+            {one["name"] for one in self.about["outputs"] if one["role"] == role} for role in ("score", FEATURES)
+        )
+        shown = {name: values for name, values in outputs.items() if name not in hidden}
+        size = len(next(iter(shown.values())))
+        return [self._answer({name: values[i] for name, values in shown.items()}, scores) for i in range(size)]
 
     def _answer(self, values: Mapping[str, Any], scores: set[str]) -> dict[str, Any]:
         names = self.class_names
@@ -135,9 +139,12 @@ class ExportedModel:
 
     def signals(self, outputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
         """Outputs → what `monitor` watches."""
-        wanted = self.about.get("held_out") or {}
-        found = signals_of({n: v for n, v in outputs.items() if v.ndim == 1}, self.about["verdict"]["score"])
-        return {name: values for name, values in found.items() if name in wanted}
+        found = {**outputs, **self.scores_of(outputs)}
+        return {name: found[name] for name in self.about.get("held_out") or {}}
+
+    def scores_of(self, outputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+        """Outputs → score, doubt and answer, as the drift alarm takes them."""
+        return signals_of({n: v for n, v in outputs.items() if v.ndim == 1}, self.about["verdict"]["score"])
 
 
 def read_about(folder: Path) -> dict[str, Any]:

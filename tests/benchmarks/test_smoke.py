@@ -76,6 +76,15 @@ def test_table3_with_its_peers(load, tmp_path):
 # -- the others -------------------------------------------------------------------------------------------------------
 
 
+def test_serve(load, tmp_path):
+    for name in ("fastapi", "onnxscript", "httpx"):
+        pytest.importorskip(name)
+    load("serve").main(["--smoke", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "serve.json")
+    assert (cells["stop under load"]["lost"], cells["stop under load"]["exit"]) == (0, 0)
+    assert cells["served, 8 clients"]["images/s"] > 0
+
+
 def test_reliability(load, tmp_path, capsys):
     (tmp_path / "reliability.json").write_text('{"other": 1}')
     load("fuzz").main(["--smoke"], tmp_path / "reliability.json")

@@ -12,6 +12,7 @@ from scipy.stats import beta
 
 from brainet_pl.monitoring import DriftMonitor
 from brainet_pl.monitoring.betting import (
+    EVEN,
     FALLING,
     HISTOGRAMS,
     OTHERS,
@@ -22,6 +23,7 @@ from brainet_pl.monitoring.betting import (
     urn_p_values,
     waiting,
 )
+from brainet_pl.monitoring.columns import CUTS, KEEP, TILTS, Columns
 
 STREAMS = 1000
 ALPHA = 0.1
@@ -98,7 +100,7 @@ def test_histograms_know_the_past_alone_and_are_densities():
     for bins, keep in HISTOGRAMS:
         column, past = [], np.zeros(bins)
         for value in p:
-            density = (past + 8 / bins) / (past.sum() + 8)
+            density = (past + EVEN / bins) / (past.sum() + EVEN)
             assert density.sum() == pytest.approx(1.0)
             column.append(bins * density[int(value * bins)])
             past *= keep
@@ -120,8 +122,91 @@ def known_p(held, values):
     return (1 + (held[:, None] >= values[None, :]).sum(axis=0)) / (len(held) + 1)
 
 
+# -- many columns -----------------------------------------------------------------------------------------------------
+
+
+def last_capital(order, held):
+    """The capital after the last of some values, as one column whose first values are held out."""
+    values = np.array(order, dtype=float)[:, None]
+    table = Columns(values[:held], np.random.default_rng(0))
+    path, _ = table.advance(values[held:], np.full((2, len(order) - held), 0.5), 0, None)
+    return math.exp(path[-1])
+
+
+@pytest.mark.parametrize(("held", "new"), [(1, 4), (3, 3), (4, 2)])
+def test_capital_of_columns_is_1_on_average_over_all_orders(held, new):
+    """Exactly: every order of held-out and new values is as likely, so that their mean is the expected capital."""
+    found = [last_capital(order, held) for order in itertools.permutations(range(held + new))]
+    assert np.mean(found) == pytest.approx(1.0, rel=1e-12)
+    assert np.std(found) > 0.01  # something was bet
+
+
+def slow_columns(held, values, ties, draws):
+    """Every column, value and bet by itself: (T, d) the capital."""
+    n = len(held)
+    cuts = np.unique(np.clip(np.rint(np.array(CUTS) * (n + 1)).astype(int), 1, n))
+    ends = np.array([0, *cuts, n + 1])
+    idle, found = waiting(np.arange(len(values) + 1), None), np.empty(values.shape)
+    for j in range(values.shape[1]):
+        edges = [sorted(zip(held[:, j], ties, strict=True))[cut - 1] for cut in cuts]
+        urn, recent, capital = np.diff(ends).astype(float), np.zeros(len(ends) - 1), np.zeros(5)
+        for t, (value, draw) in enumerate(zip(values[:, j], draws, strict=True)):
+            b = sum((value, draw) > edge for edge in edges)
+            p = ends / (n + 1)
+            bets = [np.diff(p**a) for a in TILTS] + [np.diff(1 - (1 - p) ** a) for a in TILTS]
+            bets.append((recent + EVEN * np.diff(p)) / (recent.sum() + EVEN))
+            assert np.allclose(np.sum(bets, axis=1), 1.0)
+            capital = (capital + idle[t] - idle[t + 1]) * [bet[b] / (urn[b] / urn.sum()) for bet in bets]
+            urn[b] += 1
+            recent *= KEEP
+            recent[b] += 1
+            found[t, j] = capital.mean() + idle[t + 1]
+    return found
+
+
+def test_columns_at_once_are_columns_one_by_one():
+    rng = np.random.default_rng(4)
+    held, values = rng.poisson(3.0, (60, 3)).astype(float), rng.poisson(3.5, (90, 3)).astype(float)  # with ties
+    draws = rng.random((2, 90))
+    table = Columns(held, np.random.default_rng(7))
+    ties = np.random.default_rng(7).random((60, 1))[:, 0]
+    parts = [table.advance(values[a:b], draws[:, a:b], a, None) for a, b in ((0, 1), (1, 40), (40, 90))]
+    slow = slow_columns(held, values, ties, draws[0])
+    np.testing.assert_allclose(np.exp(np.concatenate([path for path, _ in parts])), slow.max(axis=1) / 3, rtol=1e-9)
+    assert table.leading == slow[-1].argmax()
+
+
+def test_a_column_that_moves_is_named_and_the_state_goes_through_a_file():
+    rng = np.random.default_rng(0)
+    held, clean = rng.normal(size=(300, 20)), rng.normal(size=(100, 20))
+    moved = rng.normal(size=(60, 20)) + 1.5 * (np.arange(20) == 7)
+    reference = {"score": rng.normal(size=300), "features": held}
+    monitor = DriftMonitor(reference, seed=2)
+    monitor.update({"score": rng.normal(size=100), "features": clean})
+    kept = json.loads(json.dumps(monitor.state_dict()))
+    given = {"score": rng.normal(size=60), "features": moved}
+    state = monitor.update(given)
+    assert (state.alarm, state.leading, state.column) == (True, "features", 7)
+    assert 100 < state.alarm_at < 140
+    assert abs(state.changed_at - 101) < 15
+    assert np.mean(state.p_values["features"]) < 0.3
+    resumed = DriftMonitor(reference, seed=2)
+    resumed.load_state_dict(kept)
+    np.testing.assert_array_equal(resumed.update(given).path, state.path)
+    with pytest.raises(ValueError, match=r"expected values \(B, 20\) of features"):
+        monitor.update({"score": [1.0], "features": [[1.0]]})
+    with pytest.raises(ValueError, match="expected the state of a monitor"):
+        DriftMonitor(reference | {"features": held[:, :5]}).load_state_dict(kept)
+    short = Columns.of("features", held, np.random.default_rng(5))
+    again = Columns(json.loads(json.dumps(short.to_dict())), np.random.default_rng(6))
+    draws = rng.random((2, 60))
+    assert again.advance(moved, draws, 0, None)[0].tolist() == short.advance(moved, draws, 0, None)[0].tolist()
+
+
 QUICK = {("smooth", "p-values")}  # the others take longer
-STREAM_KINDS = itertools.product(["smooth", "tied", "half zero"], ["scores", "p-values", "two scores, horizon"])
+STREAM_KINDS = itertools.product(
+    ["smooth", "tied", "half zero"], ["scores", "p-values", "two scores, horizon", "columns"]
+)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +222,10 @@ def test_false_alarms_are_as_rare_as_promised(kind, given):
             state = DriftMonitor({"score": held}, alpha=ALPHA, seed=seed).update(values)
         elif given == "p-values":
             state = DriftMonitor(50, alpha=ALPHA, seed=seed).update(known_p(held, values))
+        elif given == "columns":
+            state = DriftMonitor({"all": np.stack([held, held**2], 1)}, alpha=ALPHA, seed=seed).update(
+                np.stack([values, values**2], 1)
+            )
         else:
             reference, stream = {"one": held, "two": held**2}, {"one": values, "two": values**2}
             state = DriftMonitor(reference, alpha=ALPHA, horizon=1000, seed=seed).update(stream)

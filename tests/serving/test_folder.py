@@ -48,6 +48,8 @@ def run_without_torch(code, *args):
 def same(found, expected):
     """Equal but for rounding; of `known_p`, a rank that rounding moved is a step of 1/(n + 1)."""
     for name, values in found.items():
+        if name == "features":
+            continue
         other = expected[name].numpy() if isinstance(expected[name], torch.Tensor) else expected[name]
         if values.dtype.kind == "f":
             np.testing.assert_allclose(values, other, rtol=1e-4 if "probab" not in name else 0, atol=1e-5, err_msg=name)
@@ -64,6 +66,7 @@ def test_answers_are_the_models(served):
     outputs = exported.predict(x.numpy())
     assert set(outputs) >= {"class", "probabilities", "known_p", "known", "set", "energy", "mahalanobis", "joint"}
     same(outputs, expected)
+    np.testing.assert_array_equal(outputs["features"], x.flatten(1).numpy())
     assert outputs["known"].any()
     assert not outputs["known"].all()
     answers = exported.as_answers(outputs)
@@ -73,6 +76,7 @@ def test_answers_are_the_models(served):
     assert list(first["probabilities"]) == [str(i) for i in range(8)]
     assert first["set"] == [str(i) for i in expected["set"][0].nonzero().flatten().tolist()]
     assert set(first["scores"]) >= {"energy", "joint"}
+    assert "features" not in first
 
 
 def test_the_folder_says_what_is_in_it(served):
@@ -86,8 +90,8 @@ def test_the_folder_says_what_is_in_it(served):
         "name": "joint", "role": "score", "unit": "nats", "higher": "more unlike the training data",
     }  # fmt: skip
     assert about["verdict"] == {"score": "joint", "level": 0.05}
-    assert list(about["held_out"]) == ["joint", "energy", "answer"]
-    assert len(about["held_out"]["answer"]) == 152
+    assert list(about["held_out"]) == ["joint", "energy", "answer", "features"]
+    assert len(about["held_out"]["answer"]) == about["held_out"]["features"]["size"] == 152
     assert len([line for line in (folder / "client.py").read_text().splitlines() if line.strip()]) <= 20
 
 
@@ -237,7 +241,7 @@ def test_a_classifier_with_its_encoders(tmp_path):
     np.testing.assert_allclose(found["known_p"], model.known_p(new), rtol=0, atol=1e-5)
     np.testing.assert_array_equal(found["set"], model.predict_set(new))
     assert [one["class_name"] for one in exported.as_answers(found)] == model.predict(new).tolist()
-    assert list(exported.about["held_out"]) == ["joint", "energy", "answer"]
+    assert list(exported.about["held_out"]) == ["joint", "energy", "answer", "features"]
     with pytest.raises(ValueError, match="got no day in row 0"):
         exported.predict_rows([{"size": 1, "colour": "red", "price": "1"}])
     with pytest.raises(ValueError, match="expected a finite number in column 'price'"):
