@@ -31,6 +31,14 @@ from common.data import relu_features
 from common.tables import table
 from growth import measure
 from numpy.typing import NDArray
+from peers import (
+    causal_learn_boss,
+    causal_learn_ges,
+    causal_learn_grasp,
+    causal_learn_pc,
+    pyagrum_hill_climbing,
+    pyagrum_miic,
+)
 
 from brainet_pl.structure import PDAG, cpdag, find_test, learn_structure, rai
 
@@ -64,71 +72,6 @@ def save(section: str, content: Any) -> None:
 
 
 # -- accuracy -------------------------------------------------------------------------------------------------------
-
-
-def causal_learn_pc(x: NDArray[Any], alpha: float = 0.05, test: str = "gsq") -> PDAG:
-    """PC with the G² test, or Fisher's z, and the library's defaults."""
-    from causallearn.search.ConstraintBased.PC import pc
-
-    return _from_marks(pc(x, alpha=alpha, indep_test=test, show_progress=False).G.graph)
-
-
-def _from_marks(marks: NDArray[Any]) -> PDAG:
-    """A graph of causal-learn: i → j is marks[i, j] = -1, marks[j, i] = 1; i — j is -1, -1; a conflict is 1, 1."""
-    return PDAG((marks == -1) | ((marks == 1) & (marks.T == 1)))
-
-
-def causal_learn_boss(x: NDArray[Any], score: str) -> PDAG:
-    """Best order score search with the library's defaults."""
-    from causallearn.search.PermutationBased.BOSS import boss
-
-    return _from_marks(boss(x, score_func=score, verbose=False).graph)
-
-
-def causal_learn_grasp(x: NDArray[Any], score: str) -> PDAG:
-    """Greedy relaxation of the sparsest permutation with the library's defaults."""
-    from causallearn.search.PermutationBased.GRaSP import grasp
-
-    return _from_marks(grasp(x, score_func=score, verbose=False).graph)
-
-
-def causal_learn_ges(x: NDArray[Any], score: str) -> PDAG:
-    """Greedy equivalence search with the library's defaults."""
-    from causallearn.search.ScoreBased.GES import ges
-
-    return _from_marks(ges(x, score_func=score)["G"].graph)
-
-
-def _pyagrum_learner(x: NDArray[np.int64]) -> tuple[Any, list[int]]:
-    """A learner of the codes, and the column of each of its node numbers."""
-    import pandas as pd
-    import pyagrum as gum
-
-    learner = gum.BNLearner(pd.DataFrame(x.astype(str), columns=[str(j) for j in range(x.shape[1])]))
-    return learner, [int(learner.nameFromId(i)) for i in range(x.shape[1])]
-
-
-def pyagrum_miic(x: NDArray[np.int64]) -> PDAG:
-    """MIIC, pyAgrum's constraint-based learner, as an equivalence class."""
-    learner, column = _pyagrum_learner(x)
-    learner.useMIIC()
-    graph = learner.learnPDAG()
-    A = np.zeros((x.shape[1],) * 2, dtype=bool)
-    for i, j in graph.arcs():
-        A[column[i], column[j]] = True
-    for i, j in graph.edges():
-        A[column[i], column[j]] = A[column[j], column[i]] = True
-    return PDAG(A)
-
-
-def pyagrum_hill_climbing(x: NDArray[np.int64]) -> PDAG:
-    """Greedy hill climbing with pyAgrum's default score, as the equivalence class of the DAG it ends in."""
-    learner, column = _pyagrum_learner(x)
-    learner.useGreedyHillClimbing()
-    A = np.zeros((x.shape[1],) * 2, dtype=bool)
-    for i, j in learner.learnDAG().arcs():
-        A[column[i], column[j]] = True
-    return cpdag(A)
 
 
 def linear_gaussian(d: int, degree: float, n: int, seed: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:

@@ -6,6 +6,7 @@ every sum over rows is a matrix product.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ Floats = NDArray[np.float64]
 
 _NARROW = 256  # columns up to which products are summed in 64 bits
 _GRAM_VALUES = 1 << 24  # values copied at a time while a Gram matrix is summed over rows
+_PACKED_CELLS = 256  # of a table up to which it is counted by bits; beyond, each row is looked at once
+_PACKED_WORDS = 1 << 17  # of 64 rows at a time: they stay in the processor's cache
 
 
 def bootstrap_weights(n: int, seed: int, path: tuple[int, ...]) -> NDArray[np.int64]:
@@ -112,6 +115,7 @@ class CountSample:
         self.total = int(weights.sum())
         self._rows = np.flatnonzero(weights)
         self._weights = weights[self._rows].astype(table.dtype)
+        self._repeats = bool((weights > 1).any())
         self._codes = np.take(table.codes, self._rows, axis=0)
 
     @cached_property
@@ -152,24 +156,36 @@ class CountSample:
     def pair_tables(self, x: Ints, y: Ints, conditions: Ints) -> NDArray[np.int64]:
         """Counts pairs x (T,), y (T,) given conditions (T, n), all levels kept and padded to one shape, (T, q, r, s).
 
-        The cheap way for a few pairs at a time: one joint code a row, then one histogram for all T tests together.
+        The cheap way for a few pairs at a time. Small tables are counted by bits; larger ones by one joint code a row
+        and one histogram for all T tests together. Configurations of a set may be numbered in either way.
         """
-        q, r, s = self.table_shape(x, y, conditions)
-        counts = np.empty((len(x), q * r * s), dtype=np.int64)
-        step = max(1, _GRAM_VALUES // max(1, len(self._rows)))  # codes are as many as tests times rows
+        levels = [int(self.table.arities[variable].max()) for variable in (*conditions.T, x, y)]
+        shape = self.table_shape(x, y, conditions)
+        by_bits = math.prod(levels) <= _PACKED_CELLS
+        if by_bits:
+            shape = math.prod(levels[:-2]), levels[-2], levels[-1]
+        count = self._packed_tables if by_bits else self._coded_tables
+        each = self._bits.shape[1] * math.prod(levels) if by_bits else len(self._rows)
+        step = max(1, (_PACKED_WORDS if by_bits else _GRAM_VALUES) // max(1, each))
+        counts = np.empty((len(x), math.prod(shape)), dtype=np.int64)
         for part in (slice(i, i + step) for i in range(0, len(x), step)):
-            code = np.zeros((len(x[part]), len(self._rows)), dtype=np.int64)
-            for variable in conditions[part].T:
-                code *= self.table.arities[variable][:, None]
-                code += self._code_rows[variable]
-            code += (np.arange(len(code)) * q)[:, None]
-            for variable, levels in ((x[part], r), (y[part], s)):
-                code *= levels
-                code += self._code_rows[variable]
-            weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel()
-            found = np.bincount(code.ravel(), weights=weights, minlength=len(code) * counts.shape[1])
-            counts[part] = found.reshape(len(code), -1)
-        return counts.reshape(len(x), q, r, s)
+            counts[part] = count(x[part], y[part], conditions[part], shape).reshape(-1, counts.shape[1])
+        return counts.reshape(len(x), *shape)
+
+    def _coded_tables(self, x: Ints, y: Ints, conditions: Ints, shape: tuple[int, int, int]) -> NDArray[np.int64]:
+        """`pair_tables` by joint codes, (T, q·r·s)."""
+        q, r, s = shape
+        code = np.zeros((len(x), len(self._rows)), dtype=np.int64)
+        for variable in conditions.T:
+            code *= self.table.arities[variable][:, None]
+            code += self._code_rows[variable]
+        code += (np.arange(len(code)) * q)[:, None]
+        for variable, levels in ((x, r), (y, s)):
+            code *= levels
+            code += self._code_rows[variable]
+        weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel()
+        found = np.bincount(code.ravel(), weights=weights, minlength=len(code) * q * r * s)
+        return np.asarray(found.reshape(len(code), -1), dtype=np.int64)
 
     def table_shape(self, x: Ints, y: Ints, conditions: Ints) -> tuple[int, int, int]:
         """The shape (q, r, s) of one table of `pair_tables`."""
@@ -177,6 +193,40 @@ class CountSample:
         # As floats, because a set of many variables has more configurations than an integer holds.
         q = arities[conditions].astype(np.float64).prod(axis=1).max()
         return int(q), int(arities[x].max()), int(arities[y].max())
+
+    def _packed_tables(self, x: Ints, y: Ints, conditions: Ints, shape: tuple[int, int, int]) -> NDArray[np.int64]:
+        """`pair_tables` by bits, 64 rows at a time: rows with a level of each variable are an AND, counted by its ones.
+
+        Index 0 counts rows of any level until the end, where it becomes what the other levels leave of that.
+        """
+        variables = [*conditions.T, x, y]
+        levels = [int(self.table.arities[variable].max()) for variable in variables]
+        every = np.broadcast_to(self._bits[0], (len(x), 1, self._bits.shape[1]))
+        found = every
+        for variable, most in zip(variables, levels, strict=True):
+            level = np.arange(1, most)
+            there = level < self.table.arities[variable][:, None]
+            place = np.where(there, self.table.starts[variable][:, None] + level - 1, len(self._bits) - 1)
+            either = np.concatenate([every, self._bits[place]], axis=1)
+            found = (found[:, :, None] & either[:, None]).reshape(len(x), -1, every.shape[2])
+        counts = _ones_of(found).reshape(len(x), *levels)
+        for axis in range(1, counts.ndim):
+            before = (slice(None),) * axis
+            counts[(*before, 0)] -= counts[(*before, slice(1, None))].sum(axis=axis)
+        return counts.reshape(len(x), *shape)
+
+    @cached_property
+    def _columns(self) -> NDArray[np.uint8]:
+        """(1 + C, rows) the indicators of the drawn rows, a column after the other: a few are copied at once."""
+        return np.ascontiguousarray(self.table.indicators[self._rows].T)
+
+    @cached_property
+    def _bits(self) -> NDArray[np.uint64]:
+        """(1 + C + 1, words) the indicators, 64 drawn rows in a word, rows as often as they were drawn; then none."""
+        columns = self._columns.repeat(self._weights.astype(np.intp), axis=1) if self._repeats else self._columns
+        packed = np.zeros((len(columns) + 1, -(-columns.shape[1] // 64) * 8), dtype=np.uint8)
+        packed[:-1, : -(-columns.shape[1] // 8)] = np.packbits(columns, axis=1)
+        return packed.view(np.uint64)
 
     @cached_property
     def _code_rows(self) -> NDArray[np.uint8]:
@@ -196,28 +246,27 @@ class CountSample:
         order = np.argsort(kept, kind="stable")
         selected, kept = selected[order], kept[order]
         ends = np.append(np.flatnonzero(kept[1:] != kept[:-1]) + 1, len(kept)) if kept.size else np.empty(0, np.intp)
-        table, rows, weights = self.table, self._rows[selected], self._weights[selected]
-        parts = np.zeros((len(ends), len(left_columns), len(right_columns)), dtype=table.dtype)
-        # Whole rows copy several times faster than scattered values, so a wider product is often the cheaper one.
-        width, few = table.indicators.shape[1], len(left_columns) + len(right_columns)
-        if width * (1 + width / 100) < few * 3 + len(left_columns) * len(right_columns) / 50:
-            # Rows repeated by their weights: the product of a matrix with itself costs half of a general one.
-            times = weights.astype(np.intp)
-            rows = np.repeat(rows, times)
-            ends = np.cumsum(times)[ends - 1] if len(ends) else ends
-            for first, last, segments in _chunks(ends, max(1, _GRAM_VALUES // width)):
-                a = table.indicators.take(rows[first:last], axis=0).astype(table.dtype)
-                for i, start, end in segments:
-                    segment = a[start:end]
-                    parts[i] += (segment.T @ segment)[left_columns[:, None], right_columns]
-        else:
-            for first, last, segments in _chunks(ends, max(1, _GRAM_VALUES // few)):
-                chunk = rows[first:last, None]
-                a = table.indicators[chunk, left_columns].astype(table.dtype)
-                b = table.indicators[chunk, right_columns] * weights[first:last, None]
-                for i, start, end in segments:
-                    parts[i] += a[start:end].T @ b[start:end]
+        parts = np.zeros((len(ends), len(left_columns), len(right_columns)), dtype=self.table.dtype)
+        same = np.array_equal(left_columns, right_columns)  # the product of a matrix with itself is half the work
+        left = self._columns[left_columns]
+        right = left if same else self._columns[right_columns]
+        step = max(1, _GRAM_VALUES // (len(left_columns) + len(right_columns)))
+        for first, last, segments in _chunks(ends, step):
+            chosen = selected[first:last]
+            a = left.take(chosen, axis=1).astype(self.table.dtype)
+            b = a if same else right.take(chosen, axis=1).astype(self.table.dtype)
+            if self._repeats:
+                b = b * self._weights[chosen]
+            for i, start, end in segments:
+                parts[i] += a[:, start:end] @ b[:, start:end].T
         return parts
+
+
+def _ones_of(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Counts the ones in the last axis of `words` (..., W), (...)."""
+    if hasattr(np, "bitwise_count"):
+        return np.asarray(np.bitwise_count(words).sum(axis=-1, dtype=np.int64))
+    return np.asarray(np.unpackbits(words.view(np.uint8), axis=-1).sum(axis=-1, dtype=np.int64))  # numpy 1
 
 
 def _chunks(ends: Ints, step: int) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
