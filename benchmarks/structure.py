@@ -46,6 +46,9 @@ OUT = Path(__file__).parents[1] / "docs" / "results"
 NETWORKS = ["asia", "child", "insurance", "alarm", "win95pts", "hailfinder", "hepar2", "andes"]
 SIZES = [500, 5000, 20000]
 GAUSSIANS = [(50, 2), (50, 4), (50, 6), (100, 2), (100, 4), (100, 6)]  # variables, average degree
+FIRST_SEED = 10  # samples before were looked at while settings were chosen
+MEANS = ["shd", "f1", "seconds"]
+STRONGEST = ["causal-learn BOSS", "causal-learn GRaSP"]  # the peers that `rai` is held against
 
 
 def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[Any, float]:
@@ -134,21 +137,24 @@ def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[st
     """Structural Hamming distance to the true equivalence class, cell by cell.
 
     Eight networks and six kinds of linear-Gaussian random DAGs, by rows, seed and method. Every finished cell is
-    kept in the JSON file at once, so that an interrupted run goes on where it was; `again` names methods to repeat.
+    kept in the JSON file at once, so that an interrupted run goes on where it was; `again` names methods to repeat. A
+    method that runs out of time is not tried on more rows of the same problem, which is kept too.
     """
     warnings.filterwarnings("ignore")
     path = OUT / "structure.json"
     stored = json.loads(path.read_text()).get("accuracy", {}) if path.exists() else {}
     cells: dict[str, dict[str, Any]] = {
-        key: cell for key, cell in stored.get("cells", {}).items() if key.split(" | ")[-1] not in again
+        key: cell
+        for key, cell in stored.get("cells", {}).items()
+        if key.split(" | ")[-1] not in again and int(key.split(" | ")[2]) >= FIRST_SEED
     }
     network = cache(lambda name: read_bif(data / "networks" / f"{name}.bif"))  # large files take a minute to read
     problems: dict[str, tuple[Callable[[int, int], Any], dict[str, Any], list[int]]] = {}
+    for name in NETWORKS:
+        problems[name] = (lambda n, seed, b=name: (network(b).dag, network(b).sample(n, seed)), DISCRETE, SIZES)
     for d, degree in GAUSSIANS:
         draw = partial(linear_gaussian, d, degree)
         problems[f"Gaussian, d = {d}, degree {degree}"] = (draw, GAUSSIAN, SIZES[:2])
-    for name in NETWORKS:
-        problems[name] = (lambda n, seed, b=name: (network(b).dag, network(b).sample(n, seed)), DISCRETE, SIZES)
 
     def run(make: Callable[[int, int], Any], method: Callable[[Any], PDAG], n: int, seed: int) -> dict[str, Any]:
         dag, x = make(n, seed)
@@ -158,21 +164,51 @@ def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[st
         seconds = time.process_time() - start
         wrong = graph.skeleton != truth.skeleton
         extra, missing = int(np.triu(wrong & graph.skeleton).sum()), int(np.triu(wrong & truth.skeleton).sum())
-        return {"shd": graph.shd(truth), "extra": extra, "missing": missing, "seconds": round(seconds, 4)}
+        right = int(np.triu(truth.skeleton).sum()) - missing
+        f1 = round(2 * right / max(1, 2 * right + extra + missing), 4)
+        return {"shd": graph.shd(truth), "extra": extra, "missing": missing, "f1": f1, "seconds": round(seconds, 4)}
 
-    for seed in range(seeds):
-        for method in DISCRETE:
-            for problem, (make, methods, sizes) in problems.items():
-                for n in sizes:
+    chosen = only or list(DISCRETE)
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for problem, (make, methods, sizes) in problems.items():
+            for n in sizes:
+                for method in (m for m in chosen if m in methods):
                     key = f"{problem} | {n} | {seed} | {method}"
-                    if key in cells or method not in methods or (only and method not in only):
+                    if key in cells:
                         continue
-                    make(2, seed)  # a file that is read here is not read again in every process
-                    found = limited(partial(run, make, methods[method], n, seed), limit)
-                    cells[key] = {"not finished in": limit} if found is None else found
+                    before = cells.get(f"{problem} | {sizes[max(0, sizes.index(n) - 1)]} | {seed} | {method}", {})
+                    if "shd" not in before and before:
+                        cells[key] = {"not finished in": before["not finished in"], "with fewer rows": True}
+                    else:
+                        make(2, seed)  # a file that is read here is not read again in every process
+                        found = limited(partial(run, make, methods[method], n, seed), limit)
+                        cells[key] = {"not finished in": limit} if found is None else found
                     print(key, cells[key], flush=True)
                     save("accuracy", {"seconds": "of processor time", "cells": cells})
     report(cells)
+    bars(cells)
+
+
+def bars(cells: dict[str, dict[str, Any]]) -> None:
+    """Print `rai` beside each of the strongest peers: over the samples that both finish, and beside the better one."""
+    keys = [key.removesuffix(" | rai") for key in cells if key.endswith(" | rai")]
+
+    def of(method: str, key: str) -> dict[str, Any]:
+        return cells.get(f"{key} | {method}", {})
+
+    for peer in STRONGEST:
+        both = [(of("rai", key), of(peer, key)) for key in keys if "shd" in of(peer, key) and "shd" in of("rai", key)]
+        means = {k: [f"{np.mean([c[k] for c in side]):.2f}" for side in zip(*both, strict=True)] for k in MEANS}
+        unfinished = sum("not finished in" in of(peer, key) for key in keys)
+        print(f"rai / {peer}, {len(both)} samples (the peer ran out of time in {unfinished} more):", end=" ")
+        print(", ".join(f"{k} {' / '.join(values)}" for k, values in means.items()))
+    cases: dict[str, list[tuple[float, float]]] = {}
+    for key in keys:
+        peers = [of(peer, key)["shd"] for peer in STRONGEST if "shd" in of(peer, key)]
+        if len(peers) == len(STRONGEST) and "shd" in of("rai", key):
+            cases.setdefault(key.rsplit(" | ", 1)[0], []).append((of("rai", key)["shd"], min(peers)))
+    within = sum(np.mean([r for r, _ in case]) <= 1.1 * np.mean([p for _, p in case]) for case in cases.values())
+    print(f"rai is at most 10 % above the better of them in {within} of {len(cases)} cells that all three finish")
 
 
 def report(cells: dict[str, dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,20 +160,20 @@ class CountSample:
         and one histogram for all T tests together. Configurations of a set may be numbered in either way.
         """
         levels = [int(self.table.arities[variable].max()) for variable in (*conditions.T, x, y)]
-        shape = self.table_shape(x, y, conditions)
-        by_bits = math.prod(levels) <= _PACKED_CELLS
-        if by_bits:
-            shape = math.prod(levels[:-2]), levels[-2], levels[-1]
-        count = self._packed_tables if by_bits else self._coded_tables
-        each = self._bits.shape[1] * math.prod(levels) if by_bits else len(self._rows)
-        step = max(1, (_PACKED_WORDS if by_bits else _GRAM_VALUES) // max(1, each))
+        if math.prod(levels) <= _PACKED_CELLS:
+            count, shape = partial(self._packed_tables, levels), (math.prod(levels[:-2]), *levels[-2:])
+            most = _PACKED_WORDS // max(1, self._bits.shape[1] * math.prod(levels))
+        else:
+            shape = self.table_shape(x, y, conditions)
+            count, most = partial(self._coded_tables, shape), _GRAM_VALUES // max(1, len(self._rows))
         counts = np.empty((len(x), math.prod(shape)), dtype=np.int64)
+        step = max(1, most)
         for part in (slice(i, i + step) for i in range(0, len(x), step)):
-            counts[part] = count(x[part], y[part], conditions[part], shape).reshape(-1, counts.shape[1])
+            counts[part] = count(x[part], y[part], conditions[part])
         return counts.reshape(len(x), *shape)
 
-    def _coded_tables(self, x: Ints, y: Ints, conditions: Ints, shape: tuple[int, int, int]) -> NDArray[np.int64]:
-        """`pair_tables` by joint codes, (T, q·r·s)."""
+    def _coded_tables(self, shape: tuple[int, ...], x: Ints, y: Ints, conditions: Ints) -> NDArray[np.int64]:
+        """`pair_tables` of one shape (q, r, s) by joint codes, (T, q·r·s)."""
         q, r, s = shape
         code = np.zeros((len(x), len(self._rows)), dtype=np.int64)
         for variable in conditions.T:
@@ -194,13 +194,13 @@ class CountSample:
         q = arities[conditions].astype(np.float64).prod(axis=1).max()
         return int(q), int(arities[x].max()), int(arities[y].max())
 
-    def _packed_tables(self, x: Ints, y: Ints, conditions: Ints, shape: tuple[int, int, int]) -> NDArray[np.int64]:
+    def _packed_tables(self, levels: list[int], x: Ints, y: Ints, conditions: Ints) -> NDArray[np.int64]:
         """`pair_tables` by bits, 64 rows at a time: rows with a level of each variable are an AND, counted by its ones.
 
-        Index 0 counts rows of any level until the end, where it becomes what the other levels leave of that.
+        `levels` are the most of each variable of the set, of x and of y. Index 0 counts rows of any level until the
+        end, where it becomes what the other levels leave of that. (T, product of levels)
         """
         variables = [*conditions.T, x, y]
-        levels = [int(self.table.arities[variable].max()) for variable in variables]
         every = np.broadcast_to(self._bits[0], (len(x), 1, self._bits.shape[1]))
         found = every
         for variable, most in zip(variables, levels, strict=True):
@@ -213,7 +213,7 @@ class CountSample:
         for axis in range(1, counts.ndim):
             before = (slice(None),) * axis
             counts[(*before, 0)] -= counts[(*before, slice(1, None))].sum(axis=axis)
-        return counts.reshape(len(x), *shape)
+        return np.asarray(counts.reshape(len(x), -1))
 
     @cached_property
     def _columns(self) -> NDArray[np.uint8]:

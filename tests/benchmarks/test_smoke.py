@@ -299,8 +299,8 @@ def test_accuracy_and_speed_without_peers(structure, chain, tmp_path, monkeypatc
     structure.accuracy(tmp_path, 1, 60, [], ["rai"])
     structure.speed(tmp_path, repeats=1)
     found = json.loads((tmp_path / "structure.json").read_text())
-    assert found["accuracy"]["cells"]["asia | 500 | 0 | rai"]["shd"] <= 2
-    assert found["accuracy"]["cells"]["Gaussian, d = 20, degree 2 | 500 | 0 | rai"]["shd"] <= 10
+    assert found["accuracy"]["cells"]["asia | 500 | 10 | rai"]["shd"] <= 2
+    assert found["accuracy"]["cells"]["Gaussian, d = 20, degree 2 | 500 | 10 | rai"]["shd"] <= 10
     assert found["speed"]["loop"]["ratio"] > 1
 
 
@@ -309,7 +309,7 @@ def test_accuracy_of_peers(structure, chain, tmp_path):
     pytest.importorskip("pyagrum")
     structure.accuracy(tmp_path, 1, 60, [], [])
     cells = json.loads((tmp_path / "structure.json").read_text())["accuracy"]["cells"]
-    assert cells["asia | 500 | 0 | causal-learn PC"]["shd"] <= 3
+    assert cells["asia | 500 | 10 | causal-learn PC"]["shd"] <= 3
 
 
 def test_posterior(load, structure, chain, tmp_path, monkeypatch):

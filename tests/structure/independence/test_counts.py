@@ -1,11 +1,12 @@
 """The discrete tests, "cmi" and "g2", against a slow, obvious twin."""
 
-from itertools import product
+from itertools import permutations, product
 
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from brainet_pl.structure import statistics
 from brainet_pl.structure.discretize import Codes
 from brainet_pl.structure.evidence import Budget, remove_separated
 from brainet_pl.structure.independence import ConditionalMutualInformation, GSquare
@@ -91,10 +92,25 @@ def test_tables_by_bits_and_by_codes_are_the_same(bootstrap):
     sample = CountSample(CodeTable(Codes(codes, arities)), bootstrap_weights(333, 0, (1,)) if bootstrap else None)
     for conditions in ([[]], [[2]], [[1, 5]], [[3, 2]]):
         x, y, given = np.array([0]), np.array([4]), np.array(conditions, dtype=int)
-        shape = sample.table_shape(x, y, given)
-        by_bits, by_codes = sample._packed_tables(x, y, given, shape), sample._coded_tables(x, y, given, shape)
+        levels = arities[[*conditions[0], 0, 4]].tolist()
+        by_bits = sample._packed_tables(levels, x, y, given)
         assert by_bits.sum() == 333
-        np.testing.assert_array_equal(by_bits, by_codes.reshape(1, *shape))
+        np.testing.assert_array_equal(by_bits, sample._coded_tables(sample.table_shape(x, y, given), x, y, given))
+
+
+@pytest.mark.parametrize("words", [1, 1000, 1 << 17])
+def test_lists_of_tables_by_bits_are_cut_where_memory_ends(words, monkeypatch):
+    monkeypatch.setattr(statistics, "_PACKED_WORDS", words)
+    rng = np.random.default_rng(5)
+    arities = np.array([2, 4, 3, 2, 5, 1])
+    codes = np.stack([rng.integers(0, r, size=100) for r in arities], axis=1).astype(np.uint8)
+    sample = CountSample(CodeTable(Codes(codes, arities)))
+    x, y, z = np.array(list(permutations(range(6), 3))).T
+    for i, (counts, a, b) in enumerate(zip(sample.pair_tables(x, y, z[:, None]), x, y, strict=True)):
+        assert counts.sum() == 100
+        joint = np.zeros_like(counts[0])
+        np.add.at(joint, (sample.table.codes[:, a], sample.table.codes[:, b]), 1)
+        np.testing.assert_array_equal(counts.sum(axis=0), joint, err_msg=str(i))
 
 
 @pytest.mark.parametrize("arities", [[2, 2, 2, 2, 2], [2, 3, 4, 1, 3]])
