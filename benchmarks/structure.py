@@ -4,6 +4,7 @@
     python benchmarks/structure.py posterior --data DIR  # edge probabilities beside bootstrapped peers: a figure
     python benchmarks/structure.py speed --data DIR      # ALARM, against a plain loop and causal-learn
     python benchmarks/structure.py scale --data DIR      # ResNet-20 features, 512 features, MNIST pixels
+    python benchmarks/structure.py counts                # discrete tests at 512 features, beside a plain way to count
     python benchmarks/structure.py growth                # time and memory against d, N, s, max_order, ranks: a figure
 
 Each prints a table and updates docs/results/structure.json. DIR holds `networks/*.bif`, `cifar10_train.npz`,
@@ -29,6 +30,7 @@ import numpy as np
 from bif import read_bif
 from common.data import relu_features
 from common.tables import table
+from counting import counts
 from growth import measure
 from numpy.typing import NDArray
 from peers import (
@@ -263,8 +265,8 @@ class LoopTest:
         given: dict[Any, int] = {}
         for row in self.rows:
             z = tuple(row[v] for v in condition)
-            for counts, key in ((joint, (row[x], row[y], z)), (left, (row[x], z)), (right, (row[y], z)), (given, z)):
-                counts[key] = counts.get(key, 0) + 1
+            for found, key in ((joint, (row[x], row[y], z)), (left, (row[x], z)), (right, (row[y], z)), (given, z)):
+                found[key] = found.get(key, 0) + 1
         information = sum(
             n * float(np.log(n * given[z] / (left[a, z] * right[b, z]))) for (a, b, z), n in joint.items()
         )
@@ -364,7 +366,7 @@ def growth(smoke: bool = False) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["accuracy", "posterior", "speed", "scale", "growth"])
+    parser.add_argument("part", choices=["accuracy", "posterior", "speed", "scale", "counts", "growth"])
     parser.add_argument("--data", type=Path, help="folder with the real data")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
@@ -372,7 +374,7 @@ def main() -> None:
     parser.add_argument("--again", nargs="*", default=[], choices=list(DISCRETE), help="methods to repeat")
     parser.add_argument("--only", nargs="*", default=[], choices=list(DISCRETE), help="methods to run")
     args = parser.parse_args()
-    if args.part != "growth" and args.data is None:
+    if args.part not in ("growth", "counts") and args.data is None:
         parser.error(f"{args.part} needs --data DIR")
     if args.part == "accuracy":
         accuracy(args.data, args.seeds, args.limit, args.again, args.only)
@@ -384,6 +386,8 @@ def main() -> None:
         speed(args.data, args.repeats)
     elif args.part == "scale":
         scale(args.data)
+    elif args.part == "counts":
+        counts(save)
     else:
         growth()
 

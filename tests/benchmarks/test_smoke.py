@@ -294,6 +294,12 @@ def test_scale(structure, tmp_path):
     assert len(json.loads((tmp_path / "structure.json").read_text())["scale"]) == 10
 
 
+def test_counts(structure, tmp_path):
+    structure.counts(structure.save, cases=[(400, 12, 2), (400, 12, 3)])
+    found = json.loads((tmp_path / "structure.json").read_text())["counts"]
+    assert [case["ratio"] > 0 for case in found.values()] == [True, True]
+
+
 def test_accuracy_and_speed_without_peers(structure, chain, tmp_path, monkeypatch):
     monkeypatch.setattr(structure, "causal_learn_pc", lambda x: rai(x, test="g2"))
     structure.accuracy(tmp_path, 1, 60, [], ["rai"])
