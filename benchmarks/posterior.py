@@ -302,8 +302,9 @@ def show(known: dict[str, Any], peers: list[str]) -> None:
     table([*header, "Brier", "disagreement", "held out, average less MAP", "seconds"], rows)
     print(f"peers: {', '.join(peers)}")
     print(
-        f"of {len(rows)}: ECE at most 0.05 in {calibrated}, AP at least every peer's in {ahead}, MAP not below rai in {best}"
+        f"of {len(rows)} cells: ECE at most 0.05 in {calibrated}, AP at least that of every peer in {ahead},", end=" "
     )
+    print(f"MAP not below rai in {best}")
 
 
 def draw(known: dict[str, Any], peers: list[str], path: Path) -> None:

@@ -183,7 +183,7 @@ class CountSample:
         for variable, levels in ((x, r), (y, s)):
             code *= levels
             code += self._code_rows[variable]
-        weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel()
+        weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel() if self._repeats else None
         found = np.bincount(code.ravel(), weights=weights, minlength=len(code) * q * r * s)
         return np.asarray(found.reshape(len(code), -1), dtype=np.int64)
 
