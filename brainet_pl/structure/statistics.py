@@ -211,8 +211,8 @@ class CountSample:
             found = (found[:, :, None] & either[:, None]).reshape(len(x), -1, every.shape[2])
         counts = _ones_of(found).reshape(len(x), *levels)
         for axis in range(1, counts.ndim):
-            before = (slice(None),) * axis
-            counts[(*before, 0)] -= counts[(*before, slice(1, None))].sum(axis=axis)
+            by_level = np.moveaxis(counts, axis, 0)
+            by_level[0] -= by_level[1:].sum(axis=0)
         return np.asarray(counts.reshape(len(x), -1))
 
     @cached_property

@@ -164,7 +164,7 @@ class _Entropies:
         self.simple = self.counts.shape[1] - 1 == blocks[0] and self.counts.shape[2] - 1 == blocks[1]  # all binary
 
     def _f(self, n: NDArray[Any]) -> Floats:
-        return self.n_log_n.take(n.astype(np.int64)).sum(axis=0)
+        return np.asarray(self.n_log_n.take(n.astype(np.int64)).sum(axis=0))
 
     def _over(self, n: NDArray[Any], blocks: Ints, axis: int) -> NDArray[Any]:
         return n if self.simple else np.add.reduceat(n, blocks, axis=axis)
