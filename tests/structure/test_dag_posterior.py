@@ -214,8 +214,8 @@ def test_contradictions_are_told_in_names_and_few_rows_are_warned_of():
     data = pandas.DataFrame(four_columns(60, 0), columns=["a", "b", "c", "e"])
     with pytest.raises(ValueError, match="a → b required and forbidden"):
         structure_posterior(data, knowledge=Knowledge(required=[("a", "b")], forbidden=[("a", "b")]))
-    with pytest.raises(ValueError, match="got copy, which says the same as a|got a, which says the same as copy"):
-        known = Knowledge(required=[("copy", "b"), ("a", "b")])
+    known = Knowledge(required=[("copy", "b"), ("a", "b")])
+    with pytest.raises(ValueError, match=r"which says the same as (a|copy): drop one"):
         structure_posterior(data.assign(copy=data.a), knowledge=known)
     with pytest.warns(UserWarning, match="more rows than columns") as warned:
         structure_posterior(data[:3], draws=8, chains=1)
