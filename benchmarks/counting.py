@@ -7,10 +7,9 @@ one process, and their trees have to be the same.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,16 @@ from brainet_pl.structure.independence.counts import ConditionalMutualInformatio
 from brainet_pl.structure.statistics import CountSample, _chunks
 
 THRESHOLD = ConditionalMutualInformation.default_threshold
-CASES = [(50_000, 512, 2), (50_000, 512, 3)]  # rows, features, levels
+CASES = [(10_000, 256, 2), (20_000, 512, 2), (50_000, 512, 2), (50_000, 512, 3)]  # rows, features, levels
 VALUES = 1 << 24  # copied at a time
 
 
 class PlainSample(CountSample):
     """Counts of the same sample by copies of rows and by joint codes."""
+
+    @cached_property
+    def _by_row(self) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(self.table.indicators.T)
 
     def _split(self, condition: tuple[int, ...], left_columns: Ints, right_columns: Ints) -> NDArray[np.float32]:
         """(q - 1, 1 + Cl, 1 + Cr) counts in each configuration of `condition` but the one of all levels 0."""
@@ -48,22 +51,22 @@ class PlainSample(CountSample):
         table, rows, weights = self.table, self._rows[selected], self._weights[selected]
         parts = np.zeros((len(ends), len(left_columns), len(right_columns)), dtype=table.dtype)
         # Whole rows copy several times faster than scattered values, so a wider product is often the cheaper one.
-        width, few = table.indicators.shape[1], len(left_columns) + len(right_columns)
+        width, few = self._by_row.shape[1], len(left_columns) + len(right_columns)
         if width * (1 + width / 100) < few * 3 + len(left_columns) * len(right_columns) / 50:
             # Rows repeated by their weights: the product of a matrix with itself costs half of a general one.
             times = weights.astype(np.intp)
             rows = np.repeat(rows, times)
             ends = np.cumsum(times)[ends - 1] if len(ends) else ends
             for first, last, segments in _chunks(ends, max(1, VALUES // width)):
-                a = table.indicators.take(rows[first:last], axis=0).astype(table.dtype)
+                a = self._by_row.take(rows[first:last], axis=0).astype(table.dtype)
                 for i, start, end in segments:
                     segment = a[start:end]
                     parts[i] += (segment.T @ segment)[left_columns[:, None], right_columns]
         else:
             for first, last, segments in _chunks(ends, max(1, VALUES // few)):
                 chunk = rows[first:last, None]
-                a = table.indicators[chunk, left_columns].astype(table.dtype)
-                b = table.indicators[chunk, right_columns] * weights[first:last, None]
+                a = self._by_row[chunk, left_columns].astype(table.dtype)
+                b = self._by_row[chunk, right_columns] * weights[first:last, None]
                 for i, start, end in segments:
                     parts[i] += a[start:end].T @ b[start:end]
         return parts
@@ -91,28 +94,23 @@ class PlainInformation(CountTest):
         return information / self.sample.total - self.threshold
 
 
-def counts(save: Callable[[str, Any], None], repeats: int = 1, cases: list[tuple[int, int, int]] = CASES) -> None:
-    """Seconds of processor time of one structure by both ways, and their ratio."""
-    rows, result = [], {}
+def counts(stored: dict[str, Any], save: Callable[[str, Any], None], cases: list[tuple[int, int, int]] = CASES) -> None:
+    """Seconds of processor time of one structure by both ways, and their ratio; what is stored is not run again."""
+    ways = {"quick": ConditionalMutualInformation, "plain": PlainInformation}
+    rows = []
     for n, d, bins in cases:
-        data = PreparedData.prepare(relu_features(n, d), bins)
-        ways = {"quick": ConditionalMutualInformation, "plain": PlainInformation}
-        learn = {
-            name: partial(learn_structure, data, s=1, max_order=1, test=test, threshold=THRESHOLD, progress=False)
-            for name, test in ways.items()
-        }
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        trees = {}
-        for _ in range(repeats):
-            for name, call in learn.items():
+        name = f"{d} × {n:,}, {bins} levels"
+        if name not in stored:
+            data = PreparedData.prepare(relu_features(n, d), bins)
+            case: dict[str, float] = {}
+            trees = {}
+            for way, test in ways.items():
                 start = time.process_time()
-                trees[name] = call()
-                seconds[name].append(time.process_time() - start)
-        assert trees["quick"].root == trees["plain"].root, "expected the same tree of both ways"
-        quick, plain = (statistics.median(seconds[name]) for name in ("quick", "plain"))
-        case = f"{d} × {n:,}, {bins} levels"
-        rows.append([case, trees["quick"].settings["tests"], plain, quick, plain / quick])
-        result[case] = {"plain": plain, "quick": quick, "ratio": plain / quick}
-        print(rows[-1], flush=True)
-        save("counts", result)
+                trees[way] = learn_structure(data, s=1, max_order=1, test=test, threshold=THRESHOLD, progress=False)
+                case[way] = time.process_time() - start
+            assert trees["quick"].root == trees["plain"].root, "expected the same tree of both ways"
+            stored[name] = case | {"tests": trees["quick"].settings["tests"], "ratio": case["plain"] / case["quick"]}
+            print(name, stored[name], flush=True)
+            save("counts", stored)
+        rows.append([name, *(stored[name][key] for key in ("tests", "plain", "quick", "ratio"))])
     table(["one structure, cmi", "CI tests", "plain, s", "quick, s", "ratio"], rows)

@@ -67,6 +67,13 @@ def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[Any, float]:
     return results[0], statistics.median(seconds)
 
 
+def load(section: str) -> dict[str, Any]:
+    """One section of the JSON file; nothing where there is none."""
+    path = OUT / "structure.json"
+    found: dict[str, Any] = json.loads(path.read_text()).get(section, {}) if path.exists() else {}
+    return found
+
+
 def save(section: str, content: Any) -> None:
     """Update one section of the JSON file."""
     OUT.mkdir(parents=True, exist_ok=True)
@@ -143,8 +150,7 @@ def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[st
     method that runs out of time is not tried on more rows of the same problem, which is kept too.
     """
     warnings.filterwarnings("ignore")
-    path = OUT / "structure.json"
-    stored = json.loads(path.read_text()).get("accuracy", {}) if path.exists() else {}
+    stored = load("accuracy")
     cells: dict[str, dict[str, Any]] = {
         key: cell
         for key, cell in stored.get("cells", {}).items()
@@ -387,7 +393,7 @@ def main() -> None:
     elif args.part == "scale":
         scale(args.data)
     elif args.part == "counts":
-        counts(save)
+        counts(load("counts"), save)
     else:
         growth()
 

@@ -51,7 +51,8 @@ class CodeTable:
 
     Attributes:
         codes: (N, d), level 0 the most frequent.
-        indicators: (N, 1 + C), a column of ones, then a block of arities[j] - 1 columns for each variable j.
+        indicators: (1 + C, N), ones, then a block of arities[j] - 1 rows for each variable j: what a test asks for is
+            a few of these, whole.
     """
 
     def __init__(self, data: Codes) -> None:
@@ -81,12 +82,12 @@ class CodeTable:
 
     @cached_property
     def indicators(self) -> NDArray[np.uint8]:
-        """Bytes, of which a few rows at a time become floats for a product: a quarter of the memory."""
-        matrix = np.zeros((self.num_rows, self.starts[-1]), dtype=np.uint8)
-        matrix[:, 0] = 1
+        """Bytes, of which a few at a time become floats for a product: a quarter of the memory."""
+        matrix = np.zeros((self.starts[-1], self.num_rows), dtype=np.uint8)
+        matrix[0] = 1
         for j, start in enumerate(self.starts[:-1]):
             for level in range(1, self.arities[j]):
-                matrix[:, start + level - 1] = self.codes[:, j] == level
+                matrix[start + level - 1] = self.codes[:, j] == level
         return matrix
 
     def columns(self, variables: Ints) -> Ints:
@@ -128,12 +129,12 @@ class CountSample:
     @cached_property
     def gram(self) -> NDArray[np.float32]:
         """(1 + C, 1 + C) weighted counts of all pairs of levels."""
-        width = self.table.indicators.shape[1]
+        width = len(self.table.indicators)
         step = max(1, _GRAM_VALUES // width)
         gram = np.zeros((width, width), dtype=self.table.dtype)
         for i in range(0, len(self._rows), step):
-            block = self.table.indicators[self._rows[i : i + step]].astype(self.table.dtype)
-            gram += block.T @ (block * self._weights[i : i + step, None])
+            block = self.table.indicators.take(self._rows[i : i + step], axis=1).astype(self.table.dtype)
+            gram += block @ (block * self._weights[i : i + step] if self._repeats else block).T
         return gram
 
     def joint(self, condition: tuple[int, ...], left: Ints, right: Ints) -> JointCounts:
@@ -216,16 +217,12 @@ class CountSample:
         return np.asarray(counts.reshape(len(x), -1))
 
     @cached_property
-    def _columns(self) -> NDArray[np.uint8]:
-        """(1 + C, rows) the indicators of the drawn rows, a column after the other: a few are copied at once."""
-        return np.ascontiguousarray(self.table.indicators[self._rows].T)
-
-    @cached_property
     def _bits(self) -> NDArray[np.uint64]:
         """(1 + C + 1, words) the indicators, 64 drawn rows in a word, rows as often as they were drawn; then none."""
-        columns = self._columns.repeat(self._weights.astype(np.intp), axis=1) if self._repeats else self._columns
-        packed = np.zeros((len(columns) + 1, -(-columns.shape[1] // 64) * 8), dtype=np.uint8)
-        packed[:-1, : -(-columns.shape[1] // 8)] = np.packbits(columns, axis=1)
+        rows = self._rows.repeat(self._weights.astype(np.intp)) if self._repeats else self._rows
+        packed = np.zeros((len(self.table.indicators) + 1, -(-len(rows) // 64) * 8), dtype=np.uint8)
+        for column, bits in zip(self.table.indicators, packed, strict=False):
+            bits[: -(-len(rows) // 8)] = np.packbits(column[rows])
         return packed.view(np.uint64)
 
     @cached_property
@@ -248,13 +245,14 @@ class CountSample:
         ends = np.append(np.flatnonzero(kept[1:] != kept[:-1]) + 1, len(kept)) if kept.size else np.empty(0, np.intp)
         parts = np.zeros((len(ends), len(left_columns), len(right_columns)), dtype=self.table.dtype)
         same = np.array_equal(left_columns, right_columns)  # the product of a matrix with itself is half the work
-        left = self._columns[left_columns]
-        right = left if same else self._columns[right_columns]
+        left = self.table.indicators[left_columns]
+        right = left if same else self.table.indicators[right_columns]
         step = max(1, _GRAM_VALUES // (len(left_columns) + len(right_columns)))
         for first, last, segments in _chunks(ends, step):
             chosen = selected[first:last]
-            a = left.take(chosen, axis=1).astype(self.table.dtype)
-            b = a if same else right.take(chosen, axis=1).astype(self.table.dtype)
+            rows = self._rows[chosen]
+            a = left.take(rows, axis=1).astype(self.table.dtype)
+            b = a if same else right.take(rows, axis=1).astype(self.table.dtype)
             if self._repeats:
                 b = b * self._weights[chosen]
             for i, start, end in segments:
