@@ -142,12 +142,13 @@ def limited(call: Callable[[], dict[str, Any]], seconds: int) -> dict[str, Any] 
         process.join()
 
 
-def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[str]) -> None:
+def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[str], match: str = "") -> None:
     """Structural Hamming distance to the true equivalence class, cell by cell.
 
     Eight networks and six kinds of linear-Gaussian random DAGs, by rows, seed and method. Every finished cell is
-    kept in the JSON file at once, so that an interrupted run goes on where it was; `again` names methods to repeat. A
-    method that runs out of time is not tried on more rows of the same problem, which is kept too.
+    kept in the JSON file at once, so that an interrupted run goes on where it was; `again` names methods to repeat,
+    `only` those to run, and `match` is a part of the names of problems. A method that runs out of time is not tried on
+    more rows of the same problem, which is kept too.
     """
     warnings.filterwarnings("ignore")
     stored = load("accuracy")
@@ -179,7 +180,7 @@ def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[st
     chosen = only or list(DISCRETE)
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         for problem, (make, methods, sizes) in problems.items():
-            for n in sizes:
+            for n in sizes if match in problem else []:
                 for method in (m for m in chosen if m in methods):
                     key = f"{problem} | {n} | {seed} | {method}"
                     if key in cells:
@@ -379,11 +380,12 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=300, help="seconds of processor time for one graph")
     parser.add_argument("--again", nargs="*", default=[], choices=list(DISCRETE), help="methods to repeat")
     parser.add_argument("--only", nargs="*", default=[], choices=list(DISCRETE), help="methods to run")
+    parser.add_argument("--match", default="", help="part of the names of the problems to run")
     args = parser.parse_args()
     if args.part not in ("growth", "counts") and args.data is None:
         parser.error(f"{args.part} needs --data DIR")
     if args.part == "accuracy":
-        accuracy(args.data, args.seeds, args.limit, args.again, args.only)
+        accuracy(args.data, args.seeds, args.limit, args.again, args.only, args.match)
     elif args.part == "posterior":
         from posterior import posterior
 
