@@ -117,7 +117,6 @@ class CountSample:
         self._rows = np.flatnonzero(weights)
         self._weights = weights[self._rows].astype(table.dtype)
         self._repeats = bool((weights > 1).any())
-        self._codes = np.take(table.codes, self._rows, axis=0)
 
     @cached_property
     def n_log_n(self) -> Floats:
@@ -228,20 +227,21 @@ class CountSample:
     @cached_property
     def _code_rows(self) -> NDArray[np.uint8]:
         """(d, rows) the codes of the drawn rows, a variable after the other."""
-        return np.ascontiguousarray(self._codes.T)
+        return np.take(self.table.codes.T, self._rows, axis=1)
 
     def _split(self, condition: tuple[int, ...], left_columns: Ints, right_columns: Ints) -> NDArray[np.float32]:
         """(q - 1, 1 + Cl, 1 + Cr) counts in each configuration of `condition` but the one of all levels 0."""
         configuration = np.zeros(len(self._rows), dtype=np.int64)
         for z in condition:
             configuration *= self.table.arities[z]
-            configuration += self._codes[:, z]
+            configuration += self._code_rows[z]
         selected = np.flatnonzero(configuration)
         kept = configuration[selected]
         if kept.size and kept.max() < 1 << 16:
             kept = kept.astype(np.uint16)  # numpy sorts 16-bit integers by radix
-        order = np.argsort(kept, kind="stable")
-        selected, kept = selected[order], kept[order]
+        if len(condition) > 1 or self.table.arities[list(condition)].max() > 2:  # else there is one part only
+            order = np.argsort(kept, kind="stable")
+            selected, kept = selected[order], kept[order]
         ends = np.append(np.flatnonzero(kept[1:] != kept[:-1]) + 1, len(kept)) if kept.size else np.empty(0, np.intp)
         parts = np.zeros((len(ends), len(left_columns), len(right_columns)), dtype=self.table.dtype)
         same = np.array_equal(left_columns, right_columns)  # the product of a matrix with itself is half the work
