@@ -4,6 +4,7 @@
     python benchmarks/structure.py posterior --data DIR  # edge probabilities beside bootstrapped peers: a figure
     python benchmarks/structure.py speed --data DIR      # ALARM, against a plain loop and causal-learn
     python benchmarks/structure.py scale --data DIR      # ResNet-20 features, 512 features, MNIST pixels
+    python benchmarks/structure.py counts                # discrete tests at 512 features, beside a plain way to count
     python benchmarks/structure.py growth                # time and memory against d, N, s, max_order, ranks: a figure
 
 Each prints a table and updates docs/results/structure.json. DIR holds `networks/*.bif`, `cifar10_train.npz`,
@@ -29,8 +30,17 @@ import numpy as np
 from bif import read_bif
 from common.data import relu_features
 from common.tables import table
+from counting import counts
 from growth import measure
 from numpy.typing import NDArray
+from peers import (
+    causal_learn_boss,
+    causal_learn_ges,
+    causal_learn_grasp,
+    causal_learn_pc,
+    pyagrum_hill_climbing,
+    pyagrum_miic,
+)
 
 from brainet_pl.structure import PDAG, cpdag, find_test, learn_structure, rai
 
@@ -38,6 +48,9 @@ OUT = Path(__file__).parents[1] / "docs" / "results"
 NETWORKS = ["asia", "child", "insurance", "alarm", "win95pts", "hailfinder", "hepar2", "andes"]
 SIZES = [500, 5000, 20000]
 GAUSSIANS = [(50, 2), (50, 4), (50, 6), (100, 2), (100, 4), (100, 6)]  # variables, average degree
+FIRST_SEED = 10  # samples before were looked at while settings were chosen
+MEANS = ["shd", "f1", "seconds"]
+STRONGEST = ["causal-learn BOSS", "causal-learn GRaSP"]  # the peers that `rai` is held against
 
 
 def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[Any, float]:
@@ -54,6 +67,13 @@ def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[Any, float]:
     return results[0], statistics.median(seconds)
 
 
+def load(section: str) -> dict[str, Any]:
+    """One section of the JSON file; nothing where there is none."""
+    path = OUT / "structure.json"
+    found: dict[str, Any] = json.loads(path.read_text()).get(section, {}) if path.exists() else {}
+    return found
+
+
 def save(section: str, content: Any) -> None:
     """Update one section of the JSON file."""
     OUT.mkdir(parents=True, exist_ok=True)
@@ -64,71 +84,6 @@ def save(section: str, content: Any) -> None:
 
 
 # -- accuracy -------------------------------------------------------------------------------------------------------
-
-
-def causal_learn_pc(x: NDArray[Any], alpha: float = 0.05, test: str = "gsq") -> PDAG:
-    """PC with the G² test, or Fisher's z, and the library's defaults."""
-    from causallearn.search.ConstraintBased.PC import pc
-
-    return _from_marks(pc(x, alpha=alpha, indep_test=test, show_progress=False).G.graph)
-
-
-def _from_marks(marks: NDArray[Any]) -> PDAG:
-    """A graph of causal-learn: i → j is marks[i, j] = -1, marks[j, i] = 1; i — j is -1, -1; a conflict is 1, 1."""
-    return PDAG((marks == -1) | ((marks == 1) & (marks.T == 1)))
-
-
-def causal_learn_boss(x: NDArray[Any], score: str) -> PDAG:
-    """Best order score search with the library's defaults."""
-    from causallearn.search.PermutationBased.BOSS import boss
-
-    return _from_marks(boss(x, score_func=score, verbose=False).graph)
-
-
-def causal_learn_grasp(x: NDArray[Any], score: str) -> PDAG:
-    """Greedy relaxation of the sparsest permutation with the library's defaults."""
-    from causallearn.search.PermutationBased.GRaSP import grasp
-
-    return _from_marks(grasp(x, score_func=score, verbose=False).graph)
-
-
-def causal_learn_ges(x: NDArray[Any], score: str) -> PDAG:
-    """Greedy equivalence search with the library's defaults."""
-    from causallearn.search.ScoreBased.GES import ges
-
-    return _from_marks(ges(x, score_func=score)["G"].graph)
-
-
-def _pyagrum_learner(x: NDArray[np.int64]) -> tuple[Any, list[int]]:
-    """A learner of the codes, and the column of each of its node numbers."""
-    import pandas as pd
-    import pyagrum as gum
-
-    learner = gum.BNLearner(pd.DataFrame(x.astype(str), columns=[str(j) for j in range(x.shape[1])]))
-    return learner, [int(learner.nameFromId(i)) for i in range(x.shape[1])]
-
-
-def pyagrum_miic(x: NDArray[np.int64]) -> PDAG:
-    """MIIC, pyAgrum's constraint-based learner, as an equivalence class."""
-    learner, column = _pyagrum_learner(x)
-    learner.useMIIC()
-    graph = learner.learnPDAG()
-    A = np.zeros((x.shape[1],) * 2, dtype=bool)
-    for i, j in graph.arcs():
-        A[column[i], column[j]] = True
-    for i, j in graph.edges():
-        A[column[i], column[j]] = A[column[j], column[i]] = True
-    return PDAG(A)
-
-
-def pyagrum_hill_climbing(x: NDArray[np.int64]) -> PDAG:
-    """Greedy hill climbing with pyAgrum's default score, as the equivalence class of the DAG it ends in."""
-    learner, column = _pyagrum_learner(x)
-    learner.useGreedyHillClimbing()
-    A = np.zeros((x.shape[1],) * 2, dtype=bool)
-    for i, j in learner.learnDAG().arcs():
-        A[column[i], column[j]] = True
-    return cpdag(A)
 
 
 def linear_gaussian(d: int, degree: float, n: int, seed: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
@@ -187,25 +142,28 @@ def limited(call: Callable[[], dict[str, Any]], seconds: int) -> dict[str, Any] 
         process.join()
 
 
-def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[str]) -> None:
+def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[str], match: str = "") -> None:
     """Structural Hamming distance to the true equivalence class, cell by cell.
 
     Eight networks and six kinds of linear-Gaussian random DAGs, by rows, seed and method. Every finished cell is
-    kept in the JSON file at once, so that an interrupted run goes on where it was; `again` names methods to repeat.
+    kept in the JSON file at once, so that an interrupted run goes on where it was; `again` names methods to repeat,
+    `only` those to run, and `match` is a part of the names of problems. A method that runs out of time is not tried on
+    more rows of the same problem, which is kept too.
     """
     warnings.filterwarnings("ignore")
-    path = OUT / "structure.json"
-    stored = json.loads(path.read_text()).get("accuracy", {}) if path.exists() else {}
+    stored = load("accuracy")
     cells: dict[str, dict[str, Any]] = {
-        key: cell for key, cell in stored.get("cells", {}).items() if key.split(" | ")[-1] not in again
+        key: cell
+        for key, cell in stored.get("cells", {}).items()
+        if key.split(" | ")[-1] not in again and int(key.split(" | ")[2]) >= FIRST_SEED
     }
     network = cache(lambda name: read_bif(data / "networks" / f"{name}.bif"))  # large files take a minute to read
     problems: dict[str, tuple[Callable[[int, int], Any], dict[str, Any], list[int]]] = {}
+    for name in NETWORKS:
+        problems[name] = (lambda n, seed, b=name: (network(b).dag, network(b).sample(n, seed)), DISCRETE, SIZES)
     for d, degree in GAUSSIANS:
         draw = partial(linear_gaussian, d, degree)
         problems[f"Gaussian, d = {d}, degree {degree}"] = (draw, GAUSSIAN, SIZES[:2])
-    for name in NETWORKS:
-        problems[name] = (lambda n, seed, b=name: (network(b).dag, network(b).sample(n, seed)), DISCRETE, SIZES)
 
     def run(make: Callable[[int, int], Any], method: Callable[[Any], PDAG], n: int, seed: int) -> dict[str, Any]:
         dag, x = make(n, seed)
@@ -215,21 +173,51 @@ def accuracy(data: Path, seeds: int, limit: int, again: list[str], only: list[st
         seconds = time.process_time() - start
         wrong = graph.skeleton != truth.skeleton
         extra, missing = int(np.triu(wrong & graph.skeleton).sum()), int(np.triu(wrong & truth.skeleton).sum())
-        return {"shd": graph.shd(truth), "extra": extra, "missing": missing, "seconds": round(seconds, 4)}
+        right = int(np.triu(truth.skeleton).sum()) - missing
+        f1 = round(2 * right / max(1, 2 * right + extra + missing), 4)
+        return {"shd": graph.shd(truth), "extra": extra, "missing": missing, "f1": f1, "seconds": round(seconds, 4)}
 
-    for seed in range(seeds):
-        for method in DISCRETE:
-            for problem, (make, methods, sizes) in problems.items():
-                for n in sizes:
+    chosen = only or list(DISCRETE)
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for problem, (make, methods, sizes) in problems.items():
+            for n in sizes if match in problem else []:
+                for method in (m for m in chosen if m in methods):
                     key = f"{problem} | {n} | {seed} | {method}"
-                    if key in cells or method not in methods or (only and method not in only):
+                    if key in cells:
                         continue
-                    make(2, seed)  # a file that is read here is not read again in every process
-                    found = limited(partial(run, make, methods[method], n, seed), limit)
-                    cells[key] = {"not finished in": limit} if found is None else found
+                    before = cells.get(f"{problem} | {sizes[max(0, sizes.index(n) - 1)]} | {seed} | {method}", {})
+                    if "shd" not in before and before:
+                        cells[key] = {"not finished in": before["not finished in"], "with fewer rows": True}
+                    else:
+                        make(2, seed)  # a file that is read here is not read again in every process
+                        found = limited(partial(run, make, methods[method], n, seed), limit)
+                        cells[key] = {"not finished in": limit} if found is None else found
                     print(key, cells[key], flush=True)
                     save("accuracy", {"seconds": "of processor time", "cells": cells})
     report(cells)
+    bars(cells)
+
+
+def bars(cells: dict[str, dict[str, Any]]) -> None:
+    """Print `rai` beside each of the strongest peers: over the samples that both finish, and beside the better one."""
+    keys = [key.removesuffix(" | rai") for key in cells if key.endswith(" | rai")]
+
+    def of(method: str, key: str) -> dict[str, Any]:
+        return cells.get(f"{key} | {method}", {})
+
+    for peer in STRONGEST:
+        both = [(of("rai", key), of(peer, key)) for key in keys if "shd" in of(peer, key) and "shd" in of("rai", key)]
+        means = {k: [f"{np.mean([c[k] for c in side]):.2f}" for side in zip(*both, strict=True)] for k in MEANS}
+        unfinished = sum("not finished in" in of(peer, key) for key in keys)
+        print(f"rai / {peer}, {len(both)} samples (the peer ran out of time in {unfinished} more):", end=" ")
+        print(", ".join(f"{k} {' / '.join(values)}" for k, values in means.items()))
+    cases: dict[str, list[tuple[float, float]]] = {}
+    for key in keys:
+        peers = [of(peer, key)["shd"] for peer in STRONGEST if "shd" in of(peer, key)]
+        if len(peers) == len(STRONGEST) and "shd" in of("rai", key):
+            cases.setdefault(key.rsplit(" | ", 1)[0], []).append((of("rai", key)["shd"], min(peers)))
+    within = sum(np.mean([r for r, _ in case]) <= 1.1 * np.mean([p for _, p in case]) for case in cases.values())
+    print(f"rai is at most 10 % above the better of them in {within} of {len(cases)} cells that all three finish")
 
 
 def report(cells: dict[str, dict[str, Any]]) -> None:
@@ -284,8 +272,8 @@ class LoopTest:
         given: dict[Any, int] = {}
         for row in self.rows:
             z = tuple(row[v] for v in condition)
-            for counts, key in ((joint, (row[x], row[y], z)), (left, (row[x], z)), (right, (row[y], z)), (given, z)):
-                counts[key] = counts.get(key, 0) + 1
+            for found, key in ((joint, (row[x], row[y], z)), (left, (row[x], z)), (right, (row[y], z)), (given, z)):
+                found[key] = found.get(key, 0) + 1
         information = sum(
             n * float(np.log(n * given[z] / (left[a, z] * right[b, z]))) for (a, b, z), n in joint.items()
         )
@@ -385,18 +373,19 @@ def growth(smoke: bool = False) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["accuracy", "posterior", "speed", "scale", "growth"])
+    parser.add_argument("part", choices=["accuracy", "posterior", "speed", "scale", "counts", "growth"])
     parser.add_argument("--data", type=Path, help="folder with the real data")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--limit", type=int, default=300, help="seconds of processor time for one graph")
     parser.add_argument("--again", nargs="*", default=[], choices=list(DISCRETE), help="methods to repeat")
     parser.add_argument("--only", nargs="*", default=[], choices=list(DISCRETE), help="methods to run")
+    parser.add_argument("--match", default="", help="part of the names of the problems to run")
     args = parser.parse_args()
-    if args.part != "growth" and args.data is None:
+    if args.part not in ("growth", "counts") and args.data is None:
         parser.error(f"{args.part} needs --data DIR")
     if args.part == "accuracy":
-        accuracy(args.data, args.seeds, args.limit, args.again, args.only)
+        accuracy(args.data, args.seeds, args.limit, args.again, args.only, args.match)
     elif args.part == "posterior":
         from posterior import posterior
 
@@ -405,6 +394,8 @@ def main() -> None:
         speed(args.data, args.repeats)
     elif args.part == "scale":
         scale(args.data)
+    elif args.part == "counts":
+        counts(load("counts"), save)
     else:
         growth()
 

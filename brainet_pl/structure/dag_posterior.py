@@ -26,7 +26,7 @@ from brainet_pl.structure.pdag import PDAG, Bools, Ints, dag_extension, topologi
 from brainet_pl.structure.plain_rai import ESS, rai
 from brainet_pl.structure.sampler import Chains, Families
 from brainet_pl.structure.score import Growth, LocalScore, Score, find_score
-from brainet_pl.structure.settings import AUTO, SAMPLES, check_limits, check_rows, choose_test
+from brainet_pl.structure.settings import AUTO, SAMPLES, check_limits, check_rows, choose_test, warn_of_few_rows
 
 Floats = NDArray[np.float64]
 Source = Literal["score", "tree"]
@@ -146,6 +146,7 @@ def structure_posterior(
             f"expected at most {MOST_VARIABLES} columns to sample structures of, got {data.d}: rai and learn_structure "
             "take more"
         )
+    warn_of_few_rows(data, stacklevel=3)
     chosen = choose_test(test, data, "fisher_z")
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
     cost = float(np.log(data.d)) if edge_cost is None else edge_cost
@@ -159,10 +160,13 @@ def structure_posterior(
         ess,
         _Scores(cache(scoring.on(data, ess)), scoring.growth_on(data, ess), cost),
         knowledge,
+        names,
         seed,
         budget,
     )
+    problem.check()
     found = _of_tree(problem, draws) if posterior == "tree" else _sampled(problem, draws, chains)
+    found = problem.without_false_directions(found)
     back = np.argsort(data.columns)
     every = np.ix_(back, back)
     return replace(
@@ -199,6 +203,7 @@ class _Problem:
     ess: float
     prior: _Scores
     knowledge: Knowledge | None  # about the user's column numbers
+    names: tuple[str, ...] | None  # of the user's columns
     seed: int
     budget: Budget
 
@@ -214,9 +219,22 @@ class _Problem:
         copied = _copied(self.original)
         known = Knowledge().on(d, None)
         if self.knowledge is not None:
-            known = check_knowledge(self.knowledge, None, self.data.columns, self.original)
+            known = check_knowledge(self.knowledge, self.names, self.data.columns, self.original)
         allowed = known.allowed & own & own[:, None] | copied
         return Constraints(known.required | copied, allowed, known.before)
+
+    def check(self) -> None:
+        """Refuse knowledge that can't be true, in the names of columns, before anything is learned."""
+        self.known  # noqa: B018
+
+    def without_false_directions(self, found: StructurePosterior) -> StructurePosterior:
+        """Both directions between a column and its copy alike: which of the two speaks for both is our choice."""
+        copied = _copied(self.original)
+        both = copied | copied.T
+        edges = found.edge_probabilities
+        edges = np.where(both, (edges + edges.T) / 2, edges)
+        joined = found.equivalent | found.equivalent.T
+        return replace(found, edge_probabilities=edges, equivalent=found.equivalent | both & joined)
 
     def tree(self, s: Any = SAMPLES) -> GGT:
         """A tree of `learn_structure` for the same test and score."""

@@ -108,11 +108,11 @@ def choose_test(
     return find_test(test)
 
 
-def warn_of_few_rows(data: PreparedData) -> None:
-    """Warn where there are fewer rows than columns."""
+def warn_of_few_rows(data: PreparedData, stacklevel: int = 4) -> None:
+    """Warn where there are fewer rows than columns; by default past the decorator of the caller."""
     if data.n < data.d:
         warnings.warn(
             f"expected more rows than columns, got {data.n:,} rows of {data.d:,}: much that is found will be chance; "
             "give more rows, or fewer features",
-            stacklevel=4,  # past the decorator of the caller
+            stacklevel=stacklevel,
         )

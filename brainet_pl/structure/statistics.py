@@ -6,8 +6,9 @@ every sum over rows is a matrix product.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ Floats = NDArray[np.float64]
 
 _NARROW = 256  # columns up to which products are summed in 64 bits
 _GRAM_VALUES = 1 << 24  # values copied at a time while a Gram matrix is summed over rows
+_PACKED_CELLS = 256  # of a table up to which it is counted by bits; beyond, each row is looked at once
+_PACKED_WORDS = 1 << 17  # of 64 rows at a time: they stay in the processor's cache
 
 
 def bootstrap_weights(n: int, seed: int, path: tuple[int, ...]) -> NDArray[np.int64]:
@@ -48,7 +51,8 @@ class CodeTable:
 
     Attributes:
         codes: (N, d), level 0 the most frequent.
-        indicators: (N, 1 + C), a column of ones, then a block of arities[j] - 1 columns for each variable j.
+        indicators: (1 + C, N), ones, then a block of arities[j] - 1 rows for each variable j: what a test asks for is
+            a few of these, whole.
     """
 
     def __init__(self, data: Codes) -> None:
@@ -78,12 +82,12 @@ class CodeTable:
 
     @cached_property
     def indicators(self) -> NDArray[np.uint8]:
-        """Bytes, of which a few rows at a time become floats for a product: a quarter of the memory."""
-        matrix = np.zeros((self.num_rows, self.starts[-1]), dtype=np.uint8)
-        matrix[:, 0] = 1
+        """Bytes, of which a few at a time become floats for a product: a quarter of the memory."""
+        matrix = np.zeros((self.starts[-1], self.num_rows), dtype=np.uint8)
+        matrix[0] = 1
         for j, start in enumerate(self.starts[:-1]):
             for level in range(1, self.arities[j]):
-                matrix[:, start + level - 1] = self.codes[:, j] == level
+                matrix[start + level - 1] = self.codes[:, j] == level
         return matrix
 
     def columns(self, variables: Ints) -> Ints:
@@ -112,7 +116,7 @@ class CountSample:
         self.total = int(weights.sum())
         self._rows = np.flatnonzero(weights)
         self._weights = weights[self._rows].astype(table.dtype)
-        self._codes = np.take(table.codes, self._rows, axis=0)
+        self._repeats = bool((weights > 1).any())
 
     @cached_property
     def n_log_n(self) -> Floats:
@@ -124,12 +128,12 @@ class CountSample:
     @cached_property
     def gram(self) -> NDArray[np.float32]:
         """(1 + C, 1 + C) weighted counts of all pairs of levels."""
-        width = self.table.indicators.shape[1]
+        width = len(self.table.indicators)
         step = max(1, _GRAM_VALUES // width)
         gram = np.zeros((width, width), dtype=self.table.dtype)
         for i in range(0, len(self._rows), step):
-            block = self.table.indicators[self._rows[i : i + step]].astype(self.table.dtype)
-            gram += block.T @ (block * self._weights[i : i + step, None])
+            block = self.table.indicators.take(self._rows[i : i + step], axis=1).astype(self.table.dtype)
+            gram += block @ (block * self._weights[i : i + step] if self._repeats else block).T
         return gram
 
     def joint(self, condition: tuple[int, ...], left: Ints, right: Ints) -> JointCounts:
@@ -152,24 +156,36 @@ class CountSample:
     def pair_tables(self, x: Ints, y: Ints, conditions: Ints) -> NDArray[np.int64]:
         """Counts pairs x (T,), y (T,) given conditions (T, n), all levels kept and padded to one shape, (T, q, r, s).
 
-        The cheap way for a few pairs at a time: one joint code a row, then one histogram for all T tests together.
+        The cheap way for a few pairs at a time. Small tables are counted by bits; larger ones by one joint code a row
+        and one histogram for all T tests together. Configurations of a set may be numbered in either way.
         """
-        q, r, s = self.table_shape(x, y, conditions)
-        counts = np.empty((len(x), q * r * s), dtype=np.int64)
-        step = max(1, _GRAM_VALUES // max(1, len(self._rows)))  # codes are as many as tests times rows
+        levels = [int(self.table.arities[variable].max()) for variable in (*conditions.T, x, y)]
+        if math.prod(levels) <= _PACKED_CELLS:
+            count, shape = partial(self._packed_tables, levels), (math.prod(levels[:-2]), *levels[-2:])
+            most = _PACKED_WORDS // max(1, self._bits.shape[1] * math.prod(levels))
+        else:
+            shape = self.table_shape(x, y, conditions)
+            count, most = partial(self._coded_tables, shape), _GRAM_VALUES // max(1, len(self._rows))
+        counts = np.empty((len(x), math.prod(shape)), dtype=np.int64)
+        step = max(1, most)
         for part in (slice(i, i + step) for i in range(0, len(x), step)):
-            code = np.zeros((len(x[part]), len(self._rows)), dtype=np.int64)
-            for variable in conditions[part].T:
-                code *= self.table.arities[variable][:, None]
-                code += self._code_rows[variable]
-            code += (np.arange(len(code)) * q)[:, None]
-            for variable, levels in ((x[part], r), (y[part], s)):
-                code *= levels
-                code += self._code_rows[variable]
-            weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel()
-            found = np.bincount(code.ravel(), weights=weights, minlength=len(code) * counts.shape[1])
-            counts[part] = found.reshape(len(code), -1)
-        return counts.reshape(len(x), q, r, s)
+            counts[part] = count(x[part], y[part], conditions[part])
+        return counts.reshape(len(x), *shape)
+
+    def _coded_tables(self, shape: tuple[int, ...], x: Ints, y: Ints, conditions: Ints) -> NDArray[np.int64]:
+        """`pair_tables` of one shape (q, r, s) by joint codes, (T, q·r·s)."""
+        q, r, s = shape
+        code = np.zeros((len(x), len(self._rows)), dtype=np.int64)
+        for variable in conditions.T:
+            code *= self.table.arities[variable][:, None]
+            code += self._code_rows[variable]
+        code += (np.arange(len(code)) * q)[:, None]
+        for variable, levels in ((x, r), (y, s)):
+            code *= levels
+            code += self._code_rows[variable]
+        weights = np.broadcast_to(self._weights.astype(np.float64), code.shape).ravel() if self._repeats else None
+        found = np.bincount(code.ravel(), weights=weights, minlength=len(code) * q * r * s)
+        return np.asarray(found.reshape(len(code), -1), dtype=np.int64)
 
     def table_shape(self, x: Ints, y: Ints, conditions: Ints) -> tuple[int, int, int]:
         """The shape (q, r, s) of one table of `pair_tables`."""
@@ -178,46 +194,77 @@ class CountSample:
         q = arities[conditions].astype(np.float64).prod(axis=1).max()
         return int(q), int(arities[x].max()), int(arities[y].max())
 
+    def _packed_tables(self, levels: list[int], x: Ints, y: Ints, conditions: Ints) -> NDArray[np.int64]:
+        """`pair_tables` by bits, 64 rows at a time: rows with a level of each variable are an AND, counted by its ones.
+
+        `levels` are the most of each variable of the set, of x and of y. Index 0 counts rows of any level until the
+        end, where it becomes what the other levels leave of that. (T, product of levels)
+        """
+        variables = [*conditions.T, x, y]
+        every = np.broadcast_to(self._bits[0], (len(x), 1, self._bits.shape[1]))
+        found = every
+        for variable, most in zip(variables, levels, strict=True):
+            level = np.arange(1, most)
+            there = level < self.table.arities[variable][:, None]
+            place = np.where(there, self.table.starts[variable][:, None] + level - 1, len(self._bits) - 1)
+            either = np.concatenate([every, self._bits[place]], axis=1)
+            found = (found[:, :, None] & either[:, None]).reshape(len(x), -1, every.shape[2])
+        counts = _ones_of(found).reshape(len(x), *levels)
+        for axis in range(1, counts.ndim):
+            by_level = np.moveaxis(counts, axis, 0)
+            by_level[0] -= by_level[1:].sum(axis=0)
+        return np.asarray(counts.reshape(len(x), -1))
+
+    @cached_property
+    def _bits(self) -> NDArray[np.uint64]:
+        """(1 + C + 1, words) the indicators, 64 drawn rows in a word, rows as often as they were drawn; then none."""
+        rows = self._rows.repeat(self._weights.astype(np.intp)) if self._repeats else self._rows
+        packed = np.zeros((len(self.table.indicators) + 1, -(-len(rows) // 64) * 8), dtype=np.uint8)
+        for column, bits in zip(self.table.indicators, packed, strict=False):
+            bits[: -(-len(rows) // 8)] = np.packbits(column[rows])
+        return packed.view(np.uint64)
+
     @cached_property
     def _code_rows(self) -> NDArray[np.uint8]:
         """(d, rows) the codes of the drawn rows, a variable after the other."""
-        return np.ascontiguousarray(self._codes.T)
+        return np.take(self.table.codes.T, self._rows, axis=1)
 
     def _split(self, condition: tuple[int, ...], left_columns: Ints, right_columns: Ints) -> NDArray[np.float32]:
         """(q - 1, 1 + Cl, 1 + Cr) counts in each configuration of `condition` but the one of all levels 0."""
         configuration = np.zeros(len(self._rows), dtype=np.int64)
         for z in condition:
             configuration *= self.table.arities[z]
-            configuration += self._codes[:, z]
+            configuration += self._code_rows[z]
         selected = np.flatnonzero(configuration)
         kept = configuration[selected]
         if kept.size and kept.max() < 1 << 16:
             kept = kept.astype(np.uint16)  # numpy sorts 16-bit integers by radix
-        order = np.argsort(kept, kind="stable")
-        selected, kept = selected[order], kept[order]
+        if len(condition) > 1 or self.table.arities[list(condition)].max() > 2:  # else there is one part only
+            order = np.argsort(kept, kind="stable")
+            selected, kept = selected[order], kept[order]
         ends = np.append(np.flatnonzero(kept[1:] != kept[:-1]) + 1, len(kept)) if kept.size else np.empty(0, np.intp)
-        table, rows, weights = self.table, self._rows[selected], self._weights[selected]
-        parts = np.zeros((len(ends), len(left_columns), len(right_columns)), dtype=table.dtype)
-        # Whole rows copy several times faster than scattered values, so a wider product is often the cheaper one.
-        width, few = table.indicators.shape[1], len(left_columns) + len(right_columns)
-        if width * (1 + width / 100) < few * 3 + len(left_columns) * len(right_columns) / 50:
-            # Rows repeated by their weights: the product of a matrix with itself costs half of a general one.
-            times = weights.astype(np.intp)
-            rows = np.repeat(rows, times)
-            ends = np.cumsum(times)[ends - 1] if len(ends) else ends
-            for first, last, segments in _chunks(ends, max(1, _GRAM_VALUES // width)):
-                a = table.indicators.take(rows[first:last], axis=0).astype(table.dtype)
-                for i, start, end in segments:
-                    segment = a[start:end]
-                    parts[i] += (segment.T @ segment)[left_columns[:, None], right_columns]
-        else:
-            for first, last, segments in _chunks(ends, max(1, _GRAM_VALUES // few)):
-                chunk = rows[first:last, None]
-                a = table.indicators[chunk, left_columns].astype(table.dtype)
-                b = table.indicators[chunk, right_columns] * weights[first:last, None]
-                for i, start, end in segments:
-                    parts[i] += a[start:end].T @ b[start:end]
+        parts = np.zeros((len(ends), len(left_columns), len(right_columns)), dtype=self.table.dtype)
+        same = np.array_equal(left_columns, right_columns)  # the product of a matrix with itself is half the work
+        left = self.table.indicators[left_columns]
+        right = left if same else self.table.indicators[right_columns]
+        step = max(1, _GRAM_VALUES // (len(left_columns) + len(right_columns)))
+        for first, last, segments in _chunks(ends, step):
+            chosen = selected[first:last]
+            rows = self._rows[chosen]
+            a = left.take(rows, axis=1).astype(self.table.dtype)
+            b = a if same else right.take(rows, axis=1).astype(self.table.dtype)
+            if self._repeats:
+                b = b * self._weights[chosen]
+            for i, start, end in segments:
+                parts[i] += a[:, start:end] @ b[:, start:end].T
         return parts
+
+
+def _ones_of(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Counts the ones in the last axis of `words` (..., W), (...)."""
+    if hasattr(np, "bitwise_count"):
+        return np.asarray(np.bitwise_count(words).sum(axis=-1, dtype=np.int64))
+    return np.asarray(np.unpackbits(words.view(np.uint8), axis=-1).sum(axis=-1, dtype=np.int64))  # numpy 1
 
 
 def _chunks(ends: Ints, step: int) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:

@@ -5,7 +5,7 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from brainet_pl.structure import PreparedData, cpdag, find_score, rai, structure_posterior
+from brainet_pl.structure import Knowledge, PreparedData, cpdag, find_score, rai, structure_posterior
 from brainet_pl.structure.pdag import dag_extension
 from brainet_pl.structure.sampler import Chains, Families
 from brainet_pl.structure.score import one_by_one
@@ -196,6 +196,8 @@ def test_columns_may_come_in_any_order_and_copies_are_children():
     found = structure_posterior(x, draws=80)
     assert found.joined_probabilities[0, 4] == pytest.approx(1)
     assert sorted(found.joined_probabilities[[0, 4]].sum(axis=1).round(6))[0] == 1  # one of them has no other edge
+    assert found.edge_probabilities[0, 4] == found.edge_probabilities[4, 0]  # nothing says which is the copy
+    assert found.graph().undirected[0, 4]
     order = [3, 1, 4, 0, 2]
     again = structure_posterior(x[:, order], draws=80)
     assert (again.edge_probabilities == found.edge_probabilities[np.ix_(order, order)]).all()
@@ -205,6 +207,19 @@ def test_the_tree_stays_the_papers():
     found = structure_posterior(np.digitize(four_columns(500, 2), [0.0]), posterior="tree", draws=20)
     assert found.draws.shape == (20, 4, 4)
     assert found.edge_probabilities.max() <= 1 + 1e-9
+
+
+def test_contradictions_are_told_in_names_and_few_rows_are_warned_of():
+    pandas = pytest.importorskip("pandas")
+    data = pandas.DataFrame(four_columns(60, 0), columns=["a", "b", "c", "e"])
+    with pytest.raises(ValueError, match="a → b required and forbidden"):
+        structure_posterior(data, knowledge=Knowledge(required=[("a", "b")], forbidden=[("a", "b")]))
+    known = Knowledge(required=[("copy", "b"), ("a", "b")])
+    with pytest.raises(ValueError, match=r"which says the same as (a|copy): drop one"):
+        structure_posterior(data.assign(copy=data.a), knowledge=known)
+    with pytest.warns(UserWarning, match="more rows than columns") as warned:
+        structure_posterior(data[:3], draws=8, chains=1)
+    assert warned[0].filename == __file__
 
 
 def test_what_can_not_be_sampled_is_refused():

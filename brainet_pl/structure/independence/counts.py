@@ -86,6 +86,18 @@ class ConditionalMutualInformation(CountTest):
         """Computes the information less the threshold."""
         return information / self.sample.total - self.threshold
 
+    def weakest(self, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
+        """Finds the smallest margin of `x` and each of `y` (Y,) given one of `z` (Z,), and its place in z.
+
+        Counts of y × z for each level of x say all: variables far from x are never counted.
+        """
+        joint = self.sample.joint((x,), y, z)
+        margins = self.margin(information_of_condition(joint, self.sample.n_log_n), lambda: np.empty(0), 1)
+        margins = np.round(margins, 12)  # ties, up to rounding, go to the first
+        margins[y[:, None] == z] = np.inf
+        place = margins.argmin(axis=1)
+        return margins[np.arange(len(y)), place], place
+
 
 class GSquare(CountTest):
     """The likelihood-ratio test: independent when G² = 2·N·CMI is unsurprising at significance level `threshold`.
@@ -121,34 +133,67 @@ def table_freedom(counts: NDArray[np.int64]) -> Floats:
 
 
 def information(joint: JointCounts, n_log_n: Floats) -> Floats:
-    """Computes N times the conditional mutual information of each pair from its joint counts, (L, R).
+    """Computes N times the information of left and right given the condition set, (L, R).
 
-    With f(n) = n·log n: Σf(n_abc) - Σf(n_ac) - Σf(n_bc) + Σf(n_c) over levels a, b and configurations c. Counts of the
-    level left out of a block are what the others leave of the block's sum.
+    With f(n) = n·log n: Σf(n_abc) - Σf(n_ac) - Σf(n_bc) + Σf(n_c) over levels a, b and configurations c.
     """
-    counts, left, right = joint
-    simple = counts.shape[1] - 1 == len(left) and counts.shape[2] - 1 == len(right)  # all binary: a block is a column
+    sums = _Entropies(joint, n_log_n)
+    return np.asarray(np.maximum(sums.joint() - sums.left() - sums.right() + sums.nothing(), 0.0))
 
-    def f(n: NDArray[Any]) -> Floats:
-        return n_log_n.take(n.astype(np.int64))
 
-    def over(n: NDArray[Any], blocks: Ints, axis: int) -> NDArray[Any]:
-        return n if simple else np.add.reduceat(n, blocks, axis=axis)
+def information_of_condition(joint: JointCounts, n_log_n: Floats) -> Floats:
+    """Computes N times the information of the condition set and left given right, (L, R).
 
-    n_c = counts[:, :1, :1]
-    n_a, n_b, n_ab = counts[:, 1:, :1], counts[:, :1, 1:], counts[:, 1:, 1:]
-    n_ab_right = over(n_ab, right, 2)
-    n_a0 = n_a - n_ab_right
-    n_0b = n_b - over(n_ab, left, 1)
-    n_0, n_0_right = n_c - over(n_a, left, 1), n_c - over(n_b, right, 2)
-    n_00 = n_0_right - over(n_a0, left, 1)
+    The same counts as for `information`: Σf(n_abc) - Σf(n_ab) - Σf(n_bc) + Σf(n_b).
+    """
+    sums = _Entropies(joint, n_log_n)
+    whole = _Entropies(JointCounts(joint.counts.sum(axis=0, keepdims=True), joint.left, joint.right), n_log_n)
+    return np.asarray(np.maximum(sums.joint() - whole.joint() - sums.right() + whole.right(), 0.0))
 
-    joint_sum = over(over(f(n_ab).sum(axis=0), left, 0), right, 1)
-    joint_sum = joint_sum + over(f(n_a0).sum(axis=0), left, 0) + over(f(n_0b).sum(axis=0), right, 1)
-    joint_sum += f(n_00).sum(axis=0)
-    left_sum = over(f(n_a).sum(axis=0), left, 0) + f(n_0).sum(axis=0)
-    right_sum = over(f(n_b).sum(axis=0), right, 1) + f(n_0_right).sum(axis=0)
-    return np.asarray(np.maximum(joint_sum - left_sum - right_sum + f(n_c).sum(), 0.0))
+
+class _Entropies:
+    """Sums of f(n) = n·log n over levels and configurations of joint counts.
+
+    Counts of the level left out of a block are what the others leave of the block's sum.
+    """
+
+    def __init__(self, joint: JointCounts, n_log_n: Floats) -> None:
+        self.counts, self.left_blocks, self.right_blocks = joint
+        self.n_log_n = n_log_n
+        blocks = len(joint.left), len(joint.right)
+        self.simple = self.counts.shape[1] - 1 == blocks[0] and self.counts.shape[2] - 1 == blocks[1]  # all binary
+
+    def _f(self, n: NDArray[Any]) -> Floats:
+        return np.asarray(self.n_log_n.take(n.astype(np.int64)).sum(axis=0))
+
+    def _over(self, n: NDArray[Any], blocks: Ints, axis: int) -> NDArray[Any]:
+        return n if self.simple else np.add.reduceat(n, blocks, axis=axis)
+
+    def joint(self) -> Floats:
+        """(L, R) over levels of left and right."""
+        left, right = self.left_blocks, self.right_blocks
+        n_a, n_b, n_ab = self.counts[:, 1:, :1], self.counts[:, :1, 1:], self.counts[:, 1:, 1:]
+        n_a0, n_0b = n_a - self._over(n_ab, right, 2), n_b - self._over(n_ab, left, 1)
+        n_00 = self.counts[:, :1, :1] - self._over(n_b, right, 2) - self._over(n_a0, left, 1)
+        found = self._over(self._over(self._f(n_ab), left, 0), right, 1)
+        found = found + self._over(self._f(n_a0), left, 0) + self._over(self._f(n_0b), right, 1)
+        return np.asarray(found + self._f(n_00))
+
+    def left(self) -> Floats:
+        """(L, 1) over levels of left."""
+        n_a, n_c = self.counts[:, 1:, :1], self.counts[:, :1, :1]
+        rest = n_c - self._over(n_a, self.left_blocks, 1)
+        return np.asarray(self._over(self._f(n_a), self.left_blocks, 0) + self._f(rest))
+
+    def right(self) -> Floats:
+        """(1, R) over levels of right."""
+        n_b, n_c = self.counts[:, :1, 1:], self.counts[:, :1, :1]
+        rest = n_c - self._over(n_b, self.right_blocks, 2)
+        return np.asarray(self._over(self._f(n_b), self.right_blocks, 1) + self._f(rest))
+
+    def nothing(self) -> Floats:
+        """(1, 1) over configurations alone."""
+        return self._f(self.counts[:, :1, :1])
 
 
 def degrees_of_freedom(joint: JointCounts) -> Floats:

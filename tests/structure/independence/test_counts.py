@@ -1,13 +1,16 @@
 """The discrete tests, "cmi" and "g2", against a slow, obvious twin."""
 
-from itertools import product
+from itertools import permutations, product
 
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from brainet_pl.structure import statistics
 from brainet_pl.structure.discretize import Codes
+from brainet_pl.structure.evidence import Budget, remove_separated
 from brainet_pl.structure.independence import ConditionalMutualInformation, GSquare
+from brainet_pl.structure.pdag import complete_graph
 from brainet_pl.structure.statistics import CodeTable, CountSample, bootstrap_weights
 
 
@@ -79,3 +82,75 @@ def test_lists_of_tests_with_tables_of_many_sizes_agree_with_blocks():
         for i, given in enumerate(conditions.tolist()):
             block = bound.block(tuple(given), x[i : i + 1], y[i : i + 1])[0, 0]
             assert listed[i] == pytest.approx(block, abs=1e-9)
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_tables_by_bits_and_by_codes_are_the_same(bootstrap):
+    rng = np.random.default_rng(2)
+    arities = np.array([2, 4, 3, 2, 5, 1])
+    codes = np.stack([rng.integers(0, r, size=333) for r in arities], axis=1).astype(np.uint8)
+    sample = CountSample(CodeTable(Codes(codes, arities)), bootstrap_weights(333, 0, (1,)) if bootstrap else None)
+    for conditions in ([[]], [[2]], [[1, 5]], [[3, 2]]):
+        x, y, given = np.array([0]), np.array([4]), np.array(conditions, dtype=int)
+        levels = arities[[*conditions[0], 0, 4]].tolist()
+        by_bits = sample._packed_tables(levels, x, y, given)
+        assert by_bits.sum() == 333
+        np.testing.assert_array_equal(by_bits, sample._coded_tables(sample.table_shape(x, y, given), x, y, given))
+
+
+@pytest.mark.parametrize("words", [1, 1000, 1 << 17])
+def test_lists_of_tables_by_bits_are_cut_where_memory_ends(words, monkeypatch):
+    monkeypatch.setattr(statistics, "_PACKED_WORDS", words)
+    rng = np.random.default_rng(5)
+    arities = np.array([2, 4, 3, 2, 5, 1])
+    codes = np.stack([rng.integers(0, r, size=100) for r in arities], axis=1).astype(np.uint8)
+    sample = CountSample(CodeTable(Codes(codes, arities)))
+    x, y, z = np.array(list(permutations(range(6), 3))).T
+    for i, (counts, a, b) in enumerate(zip(sample.pair_tables(x, y, z[:, None]), x, y, strict=True)):
+        assert counts.sum() == 100
+        joint = np.zeros_like(counts[0])
+        np.add.at(joint, (sample.table.codes[:, a], sample.table.codes[:, b]), 1)
+        np.testing.assert_array_equal(counts.sum(axis=0), joint, err_msg=str(i))
+
+
+@pytest.mark.parametrize("arities", [[2, 2, 2, 2, 2], [2, 3, 4, 1, 3]])
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_the_weakest_of_single_conditions_is_the_smallest_of_all(arities, bootstrap):
+    rng = np.random.default_rng(3)
+    common = rng.integers(0, 2, size=200)
+    codes = np.stack([(common + rng.integers(0, r, size=200)) % r for r in arities], axis=1).astype(np.uint8)
+    codes[:, 4] = codes[:, 0]  # a copy: ties
+    sample = CountSample(
+        CodeTable(Codes(codes, np.array(arities))), bootstrap_weights(200, 0, ()) if bootstrap else None
+    )
+    test = ConditionalMutualInformation(sample, 0.02)
+    for x in range(5):
+        others = np.array([v for v in range(5) if v != x])
+        for y in (others, others[1:3]):
+            for given in (others, others[2:], y):
+                margin, place = test.weakest(x, y, given)
+                for k, other in enumerate(y):
+                    every = [
+                        test.block((int(z),), np.array([x]), np.array([other]))[0, 0] if z != other else np.inf
+                        for z in given
+                    ]
+                    assert margin[k] == pytest.approx(min(every), abs=1e-9)
+                    assert place[k] == np.argmin(np.round(every, 9))
+
+
+def test_the_recursion_finds_the_same_by_single_conditions_as_by_blocks():
+    class ByBlocks:
+        """The same test without the faster way."""
+
+        def __init__(self, test):
+            self.block, self.pairs = test.block, test.pairs
+
+    rng = np.random.default_rng(4)
+    causes = rng.integers(0, 2, size=(2000, 4))
+    codes = ((causes @ rng.integers(0, 2, size=(4, 24)) + (rng.random((2000, 24)) < 0.2)) % 3).astype(np.uint8)
+    test = ConditionalMutualInformation(CountSample(CodeTable(Codes(codes, np.full(24, 3)))), 0.01)
+    every = complete_graph(24)
+    found = [remove_separated(every, every, every, 1, way, Budget()) for way in (test, ByBlocks(test))]
+    assert 0 < len(found[0][1].pairs) < every.sum() // 2
+    for quick, slow in zip((found[0][0], *found[0][1]), (found[1][0], *found[1][1]), strict=True):
+        np.testing.assert_array_equal(quick, slow)

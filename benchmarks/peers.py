@@ -1,0 +1,111 @@
+"""Other programs that learn one graph of a table, behind one signature: rows in, `PDAG` out.
+
+causal-learn's BDeu counts every column anew for every family (40 s of ALARM with 500 rows were not enough for BOSS), so
+its searches are given the same numbers from this package's counts: what is compared is the search, not the counting.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brainet_pl.structure import PDAG, PreparedData, cpdag, find_score
+
+
+@contextmanager
+def counted_quickly(module: str, x: NDArray[Any]) -> Iterator[None]:
+    """causal-learn's BDeu of `x` (N, d) in one of its modules, sample and structure prior 1, by quick counts."""
+    score, rest = quick_bdeu(x), {"create": True}
+    with mock.patch(f"causallearn.{module}.local_score_BDeu", score, **rest):
+        yield
+
+
+def quick_bdeu(x: NDArray[Any]) -> Callable[..., float]:
+    """The function `local_score_BDeu` of causal-learn for the rows `x` (N, d)."""
+    data = PreparedData.prepare(x, 3)
+    place, d = np.argsort(data.columns), x.shape[1]
+    local = cache(find_score("bdeu", "discrete").on(data, 1.0))
+    yes, no = np.log(1 / (d - 1)), np.log(1 - 1 / (d - 1)) if d > 2 else 0.0
+
+    def local_score_BDeu(rows: Any, i: int, parents: Any, parameters: Any = None) -> float:
+        family = tuple(sorted(place[list(parents)].tolist()))
+        return local(int(place[i]), family) + len(family) * yes + (d - 1 - len(family)) * no
+
+    return local_score_BDeu
+
+
+def causal_learn_pc(x: NDArray[Any], alpha: float = 0.05, test: str = "gsq") -> PDAG:
+    """PC with the G² test, or Fisher's z, and the library's defaults."""
+    from causallearn.search.ConstraintBased.PC import pc
+
+    return _from_marks(pc(x, alpha=alpha, indep_test=test, show_progress=False).G.graph)
+
+
+def _from_marks(marks: NDArray[Any]) -> PDAG:
+    """A graph of causal-learn: i → j is marks[i, j] = -1, marks[j, i] = 1; i — j is -1, -1; a conflict is 1, 1."""
+    return PDAG((marks == -1) | ((marks == 1) & (marks.T == 1)))
+
+
+def causal_learn_boss(x: NDArray[Any], score: str) -> PDAG:
+    """Best order score search with the library's defaults."""
+    from causallearn.search.PermutationBased.BOSS import boss
+
+    random.seed(0)  # it shuffles by the global generator
+    with counted_quickly("search.PermutationBased.BOSS", x):
+        return _from_marks(boss(x, score_func=score, verbose=False).graph)
+
+
+def causal_learn_grasp(x: NDArray[Any], score: str) -> PDAG:
+    """Greedy relaxation of the sparsest permutation with the library's defaults."""
+    from causallearn.search.PermutationBased.GRaSP import grasp
+
+    random.seed(0)
+    with counted_quickly("search.PermutationBased.GRaSP", x):
+        return _from_marks(grasp(x, score_func=score, verbose=False).graph)
+
+
+def causal_learn_ges(x: NDArray[Any], score: str) -> PDAG:
+    """Greedy equivalence search with the library's defaults."""
+    from causallearn.search.ScoreBased.GES import ges
+
+    with counted_quickly("search.ScoreBased.GES", x):
+        return _from_marks(ges(x, score_func=score)["G"].graph)
+
+
+def _pyagrum_learner(x: NDArray[np.int64]) -> tuple[Any, list[int]]:
+    """A learner of the codes, and the column of each of its node numbers."""
+    import pandas as pd
+    import pyagrum as gum
+
+    learner = gum.BNLearner(pd.DataFrame(x.astype(str), columns=[str(j) for j in range(x.shape[1])]))
+    return learner, [int(learner.nameFromId(i)) for i in range(x.shape[1])]
+
+
+def pyagrum_miic(x: NDArray[np.int64]) -> PDAG:
+    """MIIC, pyAgrum's constraint-based learner, as an equivalence class."""
+    learner, column = _pyagrum_learner(x)
+    learner.useMIIC()
+    graph = learner.learnPDAG()
+    A = np.zeros((x.shape[1],) * 2, dtype=bool)
+    for i, j in graph.arcs():
+        A[column[i], column[j]] = True
+    for i, j in graph.edges():
+        A[column[i], column[j]] = A[column[j], column[i]] = True
+    return PDAG(A)
+
+
+def pyagrum_hill_climbing(x: NDArray[np.int64]) -> PDAG:
+    """Greedy hill climbing with pyAgrum's default score, as the equivalence class of the DAG it ends in."""
+    learner, column = _pyagrum_learner(x)
+    learner.useGreedyHillClimbing()
+    A = np.zeros((x.shape[1],) * 2, dtype=bool)
+    for i, j in learner.learnDAG().arcs():
+        A[column[i], column[j]] = True
+    return cpdag(A)
