@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,13 @@ from brainet_pl.structure.ggt import GGT
 from brainet_pl.tasks.passes import Passes
 
 
+class LastLayer(NamedTuple):
+    """The linear classification layer of a network: weight (C, d) and bias (C,)."""
+
+    weight: Tensor
+    bias: Tensor
+
+
 @dataclass(frozen=True)
 class ScoreContext:
     """What a score may want to know of the model around it.
@@ -38,6 +45,8 @@ class ScoreContext:
         widths: how many of the features that the score reads come from each layer; nothing where one layer gives all.
         scaled: whether features come from taps, each brought to mean 0 and deviation 1: their length then says as much
             as their direction.
+        moments: mean and deviation (d,) by which tapped features were standardised; None where they were not.
+        last_layer: the network's own classification layer, where it is linear and its inputs stay as they are.
     """
 
     num_classes: int
@@ -45,6 +54,8 @@ class ScoreContext:
     ggt: GGT | None = None
     widths: tuple[int, ...] = ()
     scaled: bool = False
+    moments: tuple[Tensor, Tensor] | None = None
+    last_layer: LastLayer | None = None
 
 
 class Score(Part, DataSizedBuffers, ABC):
@@ -100,6 +111,14 @@ class Score(Part, DataSizedBuffers, ABC):
         """Say whether it can be used, here and in every checkpoint."""
         self._ready = ready
         self.fitted.fill_(ready)
+
+    def check(self, has_classes: bool, raw: bool) -> None:
+        """Refuse a model that the score can't be one of.
+
+        Args:
+            has_classes: whether the task gives logits of classes.
+            raw: whether features are the inputs themselves, with no backbone between.
+        """
 
     def set_context(self, context: ScoreContext) -> None:
         """Take what is known of the model around, before `fit`."""
