@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,12 +72,18 @@ class Readings:
         cache: where readings are kept.
         network: another network than the public one, and the classes that it knows.
         every: of the 8,000 test images, those that are corrupted.
+        most: images that are read of a set, the first ones; None reads all.
     """
 
     def __init__(
-        self, data: Path, cache: Path | None = None, network: Known | None = None, every: int = EVERY
+        self,
+        data: Path,
+        cache: Path | None = None,
+        network: Known | None = None,
+        every: int = EVERY,
+        most: Mapping[str, int] | None = None,
     ) -> None:
-        self.data, self.network, self.every = data, network, every
+        self.data, self.network, self.every, self.most = data, network, every, most or {}
         self.cache = (cache or data / "cache") / ("honest" if network is None else network.name)
         self._body: FeatureExtractor | None = None
         self._read: dict[str, Reading] = {}
@@ -84,6 +91,7 @@ class Readings:
     def __getitem__(self, name: str) -> Reading:
         if name not in self._read:
             few = "" if self.every == EVERY or not name.startswith("test/") else f"_{self.every}"
+            few += f"_first{self.most[name]}" if name in self.most else ""
             path = self.cache / f"{name.replace('/', '_')}{few}.pt"
             if not path.is_file():
                 self.cache.mkdir(parents=True, exist_ok=True)
@@ -115,6 +123,7 @@ class Readings:
             known = places[y] >= 0
             rows = ~known if kind == "left_out" else known
             x, y = x[rows], places[y[rows]]
+        x, y = x[: self.most.get(name)], y[: self.most.get(name)]
         if not how:
             return (x / 255).astype(np.float32), y
         severity = int(how[1])
@@ -183,12 +192,12 @@ def channels(layer: str) -> int:
     return 16 * 2 ** (int(layer[5]) - 1) if layer.startswith("layer") else 16
 
 
-def stage_columns() -> list[int]:
+def stage_columns(layers: Sequence[str] = LAYERS) -> list[int]:
     """Those columns of `Reading.blocks` that are of the last block of a stage: what taps read by "auto"."""
-    found, start = [], 0
-    for layer in LAYERS:
+    found, start, last = [], 0, max(layer[-2:] for layer in layers if "." in layer)
+    for layer in layers:
         end = start + 2 * channels(layer)
-        found += range(start, end) if layer.endswith(".2") else []
+        found += range(start, end) if layer.endswith(last) and "." in layer else []
         start = end
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,9 @@ class Score(Part, DataSizedBuffers, ABC):
         name: what tells it from others of its class in one model: its scores end with `_<name>`. None for the only one.
         layers: layers of the backbone whose features are read; None is what the head reads.
         pool: how their maps and tokens become features.
+        joins: how `Combined` counts it where it is told of no names: "always"; "if_strange", only as far as it is
+            stranger than nearly all known inputs, for what says little of inputs that are like them; or "never", for
+            what others say as well.
     """
 
     may_be_missing: ClassVar[bool] = True  # a checkpoint without this score leaves it unfitted
@@ -81,6 +84,7 @@ class Score(Part, DataSizedBuffers, ABC):
     name: str | None = None
     layers: str | list[str] | None = None
     pool: str | list[str] | None = None
+    joins: Literal["always", "if_strange", "never"] = "always"
     fitted: Tensor
 
     def __init__(self) -> None:
@@ -161,12 +165,14 @@ class JoinedScore(Score):
     """A score that is made of the other scores of a model, which are in the `scores` of the passes that it is given.
 
     Attributes:
-        default_names: the scores that are joined where none are named: the first of every other part, and the energy
-            where there is one. `ScoreSet` sets it.
+        default_names: the scores that are joined where none are named: the first of every other part that joins, and
+            the energy where there is one. `ScoreSet` sets it.
+        gated_names: those of them that count only as far as they are stranger than nearly all known inputs.
     """
 
     needs_fit: ClassVar[bool] = False
     default_names: Sequence[str] = ()
+    gated_names: Sequence[str] = ()
 
     @property
     def joined_names(self) -> list[str]:
@@ -225,8 +231,15 @@ class ScoreSet(nn.Module):
                 f"{type(score).__name__} out, or give it a name of its own, {type(score).__name__}(name=…)"
             )
         self.members[score.key] = score
+        self._tell_joined()
+
+    def _tell_joined(self) -> None:
+        """Let scores that join others know of them; what was learned may have changed how one counts."""
+        wanted = [part for part in self._independent if part.joins != "never"] or self._independent
+        names = {part: part.name_in_model(next(iter(part.units))) for part in wanted}
         for joined in self._joined:
-            joined.default_names = self._first_names
+            joined.default_names = [*names.values(), *(["energy"] * ("energy" in self._task_units))]
+            joined.gated_names = [name for part, name in names.items() if part.joins == "if_strange"]
 
     @property
     def units(self) -> dict[str, str]:
@@ -319,6 +332,7 @@ class ScoreSet(nn.Module):
         for score in self._independent:
             if score.ready:
                 columns |= _named(score, score.finalize(_by_own_names(score, columns)))
+        self._tell_joined()
         made = [_named(joined, joined.finalize(columns)) for joined in self._joined]
         for more in made:
             columns |= more

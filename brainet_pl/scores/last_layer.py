@@ -24,6 +24,7 @@ class LastLayerScore(Score):
         centre, spread: (d,) by which the backbone standardised z; they are undone.
     """
 
+    joins = "never"
     weight: Tensor
     bias: Tensor
     centre: Tensor

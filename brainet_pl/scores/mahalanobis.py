@@ -38,6 +38,7 @@ class Mahalanobis(Score):
 
     units: ClassVar[Mapping[str, str]] = {"mahalanobis": "", "mahalanobis_relative": ""}
     fits_shares = True  # means and covariances are sums
+    joins = "never"
     means: Tensor
     within: Tensor
     unit: Tensor
@@ -70,6 +71,7 @@ class Mahalanobis(Score):
         """The same distance of other samples, whose features are brought to length 1 where these are."""
         other = type(self)(**self.settings())
         other._unit = self._unit
+        other.unit.fill_(self._unit)
         other.fit(features, labels)
         other.set_ready(True)
         return other

@@ -21,6 +21,7 @@ class _OfProbabilities(Score):
     """A score that needs the probabilities of classes, and nothing of the features."""
 
     needs_fit: ClassVar[bool] = False
+    joins = "never"
 
     def check(self, has_classes: bool, raw: bool) -> None:
         """Refuse a task without classes."""
