@@ -25,7 +25,11 @@ EVERY = 4  # of the 8,000 test images, those that are corrupted
 LAYERS = ("bn1", *(f"layer{i}.{j}" for i in (1, 2, 3) for j in (0, 1, 2)))
 SMALL = ("bn1", *(f"layer{i}.0" for i in (1, 2, 3)))  # of a ResNet-8
 UNKNOWN = {"svhn": "svhn_test10k", "tiny": "tinyimagenet32"}
-GREY = {"mnist": "MNIST", "fashion": "FashionMNIST", "notmnist": "notmnist_test"}  # 28×28, brought to 32×32 and 3 colours
+GREY = {
+    "mnist": "MNIST",
+    "fashion": "FashionMNIST",
+    "notmnist": "notmnist_test",
+}  # 28×28, brought to 32×32 and 3 colours
 
 
 class Reading(NamedTuple):
@@ -133,7 +137,7 @@ class Readings:
         pictures = torch.from_numpy(x).permute(0, 3, 1, 2)
         rows = tqdm(places, desc=name, leave=False, disable=None)
         found = torch.stack([corrupt_image(pictures[i], how[0], severity, i) for i in rows])
-        return (found.permute(0, 2, 3, 1).numpy() / 255).astype(np.float32), y[::self.every]
+        return (found.permute(0, 2, 3, 1).numpy() / 255).astype(np.float32), y[:: self.every]
 
     @torch.no_grad()
     def _extract(self, name: str) -> Reading:

@@ -116,7 +116,6 @@ class Mahalanobis(Score):
         plain, relative = self.distances(passes.features)
         return {"mahalanobis": plain} | ({"mahalanobis_relative": relative} if len(self.means) > 1 else {})
 
-
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
         """Read whether features are brought to length 1."""
         super().before_load(stored)

@@ -318,7 +318,21 @@ def test_every_score_of_a_model(tmp_path, quiet_trainer, digits):
     x = torch.cat([x for x, _ in digits.test_dataloader()["test"]])
     loaded = BRAINet.load_from_checkpoint(path, backbone=Backbone(network(), layers=None))
     answer, again = model.eval().predict_step([x], 0), loaded.eval().predict_step([x], 0)
-    names = "generative knn mahalanobis rmds gen kl_matching own_energy vim fdbd nnguide shaped shaped_ash joint".split()
+    names = [
+        "generative",
+        "knn",
+        "mahalanobis",
+        "rmds",
+        "gen",
+        "kl_matching",
+        "own_energy",
+        "vim",
+        "fdbd",
+        "nnguide",
+        "shaped",
+        "shaped_ash",
+        "joint",
+    ]
     for name in names:
         torch.testing.assert_close(answer[name], again[name], msg=name)
         assert bool(answer[name].isfinite().all()), name
