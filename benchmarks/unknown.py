@@ -62,7 +62,7 @@ GREY = ("mnist", "fashion", "notmnist")
 LEFT_OUT = (("cifar", 1), ("fashion", 0))  # networks that know six classes, and their seeds
 ROWS = {"train": 10_000, **dict.fromkeys(FAR, 3000)}  # images that are read for these
 EVERY, SEVERITIES = 16, (1, 3, 5)  # of the corrupted test images
-GATES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+GATES, STEEP = (0.5, 0.2, 0.1, 0.05, 0.02), (1, 2, 4)
 PEERS = ("energy", "knn", "fdbd", "gen", "vim")  # what must be beaten
 TITLES = {
     "joint": "**`Combined`** (`joint`)",
@@ -187,31 +187,25 @@ def measures(bed: Bed, table: Mapping[str, Mapping[str, Tensor]]) -> dict[str, C
 
 def forms(val: Mapping[str, Tensor]) -> dict[str, Callable[[Mapping[str, Tensor]], Tensor]]:
     """Ways to make one score of the surprises of validation data: by groups that count always, and gated ones."""
-    surprise = {
-        name: fit_surprise(val[name]) for name in ("energy", "knn", "generative", "stages", "max_softmax", "gen")
-    }
+    parts = ("energy", "knn", "generative", "stages")
+    surprise = {name: fit_surprise(val[name]) for name in parts}
 
-    def make(always: Sequence[str], gated: Sequence[str], gate: float) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    def make(always: Sequence[str], gate: float, steep: float) -> Callable[[Mapping[str, Tensor]], Tensor]:
         def joint(scores: Mapping[str, Tensor]) -> Tensor:
-            sums = sum(surprise[name](scores[name]) for name in always)
-            return sums + sum((surprise[name](scores[name]) + math.log(gate)).clamp_min(0) for name in gated)
+            found = {name: surprise[name](scores[name]) for name in parts}
+            gated = [(found[name] + math.log(gate)).clamp_min(0) for name in parts if name not in always]
+            return sum([found[name] for name in always], steep * sum(gated, torch.zeros(())))
 
         return joint
 
-    found = {"sum of all": make(("energy", "knn", "generative", "stages"), (), 1.0)}
-    found["energy + knn"] = make(("energy", "knn"), (), 1.0)
-    for gate in GATES:
-        found[f"energy + knn, density and stages beyond {gate:g}"] = make(
-            ("energy", "knn"), ("generative", "stages"), gate
-        )
-        found[f"energy + knn + density, stages beyond {gate:g}"] = make(
-            ("energy", "knn", "generative"), ("stages",), gate
-        )
-        found[f"energy + knn, density beyond {gate:g}"] = make(("energy", "knn"), ("generative",), gate)
-        found[f"energy, density and stages beyond {gate:g}"] = make(("energy",), ("generative", "stages"), gate)
-        found[f"energy + max p + knn, density and stages beyond {gate:g}"] = make(
-            ("energy", "max_softmax", "knn"), ("generative", "stages"), gate
-        )
+    def largest(scores: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([surprise[name](scores[name]) for name in parts]).amax(dim=0)
+
+    found = {"sum of all": make(parts, 1.0, 1.0), "largest of all": largest}
+    for always in (("energy",), ("energy", "knn"), ("energy", "knn", "generative")):
+        for gate in GATES:
+            for steep in STEEP:
+                found[f"{' + '.join(always)}; others beyond {gate:g}, × {steep}"] = make(always, gate, steep)
     return found
 
 

@@ -16,7 +16,8 @@ from brainet_pl.scores.reference import Surprise, fit_surprise
 from brainet_pl.tasks.passes import Passes
 
 FOLDS = 20  # parts of the validation data, each judged by the others
-GATE = 0.05  # share of validation samples that are strange enough for a gated score to count
+GATE = 0.1  # share of validation samples that are strange enough for a gated score to count
+STEEP = 4.0  # times that what is beyond the gate counts: far inputs must not drown in what varies among known ones
 
 
 class Combined(JoinedScore):
@@ -28,7 +29,8 @@ class Combined(JoinedScore):
 
     What the evidence is for: unknown inputs that are near the known ones are told by the prediction (the energy) and by
     neighbours, which count always. Densities of a network's features tell those far away, and vary among known inputs
-    for other reasons; they count by what they are stranger than 95 % of the validation samples, max(0, -log u - 3.0).
+    for other reasons; they count only by what is beyond nine tenths of the validation samples, and then fourfold:
+    4·max(0, -log u - 2.3).
 
     Args:
         of: Names of the scores that are added, all of which count always; null takes the first score of every other
@@ -84,7 +86,7 @@ class Combined(JoinedScore):
         self.gates = torch.tensor([-math.log(GATE) if name in gated else 0.0 for name in names], device=device)
         self.names = names
         self.listed = torch.frombuffer(bytearray(json.dumps(names).encode()), dtype=torch.uint8).to(device)
-        return {"joint": cross_fitted([columns[name] for name in names], self.gates.tolist())}
+        return {"joint": cross_fitted([columns[name] for name in names], self.gates)}
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes with all other scores → `joint` (B,)."""
@@ -95,7 +97,7 @@ class Combined(JoinedScore):
         if not self.names:  # no validation data has come yet
             return {}
         fitted = zip(self.names, self.gates, self.knots, self.heights, self.slopes, strict=True)
-        parts = [(Surprise(*one)(scores[name]) - gate).clamp_min(0.0) for name, gate, *one in fitted]
+        parts = [beyond(Surprise(*one)(scores[name]), gate) for name, gate, *one in fitted]
         joint = torch.stack(parts).sum(dim=0)
         unknown = torch.stack([scores[name].isnan() for name in self.names]).any(dim=0)
         return {"joint": joint.masked_fill(unknown, torch.nan)}
@@ -112,10 +114,13 @@ class Combined(JoinedScore):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def cross_fitted(columns: Sequence[Tensor], gates: Sequence[float] | None = None) -> Tensor:
-    """Scores (N,) of validation data → their joint surprise (N,), each by the surprises of the other samples.
+def beyond(surprise: Tensor, gate: Tensor) -> Tensor:
+    """What a surprise (B,) counts: all of it at a gate () of 0, else `STEEP` times what is beyond the gate."""
+    return (surprise - gate).clamp_min(0.0) * torch.where(gate > 0, STEEP, 1.0)
 
-    A surprise counts by what it is above its gate, all of it without one.
+
+def cross_fitted(columns: Sequence[Tensor], gates: Tensor | None = None) -> Tensor:
+    """Scores (N,) of validation data → their joint surprise (N,), each by the surprises of the other samples.
 
     A sample among those that a surprise is learned from is never stranger than all of them; compared with such samples,
     new ones would be called unknown too often.
@@ -123,9 +128,9 @@ def cross_fitted(columns: Sequence[Tensor], gates: Sequence[float] | None = None
     n = len(columns[0])
     fold = torch.arange(n, device=columns[0].device) % FOLDS
     joint = torch.zeros(n, device=columns[0].device)
-    for values, gate in zip(columns, gates or [0.0] * len(columns), strict=True):
+    for values, gate in zip(columns, joint.new_zeros(len(columns)) if gates is None else gates, strict=True):
         for k in range(min(n, FOLDS)):
             inside, outside = values[fold == k], values[fold != k]
             known = outside if int(outside.isfinite().sum()) > 1 else values  # too few to leave one out
-            joint[fold == k] += (fit_surprise(known)(inside) - gate).clamp_min(0.0)
+            joint[fold == k] += beyond(fit_surprise(known)(inside), gate.to(joint.device))
     return joint.masked_fill(torch.stack([values.isnan() for values in columns]).any(dim=0), torch.nan)
