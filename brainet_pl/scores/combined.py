@@ -27,10 +27,10 @@ class Combined(JoinedScore):
     exponential tail beyond the strangest tenth. Scores in any units can be added that way, and what only one of them
     finds strange still counts. How likely such a sum is, though scores depend on each other, is what `known_p` tells.
 
-    What the evidence is for: unknown inputs that are near the known ones are told by the prediction (the energy) and by
-    neighbours, which count always. Densities of a network's features tell those far away, and vary among known inputs
-    for other reasons; they count only by what is beyond nine tenths of the validation samples, and then fourfold:
-    4·max(0, -log u - 2.3).
+    What the evidence is for: unknown inputs that are near the known ones are told by the prediction (the energy), by
+    neighbours and by the density of the last layer, which count always. Early stages of a network (`Stages`) tell those
+    far away, and vary among known inputs for other reasons; they count only by what is beyond nine tenths of the
+    validation samples, and then fourfold: 4·max(0, -log u - 2.3).
 
     Args:
         of: Names of the scores that are added, all of which count always; null takes the first score of every other
