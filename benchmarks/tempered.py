@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from common.command import arguments, parse
 from common.readings import LAYERS, channels, stage_columns, stage_widths
-from common.store import Cell, Store
+from common.store import RESULTS, Cell, Store
 from common.tables import markdown
 from common.tasks import Sample
 from honest import Edgeless, Full, predicted, shift, trained, wired
 from scipy import optimize
 from torch import Tensor
 from torch.nn import functional as F
-from unknown import PAGE, Bed, public_bed, write_page
+from unknown import Bed, public_bed, write_page
 
 from brainet_pl.calibration import DensityScaling, TemperatureScaling
 from brainet_pl.network import Ensemble, MCDropout
@@ -302,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         cells[name] = store.cell(name, run)
         print(name, "done", flush=True)
     print(table(cells))
-    if args.data is not None and PAGE.is_file():
+    if args.out == RESULTS:
         write_page({"tempered": table(cells)})
 
 

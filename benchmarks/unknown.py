@@ -25,7 +25,7 @@ from common.command import arguments, parse
 from common.data import last_layer
 from common.left_out import trained
 from common.readings import LAYERS, SMALL, Reading, Readings, stage_columns, stage_widths, synthetic_reading
-from common.store import Cell, Store
+from common.store import RESULTS, Cell, Store
 from common.tables import markdown
 from torch import Tensor
 
@@ -303,26 +303,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(parser, argv)
     store = Store(args.out / "unknown.json", {"most": MOST, "every": EVERY, "severities": SEVERITIES})
     bed = public_bed(args.data, args.cache)
-    if args.data is not None:
-        grey = bed._replace(near=(), far=GREY, shifted=())
-        beds = {"choose, ten classes of cifar": lambda: grey}
-        for name, seed in LEFT_OUT:
-            make = partial(left_out_bed, args.data, args.cache, name, seed)
-            beds[f"choose, six classes of {name}"] = make
-        for title, find in beds.items():
-            print(f"\n{title}")
-            show(store.cell(title, partial(choose, find)))
-    if not (args.final or args.smoke):
+    if args.final or args.smoke:
+        cells = store.cell("test", partial(final, bed))
+        show(cells)
+        if args.out == RESULTS:
+            write_page({"leaderboard": leaderboard(cells)})
+    if args.data is None:
         return
+    if args.final:
+        print("\nother forms on the sets of the test, looked at after the choice")
+        show(store.cell("forms", partial(choose, lambda: bed._replace(shifted=()))))
+    beds = {"choose, ten classes of cifar": lambda: bed._replace(near=(), far=GREY, shifted=())}
+    for name, seed in LEFT_OUT:
+        beds[f"choose, six classes of {name}"] = partial(left_out_bed, args.data, args.cache, name, seed)
+    for title, find in beds.items():
+        print(f"\n{title}")
+        show(store.cell(title, partial(choose, find)))
 
-    def test() -> dict[str, Cell]:
-        scored = Scored(bed)
-        return measures(bed, {name: scored(name) for name in ("test", *bed.near, *bed.far, *bed.shifted)})
 
-    cells = store.cell("test", test)
-    show(cells)
-    if args.data is not None and PAGE.is_file():
-        write_page({"leaderboard": leaderboard(cells)})
+def final(bed: Bed) -> dict[str, Cell]:
+    """All measures of all scores on the sets of the test."""
+    scored = Scored(bed)
+    return measures(bed, {name: scored(name) for name in ("test", *bed.near, *bed.far, *bed.shifted)})
 
 
 if __name__ == "__main__":
