@@ -38,8 +38,10 @@ from brainet_pl.tasks import Classification
 from brainet_pl.tasks.passes import Passes
 
 COSTS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
+POWERS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)  # of the density in Density-Softmax
 DIALS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 BUDGET = 0.01  # of the NLL of clean test images
+SHOWN = 0.01  # the cost at which `DensityScaling` is shown as it is fitted
 NEIGHBOURS = (50, 1)  # of the paper, and what the authors' code takes
 Final = Callable[[str], Tensor]  # name of a set → probabilities (N, C)
 
@@ -240,12 +242,12 @@ def rows(bed: Bed, epochs: int) -> dict[str, Callable[[], tuple[Callable[[float]
     found = {
         "temperature scaling": lambda: ((lambda _: temperature(bed)), (1.0,)),
         "`DensityScaling`, stages": of(lambda: Stages(**quiet), True),  # type: ignore[arg-type]
-        "… full covariance of the stages": of(lambda: wired(Full)(**quiet), True),  # type: ignore[arg-type]
-        "… no edges, stages": of(lambda: wired(Edgeless)(**quiet), True),  # type: ignore[arg-type]
-        "… last layer": of(lambda: Generative(**quiet), False),  # type: ignore[arg-type]
+        "`DensityScaling`, full covariance of the stages": of(lambda: wired(Full)(**quiet), True),  # type: ignore[arg-type]
+        "`DensityScaling`, no edges, stages": of(lambda: wired(Edgeless)(**quiet), True),  # type: ignore[arg-type]
+        "`DensityScaling`, last layer": of(lambda: Generative(**quiet), False),  # type: ignore[arg-type]
         "k-NN tempering, last layer": of(KNN, False),
         "k-NN tempering, all stages": of(lambda: KNN(layers="auto", pool="mean_std"), True),
-        "Density-Softmax": lambda: (density_softmax(bed, Columns(bed, Full(**quiet), False), 64), (0.0, *DIALS)),  # type: ignore[arg-type]
+        "Density-Softmax": lambda: (density_softmax(bed, Columns(bed, Full(**quiet), False), 64), POWERS),  # type: ignore[arg-type]
     }
     for k in NEIGHBOURS:
         found[f"density-aware calibration, k = {k}"] = lambda k=k: (dac(bed, k, slice(None)), DIALS)
@@ -261,29 +263,25 @@ def rows(bed: Bed, epochs: int) -> dict[str, Callable[[], tuple[Callable[[float]
 
 
 def table(cells: Mapping[str, list[Cell]]) -> str:
-    """Every method as it is (its first dial, or a cost of 1 %), and at a price of 1 % on test images."""
-    base = (
-        Point(*cells["temperature scaling"][0].values()) if isinstance(cells["temperature scaling"][0], dict) else None
-    )
-    assert base is not None
+    """Every method as it is fitted, and at a price of 1 % on test images; the best first."""
+    found = {name: [Point(**cell) for cell in cell_list] for name, cell_list in cells.items()}
+    base = found["temperature scaling"][0].ece
     header = [
         "predictions",
         "price as fitted",
         "corrupted ECE",
-        "at 1 % on test images: ECE",
+        "at 1 % on test images",
         "of temperature's",
         "clean ECE",
     ]
     lines = []
-    for name, found in cells.items():
-        every = [Point(**cell) for cell in found]  # type: ignore[arg-type]
-        fitted = next((p for p in every if p.dial == 0.01), every[0])
-        best = at_budget(every)
-        many = len(every) > 1
-        last = [f"{best.ece:.3f} ± {best.error:.3f}" if many else "–", f"{best.ece / base.ece:.2f}" if many else "–"]
-        lines.append(
-            [name, f"{100 * fitted.price:+.1f} %", f"{fitted.ece:.3f} ± {fitted.error:.3f}", *last, f"{best.clean:.3f}"]
-        )
+    for name in sorted(found, key=lambda name: (at_budget(found[name]).ece, name)):
+        shown = 1.0 if name == "Density-Softmax" else SHOWN
+        fitted = next((point for point in found[name] if point.dial == shown), found[name][0])
+        best, dialled = at_budget(found[name]), len(found[name]) > 1
+        last = [f"{best.ece:.3f} ± {best.error:.3f}", f"{best.ece / base:.2f}"] if dialled else ["–", "–"]
+        cost = f"{100 * fitted.price + 1e-9:+.1f} %"
+        lines.append([name, cost, f"{fitted.ece:.3f} ± {fitted.error:.3f}", *last, f"{best.clean:.3f}"])
     return markdown(header, lines)
 
 

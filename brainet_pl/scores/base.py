@@ -234,7 +234,7 @@ class ScoreSet(nn.Module):
         self._tell_joined()
 
     def _tell_joined(self) -> None:
-        """Let scores that join others know of them."""
+        """Let scores that join others know of them; what was learned may have changed how one counts."""
         wanted = [part for part in self._independent if part.joins != "never"] or self._independent
         names = {part: part.name_in_model(next(iter(part.units))) for part in wanted}
         for joined in self._joined:
@@ -332,6 +332,7 @@ class ScoreSet(nn.Module):
         for score in self._independent:
             if score.ready:
                 columns |= _named(score, score.finalize(_by_own_names(score, columns)))
+        self._tell_joined()
         made = [_named(joined, joined.finalize(columns)) for joined in self._joined]
         for more in made:
             columns |= more

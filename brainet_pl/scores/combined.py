@@ -16,8 +16,7 @@ from brainet_pl.scores.reference import Surprise, fit_surprise
 from brainet_pl.tasks.passes import Passes
 
 FOLDS = 20  # parts of the validation data, each judged by the others
-GATE = 0.1  # share of validation samples that are strange enough for a gated score to count
-STEEP = 4.0  # times that what is beyond the gate counts: far inputs must not drown in what varies among known ones
+GATE = 0.05  # share of validation samples that are strange enough for a gated score to count
 
 
 class Combined(JoinedScore):
@@ -27,10 +26,10 @@ class Combined(JoinedScore):
     exponential tail beyond the strangest tenth. Scores in any units can be added that way, and what only one of them
     finds strange still counts. How likely such a sum is, though scores depend on each other, is what `known_p` tells.
 
-    What the evidence is for: unknown inputs that are near the known ones are told by the prediction (the energy), by
-    neighbours and by the density of the last layer, which count always. Early stages of a network (`Stages`) tell those
-    far away, and vary among known inputs for other reasons; they count only by what is beyond nine tenths of the
-    validation samples, and then fourfold: 4·max(0, -log u - 2.3).
+    What the evidence is for: unknown inputs that are near the known ones are told by the prediction (the energy) and by
+    neighbours, which count always. Densities of a network's features (`Generative` of its last layer, `Stages`) tell
+    those far away, and vary among known inputs for other reasons; they count only by what is beyond 95 % of the
+    validation samples: max(0, -log u - 3).
 
     Args:
         of: Names of the scores that are added, all of which count always; null takes the first score of every other
@@ -115,8 +114,8 @@ class Combined(JoinedScore):
 
 
 def beyond(surprise: Tensor, gate: Tensor) -> Tensor:
-    """What a surprise (B,) counts: all of it at a gate () of 0, else `STEEP` times what is beyond the gate."""
-    return (surprise - gate).clamp_min(0.0) * torch.where(gate > 0, STEEP, 1.0)
+    """What a surprise (B,) counts: what is beyond its gate (), all of it at a gate of 0."""
+    return (surprise - gate).clamp_min(0.0)
 
 
 def cross_fitted(columns: Sequence[Tensor], gates: Tensor | None = None) -> Tensor:

@@ -195,7 +195,7 @@ def test_a_density_counts_only_beyond_its_gate(data):
     scores = of_three(data, Gated(1), Column(2, "near"))
     new = 2 * torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
     surprises = [fit_surprise(data[:, i])(new[:, i]).numpy() for i in range(3)]
-    gated = 4 * (surprises[1] + math.log(0.1)).clip(min=0)
+    gated = (surprises[1] + math.log(0.05)).clip(min=0)
     assert 0 < (gated > 0).mean() < 0.5
     found = scores(passes_of(new))["joint"]
     torch.testing.assert_close(found, torch.tensor(surprises[0] + gated + surprises[2]), rtol=1e-4, atol=1e-4)
