@@ -5,7 +5,7 @@
     python benchmarks/unknown.py --smoke
 
 The test is a frozen ResNet-20 on CIFAR-10: TinyImageNet is near; SVHN, MNIST, Fashion-MNIST and notMNIST are far. The
-first 2,000 test images validate, the other 8,000 are known. All detectors read the same features and logits. Other forms
+first 2,000 test images validate, the other 8,000 are known. All detectors read the same features and logits. Forms
 of `Combined` are compared on ResNet-8s that know six of ten classes of CIFAR-10 and of Fashion-MNIST, where the other
 four classes are near and the other data sets far, and on the three grey sets that are far for the ResNet-20. SVHN and
 TinyImageNet are read with `--final` alone; docs/unknown.md tells what was chosen before and after that.
