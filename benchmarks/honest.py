@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,85 +144,6 @@ class Full(Generative):
 def wired(kind: type[Generative]) -> type[Stages]:
     """Stages with densities of another kind; full covariances read as many features as trees do."""
     return type(f"{kind.__name__}Stages", (Stages,), {"_density": kind})
-
-
-class KNNStages(Score):
-    """Distances to the k-th neighbour in each layer, each in deviations of its own, added up."""
-
-    units = {"knn_stages": ""}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._widths: tuple[int, ...] = ()
-
-    def set_context(self, context: ScoreContext) -> None:
-        """Hear of the widths of layers."""
-        self._widths = context.widths
-
-    def fit(self, features: Tensor, labels: Tensor) -> None:
-        """Keep training features of each layer."""
-        self._nearest, self._moments = [], []
-        for x in torch.split(features, list(self._widths), dim=1):
-            nearest = KNN(k=NEAREST, max_rows=BANK).fit(x, labels)
-            found = nearest.distances(x[:: max(1, len(x) // 2000)])
-            self._nearest.append(nearest)
-            self._moments.append((found.mean(), found.std() / found.mean()))
-
-    def layers(self, features: Tensor) -> Tensor:
-        """(N, d) → (N, L) distances, in means of training samples."""
-        parts = zip(self._nearest, torch.split(features, list(self._widths), dim=1), self._moments, strict=True)
-        return torch.stack([nearest.distances(x) / mean for nearest, x, (mean, _) in parts], dim=1)
-
-    def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """`knn_stages` (B,), and the distance of each layer."""
-        found = self.layers(passes.features)
-        spread = torch.stack([spread for _, spread in self._moments])
-        each = {f"layer{i}": column for i, column in enumerate(found.t())}
-        return {"knn_stages": ((found - 1) / spread).sum(dim=1)} | each
-
-
-class DAC(Calibrator):
-    """Density-aware calibration (Tomani et al. 2023): logits / (w₀ + Σ_l w_l·s_l), s_l k-NN distances, w at least 0.
-
-    Weights have the least squared error on validation data. It is given the columns `layer0`, `layer1`, …
-    """
-
-    def observe(self, predicted: Tensor, target: Tensor, scores: Mapping[str, Tensor]) -> None:
-        """Keep all validation data."""
-        self._seen = predicted, target, scores
-
-    def finalize(self) -> dict[str, Tensor]:
-        """Find the weights."""
-        predicted, target, scores = self._seen
-        s = self._columns(scores).double()
-        raw = torch.full((s.shape[1] + 1,), -3.0, dtype=torch.double)
-        raw[0] = 1.0
-        raw.requires_grad_()
-        logs, truth = predicted.double().clamp_min(1e-30).log(), F.one_hot(target, predicted.shape[1])
-        optimizer = torch.optim.LBFGS([raw], max_iter=200, line_search_fn="strong_wolfe")
-
-        def loss() -> Tensor:
-            optimizer.zero_grad()
-            value = (self._scaled(logs, s, F.softplus(raw)) - truth).square().sum(dim=1).mean()
-            value.backward()
-            return value
-
-        optimizer.step(loss)
-        self.weights = F.softplus(raw.detach())
-        return {}
-
-    @staticmethod
-    def _columns(scores: Mapping[str, Tensor]) -> Tensor:
-        return torch.stack([values for name, values in scores.items() if name.startswith("layer")], dim=1)
-
-    @staticmethod
-    def _scaled(logs: Tensor, s: Tensor, w: Tensor) -> Tensor:
-        return (logs / (w[0] + (s * w[1:]).sum(dim=1)).clamp_min(1e-3)[:, None]).softmax(dim=1)
-
-    def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
-        """(B, C) → (B, C)."""
-        logs = predicted.double().clamp_min(1e-30).log()
-        return self._scaled(logs, self._columns(scores).double(), self.weights).float()
 
 
 # -- measures ---------------------------------------------------------------------------------------------------------
@@ -384,8 +305,6 @@ class Bench:
         yield "network", lambda name: self.world.read(name).predicted["network"]
         for model in models:
             yield f"{model}, {TEMPERATURE}", self.calibrated(TemperatureScaling(), model=model)
-        if "stages, k-NN" in self.world.scores:
-            yield "DAC", self.calibrated(DAC(), "stages, k-NN")
         for cost in costs:
             for score in self.world.scores:
                 yield f"{score}, {cost:g}", self.calibrated(DensityScaling(cost, "score"), score)
@@ -529,7 +448,6 @@ def cifar(data: Path | None, cache: Path | None, epochs: int) -> World:
         return kept[name]
 
     scores = densities("stages", True) | densities("last layer", False)
-    scores["stages, k-NN"] = (KNNStages, "stages")
     scores["last layer, k-NN"] = (lambda: KNN(k=NEAREST, max_rows=BANK), "last layer")
     few = slice(None) if data else slice(5)
     unknown = ["svhn", "tiny"]
@@ -625,13 +543,11 @@ def frontier(cells: dict[str, Cell], path: Path) -> None:
         "stages, learned": ("brainet_pl: learned networks, all stages", "C0", "-"),
         "stages, shuffled": ("the same, shuffled", "C0", ":"),
         "stages, no edges": ("the same, no edges", "C0", "--"),
-        "stages, k-NN": ("k-NN, all stages", "C1", "-"),
         "last layer, learned": ("learned networks, last layer", "C2", "-"),
         "last layer, k-NN": ("k-NN, last layer", "C1", "--"),
     }
     points = {
         TEMPERATURE: ("temperature scaling", "o"),
-        "DAC": ("density-aware calibration (k-NN)", "s"),
         f"ensemble of 5 heads, {TEMPERATURE}": ("ensemble of 5 heads", "^"),
         f"MC-dropout, {TEMPERATURE}": ("MC-dropout", "v"),
     }

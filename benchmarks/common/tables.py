@@ -9,9 +9,13 @@ from typing import Any
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows as a Markdown table; floats with three digits, all else as it is."""
-    print(f"\n| {' | '.join(header)} |\n|{'---|' * len(header)}")
-    for row in rows:
-        print("| " + " | ".join(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row) + " |")
+    print(f"\n{markdown(header, rows)}")
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as a Markdown table; floats with three digits, all else as it is."""
+    lines = ["| " + " | ".join(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row) + " |" for row in rows]
+    return "\n".join([f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *lines])
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

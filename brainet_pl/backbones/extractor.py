@@ -130,6 +130,20 @@ class FeatureExtractor(nn.Module):
         """Whether the features of a view (None is the head's) are tapped, and so standardised."""
         return (self.taps if taps is None else taps) is not None
 
+    def moments(self, taps: Taps | None) -> tuple[Tensor, Tensor] | None:
+        """Mean and deviation by which the features of a view (None is the head's) are standardised, (d,) each."""
+        found = [view for view in self.views if view.taps == (self.taps if taps is None else taps) and view.has_scale]
+        return (found[0].centre, found[0].scale) if found else None
+
+    @property
+    def last_layer(self) -> tuple[Tensor, Tensor] | None:
+        """Weight (C, d) and bias (C,) of the classification layer that was removed, if it is linear and still fits."""
+        layer = self.base_layer
+        if not self.frozen or not isinstance(layer, nn.Linear | nn.Conv2d):
+            return None
+        weight = layer.weight.detach().flatten(1)
+        return weight, weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach()
+
     @property
     def needs_sample(self) -> bool:
         """Whether inputs are needed to find the layer to remove."""

@@ -133,6 +133,48 @@ def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> Tensor:
     return torch.as_tensor(expected / torch.arange(1, len(wrong) + 1, device=wrong.device)).float()
 
 
+class Accepted(NamedTuple):
+    """What is answered at every distinct threshold, from the strictest to the laxest; index 0 answers nothing."""
+
+    coverage: Tensor  # share of all samples that are answered
+    failed: Tensor  # share of all samples that are answered wrongly
+
+
+def accepted(uncertainty: Tensor, wrong: Tensor, weight: Tensor | None = None) -> Accepted:
+    """Scores (N,), errors (N,) and weights (N,) of samples, all 1 without → the curve of selective prediction.
+
+    An unknown input is an error whenever it is answered; weights make known and unknown inputs count as they should.
+    """
+    _check_pair(uncertainty, wrong, "uncertainties")
+    w = torch.ones_like(wrong, dtype=torch.float64) if weight is None else weight.double()
+    _, group = torch.unique(uncertainty, return_inverse=True)  # in ascending order
+    sums = torch.zeros(2, int(group.max()) + 2, dtype=torch.float64, device=wrong.device)
+    sums = sums.index_add(1, group + 1, torch.stack([w, w * wrong.double()])).cumsum(dim=1) / w.sum()
+    return Accepted(sums[0], sums[1])
+
+
+def generalized_risk(uncertainty: Tensor, wrong: Tensor, weight: Tensor | None = None) -> float:
+    """Area under the generalised risk (AUGRC, Traub et al. 2024): the share answered wrongly, mean over coverages.
+
+    With unknown inputs among the wrong ones it is a measure of selective prediction and detection in one (SCOD).
+
+    >>> round(generalized_risk(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([0.0, 0.0, 1.0])), 4)
+    0.0556
+    """
+    curve = accepted(uncertainty, wrong, weight)
+    return float(torch.trapezoid(curve.failed, curve.coverage))
+
+
+def coverage_at_risk(uncertainty: Tensor, wrong: Tensor, risk: float = 0.05, weight: Tensor | None = None) -> float:
+    """The largest share of samples that can be answered with at most a share `risk` of the answers wrong.
+
+    >>> round(coverage_at_risk(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([0.0, 0.0, 1.0])), 4)
+    0.6667
+    """
+    curve = accepted(uncertainty, wrong, weight)
+    return float(curve.coverage[curve.failed <= risk * curve.coverage + 1e-12].max())
+
+
 # -- separation -------------------------------------------------------------------------------------------------------
 
 

@@ -399,7 +399,7 @@ def swap_layer(
     *,
     head: HeadSettings | str | None = None,
     num_classes: int | None = None,
-    scores: Sequence[Score | str | Mapping[str, Any]] = (),
+    scores: Sequence[Score | str | Mapping[str, Any]] | str = (),
     passes: int = 15,
     forward: Forward | None = None,
     columns: Columns | None = None,

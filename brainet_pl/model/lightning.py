@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ if not TYPE_CHECKING:  # what the command line offers: with modules in it, help 
     TaskLike = Task | None
     CalibratorLike = Calibrator | None
     ConformalLike = Conformal | None
-    ScoresLike = list[Score] | None
+    ScoresLike = list[Score] | Literal["all"] | None
     MeasuresLike = list[Measure] | None
 else:
     BackboneLike = Backbone | nn.Module | str | Mapping[str, Any] | None
@@ -67,7 +67,7 @@ else:
     TaskLike = Task | str | Mapping[str, Any] | None
     CalibratorLike = Calibrator | str | Mapping[str, Any] | None
     ConformalLike = Conformal | str | Mapping[str, Any] | None
-    ScoresLike = Sequence[Score | str | Mapping[str, Any]] | None
+    ScoresLike = Sequence[Score | str | Mapping[str, Any]] | str | None
     MeasuresLike = Sequence[Measure] | None
 
 TRAINED = ("cls/Acc", "cal/ECE", "reg/RMSE", "cal/QCE")  # measures of training passes: sums, however long an epoch
@@ -97,7 +97,8 @@ class BRAINet(FittedModule):
         backbone: The feature extractor: settings of one (`Backbone`), a module, a name, or null for raw features.
         head: Settings of the head; null is `Tree()`, a BRAINet sized by the number of features.
         task: `Classification` or `Regression` with their settings; null is a classification of `num_classes`.
-        scores: Further scores of inputs unlike the training data: `Generative`, `Stages`, `KNN`, `Mahalanobis`, `Own`.
+        scores: Further scores of inputs unlike the training data: `Generative`, `Stages`, `KNN`, `Mahalanobis`, `Own`,
+            `ViM` …; "all" is every one that the model can have.
         calibration: The calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
         verdict: Which score decides `known_p` and `known` of a prediction, and at which level; null is `Verdict()`, at
             most 5 % of known inputs called unknown.

@@ -17,13 +17,32 @@ from brainet_pl._utils.threads import limit_threads
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator, Conformal
+from brainet_pl.calibration.density import make_density
 from brainet_pl.calibration.perturb import MOST_ROWS, perturbed_copies
 from brainet_pl.features.extraction import Extracted, run_backbone
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.model.finite import nan_rows
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, HeadInputs, Outputs, ResidualHead, need_tree, run_head, train_head
-from brainet_pl.scores import Own, Score, ScoreContext, ScoreSet, Verdict
+from brainet_pl.scores import (
+    FDBD,
+    GEN,
+    KNN,
+    RMDS,
+    Generative,
+    KLMatching,
+    Mahalanobis,
+    NNGuide,
+    Own,
+    Score,
+    ScoreContext,
+    ScoreSet,
+    Shaped,
+    Stages,
+    Verdict,
+    ViM,
+)
+from brainet_pl.scores.base import LastLayer
 from brainet_pl.scores.expectation import Expectation
 from brainet_pl.scores.fitting import fit_score, fit_score_on_shares
 from brainet_pl.scores.left_out import expect
@@ -64,7 +83,7 @@ class Predictor(nn.Module):
 
     def attach(
         self,
-        scores: Sequence[Score | str | Mapping[str, Any]] = (),
+        scores: Sequence[Score | str | Mapping[str, Any]] | str = (),
         calibration: Calibrator | str | Mapping[str, Any] | None = None,
         conformal: Conformal | str | Mapping[str, Any] | None = None,
         verdict: Verdict | Mapping[str, Any] | None = None,
@@ -72,12 +91,15 @@ class Predictor(nn.Module):
         """Set what is said of a prediction beyond its average, in place of what was set before.
 
         Args:
-            scores: further scores of inputs unlike the training data.
+            scores: further scores of inputs unlike the training data; "all" is every one that the model can have.
             calibration: maps averaged predictions to better calibrated ones.
             conformal: sets of classes or intervals of numbers that hold the truth at a chosen level.
             verdict: by which score and at which level an input is called known; None is 5 %.
         """
-        found = ScoreSet([make_part(Score, score, "scores") for score in scores], self.task.units)
+        wanted = scores if not isinstance(scores, str) else self._every_score() if scores == "all" else [scores]
+        found = ScoreSet([make_part(Score, score, "scores") for score in wanted], self.task.units)
+        for score in found:
+            score.check("energy" in self.task.units, self.backbone.raw)
         calibrator = None if calibration is None else make_part(Calibrator, calibration, "calibration")
         if calibrator is not None:
             calibrator.check(self.task)
@@ -91,6 +113,16 @@ class Predictor(nn.Module):
             sets.check(self.task)
         self.scores, self.calibration, self.conformal, self.verdict = found, calibrator, sets, chosen
         self.tap_scores()
+
+    def _every_score(self) -> list[Score]:
+        """All scores that this model can have: a table of everything."""
+        body, classes = self.backbone, "energy" in self.task.units
+        whole = not body.raw and body.frozen and body.head_layer != ""  # the network's own layer is there, or found
+        density = make_density(None if body.raw else body.model)
+        found: list[Score] = [Generative(), *([density] if isinstance(density, Stages) else []), KNN(), Mahalanobis()]
+        found += [RMDS(), GEN(), KLMatching()] if classes else []
+        shaped = [Shaped("scale"), Shaped("ash", 0.9, name="ash")]
+        return found + ([Own(), ViM(), FDBD(), NNGuide(), *shaped] if whole and classes else [])
 
     def tap_scores(self) -> None:
         """Let the backbone read the layers that scores want."""
@@ -262,12 +294,18 @@ class Predictor(nn.Module):
         if any(score.taps is not None and not self.backbone.widths(score.taps) for score in scores):
             features.probe()  # features came from a store, and the backbone has not met an input yet
         for score in scores:
-            widths, scaled = self.backbone.widths(score.taps), self.backbone.is_scaled(score.taps)
-            score.set_context(ScoreContext(classes, self.backbone.raw, self.ggt, widths, scaled))
+            score.set_context(self._score_context(score, classes))
             if share is not None:
                 fit_score_on_shares(score, share, labels)
             elif found is not None:
                 fit_score(score, found.output.view(score.taps), labels)
+
+    def _score_context(self, score: Score, classes: int) -> ScoreContext:
+        body, taps = self.backbone, score.taps
+        layer = None if body.last_layer is None else LastLayer(*body.last_layer)
+        return ScoreContext(
+            classes, body.raw, self.ggt, body.widths(taps), body.is_scaled(taps), body.moments(taps), layer
+        )
 
     def expect(self, seen: Extracted, held: Extracted) -> Expectation | None:
         """Estimate without unknown data how many unknown inputs the verdict will notice, and keep it in checkpoints.

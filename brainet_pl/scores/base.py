@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,13 @@ from brainet_pl.structure.ggt import GGT
 from brainet_pl.tasks.passes import Passes
 
 
+class LastLayer(NamedTuple):
+    """The linear classification layer of a network: weight (C, d) and bias (C,)."""
+
+    weight: Tensor
+    bias: Tensor
+
+
 @dataclass(frozen=True)
 class ScoreContext:
     """What a score may want to know of the model around it.
@@ -38,6 +45,8 @@ class ScoreContext:
         widths: how many of the features that the score reads come from each layer; nothing where one layer gives all.
         scaled: whether features come from taps, each brought to mean 0 and deviation 1: their length then says as much
             as their direction.
+        moments: mean and deviation (d,) by which tapped features were standardised; None where they were not.
+        last_layer: the network's own classification layer, where it is linear and its inputs stay as they are.
     """
 
     num_classes: int
@@ -45,6 +54,8 @@ class ScoreContext:
     ggt: GGT | None = None
     widths: tuple[int, ...] = ()
     scaled: bool = False
+    moments: tuple[Tensor, Tensor] | None = None
+    last_layer: LastLayer | None = None
 
 
 class Score(Part, DataSizedBuffers, ABC):
@@ -61,6 +72,9 @@ class Score(Part, DataSizedBuffers, ABC):
         name: what tells it from others of its class in one model: its scores end with `_<name>`. None for the only one.
         layers: layers of the backbone whose features are read; None is what the head reads.
         pool: how their maps and tokens become features.
+        joins: how `Combined` counts it where it is told of no names: "always"; "if_strange", only as far as it is
+            stranger than nearly all known inputs, for what says little of inputs that are like them; or "never", for
+            what others say as well.
     """
 
     may_be_missing: ClassVar[bool] = True  # a checkpoint without this score leaves it unfitted
@@ -70,6 +84,7 @@ class Score(Part, DataSizedBuffers, ABC):
     name: str | None = None
     layers: str | list[str] | None = None
     pool: str | list[str] | None = None
+    joins: Literal["always", "if_strange", "never"] = "always"
     fitted: Tensor
 
     def __init__(self) -> None:
@@ -100,6 +115,14 @@ class Score(Part, DataSizedBuffers, ABC):
         """Say whether it can be used, here and in every checkpoint."""
         self._ready = ready
         self.fitted.fill_(ready)
+
+    def check(self, has_classes: bool, raw: bool) -> None:
+        """Refuse a model that the score can't be one of.
+
+        Args:
+            has_classes: whether the task gives logits of classes.
+            raw: whether features are the inputs themselves, with no backbone between.
+        """
 
     def set_context(self, context: ScoreContext) -> None:
         """Take what is known of the model around, before `fit`."""
@@ -142,12 +165,14 @@ class JoinedScore(Score):
     """A score that is made of the other scores of a model, which are in the `scores` of the passes that it is given.
 
     Attributes:
-        default_names: the scores that are joined where none are named: the first of every other part, and the energy
-            where there is one. `ScoreSet` sets it.
+        default_names: the scores that are joined where none are named: the first of every other part that joins, and
+            the energy where there is one. `ScoreSet` sets it.
+        gated_names: those of them that count only as far as they are stranger than nearly all known inputs.
     """
 
     needs_fit: ClassVar[bool] = False
     default_names: Sequence[str] = ()
+    gated_names: Sequence[str] = ()
 
     @property
     def joined_names(self) -> list[str]:
@@ -206,8 +231,15 @@ class ScoreSet(nn.Module):
                 f"{type(score).__name__} out, or give it a name of its own, {type(score).__name__}(name=…)"
             )
         self.members[score.key] = score
+        self._tell_joined()
+
+    def _tell_joined(self) -> None:
+        """Let scores that join others know of them; what was learned may have changed how one counts."""
+        wanted = [part for part in self._independent if part.joins != "never"] or self._independent
+        names = {part: part.name_in_model(next(iter(part.units))) for part in wanted}
         for joined in self._joined:
-            joined.default_names = self._first_names
+            joined.default_names = [*names.values(), *(["energy"] * ("energy" in self._task_units))]
+            joined.gated_names = [name for part, name in names.items() if part.joins == "if_strange"]
 
     @property
     def units(self) -> dict[str, str]:
@@ -300,6 +332,7 @@ class ScoreSet(nn.Module):
         for score in self._independent:
             if score.ready:
                 columns |= _named(score, score.finalize(_by_own_names(score, columns)))
+        self._tell_joined()
         made = [_named(joined, joined.finalize(columns)) for joined in self._joined]
         for more in made:
             columns |= more

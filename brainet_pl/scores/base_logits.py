@@ -21,6 +21,7 @@ class Own(Score):
 
     units: ClassVar[Mapping[str, str]] = {"own_energy": "", "own_max_softmax": ""}
     needs_fit: ClassVar[bool] = False
+    joins = "never"
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """`own_energy` and `own_max_softmax`, each (B,)."""

@@ -208,6 +208,11 @@ def check_training(features: Tensor, labels: Tensor, num_classes: int | None = N
             f"expected finite features to fit a score to, got {bad} of {len(features)} rows with NaN or infinite "
             "values: fix the inputs or the backbone"
         )
+    if len(features) > 1 and bool((features == features[0]).all()):
+        raise ValueError(
+            f"expected features that vary to fit a score to, got the same {features.shape[1]} numbers for all "
+            f"{len(features)} samples: check the inputs, and the layers that are read"
+        )
     low, high = labels.min().item(), labels.max().item()
     fractions = labels.is_floating_point() and bool((labels != labels.round()).any())  # 2.0 is a label, 0.7 is none
     if fractions or low < 0 or (num_classes is not None and high >= num_classes):

@@ -148,18 +148,20 @@ def noticed(
     copies = scores.refitted(learned.output, labels)
     classify = fit_networks(learned.features, labels) if int(labels.max()) > 0 else None
 
-    def all_scores(rows: Extracted) -> dict[str, Tensor]:
+    def run(rows: Extracted) -> Passes:
         logits = rows.features.new_zeros(len(rows.features), 1) if classify is None else classify(rows.features)
         probs = logits.softmax(dim=1)
         predicted = {} if classify is None else predictive_scores(probs[None], logits[None])
-        found: dict[str, Tensor] = copies(Passes(logits[None], None, rows.features, probs, predicted, rows.output))
-        return found
+        return Passes(logits[None], None, rows.features, probs, predicted, rows.output)
 
-    reference = all_scores(known)
+    usual = run(known)
+    reference: dict[str, Tensor] = copies(usual)
     if not all(bool(values.isfinite().all()) for values in reference.values()):
         return dict.fromkeys(scores.units, math.nan)
+    for score in copies:
+        score.observe(usual.with_features_of(score.taps), reference)
     copies.set_reference(reference)
-    found = {name: values for name, values in all_scores(strange).items() if name in copies.reference}
+    found = {name: values for name, values in copies(run(strange)).items() if name in copies.reference}
     called = {name: (p_values(values, copies.reference[name]) <= level).double() for name, values in found.items()}
     return {name: float(c.mean()) if bool(found[name].isfinite().all()) else math.nan for name, c in called.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ class Mahalanobis(Score):
     tensor([0., 9.])
 
     Args:
-        normalize: Bring the features of every sample to length 1 first.
+        normalize: Bring the features of every sample to length 1 first; null does so for the last layer of a backbone
+            only: inputs, and taps, which have been standardised, are read as they are.
         layers: Layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
         pool: How the maps and tokens of these layers become features, as in `Backbone`.
         name: Suffix of its scores, `_<name>`, where a model has more than one Mahalanobis; null for the only one.
@@ -37,27 +38,43 @@ class Mahalanobis(Score):
 
     units: ClassVar[Mapping[str, str]] = {"mahalanobis": "", "mahalanobis_relative": ""}
     fits_shares = True  # means and covariances are sums
+    joins = "never"
     means: Tensor
     within: Tensor
+    unit: Tensor
     center: Tensor
     overall: Tensor
 
     def __init__(
         self,
-        normalize: bool = True,
+        normalize: bool | None = None,
         layers: str | list[str] | None = None,
         pool: str | list[str] | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__()
         set_source(self, layers, pool, name)
-        self.normalize, self._classes = checks.flag("normalize", normalize), 0
+        self.normalize, self._classes = None if normalize is None else checks.flag("normalize", normalize), 0
+        self._unit = self.normalize is not False  # outside the tensor: an exported graph can't branch on one
+        self.register_buffer("unit", torch.tensor(self._unit))
         for name in ("means", "within", "center", "overall"):
             self.register_buffer(name, torch.empty(0))
 
     def set_context(self, context: ScoreContext) -> None:
-        """Take the number of classes."""
+        """Take the number of classes, and whether features are inputs or standardised taps, read as they are."""
         self._classes = context.num_classes
+        if self.normalize is None:
+            self._unit = not (context.raw or context.scaled)
+            self.unit.fill_(self._unit)
+
+    def refitted(self, features: Tensor, labels: Tensor) -> Mahalanobis:
+        """The same distance of other samples, whose features are brought to length 1 where these are."""
+        other = type(self)(**self.settings())
+        other._unit = self._unit
+        other.unit.fill_(self._unit)
+        other.fit(features, labels)
+        other.set_ready(True)
+        return other
 
     @torch.no_grad()
     def fit(self, features: Tensor, labels: Tensor, shared: bool = False) -> Mahalanobis:
@@ -92,12 +109,56 @@ class Mahalanobis(Score):
 
     def _prepare(self, features: Tensor) -> Tensor:
         x = features.to(self.means.dtype)
-        return F.normalize(x, dim=1) if self.normalize else x
+        return F.normalize(x, dim=1) if self._unit else x
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """`mahalanobis` and, with more than one class, `mahalanobis_relative`, each (B,)."""
         plain, relative = self.distances(passes.features)
         return {"mahalanobis": plain} | ({"mahalanobis_relative": relative} if len(self.means) > 1 else {})
+
+    def before_load(self, stored: Mapping[str, Tensor]) -> None:
+        """Read whether features are brought to length 1."""
+        super().before_load(stored)
+        self._unit = bool(stored.get("unit", self._unit))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if any(key.startswith(prefix) for key in state_dict):  # a checkpoint of before had its settings alone
+            state_dict.setdefault(f"{prefix}unit", torch.tensor(self.normalize is not False))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class RMDS(Mahalanobis):
+    """The relative Mahalanobis distance as its authors have it (Ren et al. 2021): `rmds`, of features as they are.
+
+    It is what `Mahalanobis(normalize=False)` calls `mahalanobis_relative`.
+
+    Args:
+        layers: Layers of the backbone whose features are read, as in `Backbone`; null is what the head reads.
+        pool: How the maps and tokens of these layers become features, as in `Backbone`.
+        name: Suffix of its score, `_<name>`, where a model has more than one RMDS; null for the only one.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {"rmds": ""}
+
+    def __init__(
+        self, layers: str | list[str] | None = None, pool: str | list[str] | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(False, layers, pool, name)
+
+    @torch.no_grad()
+    def fit(self, features: Tensor, labels: Tensor, shared: bool = False) -> RMDS:
+        """Means and covariances of training features (N, d) of at least two classes."""
+        super().fit(features, labels, shared)
+        if len(self.means) < 2:
+            raise ValueError(
+                "expected training samples of at least two classes for the score RMDS, got one: a distance relative to "
+                "all data says nothing then; leave it out, or take Mahalanobis"
+            )
+        return self
+
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """`rmds` (B,)."""
+        return {"rmds": self.distances(passes.features)[1]}
 
 
 def _squared(gap: Tensor, whitening: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from brainet_pl.scores.base import Score, ScoreContext, set_source
 from brainet_pl.scores.density import in_parts
 from brainet_pl.tasks.passes import Passes
 
-_ROOM = 2**25  # similarities held at a time, so that memory does not grow with the batch
+ROOM = 2**25  # similarities held at a time, so that memory does not grow with the batch
 
 
 class KNN(Score):
@@ -88,7 +88,7 @@ class KNN(Score):
                 f"expected features of shape (batch, {self.bank.shape[1]}) as k-NN was fitted to, got "
                 f"{tuple(features.shape)}"
             )
-        k, rows = min(self.k, len(self.bank)), max(1, _ROOM // max(1, len(self.bank)))
+        k, rows = min(self.k, len(self.bank)), max(1, ROOM // max(1, len(self.bank)))
         with torch.autocast(features.device.type, enabled=False):
             x, half = self._prepare(features), self.bank.square().sum(dim=1) / 2
             # |x - b|² = |x|² - 2 (x·b - |b|² / 2): the nearest has the largest bracket.

@@ -42,6 +42,7 @@ class Stages(Score):
     """
 
     units: ClassVar[Mapping[str, str]] = {"stages": "deviations"}
+    joins = "if_strange"
     fits_shares = True  # means and covariances are sums
     _density: ClassVar[type[Generative]] = Generative
     widths: Tensor

@@ -1,5 +1,8 @@
 """The shared parts of the benchmarks: controls, results, tables, timing, the training loop, measures, data."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,8 @@ from sklearn.metrics import roc_auc_score
 from brainet_pl.datamodules.uci import read_split
 from brainet_pl.network import BRAINetHead, MLPHead
 from brainet_pl.structure import learn_structure
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +119,38 @@ def test_an_experiment_without_data_says_what_to_do(load, capsys):
     with pytest.raises(SystemExit):
         load("paper/table2").main([])
     assert "give --data DIR, or try --smoke" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("script", "mark"), [("unknown", "leaderboard"), ("tempered", "tempered")])
+def test_tables_of_the_page_are_those_of_the_results(load, script, mark):
+    module = load(script)
+    cells = json.loads((ROOT / "docs" / "results" / f"{script}.json").read_text())["cells"]
+    expected = module.leaderboard(cells["test"]) if script == "unknown" else module.table(cells)
+    page = (ROOT / "docs" / "unknown.md").read_text()
+    assert page.split(f"<!-- {mark} -->")[1].split(f"<!-- end of {mark} -->")[0].strip() == expected
+
+
+def test_prices_between_two_settings_are_interpolated(load):
+    tempered = load("tempered")
+    points = [tempered.Point(1, 0.0, 0, 0.2, 0, 1), tempered.Point(2, 0.02, 0, 0.1, 0, 1)]
+    assert tempered.at_budget(points, 0.005).ece == pytest.approx(0.175)
+    assert tempered.at_budget(points, 0.05) == points[1]  # no setting is beyond
+    assert tempered.at_budget(points, -0.01) == points[0]
+
+
+def test_weights_of_density_aware_calibration_are_the_best(load):
+    """No small step within the bounds has a lower squared error, and the constant may be negative."""
+    tempered = load("tempered")
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(4, (800,), generator=draw)
+    strange = 1 + torch.rand(800, 1, generator=draw)
+    logits = 4 * torch.nn.functional.one_hot(y, 4) + 6 * (strange - 1) * torch.randn(800, 4, generator=draw)
+    w = tempered.dac_weights(strange, logits, y)
+
+    def loss(w):
+        t = (strange.double() @ w[:-1] + w[-1]).clamp_min(1e-20)
+        return float(((logits.double() / t[:, None]).softmax(1) - torch.nn.functional.one_hot(y, 4)).square().mean())
+
+    assert w[0] > 0 > w[1]
+    for step in torch.eye(2).double():
+        assert all(loss(w) <= loss(w + sign * 1e-2 * step) + 1e-9 for sign in (-1, 1))

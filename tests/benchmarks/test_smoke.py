@@ -146,6 +146,13 @@ def test_taps(load, tmp_path, capsys):
     assert "| stage 3 | 4,000 | 1 |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("name", "cell"), [("unknown", "test"), ("tempered", "density-aware calibration, k = 50")])
+def test_unknown_and_tempered(load, name, cell, tmp_path, capsys):
+    load(name).main(["--smoke", "--out", str(tmp_path)])
+    assert cell in cells_of(tmp_path / f"{name}.json")
+    assert "|---|" in capsys.readouterr().out
+
+
 def test_honest(load, tmp_path, capsys):
     honest = load("honest")
     honest.main(["--smoke", "--out", str(tmp_path)])

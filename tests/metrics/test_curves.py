@@ -17,6 +17,8 @@ from brainet_pl.metrics.curves import (
     N_BINS,
     calibration_error,
     calibration_sums,
+    coverage_at_risk,
+    generalized_risk,
     risk_coverage,
     separation,
 )
@@ -134,3 +136,51 @@ def test_leading_dimensions_are_kept_apart():
     together = calibration_error(calibration_sums(confidence, correct))
     apart = [calibration_error(calibration_sums(a, b)) for a, b in zip(confidence, correct, strict=True)]
     torch.testing.assert_close(together, torch.stack(apart))
+
+
+# -- selective prediction ---------------------------------------------------------------------------------------------
+
+
+def selective(seed, n=60, levels=12):
+    draw = np.random.default_rng(seed)
+    return draw.integers(levels, size=n) / levels, (draw.random(n) < 0.3).astype(float), draw.random(n) + 0.1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_generalized_risk_by_its_closed_form(seed):
+    """AUGRC = (1 - AUROC of errors) · accuracy · error + error² / 2 (Traub et al. 2024, eq. 8)."""
+    score, wrong, _ = selective(seed)
+    error = wrong.mean()
+    pairs = [(a > b) + 0.5 * (a == b) for a in score[wrong == 1] for b in score[wrong == 0]]
+    expected = (1 - np.mean(pairs)) * (1 - error) * error + error**2 / 2
+    assert generalized_risk(torch.tensor(score), torch.tensor(wrong)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_weights_are_copies_of_samples(seed):
+    score, wrong, _ = selective(seed)
+    copies = np.random.default_rng(seed).integers(1, 5, size=len(score))
+    many = [torch.tensor(np.repeat(v, copies)) for v in (score, wrong)]
+    few = torch.tensor(score), torch.tensor(wrong)
+    weight = torch.tensor(copies)
+    assert generalized_risk(*few, weight) == pytest.approx(generalized_risk(*many))
+    assert coverage_at_risk(*few, 0.2, weight) == pytest.approx(coverage_at_risk(*many, 0.2))
+
+
+@pytest.mark.parametrize("risk", [0.0, 0.1, 0.25, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_coverage_at_risk_by_trying_every_threshold(seed, risk):
+    score, wrong, weight = selective(seed)
+    best = 0.0
+    for threshold in score:
+        kept = score <= threshold
+        if (weight * wrong)[kept].sum() <= risk * weight[kept].sum() + 1e-12:
+            best = max(best, weight[kept].sum() / weight.sum())
+    found = coverage_at_risk(torch.tensor(score), torch.tensor(wrong), risk, torch.tensor(weight))
+    assert found == pytest.approx(best)
+
+
+def test_nan_can_not_be_ranked():
+    for function in (generalized_risk, coverage_at_risk):
+        with pytest.raises(ValueError, match="without NaN"):
+            function(torch.tensor([0.1, torch.nan]), torch.tensor([0.0, 1.0]))

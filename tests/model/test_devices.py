@@ -27,7 +27,7 @@ from brainet_pl.metrics.labels import clamped, out_of_range
 from brainet_pl.metrics.measures import classification_measures
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import HeadSettings, Tree
-from brainet_pl.scores import KNN, Generative, Mahalanobis
+from brainet_pl.scores import GEN, KNN, RMDS, Generative, KLMatching, Mahalanobis
 from brainet_pl.structure import learn_structure
 from brainet_pl.tasks import Classification
 
@@ -99,7 +99,7 @@ def ggt(features):
 @pytest.fixture(scope="module")
 def fitted(quiet_trainer, tmp_path_factory):
     """A model of digits with every kind of score, calibrated, with conformal sets and a verdict."""
-    scores = [KNN(), Mahalanobis(), Generative(progress=False)]
+    scores = [KNN(), Mahalanobis(), Generative(progress=False), RMDS(), GEN(), KLMatching()]
     given = {"scores": scores, "calibration": "DensityScaling", "conformal": "Conformal", "lr": 0.01}
     model = BRAINet(8, head=Tree(num_params=6000), **given)
     learn = StructureLearning(threshold=0.1, progress=False, cache="")

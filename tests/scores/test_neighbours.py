@@ -108,7 +108,7 @@ def test_a_large_batch_is_taken_in_parts(monkeypatch):
     whole = score.distances(new)
     seen = []
     topk = torch.Tensor.topk
-    monkeypatch.setattr(neighbours, "_ROOM", 50 * 5)
+    monkeypatch.setattr(neighbours, "ROOM", 50 * 5)
     monkeypatch.setattr(
         torch.Tensor, "topk", lambda t, *args, **kwargs: (seen.append(t.numel()), topk(t, *args, **kwargs))[1]
     )
