@@ -1,6 +1,8 @@
 """What `test_sharded.py` runs: python sharded.py FOLDER STRATEGY PART. Lightning starts the second process itself."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -77,6 +79,19 @@ def resume(folder, name, source):
     trainer.ckpt_path = str(folder / source / "last.ckpt")
     trainer.fit(module, datamodule=Digits(batch_size=64))
     write(trainer, folder / f"{name}-from-{source}-resumed", module, trainer.callback_metrics)
+
+
+class Kill(pl.Callback):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_rank == self.rank and batch_idx == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(folder, name, rank):
+    trainer_of(folder / "killed", name, 2, Kill(int(rank))).fit(model(0), datamodule=Digits(batch_size=64))
 
 
 def late(folder, name, source):
