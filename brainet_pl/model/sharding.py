@@ -67,12 +67,16 @@ def _longest(parameter: nn.Parameter) -> Shard | None:
     return Shard(sizes.index(max(sizes))) if sizes else None
 
 
-def broadcast_buffers(predictor: Predictor) -> None:
+def broadcast_buffers(*parts: nn.Module | None) -> None:
     """Give all processes the buffers of the first, as DDP does: FSDP2 leaves statistics of batch norm apart."""
-    parts = [predictor.head, predictor.task, None if predictor.backbone.frozen else predictor.backbone]
     for part in parts:
         for buffer in part.buffers() if part is not None else ():
             torch.distributed.broadcast(buffer.data, src=0)
+
+
+def broadcast_trained_buffers(predictor: Predictor) -> None:
+    """Give all processes the buffers of the first that training changes."""
+    broadcast_buffers(predictor.head, predictor.task, None if predictor.backbone.frozen else predictor.backbone)
 
 
 def load_whole_checkpoints(trainer: pl.Trainer) -> None:
