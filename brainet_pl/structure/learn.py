@@ -279,8 +279,8 @@ def check_memory(d: int) -> None:
         raise ValueError(
             f"expected at most {math.isqrt(there // (8 * MATRICES)):,} features, whose {MATRICES} matrices of "
             f"(features, features) fit into the {there / 2**30:.0f} GiB of this machine, got {d:,}, which take "
-            f"{needed / 2**30:.0f} GiB: give the features of a backbone in place of raw inputs, choose the columns that "
-            "vary or tell the target most, or project them, as sklearn.decomposition.PCA does"
+            f"{needed / 2**30:.0f} GiB: give the features of a backbone in place of raw inputs, choose the columns "
+            "that tell the target most, or project them, as sklearn.decomposition.PCA does"
         )
 
 
