@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from brainet_pl.checkpoints.runs import continue_run
     from brainet_pl.model.export import export_onnx, export_program
     from brainet_pl.model.export_folder import export_folder
-    from brainet_pl.model.in_place import restore_layers, swap_layer
+    from brainet_pl.model.in_place import swap_layer
     from brainet_pl.model.lightning import BRAINet
     from brainet_pl.model.swap import SwappedModel, swap_head
     from brainet_pl.model.swap_file import load_swapped
+    from brainet_pl.model.swapped_layer import restore_layers
     from brainet_pl.monitoring import DriftMonitor
     from brainet_pl.network import BRAINetHead
     from brainet_pl.scores import GenerativeScore, TreeDensity
@@ -73,7 +74,7 @@ _HOMES = {
     "learn_structure": "structure",
     "load_swapped": "model.swap_file",
     "rai": "structure",
-    "restore_layers": "model.in_place",
+    "restore_layers": "model.swapped_layer",
     "swap_head": "model.swap",
     "swap_layer": "model.in_place",
 }

@@ -16,11 +16,12 @@ from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.removal import logits_of
 from brainet_pl.features.extraction import inputs_and_target, inputs_of, is_sharded, unshuffled
 from brainet_pl.model import steps
-from brainet_pl.model.in_place import Forward, SwappedLayer, run_model, swapped_layers
+from brainet_pl.model.in_place import Forward, run_model
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.model.steps import EvaluatedBatch
 from brainet_pl.model.swap_data import input_batches
+from brainet_pl.model.swapped_layer import SwappedLayer, swapped_layers
 from brainet_pl.tasks import Classification
 from brainet_pl.tasks.passes import Passes
 

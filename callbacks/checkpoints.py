@@ -10,6 +10,7 @@ import torch
 from brainet_pl._utils import atomic, lightning_private
 from brainet_pl._utils.framework import ModelCheckpoint, SIGTERMException, TorchCheckpointIO, pl
 from brainet_pl._utils.tensor_file import check_file
+from brainet_pl.checkpoints.sharded import is_sharded_folder, read_whole
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -28,7 +29,12 @@ class WholeCheckpointIO(TorchCheckpointIO):
             torch.save(checkpoint, file)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Called by the strategy; a local file is checked before memory is taken for what it says it holds."""
+        """Called by the strategy; a local file is checked before memory is taken for what it says it holds.
+
+        The folder of a fit that was sharded is read as the file that one process would have written.
+        """
+        if is_sharded_folder(path):
+            return read_whole(path)
         if Path(path).is_file():
             check_file(path)
         return super().load_checkpoint(path, *args, **kwargs)

@@ -28,24 +28,22 @@ from brainet_pl.backbones.batches import Columns
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.callbacks.resume import ExactResume
 from brainet_pl.callbacks.structure import StructureLearning
+from brainet_pl.checkpoints.sharded import WEIGHTS, read_whole
 from brainet_pl.distributed.samples import Places
-from brainet_pl.features.extraction import data_source, inputs_and_target
+from brainet_pl.features.extraction import data_source, inputs_and_target, is_sharded
 from brainet_pl.features.training import TrainingFeatures, loader_of
 from brainet_pl.model import steps
 from brainet_pl.model.finite import finite_samples
-from brainet_pl.model.in_place import (
-    Forward,
-    LayerInputs,
-    SwappedLayer,
-    build_layer,
-    find_layer,
-    first_inputs,
-    keep_modes,
-    swapped_layers,
-    watch_state,
-)
+from brainet_pl.model.in_place import Forward, LayerInputs, build_layer, find_layer, first_inputs, keep_modes
 from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.sharding import is_model_parallel, refuse_sharding
+from brainet_pl.model.sharding import (
+    broadcast_buffers,
+    is_model_parallel,
+    load_whole_checkpoints,
+    refuse_sharding,
+    shard,
+)
+from brainet_pl.model.swapped_layer import SwappedLayer, swapped_layers, watch_state
 from brainet_pl.network import HeadSettings
 from brainet_pl.network.base import LEAST, MOST_PASSES
 from brainet_pl.scores import Score, Verdict
@@ -116,20 +114,25 @@ class SwapHead(Callback):
                 "StructureLearning() in place of SwapHead"
             )
         refuse_sharding(trainer)
-        if is_model_parallel(trainer):
-            raise RuntimeError(
-                "expected the strategy auto or ddp for SwapHead, got ModelParallelStrategy, which shards what your "
-                "configure_model says: take ddp, or a BRAINet, whose configure_model shards its head"
-            )
         watch_state(pl_module)  # a checkpoint is restored after this hook, and brings its own head
+        self._restore_early(trainer, pl_module)
         _resume_exactly(trainer, self)
-        if stage != "fit":
-            return
-        self._said, self._features = set(), None
-        if self._find(pl_module) is None:
-            self._refuse_earlier_copies(trainer)
-            with keep_modes(pl_module):
-                self._build(trainer, pl_module)
+        if stage == "fit":
+            self._said, self._features = set(), None
+            if self._find(pl_module) is None:
+                self._refuse_earlier_copies(trainer)
+                with keep_modes(pl_module):
+                    self._build(trainer, pl_module)
+        found = self._find(pl_module)
+        if is_model_parallel(trainer) and found is not None:
+            shard(found[1].predictor, trainer.strategy.device_mesh["data_parallel"])  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _restore_early(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Where the module is about to be sharded, build the head of a checkpoint and load all weights before."""
+        load_whole_checkpoints(trainer)
+        if is_model_parallel(trainer) and trainer.ckpt_path is not None and not is_sharded(module):
+            module.load_state_dict(read_whole(trainer.ckpt_path)[WEIGHTS], strict=module.strict_loading)
 
     def _build(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         device = trainer.strategy.root_device
@@ -207,6 +210,13 @@ class SwapHead(Callback):
         if self._features is None or self._features.backbone.frozen != frozen:
             self._features = self._read(trainer, pl_module, name, frozen)
 
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep buffers of sharded modules the same in all processes: a checkpoint may be written at any step."""
+        if is_model_parallel(trainer):
+            broadcast_buffers(pl_module)
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say once where the loss is no plain cross-entropy; one look at the device in an epoch."""
         name, layer = self._require(pl_module)
@@ -224,6 +234,8 @@ class SwapHead(Callback):
         """Fit scores again where features move, and let the head choose what needs no training; keep what comes."""
         if not self._learns(trainer) or self._features is None:
             return
+        if trainer.world_size > 1:  # each process has trained batch norm on its own samples
+            broadcast_buffers(pl_module)
         _, layer = self._require(pl_module)
         predictor, features = layer.predictor, self._features
         moving = not features.backbone.frozen

@@ -18,6 +18,7 @@ from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.inside import leads_out
 from brainet_pl._utils.tensor_file import Oversized, check_content, check_sizes, read_tensors
+from brainet_pl.checkpoints.sharded import META, is_sharded_folder
 
 FORMAT = 6
 STORED = "brainet"  # the entry with everything that rebuilds the head
@@ -25,7 +26,6 @@ DIGEST = "digest"  # the digests, inside that entry
 CONFIG = "brainet_config"  # the settings of the command line
 RUN = "brainet_run"  # the run that wrote the file
 RANDOM = "brainet_random"  # states of random generators
-META = "meta.pt"  # of a sharded checkpoint: everything but weights and optimizers
 HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY  # the arguments of the model
 STATES = ("state_dict", STORED, "optimizer_states")  # checked when a model is restored
 SETTINGS = (HPARAMS, CONFIG)  # checked when the file is read: Lightning changes them before it restores a model
@@ -65,7 +65,7 @@ class Checkpoint:
         """Read and check a file: tensors and primitives, never code."""
         if "://" in str(path):
             raise ValueError(f"expected a file, got the address {path}: download it first, then give the file")
-        file = Path(path) / META if Path(path).is_dir() else Path(path)  # a sharded checkpoint is a folder
+        file = Path(path) / META if is_sharded_folder(path) else Path(path)
         if not file.is_file():
             raise FileNotFoundError(f"expected a checkpoint at {path}, found no such file: check the path")
         try:
@@ -107,16 +107,11 @@ def wandb_id(run: Any) -> str | None:
     return None
 
 
-def unpack(content: dict[str, Any], without_weights: bool = False) -> Mapping[str, Any]:
-    """Check a checkpoint that Lightning has loaded, upgrade it in place, and give the entry that rebuilds the head.
-
-    `without_weights` is one of which a strategy that shards has taken weights and optimizers out.
-    """
+def unpack(content: dict[str, Any]) -> Mapping[str, Any]:
+    """Check a checkpoint that was loaded, upgrade it in place, and give the entry that rebuilds the head."""
     check_content(content)
-    checked = (STORED,) if without_weights else STATES
-    _check_digests(content, _stored_entry(content), checked)  # of the file as it was written
-    if not without_weights:
-        check_sizes([content.get(HPARAMS), content[STORED]], content.get("state_dict"))
+    _check_digests(content, _stored_entry(content), STATES)  # of the file as it was written
+    check_sizes([content.get(HPARAMS), content[STORED]], content.get("state_dict"))
     upgrade(content)
     stored: Mapping[str, Any] = content[STORED]
     _check_head(stored)

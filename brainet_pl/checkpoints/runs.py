@@ -15,6 +15,7 @@ from brainet_pl._utils import atomic, inside, lightning_private
 from brainet_pl._utils.framework import ExperimentWriter, is_csv, is_tensorboard, is_wandb, pl, rank_zero_info
 from brainet_pl._utils.inside import read_inside, write_inside
 from brainet_pl.checkpoints.format import Checkpoint
+from brainet_pl.checkpoints.sharded import is_checkpoint
 
 LAST = "last"  # as a path of a checkpoint: the newest run's
 VERSION = "BRAINET_VERSION"  # in the environment of further processes of a run: the folder that the first has claimed
@@ -38,11 +39,11 @@ def find(trainer: pl.Trainer, checkpoint: str | None) -> str | None:
 
     A fit that was killed before its first checkpoint is the newest all the same: an older run's would be another's.
     """
-    if checkpoint != LAST or Path(LAST).is_file():
+    if checkpoint != LAST or is_checkpoint(LAST):
         return checkpoint
     newest = next(filter(None, (_newest(Path(logger.root_dir)) for logger in _local(trainer))), None)
     file = None if newest is None else newest / CHECKPOINTS / "last.ckpt"
-    if file is None or not file.is_file():
+    if file is None or not is_checkpoint(file):
         rank_zero_info(f"no checkpoint yet in {newest or 'the folder of the logger'}: beginning from the start")
         return None
     return str(file)

@@ -36,10 +36,12 @@ from brainet_pl._utils.inside import find_inside, read_inside, write_inside
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.checkpoints import runs
 from brainet_pl.checkpoints.format import CONFIG, Checkpoint
+from brainet_pl.checkpoints.sharded import is_checkpoint
 from brainet_pl.cli.commands import ABOUT
 from brainet_pl.cli.trust import ADVICE, Given, Untrusted, given_by, vet
 from brainet_pl.datamodules.table import read_task
 from brainet_pl.model.lightning import BRAINet
+from brainet_pl.model.sharding import is_model_parallel
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST = "--trust_checkpoint"
@@ -163,6 +165,8 @@ class BrainetCLI(LightningCLI):
     def _find_checkpoint(self) -> Checkpoint | None:
         settings = self.config_init[self.subcommand]
         settings["ckpt_path"] = path = runs.find(self.trainer, settings["ckpt_path"])
+        if path is not None and is_model_parallel(self.trainer):  # a call with it would tell of it after `setup`
+            self.trainer.ckpt_path, settings["ckpt_path"] = path, None
         if path is None or (self.checkpoint is not None and self.checkpoint.path == Path(path)):
             return None if path is None else self.checkpoint
         return Checkpoint.read(path)
@@ -256,13 +260,13 @@ def stored_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def check_ckpt_path(path: str) -> None:
-    """Refuse an address, which Lightning would load together with the code in it, and a file that is not there."""
+    """Refuse an address, which Lightning would load together with the code in it, and a path with no checkpoint."""
     if "://" in path:
         raise UsageError(f"expected ckpt_path to be a file, got the address {path}: download it, then give the file")
-    if path not in KEYWORDS and not Path(path).is_file():
+    if path not in KEYWORDS and not is_checkpoint(path):
         raise UsageError(
-            f"expected ckpt_path to be a checkpoint file, best, last or hpc, got {path!r}, and there is no such file: "
-            "check the path"
+            f"expected ckpt_path to be a checkpoint file, best, last or hpc, got {path!r}, and there is no such file "
+            "and no folder of a sharded fit: check the path"
         )
 
 
@@ -284,7 +288,7 @@ def _complete(words: list[str], folder: str) -> tuple[list[str], Checkpoint | No
     if command is None or not checkpoints:
         return words, None
     check_ckpt_path(checkpoints[-1])
-    if not Path(checkpoints[-1]).is_file():
+    if not is_checkpoint(checkpoints[-1]):
         return words, None
     given, checkpoint = given_by(words), Checkpoint.read(checkpoints[-1])
     config = stored_config(checkpoint)

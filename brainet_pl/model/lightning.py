@@ -219,7 +219,7 @@ class BRAINet(FittedModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Keep buffers of sharded models the same in all processes: a checkpoint may be written at any step."""
         if sharding.is_model_parallel(self.trainer):
-            sharding.broadcast_buffers(self.predictor)
+            sharding.broadcast_trained_buffers(self.predictor)
 
     def on_fit_start(self) -> None:
         """Fit scores that no checkpoint brought, and end the set-up."""
@@ -296,7 +296,7 @@ class BRAINet(FittedModule):
     def on_validation_start(self) -> None:
         """Follow the weights of a fit; a validation alone checks that labels mean the classes that were trained."""
         if self.trainer.world_size > 1:  # each process has trained batch norm on its own samples
-            sharding.broadcast_buffers(self.predictor)
+            sharding.broadcast_trained_buffers(self.predictor)
         if self._finalizes:
             self.follow_weights()
         if self.trainer.state.fn == TrainerFn.VALIDATING:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.lightning_private import set_hparams, trainer_of
@@ -14,10 +17,11 @@ from brainet_pl.backbones.loading import Preset, check_stored_backbone
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.backbones.taps import AUTO, STAGES, Taps
 from brainet_pl.checkpoints.format import FORMAT, STORED, Checkpoint, add_digests, check_callback_states, unpack
+from brainet_pl.checkpoints.sharded import WEIGHTS, is_sharded_folder, read_whole
 from brainet_pl.distributed.collectives import all_gather
 from brainet_pl.features.extraction import is_sharded
 from brainet_pl.model.finite import first_bad_weight
-from brainet_pl.model.sharding import is_model_parallel, read_whole
+from brainet_pl.model.sharding import is_model_parallel, load_whole_checkpoints
 from brainet_pl.scores import Score
 from brainet_pl.structure import GGT
 from brainet_pl.tasks.classification import check_class_names, same_classes
@@ -67,7 +71,7 @@ class RestorableModule(pl.LightningModule):
         """The model of a checkpoint file, its structure included; tensors and primitives alone are read from the file.
 
         Args:
-            checkpoint_path: a file; a URL is refused.
+            checkpoint_path: a file, or the folder of a sharded fit; a URL is refused.
             map_location: as in `torch.load`.
             hparams_file: as in Lightning.
             strict: whether all weights must be there.
@@ -87,9 +91,13 @@ class RestorableModule(pl.LightningModule):
                 f"expected arguments of BRAINet, got {', '.join(unknown)}: settings of a part are changed on the part, "
                 "such as model.head.inference, or by giving the part"
             )
-        load = super().load_from_checkpoint
+        load, source = super().load_from_checkpoint, checkpoint_path
+        if is_sharded_folder(checkpoint_path):
+            source = io.BytesIO()
+            torch.save(read_whole(checkpoint_path), source)
+            source.seek(0)
         try:
-            return load(checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs)
+            return load(source, map_location, hparams_file, strict, weights_only=True, **kwargs)
         except RuntimeError as error:
             if "state_dict" not in str(error):
                 raise
@@ -102,11 +110,14 @@ class RestorableModule(pl.LightningModule):
     def restore_early(self) -> None:
         """Build the head of a checkpoint and load its weights where the model is about to be sharded."""
         trainer = trainer_of(self)
-        if trainer is None or not is_model_parallel(trainer) or trainer.ckpt_path is None or is_sharded(self):
+        if trainer is None or not is_model_parallel(trainer):
+            return
+        load_whole_checkpoints(trainer)
+        if trainer.ckpt_path is None or is_sharded(self):
             return
         content = read_whole(trainer.ckpt_path)
         self.on_load_checkpoint(content)
-        self.load_state_dict(content["state_dict"])
+        self.load_state_dict(content[WEIGHTS])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
@@ -136,8 +147,7 @@ class RestorableModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the head from the checkpoint before its weights are loaded; the checkpoint's own tree wins."""
         trainer = trainer_of(self)
-        taken = trainer is not None and is_model_parallel(trainer) and "state_dict" not in checkpoint
-        stored = unpack(checkpoint, without_weights=taken)
+        stored = unpack(checkpoint)
         if trainer is not None:
             check_callback_states(checkpoint.get("callbacks"), trainer)
         predictor, backbone = self.predictor, self.predictor.backbone

@@ -6,23 +6,19 @@ weights are loaded, in `setup`, and then each process keeps its share.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from brainet_pl._utils.framework import pl
-from brainet_pl._utils.tensor_file import read_tensors
-from brainet_pl.checkpoints.format import META
+from brainet_pl.checkpoints.sharded import STATES, WEIGHTS, numbered, read_whole
 from brainet_pl.model.predictor import Predictor
 
-WEIGHTS = "state_dict"
 # What computes with weights beside `forward`. Inner calls need none of it: the head stays whole after a pass.
 METHODS = (
     "passes", "output_variance", "penalty", "finalize", "simultaneous", "stochastic", "enumerate", "at", "on_choices",
@@ -71,25 +67,43 @@ def _longest(parameter: nn.Parameter) -> Shard | None:
     return Shard(sizes.index(max(sizes))) if sizes else None
 
 
-def broadcast_buffers(predictor: Predictor) -> None:
+def broadcast_buffers(*parts: nn.Module | None) -> None:
     """Give all processes the buffers of the first, as DDP does: FSDP2 leaves statistics of batch norm apart."""
-    parts = [predictor.head, predictor.task, None if predictor.backbone.frozen else predictor.backbone]
     for part in parts:
         for buffer in part.buffers() if part is not None else ():
             torch.distributed.broadcast(buffer.data, src=0)
 
 
-def read_whole(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint, a file or a sharded folder, with whole weights; optimizers are left in a folder."""
-    path = Path(path)
-    if path.is_file():
-        content: dict[str, Any] = read_tensors(path)
-        return content
-    content = read_tensors(path / META)
-    reader = FileSystemReader(path)
-    found = {}
-    for key, entry in reader.read_metadata().state_dict_metadata.items():
-        if key.startswith(f"{WEIGHTS}.") and isinstance(entry, TensorStorageMetadata):
-            found[key.removeprefix(f"{WEIGHTS}.")] = torch.empty(entry.size, dtype=entry.properties.dtype)
-    load({WEIGHTS: found}, storage_reader=reader, no_dist=True)
-    return {**content, WEIGHTS: found}
+def broadcast_trained_buffers(predictor: Predictor) -> None:
+    """Give all processes the buffers of the first that training changes."""
+    broadcast_buffers(predictor.head, predictor.task, None if predictor.backbone.frozen else predictor.backbone)
+
+
+def load_whole_checkpoints(trainer: pl.Trainer) -> None:
+    """Have the strategy load checkpoints by `load_shares`.
+
+    Lightning's way takes the numbers of an optimizer's states for places among all parameters of the module, where a
+    file of any other strategy counts within the optimizer's groups; and it unpickles what a file says.
+    """
+    if is_model_parallel(trainer):
+        trainer.strategy.load_checkpoint = partial(load_shares, trainer.strategy)  # type: ignore[method-assign]
+
+
+def load_shares(strategy: Any, path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+    """Give a sharded module and its optimizers their shares of a checkpoint, a file or a folder; gives its content."""
+    content = read_whole(strategy.broadcast(path))
+    module, own = strategy.model, strategy.model.state_dict()
+    weights = {key: share(value, own.get(key)) for key, value in content[WEIGHTS].items()}
+    module.load_state_dict(weights, strict=strategy.lightning_module.strict_loading)
+    for optimizer, state in zip(strategy.optimizers, content.get(STATES, ()), strict=False):
+        state, parameters = numbered(state), [p for group in optimizer.param_groups for p in group["params"]]
+        shares = {n: {k: share(v, parameters[n]) for k, v in values.items()} for n, values in state["state"].items()}
+        optimizer.load_state_dict({**state, "state": shares})
+    return content
+
+
+def share(value: Any, like: Tensor | None) -> Any:
+    """This process's share of a whole tensor, where another of its shape is shared; anything else as it is."""
+    if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.shape != like.shape:
+        return value
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

@@ -163,7 +163,13 @@ class Reference(DataSizedBuffers):
             )
 
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
-        """Make room for whatever scores a checkpoint has."""
+        """Make room for whatever scores a checkpoint has; those that are there keep their order.
+
+        Weights that processes share are loaded by name, in any order, and averages of models go through buffers in
+        pairs.
+        """
         known = {key: values for key, values in stored.items() if key.startswith(_PREFIX)}
+        if {key.removeprefix(_PREFIX) for key in known} == set(self.names):
+            return
         device = self._device.device
         self._replace({key.removeprefix(_PREFIX): torch.empty_like(v, device=device) for key, v in known.items()})

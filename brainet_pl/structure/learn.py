@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 from brainet_pl.structure.stream import shared_by_processes
 from brainet_pl.structure.threshold import AtThreshold, Choice, choose_threshold, search_paths, searched_variables
 
+MATRICES = 26  # of (d, d) numbers of 64 bits at the most, by the memory that 5,000 features take (4.9 GiB)
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 
 
@@ -104,6 +107,7 @@ def learn_structure(
     show = checks.flag("progress", progress)
     names = column_names(features)
     data = PreparedData.prepare(features, settings.bins, settings.max_rows)
+    check_memory(data.d)
     warn_of_few_rows(data)
     with tqdm(desc="learning structure", unit=" tests", disable=None if show else True, delay=1, leave=False) as bar:
         prepared = _prepare(data, settings, knowledge, names)
@@ -270,6 +274,26 @@ def sample_paths(s: tuple[int, ...], depth: int) -> Iterator[Path]:
     """Paths of the samples that a tree of at most this depth asks for, in the order in which `BRAI` does."""
     for length in range(1, depth + 1):
         yield from product(*(range(samples_at(s, level)) for level in range(length)))
+
+
+def check_memory(d: int) -> None:
+    """Refuse more features than the memory of this machine has room for, before a day of work ends in a MemoryError."""
+    needed, there = MATRICES * 8 * d * d, physical_memory()
+    if there is not None and needed > there:
+        raise ValueError(
+            f"expected at most {math.isqrt(there // (8 * MATRICES)):,} features, whose {MATRICES} matrices of "
+            f"(features, features) fit into the {there / 2**30:.0f} GiB of this machine, got {d:,}, which take "
+            f"{needed / 2**30:.0f} GiB: give the features of a backbone in place of raw inputs, choose the columns "
+            "that tell the target most, or project them, as sklearn.decomposition.PCA does"
+        )
+
+
+def physical_memory() -> int | None:
+    """Bytes of memory of this machine; None where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def _dependent(test: IndependenceTest | None, d: int, budget: Budget) -> Bools | None:

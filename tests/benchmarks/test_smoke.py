@@ -13,7 +13,8 @@ from scipy.stats import ks_2samp
 
 from brainet_pl.backbones.cifar import CifarResNet
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
-from brainet_pl.structure import rai
+from brainet_pl.network import Tree
+from brainet_pl.structure import learn_structure, rai
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -208,6 +209,35 @@ def test_head(load, tmp_path):
     rows = json.loads((tmp_path / "head.json").read_text())
     assert len(rows) == 4
     assert all(row["step / MLP"] > 0 for row in rows)
+
+
+def test_device(load, tmp_path, capsys):
+    load("device").main(["--smoke", "--device", "cpu", "--out", str(tmp_path)])
+    rows = {row["what"]: row for row in json.loads((tmp_path / "device.json").read_text())["rows"]}
+    assert {"step tree", "predict tree", "step linear", "extract 2 images"} <= set(rows)
+    assert all(row["seconds"] > 0 and row["flops"] > 0 for row in rows.values())
+    assert rows["step tree"]["reads"] == rows["predict tree"]["reads"] == 0  # the host waits for nothing
+    assert "| step tree |" in capsys.readouterr().out
+
+
+def test_arithmetic_is_what_the_modules_do(load):
+    """Operations, kernels, bytes and reads by the host, each against a count by hand."""
+    load("device")
+    from common.arithmetic import count, dense_flops, tree_flops
+
+    torch.manual_seed(0)
+    x, sizes = torch.rand(8, 24), [24, 7, 5]
+    dense = torch.nn.Sequential(torch.nn.Linear(24, 7, bias=False), torch.nn.Linear(7, 5, bias=False))
+    work = count(lambda: dense(x))
+    assert work.flops == 8 * dense_flops(sizes)
+    assert work.kernels == 2
+    assert work.bytes == 4 * (8 * 24 + 24 * 7 + 8 * 7 + 8 * 7 + 7 * 5 + 8 * 5)
+    assert count(lambda: x.sum().item()).reads == 1
+    for seed, fields in ((0, "auto"), (1, None)):
+        rows = np.random.default_rng(seed).normal(size=(300, 24)).cumsum(axis=1)
+        head = Tree(fields=fields, num_params=6000).build(24, 5, learn_structure(rows, threshold=0.02, progress=False))
+        assert count(lambda: head.eval().simultaneous(x)).flops == 8 * tree_flops(head)  # noqa: B023
+        assert count(lambda: head.train()(x)).flops == 8 * tree_flops(head, head.draws)  # noqa: B023
 
 
 def test_battery(load, tmp_path, capsys):

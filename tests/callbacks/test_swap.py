@@ -16,7 +16,8 @@ from brainet_pl import restore_layers, swap_layer
 from brainet_pl._utils.framework import CSVLogger, pl
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.callbacks import Evaluation, LastCheckpoint, StructureLearning, SwapHead
-from brainet_pl.model.in_place import SwappedLayer, every_branch, stored_layers, swapped_layers
+from brainet_pl.model.every_branch import every_branch
+from brainet_pl.model.swapped_layer import SwappedLayer, stored_layers, swapped_layers
 from brainet_pl.network import MLP, Ensemble, Tree
 from brainet_pl.network.base import train_head
 

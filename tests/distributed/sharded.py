@@ -1,15 +1,19 @@
 """What `test_sharded.py` runs: python sharded.py FOLDER STRATEGY PART. Lightning starts the second process itself."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import torch
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
 
 from brainet_pl import Backbone, BRAINet
 from brainet_pl._utils.framework import pl
-from brainet_pl.callbacks import BaselineComparison, Evaluation, LastCheckpoint, StructureLearning
+from brainet_pl.callbacks import BaselineComparison, Evaluation, LastCheckpoint, StructureLearning, SwapHead
 from brainet_pl.datamodules import Digits
 from brainet_pl.network import Tree
 
@@ -40,6 +44,67 @@ def trainer_of(folder, name, epochs, *callbacks):
         **QUIET, devices=2, strategy=strategy(name), callbacks=given, max_epochs=epochs, num_sanity_val_steps=0,
         default_root_dir=str(folder / name),
     )  # fmt: skip
+
+
+class Own(pl.LightningModule):
+    """A module that knows nothing of brainet_pl, and says how it is sharded."""
+
+    def __init__(self, seed):
+        super().__init__()
+        pl.seed_everything(seed, verbose=False)
+        norm, last = torch.nn.BatchNorm1d(24), torch.nn.Linear(24, 8)
+        self.model = torch.nn.Sequential(torch.nn.Linear(64, 24), norm, torch.nn.ReLU(), last)
+
+    def configure_model(self):
+        if self.device_mesh is not None and not isinstance(self.model, FSDPModule):
+            fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
+
+    def forward(self, x):
+        return self.model(x)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]), sync_dist=True)
+
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        if dataloader_idx == 0:
+            self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]), sync_dist=True, add_dataloader_idx=False)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def own_run(folder, name, epochs):
+    learn = StructureLearning(threshold=0.1, progress=False, cache="")
+    given = {"calibration": "TemperatureScaling", "scores": ["KNN"], "structure": learn}
+    swap = SwapHead("model.3", head=Tree(num_params=6000), **given)
+    keep, watch = LastCheckpoint(str(folder / f"own-{name}")), Evaluation(figures=False, report=False)
+    return pl.Trainer(
+        **QUIET, devices=2, strategy=strategy(name), callbacks=[swap, keep, watch], max_epochs=epochs,
+        num_sanity_val_steps=0, default_root_dir=str(folder / name),
+    )  # fmt: skip
+
+
+def own_fit(folder, name):
+    trainer, module = own_run(folder, name, 2), Own(0)
+    trainer.fit(module, datamodule=Digits(batch_size=64))
+    write(trainer, folder / f"own-{name}-fit", module, trainer.callback_metrics)
+
+
+def own_test(folder, name, source):
+    trainer, module = own_run(folder, name, 2), Own(7)
+    trainer.ckpt_path = str(folder / f"own-{source}" / "last.ckpt")
+    found = trainer.test(module, datamodule=Digits(batch_size=64), verbose=False)[0]
+    write(trainer, folder / f"own-{name}-from-{source}-test", module, found)
+
+
+def own_resume(folder, name, source):
+    trainer, module = own_run(folder / f"from-{source}", name, 3), Own(7)
+    trainer.ckpt_path = str(folder / f"own-{source}" / "last.ckpt")
+    trainer.fit(module, datamodule=Digits(batch_size=64))
+    write(trainer, folder / f"own-{name}-from-{source}-resumed", module, trainer.callback_metrics)
 
 
 def whole(module):
@@ -77,6 +142,19 @@ def resume(folder, name, source):
     trainer.ckpt_path = str(folder / source / "last.ckpt")
     trainer.fit(module, datamodule=Digits(batch_size=64))
     write(trainer, folder / f"{name}-from-{source}-resumed", module, trainer.callback_metrics)
+
+
+class Kill(pl.Callback):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_rank == self.rank and batch_idx == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(folder, name, rank):
+    trainer_of(folder / "killed", name, 2, Kill(int(rank))).fit(model(0), datamodule=Digits(batch_size=64))
 
 
 def late(folder, name, source):

@@ -333,3 +333,15 @@ def test_summary_fits_a_terminal_and_pictures_are_drawn(features, tmp_path):
     single = GGT(Leaf((0,), ((),), 0.0), 1)
     draw_ggt(single)
     draw_network(single, single.map())
+
+
+def test_more_features_than_memory_has_room_for_are_refused_before_the_work(monkeypatch):
+    monkeypatch.setattr("brainet_pl.structure.learn.physical_memory", lambda: 26 * 8 * 10**2)
+    x = np.random.default_rng(0).normal(size=(50, 11))
+    learn_structure(x[:, :10], progress=False)
+    with pytest.raises(
+        ValueError, match=r"expected at most 10 features, .* got 11, .*: give the features of a backbone"
+    ):
+        learn_structure(x, progress=False)
+    monkeypatch.setattr("brainet_pl.structure.learn.physical_memory", lambda: None)  # a machine that does not say
+    learn_structure(x, progress=False)

@@ -1,0 +1,63 @@
+"""Logits of one drawn sub-network for each sample, through which a plain cross-entropy trains all that were drawn."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+SAME = 1e-3  # share by which weights and gradients of samples in a plain cross-entropy may be off
+SURE = 1e-3  # probability of all other classes, below which a gradient is rounded too much to tell its weight
+
+
+class _EveryBranch(torch.autograd.Function):
+    """Outputs (M, B, C) of M draws → those of one of them for each sample, (B, C); the gradient trains all M.
+
+    The gradient of w · cross-entropy in the logits z is w · (softmax(z) − e_y). Where the one that comes back has this
+    form, with one w for all samples, label and w can be read from it, and each draw gets the gradient of its own
+    cross-entropy, divided by M. Where it has not (smoothed labels, weights, other losses), the chosen draws alone get
+    what came back. `seen` counts both kinds.
+    """
+
+    @staticmethod
+    def forward(outputs: Tensor, chosen: Tensor, seen: Tensor | None) -> Tensor:
+        return outputs[chosen, torch.arange(len(chosen), device=chosen.device)]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.seen = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        outputs, chosen = ctx.saved_tensors
+        rows = torch.arange(len(chosen), device=chosen.device)
+        probs, size = outputs.softmax(dim=2), grad.abs().amax(dim=1)
+        own = probs[chosen, rows]
+        # The label's gradient alone is below zero; where it was rounded to zero, the label is what the draw is sure of.
+        which = torch.where(grad.amin(dim=1) < 0, grad.argmin(dim=1), own.argmax(dim=1))
+        label = torch.zeros_like(grad).scatter_(1, which.unsqueeze(1), 1.0)
+        wrong = (own * (1 - label)).sum(dim=1)  # probability of the other classes
+        tells = (size > 0) & (wrong > SURE)  # of a sample that is ignored nothing comes back
+        weights = (grad * (1 - label)).sum(dim=1) / wrong
+        weight = torch.where(tells, weights, -torch.inf).amax()
+        least = torch.where(tells, weights, torch.inf).amin()
+        fits = (grad - weight * (own - label)).abs().amax(dim=1) <= 2 * SAME * size
+        plain = (weight - least <= SAME * weight) & (fits | ~tells).all() & tells.any() & (least > 0)
+        every = weight * (probs - label) * (size > 0).unsqueeze(1) / len(outputs)
+        alone = torch.zeros_like(outputs)
+        alone[chosen, rows] = grad
+        if ctx.seen is not None:
+            ctx.seen += torch.stack([plain, ~plain])
+        return torch.where(plain, every, alone), None, None
+
+
+def every_branch(outputs: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Logits (B, C) or, of M draws, (M, B, C) → (B, C), of a draw by chance for each sample; see `_EveryBranch`."""
+    if outputs.dim() == 2:
+        return outputs
+    if len(outputs) == 1:
+        return outputs[0]
+    chosen = torch.randint(len(outputs), (outputs.shape[1],), device=outputs.device)
+    return cast(Tensor, _EveryBranch.apply(outputs, chosen, seen))
