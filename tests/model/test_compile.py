@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from brainet_pl import BRAINet, learn_structure
+from brainet_pl import BRAINet, learn_structure, swap_layer
 from brainet_pl._utils.framework import ModelCheckpoint
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
@@ -148,3 +148,20 @@ def test_a_compiled_model_fits_tests_and_predicts_without_a_break(tmp_path, quie
     assert list(stored) == list(again.state_dict())  # no prefix of the compiler
     answer = torch.compile(again, fullgraph=True, backend=backend)(torch.rand(3, 64))
     torch.testing.assert_close(answer.sum(dim=1), torch.ones(3))
+
+
+@pytest.mark.slow
+def test_predict_is_one_graph():
+    """All that is said of an input, scores of the features included."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.ReLU(), torch.nn.Linear(12, 3))
+    data = torch.randn(100, 6), torch.arange(100) % 3
+    predictor = swap_layer(model, data, "2", progress=False, scores=["KNN"]).predictor.eval()
+    x = torch.rand(8, 12)
+    with torch.no_grad():
+        wanted = predictor.predict(x)
+        found = torch.compile(predictor.predict, fullgraph=True, backend="aot_eager")(x)
+    assert list(found) == list(wanted)
+    assert "knn" in found
+    for name, values in wanted.items():
+        torch.testing.assert_close(found[name], values, atol=1e-5, rtol=1e-5, equal_nan=True)
