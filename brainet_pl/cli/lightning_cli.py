@@ -34,11 +34,14 @@ from brainet_pl._utils.framework import (
 )
 from brainet_pl._utils.inside import find_inside, read_inside, write_inside
 from brainet_pl.callbacks import PredictionFile, StructureLearning
+from brainet_pl.callbacks.logging import run_folder
 from brainet_pl.checkpoints import runs
 from brainet_pl.checkpoints.format import CONFIG, Checkpoint
 from brainet_pl.cli.commands import ABOUT
 from brainet_pl.cli.trust import ADVICE, Given, Untrusted, given_by, vet
 from brainet_pl.datamodules.table import read_task
+from brainet_pl.evaluation.report.read import read_history
+from brainet_pl.evaluation.terminal import fit_lines
 from brainet_pl.model.lightning import BRAINet
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -154,11 +157,30 @@ class BrainetCLI(LightningCLI):
         runs.enter(self.trainer, checkpoint)
 
     def after_fit(self) -> None:
-        """With `--test`, test what the fit chose on validation data, with the same loggers."""
-        if self.config[self.subcommand].get("test"):
-            best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
+        """Say what came of the fit; with `--test`, test what it chose on validation data, with the same loggers."""
+        best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
+        test = bool(self.config[self.subcommand].get("test"))
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._say_fit(best, test)
+        if test:
             rank_zero_info(f"testing {best or 'the model as it is: there is no checkpoint'}")
             self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)
+
+    def _say_fit(self, best: str | None, test: bool) -> None:
+        """What came of the fit, in a few lines of the first process."""
+        if not self.trainer.is_global_zero:
+            return
+        folder, chosen = run_folder(self.trainer), self.trainer.checkpoint_callback
+        lines = fit_lines(
+            read_history(folder),
+            {key: float(value) for key, value in self.trainer.callback_metrics.items()},
+            monitor=getattr(chosen, "monitor", None),
+            higher=getattr(chosen, "mode", "min") == "max",
+            folder=str(folder),
+            checkpoint=best,
+            tested=test,
+        )
+        rank_zero_info("\n".join(lines))
 
     def _find_checkpoint(self) -> Checkpoint | None:
         settings = self.config_init[self.subcommand]
