@@ -27,7 +27,7 @@ from brainet_pl.evaluation.chart import readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.evaluation.report.read import read_history, read_record
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
-from brainet_pl.evaluation.terminal import test_lines
+from brainet_pl.evaluation.terminal import lines_of_test
 from brainet_pl.features.extraction import inputs_of, is_sharded
 from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.sets import check_set_names
@@ -338,7 +338,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         record = read_record(folder)
         if record is not None:
             cost = None if self._costs is None else self._costs.line()
-            lines = test_lines(record, read_history(folder), folder=str(folder), page=page, cost=cost)
+            lines = lines_of_test(record, read_history(folder), folder=str(folder), page=page, cost=cost)
             rank_zero_info("\n".join(lines))
 
     def _tables(

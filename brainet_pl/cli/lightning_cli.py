@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import configs
 from brainet_pl._utils.bounded_yaml import TooManyValues, load_yaml
 from brainet_pl._utils.checks import UsageError
 from brainet_pl._utils.framework import (
@@ -39,17 +38,16 @@ from brainet_pl.checkpoints import runs
 from brainet_pl.checkpoints.format import CONFIG, Checkpoint
 from brainet_pl.cli.commands import ABOUT
 from brainet_pl.cli.trust import ADVICE, Given, Untrusted, given_by, vet
+from brainet_pl.cli.words import check_ckpt_path, config_path, short_error, split_words
 from brainet_pl.datamodules.table import read_task
 from brainet_pl.evaluation.report.read import read_history
-from brainet_pl.evaluation.terminal import fit_lines
+from brainet_pl.evaluation.terminal import lines_of_fit
 from brainet_pl.model.lightning import BRAINet
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST = "--trust_checkpoint"
-KEYWORDS = ("best", "last", "hpc", "null", "None", "")  # of Lightning, in place of a checkpoint's file
 STORED_CONFIG = "checkpoint.yaml"  # the settings of a checkpoint, on their way to the parser
 CONFIG_FILE = "config.yaml"  # the settings of a run, in its folder
-SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
 
 
 class SaveConfig(SaveConfigCallback):
@@ -96,6 +94,18 @@ class SaveConfig(SaveConfigCallback):
         if isinstance(backbone, dict):
             backbone["weights"] = None  # the checkpoint holds them: their file must not be asked for again
         return config
+
+
+class Parser(LightningArgumentParser):
+    """The parser of settings, whose errors are a line or two without the usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Say what was expected, what came, and the nearest names."""
+        if not self.exit_on_error:  # of a class in the settings: the outer parser says it
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        options = [option for action in parser._actions for option in action.option_strings]
+        raise UsageError(short_error(message, options)) from ex
 
 
 class BrainetCLI(LightningCLI):
@@ -171,7 +181,7 @@ class BrainetCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         folder, chosen = run_folder(self.trainer), self.trainer.checkpoint_callback
-        lines = fit_lines(
+        lines = lines_of_fit(
             read_history(folder),
             {key: float(value) for key, value in self.trainer.callback_metrics.items()},
             monitor=getattr(chosen, "monitor", None),
@@ -200,6 +210,14 @@ class BrainetCLI(LightningCLI):
             runs.begin(self.trainer)
 
     before_validate = before_test = before_predict = _continue_run
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run it; of one that fails before anything was logged, no empty folder is left."""
+        try:
+            super()._run_subcommand(subcommand)
+        except BaseException:
+            runs.remove_empty(self.trainer)
+            raise
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: `_complete` puts a checkpoint's settings before those of the command line, never over them."""
@@ -234,22 +252,6 @@ def without_wandb(loggers: Any) -> Any:
     return kept
 
 
-def shipped() -> dict[str, Path]:
-    """The shipped configurations that run, by name."""
-    files = sorted(Path(str(configs.__path__[0])).glob("*.yaml"))
-    return {path.stem: path for path in files if path.stem != SWEEP}
-
-
-def config_path(name: str) -> Path:
-    """The file of a shipped configuration: "digits" or "digits.yaml"."""
-    known = shipped()
-    path = known.get(name.removesuffix(".yaml"))
-    if path is None:
-        listed = ", ".join(known)
-        raise UsageError(f"expected a file or one of the shipped configurations ({listed}), got {name!r}")
-    return path
-
-
 def stored_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """The settings with which a checkpoint was trained: its own, and data and Trainer of its run's `config.yaml`.
 
@@ -277,17 +279,6 @@ def stored_config(checkpoint: Checkpoint) -> dict[str, Any]:
     return dict(config) | {name: part for name, part in parts.items() if name not in config}
 
 
-def check_ckpt_path(path: str) -> None:
-    """Refuse an address, which Lightning would load together with the code in it, and a file that is not there."""
-    if "://" in path:
-        raise UsageError(f"expected ckpt_path to be a file, got the address {path}: download it, then give the file")
-    if path not in KEYWORDS and not Path(path).is_file():
-        raise UsageError(
-            f"expected ckpt_path to be a checkpoint file, best, last or hpc, got {path!r}, and there is no such file: "
-            "check the path"
-        )
-
-
 def _complete(words: list[str], folder: str) -> tuple[list[str], Checkpoint | None]:
     """The command line with files for shipped configurations, and with its checkpoint's settings before all others.
 
@@ -296,7 +287,7 @@ def _complete(words: list[str], folder: str) -> tuple[list[str], Checkpoint | No
     """
     trusted = TRUST in words
     words = [word for word in words if word != TRUST]
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("-") else [word])]
+    words = split_words(words)
     words = [word if before == "--ckpt_path" else translated(word) for before, word in pairwise(["", *words])]
     for i, word in enumerate(words[:-1]):
         if word in ("--config", "-c"):
@@ -366,6 +357,8 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
     """fit, validate, test and predict; `--config NAME` also takes the name of a shipped configuration."""
     os.environ.setdefault("WANDB_SILENT", "true")
     keep_quiet()
+    if os.getcwd() not in (os.path.abspath(place) for place in sys.path):
+        sys.path.append(os.getcwd())  # last: nothing there takes the place of an installed package
     with tempfile.TemporaryDirectory() as folder:
         complete, checkpoint = _complete(list(words), folder)
         own = [word for word in complete if word != str(Path(folder) / STORED_CONFIG)]
@@ -375,6 +368,7 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
             loggers_given=loggers_given(given_by(own)),
             checkpoint=checkpoint,
             subclass_mode_data=True,
+            parser_class=Parser,
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": True, "overwrite": True},
             auto_configure_optimizers=False,

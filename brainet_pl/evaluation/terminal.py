@@ -45,7 +45,7 @@ def numbers_line(values: Mapping[str, float]) -> str:
     return ", ".join(shown)
 
 
-def test_lines(
+def lines_of_test(
     record: Record, history: History | None = None, *, folder: str, page: str | None = None, cost: str | None = None
 ) -> list[str]:
     """The lines after a test.
@@ -72,10 +72,7 @@ def test_lines(
     return lines
 
 
-test_lines.__test__ = False  # type: ignore[attr-defined]  # no test, whatever pytest thinks of its name
-
-
-def fit_lines(
+def lines_of_fit(
     history: History,
     last: Mapping[str, float],
     *,
