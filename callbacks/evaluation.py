@@ -25,7 +25,9 @@ from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
 from brainet_pl.evaluation import charts, shift_charts, summary
 from brainet_pl.evaluation.chart import readable
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
+from brainet_pl.evaluation.report.read import read_history, read_record
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
+from brainet_pl.evaluation.terminal import lines_of_test
 from brainet_pl.features.extraction import inputs_of, is_sharded
 from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.sets import check_set_names
@@ -320,21 +322,24 @@ class Evaluation(Callback, EvaluatesAllSets):
         """Log what a prediction costs; returned as the record holds it, nothing where it was not measured."""
         if self._costs is None:
             return {}
-        rank_zero_info(f"a prediction costs: {self._costs.line()}")
         logs.log_numbers(trainer, self._costs.numbers())
         return {"cost": self._costs.line(), "costs": self._costs.to_dict()}
 
     def _finish(self, trainer: pl.Trainer, folder: Path, values: dict[str, Any]) -> None:
-        """The page of the run, all files of the test as one artifact, and where to look."""
-        shown, names = folder, ["record.json", self.score_file]
+        """The page of the run, all files of the test as one artifact, and what was found in about ten lines."""
+        page, names = None, ["record.json", self.score_file]
         if self.report:
             from brainet_pl.evaluation.report import write_report
 
-            shown = write_report(folder)
+            page = str(write_report(folder))
             names.append("report.html")
         files = [folder / name for name in names if name and (folder / name).is_file()]
         logs.log_files(trainer, "evaluation", files, values)
-        rank_zero_info(f"tested: {shown}")
+        record = read_record(folder)
+        if record is not None:
+            cost = None if self._costs is None else self._costs.line()
+            lines = lines_of_test(record, read_history(folder), folder=str(folder), page=page, cost=cost)
+            rank_zero_info("\n".join(lines))
 
     def _tables(
         self, record: TestRecord, score: str, rows: list[dict[str, Any]], names: Sequence[str] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -83,12 +83,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def number(self, classes: Sequence[str]) -> None:
         """Give each image the number of its class."""
         numbers = {name: i for i, name in enumerate(classes)}
-        strange = sorted(set(self.kinds) - set(numbers))
-        if strange:
-            raise ValueError(
-                f"expected directories of the classes {', '.join(classes)}, got {', '.join(strange)} too: name them in "
-                "held_out, or move them away"
-            )
+        check_classes(self.kinds, classes)
         self.labels = [numbers[kind] for kind in self.kinds]
 
     def identity(self) -> dict[str, Any]:
@@ -131,6 +126,16 @@ def list_images(folder: Path) -> list[Path]:
             )
         images.append(path)
     return images
+
+
+def check_classes(found: Iterable[str], classes: Sequence[str]) -> None:
+    """Refuse images of classes that the model does not learn."""
+    strange = sorted(set(found) - set(classes))
+    if strange:
+        raise ValueError(
+            f"expected directories of the classes {', '.join(classes)}, got {', '.join(strange)} too: name them in "
+            "held_out, or move them away"
+        )
 
 
 def list_classes(folder: Path) -> dict[str, list[Path]]:
@@ -231,6 +236,8 @@ class ImageFolder(SplitData):
             )
         self.class_names = tuple(classes)
         for name, files in parts.items():
+            if stage == "fit":  # now, and not in the test after hours of work
+                check_classes((one.kind for one in files), classes)
             setattr(self, f"{name}_set", self._files(files))
         if "train" in parts:
             self.structure_set = self._files(parts["train"])

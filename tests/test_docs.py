@@ -125,7 +125,7 @@ def test_indented_commands_have_options_that_exist(capsys):
             continue  # `brainet cache` and `brainet export` have tests of their own
         if words[0] not in texts:
             with pytest.raises(SystemExit):
-                main([words[0], "--help"])
+                main([words[0], "--help", "all"])
             texts[words[0]] = capsys.readouterr().out
         for option in (word for word in words if word.startswith("--")):
             top = ".".join(option.split(".")[:2]) if option.startswith("--model") else option.split(".")[0]

@@ -7,7 +7,7 @@ import importlib
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.checks import UsageError
 from brainet_pl.backbones.cifar import CIFAR
 from brainet_pl.backbones.extractor import FeatureExtractor
 from brainet_pl.backbones.taps import AUTO, MOST_FEATURES, LayerSearch, Taps, check_pool
@@ -27,7 +28,7 @@ class Backbone:
 
     Args:
         model: a module, a name (`cifar_resnet20`, `torchvision/resnet18`, `timm/…`), `package.module:Class` for a class
-            of your own, or null for raw features.
+            or a function of your own, or null for raw features.
         weights: a file of weights, or for torchvision and timm the name of published ones.
         head_layer: the classification layer to remove, by its path; null finds the dense layer that is used last, with
             the first inputs; "" removes nothing.
@@ -135,8 +136,7 @@ def make_backbone(
             raise ImportError(f"{backbone} needs the package timm: pip install 'brainet_pl[timm]'") from error
         model = timm.create_model(backbone.removeprefix("timm/"), pretrained=published is not None, **more)
     elif ":" in backbone:
-        module, _, name = backbone.partition(":")
-        model = getattr(importlib.import_module(module), name)(**more)
+        model = _maker(backbone)(**more)
     else:
         raise ValueError(
             f"expected a backbone to be a module, torchvision/NAME, timm/NAME, package.module:Class or one of "
@@ -145,6 +145,24 @@ def make_backbone(
     if weights is not None and published is None and model is not None:
         load_weights(model, weights)
     return model
+
+
+def _maker(path: str) -> Callable[..., nn.Module]:
+    """The class or function that `package.module:Class` names."""
+    module, _, name = path.partition(":")
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # something that the module itself imports
+        raise UsageError(
+            f"expected a backbone to be package.module:Class that can be imported, got {path!r}: there is no module "
+            f"{error.name!r} in {Path.cwd()} or among the installed packages"
+        ) from error
+    found: Callable[..., nn.Module] | None = getattr(loaded, name, None)
+    if found is None:
+        raise UsageError(f"expected a class or a function of {module} as the backbone, got {name!r}, which it lacks")
+    return found
 
 
 def load_weights(model: nn.Module, path: str | Path) -> nn.Module:

@@ -7,6 +7,7 @@ import csv
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ WRITTEN = ("metrics.csv", "hparams.yaml", "config.yaml", "events.out.tfevents.*"
 
 # What Lightning writes, and folders that are filled.
 FILLED = (*WRITTEN, "config_*.yaml", CHECKPOINTS, "figures", "tables")
+SETTINGS = ("config.yaml", "hparams.yaml")  # what is written of a run before anything is done
 LAST_FIT = ".last_fit.json"  # in the folder of all runs: which of them a fit entered last
+
+_CLAIMED: set[Path] = set()  # folders that this process has made
 
 
 def describe(trainer: pl.Trainer) -> dict[str, Any]:
@@ -224,8 +228,32 @@ def _claim(trainer: pl.Trainer, logger: Any, fit: bool) -> int | None:
             if fit:
                 (folder / CHECKPOINTS).mkdir()  # its mark, for `find`
             os.environ[VERSION] = str(number)
+            _CLAIMED.add(folder)
             return number
     return None
+
+
+def remove_empty(trainer: pl.Trainer) -> None:
+    """Remove the folder that this process has claimed for a run, if it holds nothing but settings.
+
+    An offline run of W&B that was begun and has no number goes with it; one on a server is marked as failed by W&B.
+    """
+    if not trainer.is_global_zero:
+        return
+    for folder in {Path(logger.log_dir) for logger in _local(trainer)} & _CLAIMED:
+        files = [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]
+        if all(file.parent == folder and file.name in SETTINGS for file in files):
+            shutil.rmtree(folder, ignore_errors=True)
+            _remove_offline(trainer)
+
+
+def _remove_offline(trainer: pl.Trainer) -> None:
+    for logger in filter(is_wandb, trainer.loggers):
+        run = lightning_private.experiment_of(logger)
+        place = Path(str(getattr(run, "dir", ""))).parent  # …/wandb/offline-run-DATE-ID/files
+        if run is not None and place.name.startswith("offline-run-") and run.step == 0:
+            run.finish(exit_code=1)
+            shutil.rmtree(place, ignore_errors=True)
 
 
 class Rows(ExperimentWriter):

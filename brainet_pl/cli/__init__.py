@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from brainet_pl._utils.checks import UsageError
 from brainet_pl.cli.commands import console, main, one_line
+from brainet_pl.cli.words import config_path, shipped
 
 if TYPE_CHECKING:
     from brainet_pl.cli.lightning_cli import (
         BrainetCLI,
         SaveConfig,
-        config_path,
         lightning,
-        shipped,
         stored_config,
         without_wandb,
     )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from brainet_pl import __version__
 from brainet_pl._utils.checks import UsageError
+from brainet_pl.cli.words import ALL, HELP, check_words, short_help
 
 if TYPE_CHECKING:
     from brainet_pl.cli.lightning_cli import BrainetCLI
@@ -57,7 +59,13 @@ def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
     if command in OWN:
         import_module(f"brainet_pl.{HOMES[command]}").main(words[1:])
         return None
+    if command in LIGHTNING and _wants_short_help(words[1:]):
+        print(short_help(command, LIGHTNING[command]))
+        sys.exit(0)  # as argparse does
     if command in LIGHTNING or (command.startswith("-") and not _asks(words)):
+        check_words(words)
+        if words[-2:-1] and words[-2] in HELP and words[-1] == ALL:
+            words = words[:-1]
         from brainet_pl.cli.lightning_cli import lightning
 
         return lightning(words)
@@ -68,6 +76,12 @@ def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
 def _asks(words: Sequence[str]) -> bool:
     """Whether nothing is wanted but help or the version."""
     return words[0] in ("-h", "--help", "--version")
+
+
+def _wants_short_help(words: Sequence[str]) -> bool:
+    """Whether help is asked for, and not all of it: `--help all`."""
+    asked = next((i for i, word in enumerate(words) if word in HELP), None)
+    return asked is not None and words[asked + 1 : asked + 2] != [ALL]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,11 +95,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def console() -> None:
-    """Entry point: an error becomes one line and the exit status 1, or 2 for a command that is wrong.
+    """Entry point: an error becomes one line. The exit status is 2 where the command or a name in it is wrong, so that
+    nothing was begun; 1 where the work fails; 130 after Ctrl-C.
 
     Nothing is returned: a console script's result would become its exit status.
     """
     words = [word for word in sys.argv[1:] if word != DEBUG]
+    if DEBUG not in sys.argv:
+        warnings.showwarning = _OneLine()
     try:
         main(words)
     except KeyboardInterrupt:
@@ -97,14 +114,33 @@ def console() -> None:
     except Exception as error:
         if DEBUG in sys.argv:
             raise
-        print(f"brainet: {one_line(error)} ({DEBUG} shows where)", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        wrong = isinstance(error, UsageError)
+        print(f"brainet: {one_line(error)}{'' if wrong else f' ({DEBUG} shows where)'}", file=sys.stderr)
+        sys.exit(2 if wrong else 1)
+
+
+class _OneLine:
+    """A warning in a line, each once: neither the file it comes from nor the line of code."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def __call__(self, message: Warning | str, *rest: Any, **more: Any) -> None:
+        text = _printable(str(message))
+        if text not in self.said:
+            self.said.add(text)
+            print(f"warning: {text}", file=sys.stderr)
 
 
 def one_line(error: Exception) -> str:
     """The message of an error without line breaks and other signs that steer a terminal; its kind, if not ours."""
-    shown = " ".join("".join(sign if sign.isprintable() else " " for sign in str(error)).split())
-    return shown if shown.startswith("expected") else f"{type(error).__name__}: {shown}".rstrip(": ")
+    shown = _printable(str(error))
+    ours = shown.startswith("expected") or isinstance(error, UsageError)
+    return shown if ours else f"{type(error).__name__}: {shown}".rstrip(": ")
+
+
+def _printable(text: str) -> str:
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
 def _interrupted() -> int:

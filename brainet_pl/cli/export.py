@@ -13,8 +13,9 @@ import torch
 from brainet_pl._utils import atomic
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.checkpoints.format import Checkpoint
-from brainet_pl.cli.lightning_cli import TRUST, check_ckpt_path, stored_config
+from brainet_pl.cli.lightning_cli import TRUST, stored_config
 from brainet_pl.cli.trust import vet
+from brainet_pl.cli.words import check_ckpt_path
 from brainet_pl.datamodules import Table
 from brainet_pl.model.export import TRACED, export_onnx, export_program
 from brainet_pl.model.export_folder import export_folder, features_of_table

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 import brainet_pl.datamodules  # noqa: F401  makes `--data Digits` a known name
-from brainet_pl import configs
 from brainet_pl._utils.bounded_yaml import TooManyValues, load_yaml
 from brainet_pl._utils.checks import UsageError
 from brainet_pl._utils.framework import (
@@ -34,21 +33,23 @@ from brainet_pl._utils.framework import (
 )
 from brainet_pl._utils.inside import find_inside, read_inside, write_inside
 from brainet_pl.callbacks import PredictionFile, StructureLearning
+from brainet_pl.callbacks.logging import run_folder
 from brainet_pl.checkpoints import runs
 from brainet_pl.checkpoints.format import CONFIG, Checkpoint
 from brainet_pl.checkpoints.sharded import is_checkpoint
 from brainet_pl.cli.commands import ABOUT
 from brainet_pl.cli.trust import ADVICE, Given, Untrusted, given_by, vet
+from brainet_pl.cli.words import check_ckpt_path, config_path, short_error, split_words
 from brainet_pl.datamodules.table import read_task
+from brainet_pl.evaluation.report.read import read_history
+from brainet_pl.evaluation.terminal import lines_of_fit
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.model.sharding import is_model_parallel
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST = "--trust_checkpoint"
-KEYWORDS = ("best", "last", "hpc", "null", "None", "")  # of Lightning, in place of a checkpoint's file
 STORED_CONFIG = "checkpoint.yaml"  # the settings of a checkpoint, on their way to the parser
 CONFIG_FILE = "config.yaml"  # the settings of a run, in its folder
-SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
 
 
 class SaveConfig(SaveConfigCallback):
@@ -95,6 +96,18 @@ class SaveConfig(SaveConfigCallback):
         if isinstance(backbone, dict):
             backbone["weights"] = None  # the checkpoint holds them: their file must not be asked for again
         return config
+
+
+class Parser(LightningArgumentParser):
+    """The parser of settings, whose errors are a line or two without the usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Say what was expected, what came, and the nearest names."""
+        if not self.exit_on_error:  # of a class in the settings: the outer parser says it
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        options = [option for action in parser._actions for option in action.option_strings]
+        raise UsageError(short_error(message, options)) from ex
 
 
 class BrainetCLI(LightningCLI):
@@ -156,11 +169,30 @@ class BrainetCLI(LightningCLI):
         runs.enter(self.trainer, checkpoint)
 
     def after_fit(self) -> None:
-        """With `--test`, test what the fit chose on validation data, with the same loggers."""
-        if self.config[self.subcommand].get("test"):
-            best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
+        """Say what came of the fit; with `--test`, test what it chose on validation data, with the same loggers."""
+        best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
+        test = bool(self.config[self.subcommand].get("test"))
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._say_fit(best, test)
+        if test:
             rank_zero_info(f"testing {best or 'the model as it is: there is no checkpoint'}")
             self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False, weights_only=True)
+
+    def _say_fit(self, best: str | None, test: bool) -> None:
+        """What came of the fit, in a few lines of the first process."""
+        if not self.trainer.is_global_zero:
+            return
+        folder, chosen = run_folder(self.trainer), self.trainer.checkpoint_callback
+        lines = lines_of_fit(
+            read_history(folder),
+            {key: float(value) for key, value in self.trainer.callback_metrics.items()},
+            monitor=getattr(chosen, "monitor", None),
+            higher=getattr(chosen, "mode", "min") == "max",
+            folder=str(folder),
+            checkpoint=best,
+            tested=test,
+        )
+        rank_zero_info("\n".join(lines))
 
     def _find_checkpoint(self) -> Checkpoint | None:
         settings = self.config_init[self.subcommand]
@@ -182,6 +214,14 @@ class BrainetCLI(LightningCLI):
             runs.begin(self.trainer)
 
     before_validate = before_test = before_predict = _continue_run
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run it; of one that fails before anything was logged, no empty folder is left."""
+        try:
+            super()._run_subcommand(subcommand)
+        except BaseException:
+            runs.remove_empty(self.trainer)
+            raise
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: `_complete` puts a checkpoint's settings before those of the command line, never over them."""
@@ -216,22 +256,6 @@ def without_wandb(loggers: Any) -> Any:
     return kept
 
 
-def shipped() -> dict[str, Path]:
-    """The shipped configurations that run, by name."""
-    files = sorted(Path(str(configs.__path__[0])).glob("*.yaml"))
-    return {path.stem: path for path in files if path.stem != SWEEP}
-
-
-def config_path(name: str) -> Path:
-    """The file of a shipped configuration: "digits" or "digits.yaml"."""
-    known = shipped()
-    path = known.get(name.removesuffix(".yaml"))
-    if path is None:
-        listed = ", ".join(known)
-        raise UsageError(f"expected a file or one of the shipped configurations ({listed}), got {name!r}")
-    return path
-
-
 def stored_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """The settings with which a checkpoint was trained: its own, and data and Trainer of its run's `config.yaml`.
 
@@ -259,17 +283,6 @@ def stored_config(checkpoint: Checkpoint) -> dict[str, Any]:
     return dict(config) | {name: part for name, part in parts.items() if name not in config}
 
 
-def check_ckpt_path(path: str) -> None:
-    """Refuse an address, which Lightning would load together with the code in it, and a path with no checkpoint."""
-    if "://" in path:
-        raise UsageError(f"expected ckpt_path to be a file, got the address {path}: download it, then give the file")
-    if path not in KEYWORDS and not is_checkpoint(path):
-        raise UsageError(
-            f"expected ckpt_path to be a checkpoint file, best, last or hpc, got {path!r}, and there is no such file "
-            "and no folder of a sharded fit: check the path"
-        )
-
-
 def _complete(words: list[str], folder: str) -> tuple[list[str], Checkpoint | None]:
     """The command line with files for shipped configurations, and with its checkpoint's settings before all others.
 
@@ -278,7 +291,7 @@ def _complete(words: list[str], folder: str) -> tuple[list[str], Checkpoint | No
     """
     trusted = TRUST in words
     words = [word for word in words if word != TRUST]
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("-") else [word])]
+    words = split_words(words)
     words = [word if before == "--ckpt_path" else translated(word) for before, word in pairwise(["", *words])]
     for i, word in enumerate(words[:-1]):
         if word in ("--config", "-c"):
@@ -348,6 +361,8 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
     """fit, validate, test and predict; `--config NAME` also takes the name of a shipped configuration."""
     os.environ.setdefault("WANDB_SILENT", "true")
     keep_quiet()
+    if os.getcwd() not in (os.path.abspath(place) for place in sys.path):
+        sys.path.append(os.getcwd())  # last: nothing there takes the place of an installed package
     with tempfile.TemporaryDirectory() as folder:
         complete, checkpoint = _complete(list(words), folder)
         own = [word for word in complete if word != str(Path(folder) / STORED_CONFIG)]
@@ -357,6 +372,7 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
             loggers_given=loggers_given(given_by(own)),
             checkpoint=checkpoint,
             subclass_mode_data=True,
+            parser_class=Parser,
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": True, "overwrite": True},
             auto_configure_optimizers=False,

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from brainet_pl import configs
+from brainet_pl._utils.checks import UsageError
 from brainet_pl.evaluation import compare
 from brainet_pl.evaluation.report.read import read_history
 
@@ -61,7 +62,7 @@ def sweep_path(name: str) -> Path:
         return Path(name)
     known = shipped()
     if name not in known:
-        raise FileNotFoundError(f"expected a file or one of the shipped sweeps ({', '.join(known)}), got {name!r}")
+        raise UsageError(f"expected a file or one of the shipped sweeps ({', '.join(known)}), got {name!r}")
     return known[name]
 
 

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from brainet_pl._utils.framework import CombinedLoader, pl, rank_zero_warn
 from brainet_pl._utils.lightning_private import data_given
+from brainet_pl.backbones import batches
 from brainet_pl.calibration import Calibrator
 from brainet_pl.evaluation.record import Role, SampleBatch
 from brainet_pl.features.extraction import is_sized
@@ -132,14 +133,35 @@ def shift_parts(trainer: pl.Trainer, sets: Mapping[str, Role]) -> dict[int, dict
 
 def train_size(trainer: pl.Trainer) -> int:
     """How many training samples an epoch has, for heads whose loss has a penalty."""
-    batches = float(trainer.num_training_batches)
-    if batches == float("inf"):
+    count = float(trainer.num_training_batches)
+    if count == float("inf"):
         raise ValueError(
             "expected training data of known size for a head whose loss has a penalty (Bayes, VBLL), got a stream "
             "without a length: set limit_train_batches in the Trainer, or give the dataset a length"
         )
     size = getattr(trainer.train_dataloader, "batch_size", None) or 1
-    return max(1, int(batches * size * trainer.world_size))
+    return max(1, int(count * size * trainer.world_size))
+
+
+def is_left_over(trainer: pl.Trainer, model: nn.Module, x: Any, batch_idx: int) -> bool:
+    """Whether a batch is one sample that was left over at the end of an epoch, which batch norm can't train on.
+
+    It is left out with a warning. Several processes can't leave out a batch, and a first batch of one sample means that
+    all are: both are the head's error.
+    """
+    last = 0 < batch_idx == float(trainer.num_training_batches) - 1
+    if not last or trainer.world_size > 1 or batches.size(x) != 1 or not any(map(_normalises, model.modules())):
+        return False
+    rank_zero_warn(
+        "the last batch of each epoch is one sample, which batch norm can't train on, and is left out: use "
+        "drop_last=True in the training loader, or another batch_size"
+    )
+    return True
+
+
+def _normalises(module: nn.Module) -> bool:
+    """Whether a module has statistics of batches."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "norm", None) is not None
 
 
 def missing_validation(calibrator: Calibrator) -> None:

@@ -274,7 +274,7 @@ def test_wandb_that_is_not_installed_is_left_out(monkeypatch):
 
 
 def test_help_is_readable(capsys):
-    for words in (["--help"], ["fit", "--help"]):
+    for words in (["--help"], ["fit", "--help", "all"]):
         with pytest.raises(SystemExit) as end:
             main(words)
         assert end.value.code == 0

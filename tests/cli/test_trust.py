@@ -661,7 +661,7 @@ def console(monkeypatch, capsys, *words):
         (["test", "--ckpt_path", "broken.ckpt"], "the file is damaged or no checkpoint", 1),
         (["test", "--ckpt_path", "foreign.ckpt"], "expected a checkpoint of BRAINet", 1),
         (["fit", "--data=Digits", "--model.num_classes=8", "--structure.bins=-1"], "expected", 1),
-        (["report", "nowhere"], "expected the folder of a run", 1),
+        (["report", "nowhere"], "expected the folder of a run", 2),
         (["report", "malformed"], "expected JSON in malformed/record.json", 1),
         (["report", "structure"], "expected a learned structure in structure/structure.json", 1),
     ],

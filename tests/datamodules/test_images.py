@@ -168,6 +168,15 @@ def test_folders_without_classes_are_named(tmp_path):
         ready(tmp_path)
 
 
+def test_a_class_of_the_test_images_alone_is_told_before_the_fit(tmp_path):
+    painted(tmp_path / "train", names=["red", "blue"])
+    painted(tmp_path / "test")
+    with pytest.raises(ValueError, match="expected directories of the classes blue, red, got green too: name them in"):
+        ready(tmp_path)
+    assert ready(tmp_path, held_out=["green"]).class_names == ("blue", "red")
+    ready(tmp_path, "test")  # here the model's classes count, which may be more
+
+
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "CMYK", "1"])
 def test_every_kind_of_image_has_the_channels_that_were_asked_for(tmp_path, mode):
     path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")

@@ -336,6 +336,26 @@ def test_plain_loaders_work_without_a_datamodule(tmp_path, quiet_trainer):
     assert model.ggt.num_rows == 200
 
 
+def test_one_sample_that_is_left_over_does_not_end_a_fit(tmp_path, quiet_trainer):
+    """33 samples in batches of 8: the fifth batch has one, in every epoch."""
+    x = torch.rand(33, 6, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0.5).long()), batch_size=8)
+    model = BRAINet(2, head=Tree(num_params=2000))
+    changed, before = [], []
+
+    class Follow(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            before[:] = [p.detach().clone() for p in pl_module.parameters()]
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            changed.append(not all(map(torch.equal, before, pl_module.parameters())))
+
+    trainer = quiet_trainer(tmp_path, structure(threshold=0.0), Follow(), epochs=2)
+    with pytest.warns(UserWarning, match="the last batch of each epoch is one sample, .* left out: use drop_last=True"):
+        trainer.fit(model, loader)
+    assert changed == [True] * 4 + [False] + [True] * 4 + [False]
+
+
 def test_bad_input_says_what_to_do(tmp_path, quiet_trainer):
     with pytest.raises(RuntimeError, match=r"add the callback brainet_pl.callbacks.StructureLearning\(\)"):
         quiet_trainer(tmp_path).fit(BRAINet(8), datamodule=Digits())

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from brainet_pl._utils.atomic import atomic_write
+from brainet_pl._utils.checks import UsageError
 from brainet_pl.evaluation.compare.numbers import Comparison, compare
 from brainet_pl.evaluation.compare.page import page_of
 from brainet_pl.evaluation.compare.runs import find_runs, read_member
@@ -32,7 +33,7 @@ def write_comparison(
     """
     folders = find_runs(runs)
     if not folders:
-        raise FileNotFoundError("expected at least one run to compare, got none: give folders of runs")
+        raise UsageError("expected at least one run to compare, got none: give folders of runs")
     found = compare([read_member(folder) for folder in folders], against)
     path = Path(out)
     written = {".csv": as_csv(found), ".md": as_markdown(found), ".tex": as_latex(found)}

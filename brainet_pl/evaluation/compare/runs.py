@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from brainet_pl._utils.bounded_yaml import load_yaml
+from brainet_pl._utils.checks import UsageError
 from brainet_pl._utils.inside import read_inside
 from brainet_pl.evaluation.report.read import KNOWN_FILES, History, read_history, read_record
 from brainet_pl.evaluation.schema import Record
@@ -56,11 +57,11 @@ def find_runs(words: Iterable[str]) -> list[Path]:
     for word in words:
         paths = sorted(glob.glob(word)) if any(sign in word for sign in "*?[") else [word]
         if not paths:
-            raise FileNotFoundError(f"expected runs that match {word!r}, found none: check the pattern")
+            raise UsageError(f"expected runs that match {word!r}, found none: check the pattern")
         for path in map(Path, paths):
             folders = _folders(path)
             if not folders and len(paths) == 1:
-                raise FileNotFoundError(
+                raise UsageError(
                     f"expected the folder of a run, a folder of runs or a checkpoint, got {path} without "
                     f"{', '.join(KNOWN_FILES)}: check the path"
                 )

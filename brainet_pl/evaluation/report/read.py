@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from brainet_pl._utils.checks import UsageError
 from brainet_pl._utils.inside import check_size, find_inside, read_inside
 from brainet_pl.evaluation.schema import FORMAT, Record, parse_record, shortened
 
@@ -32,7 +33,7 @@ def read_run(folder: str | Path) -> Run:
     """Read a run's folder, or say why it is none."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"expected the folder of a run, found none at {folder}: check the path")
+        raise UsageError(f"expected the folder of a run, found none at {folder}: check the path")
     if find_inside(folder, "dashboard.json") and not find_inside(folder, "record.json"):
         raise ValueError(
             f"expected record.json in {folder}, got dashboard.json, made by version 0.1; test the model again"
@@ -41,7 +42,7 @@ def read_run(folder: str | Path) -> Run:
         deeper = sorted(path.parent for name in KNOWN_FILES for path in folder.glob(f"*/{name}"))
         hint = f"did you mean {deeper[-1]}?" if deeper else "run `brainet fit` or `brainet test` first"
         listed = ", ".join(KNOWN_FILES)
-        raise FileNotFoundError(
+        raise UsageError(
             f"expected the folder of a run, with at least one of {listed}, got {folder} without any: {hint}"
         )
     return Run(
