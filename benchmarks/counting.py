@@ -1,8 +1,8 @@
 """Discrete tests at hundreds of features beside a plain way to count: `python benchmarks/structure.py counts`.
 
-The plain way was the library's own before: for each condition set the rows of each configuration are copied and multiplied, for
-all pairs that the set is asked for; lists of pairs are counted by a joint code of each row. Both ways run in turn in
-one process, and their trees have to be the same.
+The plain way was the library's own before: for each condition set the rows of each configuration are copied and
+multiplied, for all pairs that the set is asked for; lists of pairs are counted by a joint code of each row. Both ways
+run in turn in one process, and their trees have to be the same.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ DISTRIBUTION = {
     "yaml": "pyyaml",
 }  # where it is not called like what is imported
 OPTIONAL = {"timm", "trackio", "pandas", "onnxscript", "onnxruntime"}  # for a backbone, logger or file of that kind
-SERVER = {"fastapi", "starlette", "uvicorn", "prometheus-client"}  # of `brainet serve`, in the one file APP
+SERVER = {"fastapi", "starlette", "uvicorn", "prometheus-client", "h11"}  # of `brainet serve`, in the one file APP
 APP = "brainet_pl/serving/app.py"
-OPTIONAL |= SERVER | {"safetensors", "networkx", "pgmpy"}
+OPTIONAL |= SERVER | {"safetensors", "networkx", "pgmpy", "huggingface-hub", "mlflow"}
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl._utils.framework
 

@@ -62,7 +62,7 @@ class Columns:
         return cls(np.where(np.isnan(table), np.inf, table), draw)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Begin anew, with no input seen."""
         self._seen = np.zeros((self.count, len(self._gaps)))
         self._recent = np.zeros_like(self._seen)
         self.leading = 0  # the column with the most capital

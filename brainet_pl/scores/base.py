@@ -72,9 +72,8 @@ class Score(Part, DataSizedBuffers, ABC):
         name: what tells it from others of its class in one model: its scores end with `_<name>`. None for the only one.
         layers: layers of the backbone whose features are read; None is what the head reads.
         pool: how their maps and tokens become features.
-        joins: how `Combined` counts it where it is told of no names: "always"; "if_strange", only as far as it is
-            stranger than nearly all known inputs, for what says little of inputs that are like them; or "never", for
-            what others say as well.
+        joins: whether `Combined` counts it where it is told of no names: "always", or "never" for what others say as
+            well.
     """
 
     may_be_missing: ClassVar[bool] = True  # a checkpoint without this score leaves it unfitted
@@ -84,7 +83,7 @@ class Score(Part, DataSizedBuffers, ABC):
     name: str | None = None
     layers: str | list[str] | None = None
     pool: str | list[str] | None = None
-    joins: Literal["always", "if_strange", "never"] = "always"
+    joins: Literal["always", "never"] = "always"
     fitted: Tensor
 
     def __init__(self) -> None:
@@ -167,12 +166,10 @@ class JoinedScore(Score):
     Attributes:
         default_names: the scores that are joined where none are named: the first of every other part that joins, and
             the energy where there is one. `ScoreSet` sets it.
-        gated_names: those of them that count only as far as they are stranger than nearly all known inputs.
     """
 
     needs_fit: ClassVar[bool] = False
     default_names: Sequence[str] = ()
-    gated_names: Sequence[str] = ()
 
     @property
     def joined_names(self) -> list[str]:
@@ -234,12 +231,11 @@ class ScoreSet(nn.Module):
         self._tell_joined()
 
     def _tell_joined(self) -> None:
-        """Let scores that join others know of them; what was learned may have changed how one counts."""
+        """Let scores that join others know of them."""
         wanted = [part for part in self._independent if part.joins != "never"] or self._independent
-        names = {part: part.name_in_model(next(iter(part.units))) for part in wanted}
+        names = [part.name_in_model(next(iter(part.units))) for part in wanted]
         for joined in self._joined:
-            joined.default_names = [*names.values(), *(["energy"] * ("energy" in self._task_units))]
-            joined.gated_names = [name for part, name in names.items() if part.joins == "if_strange"]
+            joined.default_names = [*names, *(["energy"] * ("energy" in self._task_units))]
 
     @property
     def units(self) -> dict[str, str]:

@@ -37,7 +37,7 @@ class FDBD(LastLayerScore):
         self.gaps = gaps.fill_diagonal_(1.0).clamp_min(1e-12).to(self.weight)
 
     def score(self, z: Tensor) -> dict[str, Tensor]:
-        """`fdbd` (B,)."""
+        """Gives `fdbd` (B,), one number a sample."""
         logits = self.logits(z)
         largest, predicted = logits.max(dim=1)
         distances = ((largest[:, None] - logits) / self.gaps[predicted]).sum(dim=1) / (len(self.gaps) - 1)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from brainet_pl.scores.reference import Surprise, fit_surprise
 from brainet_pl.tasks.passes import Passes
 
 FOLDS = 20  # parts of the validation data, each judged by the others
-GATE = 0.05  # share of validation samples that are strange enough for a gated score to count
 
 
 class Combined(JoinedScore):
@@ -26,14 +24,9 @@ class Combined(JoinedScore):
     exponential tail beyond the strangest tenth. Scores in any units can be added that way, and what only one of them
     finds strange still counts. How likely such a sum is, though scores depend on each other, is what `known_p` tells.
 
-    What the evidence is for: unknown inputs that are near the known ones are told by the prediction (the energy) and by
-    neighbours, which count always. Densities of a network's features (`Generative` of its last layer, `Stages`) tell
-    those far away, and vary among known inputs for other reasons; they count only by what is beyond 95 % of the
-    validation samples: max(0, -log u - 3).
-
     Args:
-        of: Names of the scores that are added, all of which count always; null takes the first score of every other
-            part in `scores` that joins (see `Score.joins`), and the energy where there is one.
+        of: Names of the scores that are added; null takes the first score of every other part in `scores` that joins
+            (see `Score.joins`), and the energy where there is one.
         name: Suffix of its score, `_<name>`, where a model has more than one Combined; null for the only one.
     """
 
@@ -42,7 +35,6 @@ class Combined(JoinedScore):
     knots: Tensor
     heights: Tensor
     slopes: Tensor
-    gates: Tensor
 
     def __init__(self, of: Sequence[str] | None = None, name: str | None = None) -> None:
         super().__init__()
@@ -54,7 +46,7 @@ class Combined(JoinedScore):
         self.of, self.name = None if of is None else list(of), check_name(name)
         self.names: list[str] = []  # what is added, once there are validation data
         self.register_buffer("listed", torch.empty(0, dtype=torch.uint8))  # the same, as JSON
-        for buffer in ("knots", "heights", "slopes", "gates"):
+        for buffer in ("knots", "heights", "slopes"):
             self.register_buffer(buffer, torch.empty(0))
 
     @property
@@ -79,13 +71,9 @@ class Combined(JoinedScore):
         parts = zip(*(fit_surprise(columns[name]) for name in names), strict=True)
         device = self.fitted.device
         self.knots, self.heights, self.slopes = (torch.stack(part).to(device) for part in parts)
-        gated = self.gated_names if self.of is None else ()
-        if all(name in gated for name in names):  # nothing else would tell samples apart
-            gated = ()
-        self.gates = torch.tensor([-math.log(GATE) if name in gated else 0.0 for name in names], device=device)
         self.names = names
         self.listed = torch.frombuffer(bytearray(json.dumps(names).encode()), dtype=torch.uint8).to(device)
-        return {"joint": cross_fitted([columns[name] for name in names], self.gates)}
+        return {"joint": cross_fitted([columns[name] for name in names])}
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes with all other scores → `joint` (B,)."""
@@ -95,8 +83,8 @@ class Combined(JoinedScore):
         """All other scores (B,) → `joint` (B,); NaN where one of them is."""
         if not self.names:  # no validation data has come yet
             return {}
-        fitted = zip(self.names, self.gates, self.knots, self.heights, self.slopes, strict=True)
-        parts = [beyond(Surprise(*one)(scores[name]), gate) for name, gate, *one in fitted]
+        fitted = zip(self.names, self.knots, self.heights, self.slopes, strict=True)
+        parts = [Surprise(*one)(scores[name]) for name, *one in fitted]
         joint = torch.stack(parts).sum(dim=0)
         unknown = torch.stack([scores[name].isnan() for name in self.names]).any(dim=0)
         return {"joint": joint.masked_fill(unknown, torch.nan)}
@@ -107,18 +95,8 @@ class Combined(JoinedScore):
         listed = stored.get("listed", self.listed[:0])
         self.names = json.loads(bytes(listed.tolist()).decode()) if len(listed) else []
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if f"{prefix}listed" in state_dict:  # a checkpoint of before had no gates
-            state_dict.setdefault(f"{prefix}gates", torch.zeros_like(state_dict[f"{prefix}slopes"]))
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
-
-def beyond(surprise: Tensor, gate: Tensor) -> Tensor:
-    """What a surprise (B,) counts: what is beyond its gate (), all of it at a gate of 0."""
-    return (surprise - gate).clamp_min(0.0)
-
-
-def cross_fitted(columns: Sequence[Tensor], gates: Tensor | None = None) -> Tensor:
+def cross_fitted(columns: Sequence[Tensor]) -> Tensor:
     """Scores (N,) of validation data → their joint surprise (N,), each by the surprises of the other samples.
 
     A sample among those that a surprise is learned from is never stranger than all of them; compared with such samples,
@@ -127,9 +105,9 @@ def cross_fitted(columns: Sequence[Tensor], gates: Tensor | None = None) -> Tens
     n = len(columns[0])
     fold = torch.arange(n, device=columns[0].device) % FOLDS
     joint = torch.zeros(n, device=columns[0].device)
-    for values, gate in zip(columns, joint.new_zeros(len(columns)) if gates is None else gates, strict=True):
+    for values in columns:
         for k in range(min(n, FOLDS)):
             inside, outside = values[fold == k], values[fold != k]
             known = outside if int(outside.isfinite().sum()) > 1 else values  # too few to leave one out
-            joint[fold == k] += beyond(fit_surprise(known)(inside), gate.to(joint.device))
+            joint[fold == k] += fit_surprise(known)(inside)
     return joint.masked_fill(torch.stack([values.isnan() for values in columns]).any(dim=0), torch.nan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -90,11 +90,6 @@ class Generative(Score):
         self.register_buffer("reference", torch.full((2, 2), math.nan))
         self._refers = False  # whether the reference is known, outside the tensor for the sake of exported graphs
         self.register_buffer("blueprint", torch.empty(0, dtype=torch.uint8))  # what rebuilds the density, as JSON
-
-    @property
-    def joins(self) -> Literal["always", "if_strange"]:  # type: ignore[override]
-        """Of a network's last layer it counts if strange; of inputs and of other layers, always."""
-        return "if_strange" if self.density is not None and self.density.normalize else "always"
 
     def set_context(self, context: ScoreContext) -> None:
         """Take the number of classes, the head's tree and whether features are raw."""

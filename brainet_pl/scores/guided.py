@@ -44,7 +44,7 @@ class NNGuide(LastLayerScore):
         self.bank = (F.normalize(z, dim=1) * self.logits(z).logsumexp(dim=1, keepdim=True)).to(self.weight)
 
     def score(self, z: Tensor) -> dict[str, Tensor]:
-        """`nnguide` (B,)."""
+        """Gives `nnguide` (B,), one number a sample."""
         k, rows = min(self.k, len(self.bank)), max(1, ROOM // max(1, len(self.bank)))
         direction = F.normalize(z, dim=1)
         guide = in_parts(lambda part: (part @ self.bank.t()).topk(k, dim=1).values.mean(dim=1), direction, rows)

@@ -157,7 +157,7 @@ class RMDS(Mahalanobis):
         return self
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """`rmds` (B,)."""
+        """Gives `rmds` (B,), one number a sample."""
         return {"rmds": self.distances(passes.features)[1]}
 
 

@@ -52,12 +52,12 @@ class GEN(_OfProbabilities):
         self.name = check_name(name)
 
     def score(self, probs: Tensor) -> Tensor:
-        """Probabilities (B, C) → (B,)."""
+        """Maps probabilities (B, C) to scores (B,)."""
         p = probs.topk(min(self.most, probs.shape[1]), dim=1).values.clamp(LEAST, 1 - LEAST)
         return (p * (1 - p)).pow(self.gamma).sum(dim=1)
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """`gen` (B,)."""
+        """Gives `gen` (B,), one number a sample."""
         return {"gen": self.score(passes.predicted)}
 
 
@@ -97,7 +97,7 @@ class KLMatching(_OfProbabilities):
         return {"kl_matching": self.score(probs)} if self._count else {}
 
     def score(self, probs: Tensor) -> Tensor:
-        """Probabilities (B, C) → (B,)."""
+        """Maps probabilities (B, C) to scores (B,)."""
         p = probs.to(self.typical)
         own = torch.special.xlogy(p, p).sum(dim=1, keepdim=True)
         nearest: Tensor = (own - p @ self.typical.clamp_min(1e-30).log().t()).amin(dim=1)

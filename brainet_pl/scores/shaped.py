@@ -37,7 +37,7 @@ class Shaped(LastLayerScore):
         """Nothing but the layer is needed."""
 
     def score(self, z: Tensor) -> dict[str, Tensor]:
-        """`shaped` (B,)."""
+        """Gives `shaped` (B,), one number a sample."""
         largest = z.topk(max(1, z.shape[1] - round(z.shape[1] * self.share)), dim=1)
         ratio = z.sum(dim=1) / largest.values.sum(dim=1).clamp_min(1e-12)
         kept = z if self.kind == "scale" else z.new_zeros(z.shape).scatter(1, largest.indices, largest.values)

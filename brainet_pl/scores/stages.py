@@ -42,7 +42,6 @@ class Stages(Score):
     """
 
     units: ClassVar[Mapping[str, str]] = {"stages": "deviations"}
-    joins = "if_strange"
     fits_shares = True  # means and covariances are sums
     _density: ClassVar[type[Generative]] = Generative
     widths: Tensor

@@ -50,6 +50,6 @@ class ViM(LastLayerScore):
         self.origin, self.residual, self.alpha = (v.to(self.weight) for v in (origin, directions, alpha))
 
     def score(self, z: Tensor) -> dict[str, Tensor]:
-        """`vim` (B,)."""
+        """Gives `vim` (B,), one number a sample."""
         length = ((z - self.origin) @ self.residual).norm(dim=1)
         return {"vim": self.alpha * length - self.logits(z).logsumexp(dim=1)}

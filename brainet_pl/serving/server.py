@@ -44,7 +44,7 @@ class ImpatientProtocol(H11Protocol):
             self._wait()  # the head of another request, of which a part is still missing
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Forget the connection that was lost."""
         self._stop_waiting()
         super().connection_lost(exc)
 

@@ -23,7 +23,7 @@ from brainet_pl.tasks.classification import check_class_names
 
 LEAF = GGT(Leaf((0, 1), ((), ()), 0.0), 2)
 CYCLE = np.array([[0, 1], [1, 0]])
-TWO = torch.zeros(4, 2)
+TWO = torch.eye(4)[:, :2]
 NAN = float("nan")
 
 

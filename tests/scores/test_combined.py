@@ -176,11 +176,7 @@ def test_few_samples_call_no_more_known_ones_unknown_than_agreed():
     torch.testing.assert_close(scores.reference["joint"], expected)
 
 
-# -- which evidence is for what ---------------------------------------------------------------------------------------
-
-
-class Gated(Column):
-    joins = "if_strange"
+# -- what is joined ----------------------------------------------------------------------------------------------------
 
 
 class Unjoined(Column):
@@ -191,21 +187,8 @@ def of_three(data, *scores):
     return finalized(ScoreSet([*scores, Combined()], {"energy": "nats"}), data)
 
 
-def test_a_density_counts_only_beyond_its_gate(data):
-    scores = of_three(data, Gated(1), Column(2, "near"))
-    new = 2 * torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
-    surprises = [fit_surprise(data[:, i])(new[:, i]).numpy() for i in range(3)]
-    gated = (surprises[1] + math.log(0.05)).clip(min=0)
-    assert 0 < (gated > 0).mean() < 0.5
-    found = scores(passes_of(new))["joint"]
-    torch.testing.assert_close(found, torch.tensor(surprises[0] + gated + surprises[2]), rtol=1e-4, atol=1e-4)
-    again = ScoreSet([Gated(1), Column(2, "near"), Combined()], {"energy": "nats"})
-    again.load_state_dict(scores.state_dict())
-    torch.testing.assert_close(again(passes_of(new))["joint"], found)
-
-
 def test_a_sample_of_the_reference_counts_as_a_new_one(data):
-    scores = of_three(data, Gated(1), Column(2, "near"))
+    scores = of_three(data, Column(1), Column(2, "near"))
     new = torch.randn(4000, 3, generator=torch.Generator().manual_seed(2))
     p = p_values(scores(passes_of(new))["joint"], scores.reference["joint"])
     assert float((p <= 0.05).float().mean()) == pytest.approx(0.05, abs=0.015)
@@ -216,22 +199,3 @@ def test_what_others_say_as_well_is_not_joined(data):
     assert scores.parts_of("joint") == ("column", "energy")
     alone = of_three(data, Unjoined(2, "more"))
     assert alone.parts_of("joint") == ("column_more", "energy")  # better than nothing
-
-
-def test_gates_open_where_nothing_else_tells(data):
-    scores = finalized(ScoreSet([Gated(1), Combined()]), data)
-    assert len(scores(passes_of(data[:50]))["joint"].unique()) > 40
-
-
-def test_named_scores_count_always(data):
-    scores = finalized(ScoreSet([Gated(1), Combined(of=["column", "energy"])], {"energy": "nats"}), data)
-    assert float(scores.members["Combined"].gates.abs().sum()) == 0
-
-
-def test_a_checkpoint_without_gates_adds_all(data):
-    scores = of_three(data, Gated(1))
-    state = {k: v for k, v in scores.state_dict().items() if not k.endswith("gates")}
-    again = ScoreSet([Gated(1), Combined()], {"energy": "nats"})
-    again.load_state_dict(state)
-    expected = sum(fit_surprise(data[:, i])(data[:50, i]) for i in (0, 1))
-    torch.testing.assert_close(again(passes_of(data[:50]))["joint"], expected, rtol=1e-4, atol=1e-4)
