@@ -20,8 +20,8 @@ DISTRIBUTION = {
     "yaml": "pyyaml",
 }  # where it is not called like what is imported
 OPTIONAL = {"timm", "trackio", "pandas", "onnxscript", "onnxruntime"}  # for a backbone, logger or file of that kind
-SERVER = {"fastapi", "starlette", "uvicorn", "prometheus-client", "h11"}  # of `brainet serve`, in the one file APP
-APP = "brainet_pl/serving/app.py"
+SERVER = {"fastapi", "starlette", "uvicorn", "prometheus-client", "h11"}  # of `brainet serve`, in these files alone
+SERVED = ["brainet_pl/serving/app.py", "brainet_pl/serving/server.py"]
 OPTIONAL |= SERVER | {"safetensors", "networkx", "pgmpy", "huggingface-hub", "mlflow"}
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl._utils.framework
@@ -57,7 +57,7 @@ def test_what_is_imported_is_declared_and_the_other_way_round():
         for path in (ROOT / "brainet_pl").rglob("*.py")
         if re.search(r"^(from|import) fastapi", path.read_text(), re.M)
     ]
-    assert at_once == [ROOT / APP]
+    assert sorted(at_once) == [ROOT / path for path in SERVED]
     extras = [project["optional-dependencies"][name] for name in ("benchmarks", "timm", "text")]
     behind_a_skip = set().union(*map(distributions, extras)) | {"pandas"}
     known = declared | distributions(project["optional-dependencies"]["dev"]) | behind_a_skip
