@@ -62,6 +62,7 @@ def test_what_is_imported_is_declared_and_the_other_way_round():
     behind_a_skip = set().union(*map(distributions, extras)) | {"pandas"}
     known = declared | distributions(project["optional-dependencies"]["dev"]) | behind_a_skip
     own = {path.stem.replace("_", "-") for path in (ROOT / "tests").rglob("*.py")}  # tests share files by their names
+    own.add("common")  # of the benchmarks
     assert imported(["tests"]) - own <= known
 
 
