@@ -1,6 +1,6 @@
 """Calibration under corruption at the same price for all: what is made of a network's own logits.
 
-    python benchmarks/tempered.py --data DIR     # docs/results/tempered.json, tables of docs/unknown.md
+    python benchmarks/tempered.py --data DIR     # docs/results/tempered.json, tables of docs/howto/unknown.md
     python benchmarks/tempered.py --smoke
 
 A frozen ResNet-20 on CIFAR-10. Everything is fitted to 2,000 validation images; 8,000 test images tell the price, the

@@ -1,14 +1,14 @@
 """Unknown images against the strongest detectors, on one network and the same images for all.
 
     python benchmarks/unknown.py --data DIR            # choose: networks of six classes, no set of the test is read
-    python benchmarks/unknown.py --data DIR --final    # the test: docs/results/unknown.json, tables of docs/unknown.md
+    python benchmarks/unknown.py --data DIR --final    # the test: docs/results/unknown.json, docs/howto/unknown.md
     python benchmarks/unknown.py --smoke
 
 The test is a frozen ResNet-20 on CIFAR-10: TinyImageNet is near; SVHN, MNIST, Fashion-MNIST and notMNIST are far. The
 first 2,000 test images validate, the other 8,000 are known. All detectors read the same features and logits. Forms
 of `Combined` are compared on ResNet-8s that know six of ten classes of CIFAR-10 and of Fashion-MNIST, where the other
 four classes are near and the other data sets far, and on the three grey sets that are far for the ResNet-20. SVHN and
-TinyImageNet are read with `--final` alone; docs/unknown.md tells what was chosen before and after that.
+TinyImageNet are read with `--final` alone; docs/howto/unknown.md tells what was chosen before and after that.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ TITLES = {
     "generative": "`Generative`, last layer",
     "stages": "`Stages`",
 }
-PAGE = Path(__file__).parents[1] / "docs" / "unknown.md"
+PAGE = Path(__file__).parents[1] / "docs" / "howto" / "unknown.md"
 
 
 class Bed(NamedTuple):

@@ -126,7 +126,7 @@ def test_tables_of_the_page_are_those_of_the_results(load, script, mark):
     module = load(script)
     cells = json.loads((ROOT / "docs" / "results" / f"{script}.json").read_text())["cells"]
     expected = module.leaderboard(cells["test"]) if script == "unknown" else module.table(cells)
-    page = (ROOT / "docs" / "unknown.md").read_text()
+    page = (ROOT / "docs" / "howto" / "unknown.md").read_text()
     assert page.split(f"<!-- {mark} -->")[1].split(f"<!-- end of {mark} -->")[0].strip() == expected
 
 
