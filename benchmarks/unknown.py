@@ -1,7 +1,7 @@
 """Unknown images against the strongest detectors, on one network and the same images for all.
 
     python benchmarks/unknown.py --data DIR            # choose: networks of six classes, no set of the test is read
-    python benchmarks/unknown.py --data DIR --final    # the test: docs/results/unknown.json, docs/howto/unknown.md
+    python benchmarks/unknown.py --data DIR --final    # the test: docs/results/unknown.json
     python benchmarks/unknown.py --smoke
 
 The test is a frozen ResNet-20 on CIFAR-10: TinyImageNet is near; SVHN, MNIST, Fashion-MNIST and notMNIST are far. The
@@ -25,7 +25,7 @@ from common.command import arguments, parse
 from common.data import last_layer
 from common.left_out import trained
 from common.readings import LAYERS, SMALL, Reading, Readings, stage_columns, stage_widths, synthetic_reading
-from common.store import RESULTS, Cell, Store
+from common.store import Cell, Store
 from common.tables import markdown
 from torch import Tensor
 
@@ -83,7 +83,6 @@ TITLES = {
     "generative": "`Generative`, last layer",
     "stages": "`Stages`",
 }
-PAGE = Path(__file__).parents[1] / "docs" / "howto" / "unknown.md"
 
 
 class Bed(NamedTuple):
@@ -273,17 +272,6 @@ def leaderboard(cells: Mapping[str, Cell]) -> str:
     return markdown(header, rows)
 
 
-def write_page(parts: Mapping[str, str], page: Path = PAGE) -> None:
-    """Put tables between their marks in the page."""
-    text = page.read_text()
-    for name, content in parts.items():
-        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, _, rest = text.partition(start)
-        _, _, after = rest.partition(end)
-        text = f"{before}{start}\n{content}\n\n{end}{after}"
-    page.write_text(text)
-
-
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -306,8 +294,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.final or args.smoke:
         cells = store.cell("test", partial(final, bed))
         show(cells)
-        if args.out == RESULTS:
-            write_page({"leaderboard": leaderboard(cells)})
     if args.data is None:
         return
     if args.final:
