@@ -1,6 +1,6 @@
 """Attacked images: the paper conjectures that a BRAINet's uncertainty gives them away. Does it?
 
-    python benchmarks/attacks.py --data DIR     # docs/results/attacks.json, tables of docs/attacks.md
+    python benchmarks/attacks.py --data DIR     # docs/results/attacks.json
     python benchmarks/attacks.py --smoke
 
 CIFAR-10: heads on the last layer of a frozen ResNet-20; MNIST, 14 × 14 pixels: heads on the pixels. Every head is
@@ -22,12 +22,12 @@ import torch
 from common.command import arguments, parse
 from common.data import BACKBONE, MEAN, STD, VALIDATION, mnist_pixels
 from common.readings import Readings
-from common.store import RESULTS, Cell, Store
+from common.store import Cell, Store
 from common.tables import markdown
 from common.tasks import Sample
 from honest import trained
 from torch import Tensor, nn
-from unknown import MOST, write_page
+from unknown import MOST
 
 from brainet_pl import network
 from brainet_pl._utils.rng import isolated_rng
@@ -53,7 +53,6 @@ COLUMNS = {  # score → what the table calls it
     "stages": "stages",
     "joint": "joint",
 }
-PAGE = Path(__file__).parents[1] / "docs" / "attacks.md"
 
 
 class Victim(nn.Module):
@@ -272,13 +271,15 @@ def synthetic_bed(count: int, epochs: int) -> Bed:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def table(cells: Mapping[str, Mapping[str, Cell]], strengths: Sequence[float], unit: str) -> str:
-    """A row for each attack, strength and head of a bed."""
-    first = next(iter(cells.values()))
+def table(every: Mapping[str, Mapping[str, Cell]], title: str) -> str:
+    """A row for each attack, strength and head of a bed, from finished cells "bed/head"."""
+    cells = {head: every[f"{title}/{head}"] for head in heads() if f"{title}/{head}" in every}
+    first, strengths, unit = next(iter(cells.values())), STRENGTHS[title], "/255" if title == "CIFAR-10" else ""
+    order = ["clean", *(f"{name}/{eps:.4f}" for name in ("FGSM", "PGD", "knows the detector") for eps in strengths)]
     scores = [score for score in COLUMNS if any(score in cell for cell in first.values())]
     header = ["attack", "strength", "head", "accuracy", "confidence", *(COLUMNS[score] for score in scores)]
     rows = []
-    for attack in first:
+    for attack in (one for one in order if one in first):
         name, _, eps = attack.partition("/")
         strength = next((f"{one * (255 if unit else 1):g}{unit}" for one in strengths if f"{one:.4f}" == eps), "–")
         for head, found in cells.items():
@@ -312,7 +313,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         beds["CIFAR-10"] = partial(synthetic_bed, count, args.epochs)
     else:
         beds["CIFAR-10"] = partial(cifar_bed, args.data, args.cache, few, args.epochs)
-    found: dict[str, str] = {}
     for title, find in beds.items():
         made: list[Bed] = []
 
@@ -320,14 +320,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             made += [] if made else [find()]
             return attacked(made[0].victim(settings), made[0])
 
-        cells = {}
         for head, head_settings in heads().items():
-            cells[head] = store.cell(f"{title}/{head}", partial(run, head_settings))
+            store.cell(f"{title}/{head}", partial(run, head_settings))
             print(title, head, "done", flush=True)
-        found[title] = table(cells, STRENGTHS[title], "/255" if title == "CIFAR-10" else "")
-        print(f"\n{title}\n{found[title]}\n")
-    if args.out == RESULTS:
-        write_page({title.lower(): text for title, text in found.items()}, PAGE)
+        print(f"\n{title}\n{table(store.content['cells'], title)}\n")
 
 
 if __name__ == "__main__":
