@@ -1,6 +1,6 @@
 """LightningModules that know nothing of brainet_pl, and what they are trained with.
 
-python foreign_modules.py FOLDER NAME [ema|swa|rate|compiled] fits and tests one; after a kill, the same command goes on.
+python foreign_modules.py FOLDER NAME [ema|swa|rate|compiled] fits and tests one, and goes on after a kill.
 """
 
 import copy

@@ -192,7 +192,7 @@ class BRAINet(FittedModule):
         """
         self._narrow_compiler()
         sharding.refuse_sharding(self.trainer)
-        self.restore_early()
+        self.shard_early()
         if stage != "fit":
             return
         self.guard.check_processes(self.trainer.world_size)

@@ -18,6 +18,7 @@ from brainet_pl._utils.precision import wide
 from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.checkpoints.sharded import EXTRA
 from brainet_pl.features.extraction import is_sharded
 from brainet_pl.model.every_branch import every_branch
 from brainet_pl.model.predictor import Predictor
@@ -29,7 +30,6 @@ from brainet_pl.tasks.passes import Passes
 
 FORMAT = 1
 KIND = "SwappedLayer"
-EXTRA = "_extra_state"  # of the keys of a state dict, by torch
 
 
 class SwappedLayer(nn.Module):
@@ -265,7 +265,7 @@ def _before_load(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest
 
 def watch_state(model: nn.Module) -> None:
     """Have `load_state_dict` of a model build the swapped layers that the state has, before it loads weights."""
-    if _before_load not in model._load_state_dict_pre_hooks.values():
+    if not any(getattr(hook, "hook", hook) is _before_load for hook in model._load_state_dict_pre_hooks.values()):
         model.register_load_state_dict_pre_hook(_before_load)  # type: ignore[no-untyped-call]
 
 

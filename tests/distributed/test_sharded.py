@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import brainet_pl
 from brainet_pl import Backbone, BRAINet
@@ -84,8 +85,9 @@ def test_a_fit_goes_on_sharded_and_unsharded(name, source, resumed):
 
 
 def network():
-    parts = torch.nn.Linear(64, 24), torch.nn.BatchNorm1d(24), torch.nn.ReLU(), torch.nn.Linear(24, 8)
-    return Backbone(torch.nn.Sequential(*parts), freeze=False, layers=None)
+    first, more, last = nn.Linear(64, 24), nn.Linear(24, 24), nn.Linear(24, 8)
+    body = nn.Sequential(first, nn.BatchNorm1d(24), nn.ReLU(), more, nn.ReLU(), last)
+    return Backbone(body, freeze=False, layers=None)
 
 
 @pytest.mark.slow
