@@ -22,7 +22,7 @@ from brainet_pl._utils.framework import (
     rank_zero_warn,
     watch_mixes,
 )
-from brainet_pl._utils.lightning_private import average_model, train_loaders
+from brainet_pl._utils.lightning_private import average_model, keep_integers, train_loaders
 from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.calibration import Calibrator, Conformal
@@ -204,6 +204,7 @@ class SwapHead(Callback):
                 f"expected an optimizer that trains the new head at {name!r}, got none: make the optimizer in "
                 "configure_optimizers, of parameters that are asked for there"
             )
+        keep_integers(trainer)
         if layer.ggt is not None:
             self.structure.report(trainer, layer.ggt)
 
