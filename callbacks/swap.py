@@ -130,10 +130,11 @@ class SwapHead(Callback):
 
     @staticmethod
     def _restore_early(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Where the module is about to be sharded, build the head of a checkpoint; its weights come later."""
+        """Where modules are sharded, build the head of a checkpoint at once; its weights come later."""
         load_shares_of_checkpoints(trainer)
         if is_model_parallel(trainer) and trainer.ckpt_path is not None and not is_sharded(module):
-            rebuild_layers(module, read_parts(trainer.ckpt_path)[WEIGHTS])
+            configure_early(trainer, module)
+            rebuild_layers(module, read_parts(trainer.ckpt_path)[WEIGHTS], early=True)
 
     def _build(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         shards = is_model_parallel(trainer)

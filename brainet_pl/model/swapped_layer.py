@@ -221,13 +221,16 @@ def stored_layers(state: Mapping[str, Any], prefix: str = "") -> dict[str, dict[
     return found
 
 
-def rebuild_layers(model: nn.Module, state: Mapping[str, Any], prefix: str = "") -> None:
-    """Build the swapped layers of a state dict in a model where they are not there yet. Weights are not loaded."""
+def rebuild_layers(model: nn.Module, state: Mapping[str, Any], prefix: str = "", early: bool = False) -> None:
+    """Build the swapped layers of a state dict in a model where they are not there yet. Weights are not loaded.
+
+    A sharded model takes them only `early`: before an optimizer is made, and before they are sharded themselves.
+    """
     for name, content in stored_layers(state, prefix).items():
         here = model.get_submodule(name)
         if isinstance(here, SwappedLayer) and here.describe() == content:
             continue
-        if is_sharded(model):
+        if is_sharded(model) and not early:
             raise RuntimeError(
                 "expected a checkpoint with the head that was sharded, got another, because Lightning tells of it too "
                 "late: say it before, trainer.ckpt_path = path, and call fit or test without ckpt_path"

@@ -18,6 +18,7 @@ from brainet_pl.callbacks import BaselineComparison, Evaluation, LastCheckpoint,
 from brainet_pl.checkpoints.sharded import read_whole
 from brainet_pl.datamodules import Digits
 from brainet_pl.model import sharding
+from brainet_pl.model.swapped_layer import SwappedLayer
 from brainet_pl.network import Tree
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -102,13 +103,28 @@ class Own(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-def own_run(folder, name, epochs):
+class Large(Own):
+    """A module that no process ever holds: it is made without numbers, layer by layer in shares."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.model = None
+
+    def configure_model(self):
+        if self.model is None:
+            with torch.device("meta"):
+                self.model = nn.Sequential(nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 8))
+            for part in (self.model[0], self.model[3], self.model):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
+
+
+def own_run(folder, name, epochs, *callbacks):
     learn = StructureLearning(threshold=0.1, progress=False, cache="")
     given = {"calibration": "TemperatureScaling", "scores": ["KNN"], "structure": learn}
     swap = SwapHead("model.3", head=Tree(num_params=6000), **given)
     keep, watch = LastCheckpoint(str(folder / f"own-{name}")), Evaluation(figures=False, report=False)
     return pl.Trainer(
-        **QUIET, devices=2, strategy=strategy(name), callbacks=[swap, keep, watch], max_epochs=epochs,
+        **QUIET, devices=2, strategy=strategy(name), callbacks=[*callbacks, swap, keep, watch], max_epochs=epochs,
         num_sanity_val_steps=0, default_root_dir=str(folder / name),
     )  # fmt: skip
 
@@ -131,6 +147,29 @@ def own_resume(folder, name, source):
     trainer.ckpt_path = str(folder / f"own-{source}" / "last.ckpt")
     trainer.fit(module, datamodule=Digits(batch_size=64))
     write(trainer, folder / f"own-{name}-from-{source}-resumed", module, trainer.callback_metrics)
+
+
+def large_fit(folder, name):
+    trainer, module = own_run(folder / "large", name, 1), Large(0)
+    seen = []
+    pass_through = nn.Linear.forward
+
+    def counted(layer, x):
+        seen.append(sum(p.numel() for p in module.parameters() if not isinstance(p, DTensor)))
+        return pass_through(layer, x)
+
+    nn.Linear.forward = counted  # of the very first pass on, those that learn the structure included
+    trainer.fit(module, datamodule=Digits(batch_size=64))
+    nn.Linear.forward = pass_through
+    assert 0 < max(seen[:10]) <= (64 * 24 + 24) + 48, seen[:10]  # a layer, with what is in none of its own
+    assert isinstance(module.model[3], SwappedLayer)
+
+
+def large_resume(folder, name, source):
+    trainer, module = own_run(folder / f"large-from-{source}", name, 3), Large(7)
+    trainer.ckpt_path = str(folder / f"own-{source}" / "last.ckpt")
+    trainer.fit(module, datamodule=Digits(batch_size=64))
+    write(trainer, folder / f"large-{name}-from-{source}-resumed", module, trainer.callback_metrics)
 
 
 def whole(module):
