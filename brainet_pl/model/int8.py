@@ -141,6 +141,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        with np.errstate(invalid="ignore"):  # a value that never varies
+            yield
     finally:
         logging.disable(before)
