@@ -184,6 +184,8 @@ class DriftMonitor:
             found, p_values[name] = table.advance(columns[name], draws, before, self.horizon)
             paths[name] = found + math.log(self._parts[name])
             self._evidence[name] = float(paths[name][-1])
+        # Not the sum: what a signal's own past does not tell of its next rank, the past of another may, so that only
+        # each capital by itself is a martingale. α is shared among them instead.
         most = np.max(list(paths.values()), axis=0)
         self._seen += len(most)
         over = np.flatnonzero(most >= -math.log(self.alpha))
