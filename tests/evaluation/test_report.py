@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from msgspec.structs import replace
 
 from brainet_pl.cli import console, main
+from brainet_pl.evaluation.chart import readable
 from brainet_pl.evaluation.report import HERE, read_run, render, write_report
 from brainet_pl.evaluation.report.plot import drawing_of, styles_of
 from brainet_pl.evaluation.report.rules import RULES
@@ -116,7 +117,7 @@ def a_record():
         "separation": [
             row("held_out", "entropy", 0.931, 0.811, 0.821, 0.301, 0.141, 1433, 354),
             row("held_out", "energy", 0.911, 0.841, 0.801, 0.251, 0.151, 1433, 354),
-            row("held_out", "max_softmax", 0.921, 0.801, 0.831, 0.401, 0.131, 1433, 354),
+            row("held_out", "one_minus_max_p", 0.921, 0.801, 0.831, 0.401, 0.131, 1433, 354),
             row("svhn", "entropy", 0.711, 0.611, 0.621, 0.701, 0.341, 1433, 100),
             row("svhn", "energy", 0.741, None, 0.641, 0.651, 0.321, 1433, 100),
             row("near_mean", "entropy", 0.931, 0.811, 0.821, 0.301, 0.141),
@@ -261,7 +262,7 @@ def test_the_page_of_a_real_run_holds_every_number(run, tmp_path):
     table = [row for row in cells(section(text, "unknown")) if row[0] == "held out"]
     assert len(table) == len(record["separation"]) == 6
     for row, entry in zip(table, record["separation"], strict=True):
-        assert row[1] == entry["score"].replace("_", " ")
+        assert row[1] == readable(entry["score"])
         numbers = [float(re.sub("[^0-9.]", "", cell)) for cell in row[2:]]
         assert numbers == pytest.approx([entry[measure] for measure in MEASURES], abs=5e-4)
     for figure in record["figures"]:
@@ -534,7 +535,7 @@ def test_the_best_of_each_set_is_bold(written):
     assert bold == [
         ("held out", "entropy", "AUROC"),
         ("held out", "energy", "AUPR out", "FPR95"),  # the lowest false positive rate, 0.251
-        ("held out", "max softmax", "AUPR in", "DetErr"),
+        ("held out", "1 − max p", "AUPR in", "DetErr"),
         ("svhn", "entropy", "AUPR out"),
         ("svhn", "energy", "AUROC", "AUPR in", "FPR95", "DetErr"),
         ("near mean", "entropy", "AUROC", "AUPR out", "AUPR in", "FPR95", "DetErr"),
