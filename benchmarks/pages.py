@@ -212,7 +212,12 @@ def shifted(cells: Cells) -> str:
 
 # -- the paper --------------------------------------------------------------------------------------------------------
 
-AUROCS = {"max_softmax": "max p", "entropy": "entropy", "mutual_information": "MI", "expected_entropy": "exp. entropy"}
+AUROCS = {
+    "one_minus_max_p": "max p",
+    "entropy": "entropy",
+    "mutual_information": "MI",
+    "expected_entropy": "exp. entropy",
+}
 
 
 def unknown_rows(found: Mapping[str, list[Any]], where: str, alone: Sequence[str]) -> list[list[str]]:
