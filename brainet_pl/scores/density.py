@@ -364,7 +364,9 @@ class GaussianFamilies(nn.Module):
         fourth = over_all(residual.pow(4).sum(dim=0)) / n
         magnitude = fourth / own_scale.clamp_min(1e-30)  # squared, of a column that is mostly one value: when it is not
         rare = fourth > RARE_KURTOSIS * own_scale.square()
-        typical = typical_scale(own_scale if bool(rare.all()) else own_scale[~rare])  # a few values make rare ones' scale
+        typical = typical_scale(
+            own_scale if bool(rare.all()) else own_scale[~rare]
+        )  # few values make that of a rare one
         floor = 1e-3 * own_scale + 1e-6 * typical
         floor = torch.where(rare, floor.maximum(RARE_FLOOR**2 * magnitude), floor)
         floor = torch.where(own_scale <= 1e-9 * typical, typical, floor)  # nobody knows the scale of a constant

@@ -64,7 +64,7 @@ def test_odd_columns_neither_raise_alarms_nor_hide_the_others(odd):
 
 
 @settings(max_examples=15, deadline=None)
-@example(kinds=["many heavy tails", "many heavy tails", "heavy tails"], scale=1.2e4, seed=43)  # most columns, large units
+@example(kinds=["many heavy tails", "many heavy tails", "heavy tails"], scale=1.2e4, seed=43)  # most of all columns
 @example(kinds=["many heavy tails", "many heavy tails", "large units"], scale=4.1e2, seed=42)
 @given(
     kinds=st.lists(st.sampled_from(sorted(ODD)), min_size=1, max_size=3),

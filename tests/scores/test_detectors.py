@@ -421,13 +421,13 @@ def test_swapped_heads_refuse_what_detectors_cannot_read():
     train, held = brightness(120, 0), brightness(60, 1)
     headless = nn.Sequential(Maps().first, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     for score, wanted in (("ViM", "linear classification layer for the score ViM"), ("Own", "for the score Own")):
+        model = swap_head(headless, train, held=held, num_classes=3, head_layer="", **SWAP)
         with pytest.raises(ValueError, match=f"{wanted}, got a backbone without one"):
-            model = swap_head(headless, train, held=held, num_classes=3, head_layer="", **SWAP)
             model.fit(**FIT | {"scores": [score]})
     model = swap_head(headless, train, held=held, num_classes=3, head_layer="", **SWAP).fit(**FIT)
     assert not {"vim", "own_energy", "fdbd"} & set(model.scores.units)  # "all" is what the model can have
+    one = (train[0], torch.zeros_like(train[1]))
     with pytest.raises(ValueError, match="expected training samples of at least two classes, got 120 of class 0 alone"):
-        one = (train[0], torch.zeros_like(train[1]))
         swap_head(Maps().eval(), one, held=(held[0], torch.zeros_like(held[1])), **SWAP).fit(**FIT)
     with pytest.raises(ValueError, match="expected features that vary to fit a score to, got the same 8 numbers"):
         swap_head(Maps(flat=True).eval(), train, held=held, **SWAP).fit(**FIT)
