@@ -87,6 +87,15 @@ def test_serve(load, tmp_path):
     assert 0 < cells["drift alarm, 256 at a time"]["share of inference"] < 10
 
 
+def test_estimate(load, tmp_path, capsys):
+    load("drift")
+    load("estimate").main(["--smoke", "--out", str(tmp_path)])
+    cells = json.loads((tmp_path / "estimate.json").read_text())["cells"]
+    line = cells["digits, fading"]["noise 0.2"]
+    assert line["covers"] == (line["low"] <= line["truth"] <= line["high"])
+    assert "the interval holds the truth on" in capsys.readouterr().out
+
+
 def test_reliability(load, tmp_path, capsys):
     (tmp_path / "reliability.json").write_text('{"other": 1}')
     load("fuzz").main(["--smoke"], tmp_path / "reliability.json")

@@ -140,6 +140,12 @@ def test_a_folder_is_replaced_and_nothing_else_is(served, tmp_path):
         ExportedModel(tmp_path)
 
 
+def test_numbers_beyond_32_bits_have_no_class_and_are_unknown(served, recwarn):
+    found = ExportedModel(served.folder).predict(np.full((1, 1, 8, 8), 1e300))
+    assert (found["class"][0], bool(found["known"][0])) == (-1, False)
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
