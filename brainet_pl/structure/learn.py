@@ -32,7 +32,7 @@ from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 from brainet_pl.structure.stream import shared_by_processes
 from brainet_pl.structure.threshold import AtThreshold, Choice, choose_threshold, search_paths, searched_variables
 
-MATRICES = 32  # of (d, d) numbers of 64 bits: 21 to 24 were measured for 1,500 and 3,000 features, docs/machines.md
+MATRICES = 32  # of (d, d) numbers of 64 bits: 21 to 24 were measured, docs/howto/machines.md
 LEAF_BYTES = 4096  # of a variable in a leaf, with the scores that are kept of it
 CONTAINER = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"  # Linux, versions 2 and 1
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
