@@ -25,6 +25,7 @@ Cells = Mapping[str, Any]
 OURS, CONTROL = "BRAINet", "BRAINet, shuffled"
 HEADS = (OURS, CONTROL, "linear", "MLP", "MC-dropout", "ensemble", "Bayes")
 DATA = "--data DIR"
+ATTACKS = f"python benchmarks/attacks.py {DATA}"
 
 
 def plain(value: float, digits: int) -> str:
@@ -612,6 +613,16 @@ def leaderboard(cells: Cells) -> str:
     return str(benchmark("unknown").leaderboard(cells["test"]))
 
 
+def attacked(cells: Cells, title: str) -> str:
+    """Attacked images of one set."""
+    return str(benchmark("attacks").table(cells, title))
+
+
+def joining(cells: Cells) -> str:
+    """Rules for joining scores against their sum."""
+    return str(benchmark("joining").summary(cells))
+
+
 def tempered(cells: Cells) -> str:
     """Calibration under shift at one price."""
     return str(benchmark("tempered").table(cells))
@@ -758,6 +769,8 @@ TABLES = {
     "finetune": Table("finetune.json", f"python benchmarks/finetune.py {DATA} --images 8000 --seeds 2", finetune),
     "swap": Table("swap.json", f"python benchmarks/swap.py {DATA}", swap),
     "leaderboard": Table("unknown.json", f"python benchmarks/unknown.py {DATA} --final", leaderboard, "test"),
+    "attacks mnist": Table("attacks.json", ATTACKS, partial(attacked, title="MNIST"), "MNIST"),
+    "attacks cifar": Table("attacks.json", ATTACKS, partial(attacked, title="CIFAR-10"), "CIFAR-10"),
     "tempered": Table("tempered.json", f"python benchmarks/tempered.py {DATA}", tempered),
     "drift": Table("drift.json", f"python benchmarks/drift.py {DATA}", drift),
     "honest": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest, "cifar"),

@@ -50,20 +50,17 @@ Final = Callable[[str], Tensor]  # name of a set → probabilities (N, C)
 class Point(NamedTuple):
     """One setting of a dial: the price on clean test images, ECE there, ECE and NLL of corrupted images.
 
-    `samples` are the ECE of samples of the images drawn with replacement, the same ones for every method and dial.
+    `error` is the standard error of `ece`. `samples` are the ECE of samples of the images drawn with replacement, the
+    same ones for every method and dial; results of before they were kept have none.
     """
 
     dial: float
     price: float
     clean: float
     ece: float
+    error: float
     nll: float
-    samples: Sequence[float]
-
-    @property
-    def error(self) -> float:
-        """The standard error of `ece`."""
-        return float(np.std(self.samples, ddof=1))
+    samples: Sequence[float] = ()
 
 
 # -- density-aware calibration ----------------------------------------------------------------------------------------
@@ -212,8 +209,8 @@ def points(bed: Bed, make: Callable[[float], Final], dials: Sequence[float]) -> 
         many = shift((final(name) for name in bed.shifted), bed.read(bed.shifted[0]).y)
         ece = many.ece.mean(dim=0)
         price = float(one.nll[0, 0]) / clean - 1
-        samples = ece[1:].tolist()
-        found.append(Point(dial, price, float(one.ece[0, 0]), float(ece[0]), float(many.nll[:, 0].mean()), samples))
+        told = (float(ece[0]), float(ece[1:].std()), float(many.nll[:, 0].mean()))
+        found.append(Point(dial, price, float(one.ece[0, 0]), *told, ece[1:].tolist()))
     return found
 
 
@@ -228,7 +225,7 @@ def temperature(bed: Bed) -> Final:
 def at_budget(found: Sequence[Point], budget: float = BUDGET) -> Point:
     """The point of a frontier at a price on test images, between two settings; the nearest one where none is beyond.
 
-    >>> found = at_budget([Point(1, 0.0, 0, 0.2, 1, [0.2, 0.4]), Point(2, 0.02, 0, 0.1, 1, [0.1, 0.1])])
+    >>> found = at_budget([Point(1, 0.0, 0, 0.2, 0, 1, [0.2, 0.4]), Point(2, 0.02, 0, 0.1, 0, 1, [0.1, 0.1])])
     >>> found.ece, found.samples
     (0.15000000000000002, [0.15000000000000002, 0.25])
     """
@@ -245,7 +242,8 @@ def at_budget(found: Sequence[Point], budget: float = BUDGET) -> Point:
 def paired(one: Point, other: Point) -> tuple[float, float]:
     """How much higher the ECE of one method is than that of another, and the standard error of the difference.
 
-    >>> paired(Point(1, 0, 0, 0.3, 1, [0.3, 0.5]), Point(1, 0, 0, 0.2, 1, [0.2, 0.4]))[1] < 1e-9  # they rise together
+    >>> one, other = Point(1, 0, 0, 0.3, 0.1, 1, [0.3, 0.5]), Point(1, 0, 0, 0.2, 0.1, 1, [0.2, 0.4])
+    >>> paired(one, other)[1] < 1e-9  # they rise together
     True
     """
     return one.ece - other.ece, float(np.std(np.subtract(one.samples, other.samples), ddof=1))
@@ -291,18 +289,18 @@ def table(cells: Mapping[str, list[Cell]]) -> str:
         "corrupted ECE",
         "at 1 % on test images",
         "of temperature's",
-        "less ours, paired",
+        *(["less ours, paired"] if (ours := at_budget(found[OURS])).samples else []),
         "clean ECE",
     ]
-    ours = at_budget(found[OURS])
     lines = []
     for name in sorted(found, key=lambda name: (at_budget(found[name]).ece, name)):
         shown = 1.0 if name == "Density-Softmax" else SHOWN
         fitted = next((point for point in found[name] if point.dial == shown), found[name][0])
         best, dialled = at_budget(found[name]), len(found[name]) > 1
         last = [f"{best.ece:.3f} ± {best.error:.3f}", f"{best.ece / base:.2f}"] if dialled else ["–", "–"]
-        difference, error = paired(best, ours)
-        last.append("–" if name == OURS else f"{difference:+.4f} ± {error:.4f}")
+        if ours.samples:
+            difference, error = paired(best, ours)
+            last.append("–" if name == OURS else f"{difference:+.4f} ± {error:.4f}")
         cost = f"{100 * fitted.price + 1e-9:+.1f} %"
         lines.append([name, cost, f"{fitted.ece:.3f} ± {fitted.error:.3f}", *last, f"{best.clean:.3f}"])
     return markdown(header, lines)
