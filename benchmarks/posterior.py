@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from bif import read_bif
+from common.store import stamp
 from common.tables import table
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
@@ -262,7 +263,7 @@ def posterior(data: Path, seeds: int, out: Path) -> None:
     known = {name: content for name, content in stored.items() if int(name.rsplit("/", 1)[1]) >= FIRST_SEED}
     for name, compute in cells(data, seeds, peers):
         if name not in known:
-            known[name] = compute()
+            known[name] = compute() | {"measured": stamp()}
             path.write_text(json.dumps(known, indent=1))
             print(name, {k: round(v, 3) for k, v in known[name].items() if isinstance(v, float)}, flush=True)
     show(known, [*peers, MCMC])
