@@ -699,7 +699,7 @@ CHANGES += ("class prior", "class prior, gradually")
 
 
 def drift(cells: Cells) -> str:
-    """Delay of the drift alarm beside the best of six peers, on pools whose monitor was measured."""
+    """Delay of the drift alarm beside the best peer, on pools whose monitor was measured."""
 
     def short(delay: float) -> str:
         return f"{delay:.1f}" if delay < 20 else f"{delay:.0f}"
@@ -713,7 +713,7 @@ def drift(cells: Cells) -> str:
         peers = {
             name: found
             for key, cell in cells.items()
-            if key.startswith(f"{pool}, ") and key.split(", ")[1] in ("KS", "CVM", "MMD")
+            if key.startswith(f"{pool}, ") and key.split(", ")[1] in ("KS", "CVM", "MMD", "LSDD")
             for name, found in cell.items()
         }
         for row, change in zip(rows, CHANGES, strict=True):
@@ -722,6 +722,20 @@ def drift(cells: Cells) -> str:
             shown = f"**{short(equal)}**" if equal <= peers[best][change] else short(equal)
             row += [short(ours["monitor"][change]), shown, f"{short(peers[best][change])} ({best})"]
     return markdown(header, rows)
+
+
+SERVED = ("bare backbone, 1 at a time", "exported folder, 1 at a time", "bare backbone, 64 at a time")
+SERVED += ("exported folder, 64 at a time", "drift alarm, 64 at a time", "drift alarm, 256 at a time")
+SERVED += ("served, 1 clients", "served, 8 clients")
+
+
+def serve(cells: Cells) -> str:
+    """Time of calls and requests, and the processor time of an image."""
+    keys = ("median, ms", "p99, ms", "images/s", "processor, ms")
+    rows = [[line, *(f"{cells[line][key]:.3g}" for key in keys[:2])] for line in SERVED]
+    for row, line in zip(rows, SERVED, strict=True):
+        row += [f"{cells[line]['images/s']:,.0f}", f"{cells[line]['processor, ms']:.3g}"]
+    return markdown(["a ResNet-20 for 32 pixels", *keys[:3], "processor time of an image, ms"], rows)
 
 
 # -- which table is where ---------------------------------------------------------------------------------------------
@@ -772,6 +786,7 @@ TABLES = {
     "attacks mnist": Table("attacks.json", ATTACKS, partial(attacked, title="MNIST"), "MNIST"),
     "attacks cifar": Table("attacks.json", ATTACKS, partial(attacked, title="CIFAR-10"), "CIFAR-10"),
     "tempered": Table("tempered.json", f"python benchmarks/tempered.py {DATA}", tempered),
+    "serve": Table("serve.json", f"python benchmarks/serve.py {DATA} --requests 200", serve),
     "drift": Table("drift.json", f"python benchmarks/drift.py {DATA}", drift),
     "honest": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest, "cifar"),
     "honest pixels": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest_pixels),

@@ -123,7 +123,10 @@ def _first(parts: Sequence[Batch], most: int) -> Iterator[Batch]:
 
 
 def backbone_nodes(graph: Any) -> list[str]:
-    """Names of the nodes with weights of the backbone, and of those before them, that can count in 8 bits."""
+    """Names of the nodes with weights of the backbone, those before them, and sums and ReLUs right behind them.
+
+    Without the latter the last outputs would be rounded with their negative half, which a ReLU takes away.
+    """
     makers = {value: node for node in graph.graph.node for value in node.output}
     left = [node for node in graph.graph.node if any(name.startswith(WEIGHTS) for name in node.input)]
     found: dict[str, Any] = {}
@@ -132,6 +135,12 @@ def backbone_nodes(graph: Any) -> list[str]:
         if node.name not in found:
             found[node.name] = node
             left += [makers[value] for value in node.input if value in makers]
+    made = {value for node in found.values() for value in node.output}
+    fixed = {one.name for one in graph.graph.initializer}
+    for node in graph.graph.node:  # in the order in which they run
+        if node.op_type in ("Add", "Relu") and made & set(node.input) and set(node.input) <= made | fixed:
+            found[node.name] = node
+            made |= set(node.output)
     return [node.name for node in graph.graph.node if node.name in found and node.op_type in KINDS]
 
 
