@@ -8,6 +8,7 @@ READY := .venv/.ready
 help:
 	@echo "make demo      fit and test on digits, and write a report of it"
 	@echo "make test      lint, types and the fast tests"
+	@echo "make test-integration  tests that train, export or serve whole models; CI runs both"
 	@echo "make test-all  the same with the slow tests, and all that touches Lightning once more under \`lightning\`"
 	@echo "make docs      the documentation as pages, in site/"
 	@echo "make results-pages  tables of README and docs from docs/results"
@@ -29,7 +30,10 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not integration" -n 2 --dist worksteal
+
+test-integration: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "integration and not slow" -n 2 --dist worksteal
 
 test-all: lint
 	$(BIN)/python -m pytest
