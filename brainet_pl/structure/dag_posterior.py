@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brainet_pl._utils import checks
 from brainet_pl.structure.climb import climb_from
 from brainet_pl.structure.copies import find_copies
-from brainet_pl.structure.data import PreparedData, column_names
+from brainet_pl.structure.data import DataKind, PreparedData, column_names
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.export import Edge, edge_table
@@ -214,13 +214,14 @@ class _Problem:
 
     @cached_property
     def known(self) -> Constraints:
-        """What no DAG may break: the user's knowledge, and that copies are children of the first, and no more."""
+        """What no DAG may break: what is known, copies as children of the first and no more, no edge of constants."""
         d, own = self.data.d, self.original == np.arange(self.data.d)
         copied = _copied(self.original)
         known = Knowledge().on(d, None)
         if self.knowledge is not None:
             known = check_knowledge(self.knowledge, self.names, self.data.columns, self.original)
-        allowed = known.allowed & own & own[:, None] | copied
+        free = own & _varying(self.data, self.test.kind)
+        allowed = known.allowed & free & free[:, None] | known.required | copied
         return Constraints(known.required | copied, allowed, known.before)
 
     def check(self) -> None:
@@ -296,6 +297,13 @@ def _sampled(problem: _Problem, draws: int, chains: int) -> StructurePosterior:
     best = max((best, known.extend(climbed)), key=prior)
     kept_dags, scores, edges = tables.dags(families), tables.total(families), shares.mean(axis=0)
     return StructurePosterior(kept_dags, scores, edges, best, prior(best), disagreement, known.class_of(best))
+
+
+def _varying(data: PreparedData, kind: DataKind) -> Bools:
+    """(d,) the columns that vary: no data speak for or against an edge of another, and none is drawn."""
+    if kind == "discrete":
+        return np.asarray((data.table.codes != data.table.codes[0]).any(axis=0))
+    return np.asarray((data.correlation() != np.eye(data.d)).any(axis=0))  # without a second column none is asked for
 
 
 def _copied(original: Ints) -> Bools:

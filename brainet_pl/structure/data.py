@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from brainet_pl._utils import checks
 from brainet_pl.structure.canonical import CanonicalOrder, canonical_order
 from brainet_pl.structure.discretize import MAX_LEVELS, discretize, normal_scores
 from brainet_pl.structure.statistics import CodeTable, correlation
@@ -188,7 +189,10 @@ def as_array(features: Any) -> NDArray[Any]:
         features = features.detach().cpu()
         # NumPy has no bfloat16; 16 bits of either kind are exact in 32.
         features = (features.float() if str(features.dtype) == "torch.bfloat16" else features).numpy()
-    return np.asarray(features)
+    try:
+        return np.asarray(features)
+    except ValueError as error:
+        raise ValueError("expected rows of equal length, got some that differ: fill them up or drop them") from error
 
 
 def as_table(features: Any, part: bool = False) -> NDArray[Any]:
@@ -197,20 +201,28 @@ def as_table(features: Any, part: bool = False) -> NDArray[Any]:
     A `part` of a table may be a single row.
     """
     values = as_array(features)
+    if values.ndim == 0:
+        raise ValueError(
+            f"expected a table as an array, tensor, data frame or FeatureStream, got {checks.shown(features)}: read it "
+            "first"
+        )
     if values.ndim != 2 or not values.shape[0] or not values.shape[1]:
         raise ValueError(
             f"expected features of shape (rows, columns) with at least one of each, got {values.shape}: "
             "flatten images to one row each, and check that the data is not empty"
         )
     if values.dtype.kind not in "fiub":
-        raise ValueError(f"expected numbers, got dtype {values.dtype}: encode categories as integers first")
+        raise ValueError(
+            f"expected numbers, got dtype {values.dtype}: encode categories as integers first, or give a data frame"
+        )
     if values.dtype.kind == "f":
         bad = ~np.isfinite(values)
         if bad.any():
-            row, column = np.argwhere(bad)[0]
+            row, column = np.argwhere(bad)[0].tolist()
+            names = column_names(features)
             raise ValueError(
                 f"expected finite features, got {int(bad.sum()):,} NaN or infinite values, the first in row {row}, "
-                f"column {column}: impute or drop them"
+                f"column {column if names is None else names[column]!r}: impute or drop them"
             )
         if values.dtype != np.float32:
             values = values.astype(np.float64)
