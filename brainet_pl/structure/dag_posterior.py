@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brainet_pl._utils import checks
 from brainet_pl.structure.climb import climb_from
 from brainet_pl.structure.copies import find_copies
-from brainet_pl.structure.data import DataKind, PreparedData, column_names
+from brainet_pl.structure.data import DataKind, PreparedData, Weights, column_names
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.export import Edge, edge_table
@@ -24,9 +24,10 @@ from brainet_pl.structure.learn import learn_structure
 from brainet_pl.structure.orders import BestParents, improve_order
 from brainet_pl.structure.pdag import PDAG, Bools, Ints, dag_extension, topological_order
 from brainet_pl.structure.plain_rai import ESS, rai
-from brainet_pl.structure.sampler import Chains, Families
+from brainet_pl.structure.sampler import Chains, Families, PairProbabilities
 from brainet_pl.structure.score import Growth, LocalScore, Score, find_score
 from brainet_pl.structure.settings import AUTO, SAMPLES, check_limits, check_rows, choose_test, warn_of_few_rows
+from brainet_pl.structure.statistics import bootstrap_weights
 
 Floats = NDArray[np.float64]
 Source = Literal["score", "tree"]
@@ -34,11 +35,12 @@ PROPOSED = 3  # networks of the tree that chains begin from, beside that of `rai
 FAR = 20.0  # nats: a beginning so much worse than the best is in no chain's reach, and not worth one
 CANDIDATES = 10  # for the parents of a variable; more where its best parents are more
 MOST_CANDIDATES = 14
-MOST_LEVELLED = 6  # parents of a variable in a table of counts: more leave most of its cells empty
+MOST_LEVELLED = 4  # parents of a variable in a table of counts, unless a beginning has more: their cells are empty
 UNLIKELY = 6.0  # nats that a parent may cost beside the best ones and still be a candidate
 MOST_VARIABLES = 300
 BURN_IN = 0.25  # share of the steps before the first that counts
 STEPS = 8  # from one draw that is kept to the next
+SAMPLE_CHAINS, SAMPLE_STEPS = 4, 4  # of a bootstrap sample: what differs between samples is more than within one
 DOUBTFUL = 0.5  # difference of an edge's probability between chains that is warned of
 
 
@@ -91,6 +93,7 @@ def structure_posterior(
     bins: int = 3,
     draws: int = 1000,
     chains: int = 8,
+    bootstraps: int = 6,
     seed: int = 0,
     max_rows: int | None = None,
     max_seconds: float | None = None,
@@ -135,6 +138,7 @@ def structure_posterior(
     bins, max_rows = check_bins(bins), check_rows(max_rows)
     draws = checks.whole("draws", draws, 1, hint="it is the number of DAGs to keep")
     chains = checks.whole("chains", chains, 1, 1000, hint="they are compared with each other; 8 is usual")
+    bootstraps = checks.whole("bootstraps", bootstraps, 0, 1000, hint="0 is the posterior of the score given all rows")
     seed = checks.whole("seed", seed, 0, hint="any number from 0 on will do")
     ess = checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior")
     edge_cost = checks.number_or_none("edge_cost", edge_cost, 0, "None is log d")
@@ -153,19 +157,9 @@ def structure_posterior(
     names = column_names(features)
     if knowledge is not None:
         knowledge = knowledge.numbered(data.d, names)
-    problem = _Problem(
-        data,
-        chosen,
-        scoring,
-        ess,
-        _Scores(cache(scoring.on(data, ess)), scoring.growth_on(data, ess), cost),
-        knowledge,
-        names,
-        seed,
-        budget,
-    )
+    problem = _Problem(data, chosen, scoring, ess, cost, knowledge, names, seed, budget)
     problem.check()
-    found = _of_tree(problem, draws) if posterior == "tree" else _sampled(problem, draws, chains)
+    found = _of_tree(problem, draws) if posterior == "tree" else _sampled(problem, draws, chains, bootstraps)
     found = problem.without_false_directions(found)
     back = np.argsort(data.columns)
     every = np.ix_(back, back)
@@ -201,11 +195,21 @@ class _Problem:
     test: type[IndependenceTest]
     scoring: type[Score]
     ess: float
-    prior: _Scores
+    edge_cost: float
     knowledge: Knowledge | None  # about the user's column numbers
     names: tuple[str, ...] | None  # of the user's columns
     seed: int
     budget: Budget
+
+    @cached_property
+    def prior(self) -> _Scores:
+        """The scores on all rows."""
+        return self.prior_on(None)
+
+    def prior_on(self, weights: Weights | None) -> _Scores:
+        """The scores on a sample, rows counted as often as `weights` (n,) says."""
+        data = self.data if weights is None else self.data.resampled(weights)
+        return _Scores(cache(self.scoring.on(data, self.ess)), self.scoring.growth_on(data, self.ess), self.edge_cost)
 
     @cached_property
     def original(self) -> Ints:
@@ -255,48 +259,99 @@ def _of_tree(problem: _Problem, draws: int) -> StructurePosterior:
     return StructurePosterior(dags, scores, edges, best, problem.prior(best), 0.0, problem.known.class_of(best))
 
 
-def _sampled(problem: _Problem, draws: int, chains: int) -> StructurePosterior:
-    """Chains from the best networks that `rai`, the tree and a search over orders propose."""
-    prior, known, budget, d = problem.prior, problem.known, problem.budget, problem.data.d
+def _sampled(problem: _Problem, draws: int, chains: int, bootstraps: int) -> StructurePosterior:
+    """Chains from the best networks that `rai`, the tree and a search over orders propose; then the same, shorter, for
+    bootstrap samples of the rows."""
+    prior, known, budget, seed = problem.prior, problem.known, problem.budget, problem.seed
     starts = _starts(problem)
     most = MOST_LEVELLED if problem.test.kind == "discrete" else MOST_CANDIDATES
+    of_all = draws if not bootstraps else -(-draws // 2)
+    found = _explore(prior, known, starts, of_all, chains, STEPS, most, np.random.default_rng(seed), budget)
+    disagreement = found.disagreement
+    if disagreement > DOUBTFUL:
+        warnings.warn(
+            f"expected chains to agree about edges, got probabilities that differ by {disagreement:.2f}: raise draws",
+            stacklevel=3,
+        )
+    dags, edges, of_samples = [found.dags[-of_all:]], found.by_chain.mean(axis=0), []
+    for number in range(bootstraps):
+        if budget.spent:
+            break
+        few = (draws - of_all) * (number + 1) // bootstraps - (draws - of_all) * number // bootstraps
+        rng = np.random.default_rng([seed, number])
+        on_sample = problem.prior_on(bootstrap_weights(problem.data.n, seed, (number,)))
+        start = _best_in_order(found.best, on_sample, known, budget)
+        more = _explore(on_sample, known, [start], few, min(chains, SAMPLE_CHAINS), SAMPLE_STEPS, most, rng, budget)
+        dags.append(more.dags[len(more.dags) - few :])
+        of_samples.append(more.by_chain.mean(axis=0))
+    if of_samples:
+        edges = (edges + np.mean(of_samples, axis=0)) / 2
+    climbed = climb_from(
+        known.class_of(found.best), known.allowed, None, prior.local, prior.growth, prior.edge_cost, budget, known
+    )
+    best = max((found.best, known.extend(climbed)), key=prior)
+    every = np.concatenate(dags)
+    scores = np.array([prior(dag) for dag in every])
+    return StructurePosterior(every, scores, edges, best, prior(best), disagreement, known.class_of(best))
+
+
+@dataclass(frozen=True)
+class _Explored:
+    """What chains met: draws (n, d, d), probabilities of arrows by chain (C, d, d), and the best DAG (d, d)."""
+
+    dags: Bools
+    by_chain: Floats
+    best: Bools
+
+    @property
+    def disagreement(self) -> float:
+        """The largest difference of a pair's probability to be joined between a chain and all of them."""
+        joined = self.by_chain + self.by_chain.transpose(0, 2, 1)
+        return float(np.abs(joined - joined.mean(axis=0)).max())
+
+
+def _explore(
+    prior: _Scores,
+    known: Constraints,
+    starts: list[Bools],
+    draws: int,
+    chains: int,
+    every: int,
+    most: int,
+    rng: np.random.Generator,
+    budget: Budget,
+) -> _Explored:
+    """At least `draws` DAGs, of `chains` chains after each `every` steps; fewer where the budget is spent."""
     candidates = _candidates(starts, prior, known)
-    tables = Families.tabulate(candidates, prior.local, prior.growth, prior.edge_cost, most, known.required)
-    rng = np.random.default_rng(problem.seed)
+    size = np.maximum(most, np.max([start.sum(axis=0) for start in starts], axis=0) + 1)
+    tables = Families.tabulate(candidates, prior.local, prior.growth, prior.edge_cost, size, known.required)
+    given_rest = PairProbabilities(prior.local, prior.growth, prior.edge_cost, known.allowed, known.required, size)
     group = Chains(tables, [starts[i % len(starts)] for i in range(chains)], rng)
-    steps = max(1, round(STEPS * -(-draws // chains) / (1 - BURN_IN)))
+    steps = max(1, round(every * -(-draws // chains) / (1 - BURN_IN)))
     first = int(BURN_IN * steps)
-    kept: list[Ints] = []
-    sums, counted = np.zeros((chains, d, d)), 0
+    kept: list[Bools] = []
+    by_chain = np.zeros((chains, *known.allowed.shape))
     best, highest = starts[0], prior(starts[0])
     for step in range(steps):
-        if budget.spent and counted:
+        if budget.spent and kept:
             break
         group.step()
         scores = group.scores
         top = int(np.argmax(scores))
         if scores[top] > highest:
             best, highest = tables.dags(group.families)[top], float(scores[top])
-        if step >= first or budget.spent:
-            sums += tables.dags(group.families)
-            counted += 1
-            if (steps - 1 - step) % STEPS == 0 or budget.spent:
-                kept.append(group.families)
-    families = np.concatenate(kept or [group.families])[-draws:]
-    shares = sums / counted
-    joined = shares + shares.transpose(0, 2, 1)
-    disagreement = float(np.abs(joined - joined.mean(axis=0)).max())
-    if disagreement > DOUBTFUL:
-        warnings.warn(
-            f"expected chains to agree about edges, got probabilities that differ by {disagreement:.2f}: raise draws",
-            stacklevel=3,
-        )
-    climbed = climb_from(
-        known.class_of(best), known.allowed, None, prior.local, prior.growth, prior.edge_cost, budget, known
-    )
-    best = max((best, known.extend(climbed)), key=prior)
-    kept_dags, scores, edges = tables.dags(families), tables.total(families), shares.mean(axis=0)
-    return StructurePosterior(kept_dags, scores, edges, best, prior(best), disagreement, known.class_of(best))
+        if (step >= first and (steps - 1 - step) % every == 0) or budget.spent:
+            dags = tables.dags(group.families)
+            by_chain += [given_rest(dag) for dag in dags]
+            kept.append(dags)
+    return _Explored(np.concatenate(kept), by_chain / len(kept), best)
+
+
+def _best_in_order(dag: Bools, prior: _Scores, known: Constraints, budget: Budget) -> Bools:
+    """The better of a DAG and that in which a search over orders from it ends."""
+    best = BestParents(prior.local, prior.growth, known.allowed, prior.edge_cost, known.required)
+    improved, _ = best.dag_of(improve_order(topological_order(dag), best, lambda: budget.spent))
+    return max((dag, improved), key=prior)
 
 
 def _varying(data: PreparedData, kind: DataKind) -> Bools:
@@ -322,11 +377,7 @@ def _starts(problem: _Problem) -> list[Bools]:
         tree = problem.tree((PROPOSED, 1))
     proposed = [dag_extension(graph.permute(order).adjacency)]
     proposed += [tree.dag(way)[np.ix_(order, order)] for way in tree.sample_uniform(PROPOSED, rng=problem.seed)]
-    best = BestParents(prior.local, prior.growth, known.allowed, prior.edge_cost, known.required)
-    found = []
-    for dag in map(known.extend, proposed):
-        improved, _ = best.dag_of(improve_order(topological_order(dag), best, lambda: budget.spent))
-        found.append(max((dag, improved), key=prior))
+    found = [_best_in_order(known.extend(dag), prior, known, budget) for dag in proposed]
     found.sort(key=lambda dag: -prior(dag))
     return [dag for dag in found if prior(dag) > prior(found[0]) - FAR]
 

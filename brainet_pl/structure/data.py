@@ -106,6 +106,10 @@ class PreparedData(ABC):
     def announce(self, samples: Iterable[Weights]) -> None:  # noqa: B027
         """Hear which samples `correlation` will be asked for, in about this order; whoever reads data anew listens."""
 
+    def resampled(self, weights: Weights) -> PreparedData:
+        """The same columns with each row as often as `weights` (n,) says; bins and ranks stay those of all rows."""
+        return _ResampledData(self, weights)
+
 
 @dataclass(frozen=True, eq=False)
 class TableData(PreparedData):
@@ -144,6 +148,46 @@ class TableData(PreparedData):
     def correlation(self, weights: Weights | None = None) -> Floats:
         """Computes the correlation (d, d) of the normal scores, rows counted as often as `weights` (n,) says."""
         return correlation(self.scores, weights)
+
+
+class _ResampledData(PreparedData):
+    """Rows of other data, each as often as `weights` (n,) says."""
+
+    def __init__(self, data: PreparedData, weights: Weights) -> None:
+        self.data, self.weights = data, weights
+        self.columns, self.digest, self.bins = data.columns, data.digest, data.bins
+
+    @property
+    def n(self) -> int:
+        """The number of rows, repeated ones counted."""
+        return int(self.weights.sum())
+
+    @property
+    def categories(self) -> bool:
+        """Whether columns are integers, and so categories where they have few levels."""
+        return self.data.categories
+
+    @property
+    def only_categories(self) -> bool:
+        """Whether every column is taken as categories: whole numbers with few levels."""
+        return self.data.only_categories
+
+    @cached_property
+    def table(self) -> CodeTable:
+        """The codes (n, d); levels that no longer occur still count."""
+        return self.data.table.drawn(self.weights)
+
+    @cached_property
+    def scores(self) -> NDArray[np.float32]:
+        """(n, d) the normal scores of the rows among all."""
+        return np.repeat(self.data.scores, self.weights, axis=0)
+
+    def correlation(self, weights: Weights | None = None) -> Floats:
+        """Computes the correlation (d, d) of the normal scores; `weights` (n,) are of the repeated rows."""
+        if weights is None:
+            return self.data.correlation(self.weights)
+        drawn = np.bincount(np.repeat(np.arange(self.data.n), self.weights), weights, self.data.n)
+        return self.data.correlation(drawn.astype(np.int64))
 
 
 def are_categories(values: NDArray[Any]) -> bool:

@@ -248,8 +248,8 @@ def _learn(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Calla
     # A score is not misled by repeated rows as a test is: a parent more costs it the logarithm of their number.
     @lru_cache(maxsize=4)  # leaves of one path follow each other
     def score_on(path: Path) -> LocalScore:
-        local = prepared.scoring.on_sample(data, settings.ess, bootstrap_weights(data.n, settings.seed, path))
-        return cache(prepared.scoring.on(data, settings.ess) if local is None else local)
+        sample = data.resampled(bootstrap_weights(data.n, settings.seed, path))
+        return cache(prepared.scoring.on(sample, settings.ess))
 
     learner = BRAI(
         s=settings.samples,
