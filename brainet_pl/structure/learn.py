@@ -211,20 +211,17 @@ def _search(prepared: _Prepared, budget: Budget) -> Choice:
 
     Of many variables some are looked at: a search over all would take many times as long as the tree itself.
     """
-    d, tests = prepared.data.d, prepared.half_samples
-    X = searched_variables(prepared.variables, prepared.settings.seed)
+    tests, X = prepared.half_samples, searched_variables(prepared.variables, prepared.settings.seed)
     assert prepared.on_all_rows is not None
     information = prepared.on_all_rows.block((), X, X) + prepared.threshold  # (x, x), in nats
-    order = max(map(len, tests)) - 1
-    place = np.full(d, -1)
-    place[X] = np.arange(len(X))
+    order, every = max(map(len, tests)) - 1, np.arange(len(X))
 
     def split(threshold: float) -> list[list[NDArray[np.intp]]]:
         def at(path: Path) -> Margins:
-            return AtThreshold(tests[path], prepared.threshold, threshold)
+            return AtThreshold(tests[path], prepared.threshold, threshold, X)
 
         samples = [path[0] for path in tests if len(path) == 1]
-        return [[place[part] for part in autonomous_sets(d, X, order, at, budget, t)] for t in samples]
+        return [autonomous_sets(len(X), every, order, at, budget, t) for t in samples]
 
     return choose_threshold(information, split, lambda: budget.spent)
 
