@@ -230,12 +230,10 @@ def test_of_many_variables_some_are_looked_at_and_their_choice_is_near_that_of_a
 def test_some_variables_fall_apart_as_they_do_among_all_columns(test):
     """A graph of a few variables alone, and the same within the graph of all columns: the same sets, faster."""
     rng = np.random.default_rng(1)
-    groups = rng.normal(size=(400, 8))
-    x = np.repeat(groups, 5, axis=1) + 0.8 * rng.normal(size=(400, 40))
-    data, X = PreparedData.prepare(x, 3), np.sort(rng.permutation(40)[:25])
+    data, X = PreparedData.prepare(pixels(), 3), np.sort(rng.permutation(64)[:40])
     on_half = {path: find_test(test).on(data, half_weights(data.n, 0, path), 0.05) for path in [(0,), (0, 0)]}
     sizes = []
-    for threshold in (0.1, 0.3, 0.5):
+    for threshold in (0.02, 0.1, 0.3, 0.5):
 
         def within(path, threshold=threshold):
             return AtThreshold(on_half[path], 0.05, threshold)
@@ -243,8 +241,8 @@ def test_some_variables_fall_apart_as_they_do_among_all_columns(test):
         def alone(path, threshold=threshold):
             return AtThreshold(on_half[path], 0.05, threshold, X)
 
-        slow = autonomous_sets(40, X, 1, within, Budget(), 0)
-        fast = autonomous_sets(25, np.arange(25), 1, alone, Budget(), 0)
+        slow = autonomous_sets(64, X, 1, within, Budget(), 0)
+        fast = autonomous_sets(40, np.arange(40), 1, alone, Budget(), 0)
         assert [part.tolist() for part in slow] == [X[part].tolist() for part in fast]
         sizes.append(len(slow))
     assert max(sizes) > 1
