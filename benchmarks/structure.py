@@ -389,7 +389,7 @@ def main() -> None:
     elif args.part == "posterior":
         from posterior import posterior
 
-        posterior(args.data, args.seeds, OUT)
+        posterior(args.data, args.seeds, OUT, args.match)
     elif args.part == "speed":
         speed(args.data, args.repeats)
     elif args.part == "scale":

@@ -40,6 +40,8 @@ UNLIKELY = 6.0  # nats that a parent may cost beside the best ones and still be 
 MOST_VARIABLES = 300
 BURN_IN = 0.25  # share of the steps before the first that counts
 STEPS = 8  # from one draw that is kept to the next
+SHARE = 1 / 3  # of the bootstrap samples in the probabilities and draws
+EDGE_COST = 1.5  # times log d: with 1, weak edges are more often chance than their probabilities say
 SAMPLE_CHAINS, SAMPLE_STEPS = 4, 4  # of a bootstrap sample: what differs between samples is more than within one
 DOUBTFUL = 0.5  # difference of an edge's probability between chains that is warned of
 
@@ -47,6 +49,8 @@ DOUBTFUL = 0.5  # difference of an edge's probability between chains that is war
 @dataclass(frozen=True, eq=False)
 class StructurePosterior:
     """Draws from the posterior over DAGs, p(G) ∝ exp(score(G) - edge_cost·|edges|), and what they say about edges.
+
+    A third of the draws are of bootstrap samples of the rows, unless `bootstraps` was 0.
 
     Attributes:
         draws: (n, d, d) DAGs; [i, j] means i → j.
@@ -93,7 +97,7 @@ def structure_posterior(
     bins: int = 3,
     draws: int = 1000,
     chains: int = 8,
-    bootstraps: int = 6,
+    bootstraps: int = 4,
     seed: int = 0,
     max_rows: int | None = None,
     max_seconds: float | None = None,
@@ -102,9 +106,10 @@ def structure_posterior(
     """Draw DAGs from their posterior given a table: which edges are sure, and which are not.
 
     `rai` and the networks of a small tree (`learn_structure`) are where chains begin, and they choose the candidates
-    for each variable's parents; a sampler over orders of variables then draws DAGs in proportion to their scores. The
-    probability of an edge is its share among the draws. Beside the candidates nothing is approximate: on few variables
-    the draws agree with an enumeration of all DAGs.
+    for each variable's parents; a sampler over orders of variables then draws DAGs in proportion to their scores. Each
+    draw gives every edge a probability given its other edges, and the mean of these is the edge's. The same is done for
+    a few bootstrap samples of the rows. Beside the candidates nothing is approximate: on few variables, and with
+    `bootstraps=0`, the draws agree with an enumeration of all DAGs.
 
     Args:
         features: An array, tensor (N, d), data frame or `FeatureStream`, as in `rai`; at most 300 columns.
@@ -113,11 +118,14 @@ def structure_posterior(
         test: The test of `rai` and the tree, which also says whether columns are categories. "auto" is as in `rai`.
         score: "bdeu", "bge", "bic" or a subclass of `Score`; None is the one that belongs to the test.
         ess: Equivalent sample size of BDeu, weight of the prior of BGe.
-        edge_cost: What each edge costs by the prior over graphs, in nats. None is log d, which expects about one parent
-            a variable; 0 takes all DAGs as equally likely before the data are seen.
+        edge_cost: What each edge costs by the prior over graphs, in nats. None is 1.5 log d; log d expects about one
+            parent a variable; 0 takes all DAGs as equally likely before the data are seen.
         bins: Number of levels of a continuous column in the discrete tests and scores.
         draws: Number of DAGs to keep.
         chains: Number of chains that share the work and are compared with each other.
+        bootstraps: Number of samples of rows, drawn with replacement, whose posteriors make up a third of all
+            probabilities and draws: what depends on a few rows is then doubtful, as it should be. 0 is the posterior of
+            the score given all rows, and nothing else.
         seed: Seed of the draws.
         max_rows: Learn from a random sample of at most this many rows. None: from all.
         max_seconds: Time after which no further step is begun; there are then fewer draws. None: no limit.
@@ -141,7 +149,7 @@ def structure_posterior(
     bootstraps = checks.whole("bootstraps", bootstraps, 0, 1000, hint="0 is the posterior of the score given all rows")
     seed = checks.whole("seed", seed, 0, hint="any number from 0 on will do")
     ess = checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior")
-    edge_cost = checks.number_or_none("edge_cost", edge_cost, 0, "None is log d")
+    edge_cost = checks.number_or_none("edge_cost", edge_cost, 0, "None is 1.5 log d")
     _, max_seconds = check_limits(None, max_seconds)
     budget = Budget(max_seconds=max_seconds)
     data = PreparedData.prepare(features, bins, max_rows)
@@ -153,7 +161,7 @@ def structure_posterior(
     warn_of_few_rows(data, stacklevel=3)
     chosen = choose_test(test, data, "fisher_z")
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
-    cost = float(np.log(data.d)) if edge_cost is None else edge_cost
+    cost = EDGE_COST * float(np.log(data.d)) if edge_cost is None else edge_cost
     names = column_names(features)
     if knowledge is not None:
         knowledge = knowledge.numbered(data.d, names)
@@ -265,7 +273,7 @@ def _sampled(problem: _Problem, draws: int, chains: int, bootstraps: int) -> Str
     prior, known, budget, seed = problem.prior, problem.known, problem.budget, problem.seed
     starts = _starts(problem)
     most = MOST_LEVELLED if problem.test.kind == "discrete" else MOST_CANDIDATES
-    of_all = draws if not bootstraps else -(-draws // 2)
+    of_all = draws - round(SHARE * draws) if bootstraps else draws
     found = _explore(prior, known, starts, of_all, chains, STEPS, most, np.random.default_rng(seed), budget)
     disagreement = found.disagreement
     if disagreement > DOUBTFUL:
@@ -285,7 +293,7 @@ def _sampled(problem: _Problem, draws: int, chains: int, bootstraps: int) -> Str
         dags.append(more.dags[len(more.dags) - few :])
         of_samples.append(more.by_chain.mean(axis=0))
     if of_samples:
-        edges = (edges + np.mean(of_samples, axis=0)) / 2
+        edges = (1 - SHARE) * edges + SHARE * np.mean(of_samples, axis=0)
     climbed = climb_from(
         known.class_of(found.best), known.allowed, None, prior.local, prior.growth, prior.edge_cost, budget, known
     )
