@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 
 from brainet_pl.structure import GGT, PreparedData, find_score, learn_structure, rai, structure_posterior
-from brainet_pl.structure.pdag import dag_extension
 from brainet_pl.structure.dag_posterior import EDGE_COST
+from brainet_pl.structure.pdag import dag_extension
 from brainet_pl.structure.plain_rai import ESS
 
 NETWORKS = ["alarm", "child", "insurance", "hailfinder", "hepar2"]

@@ -11,7 +11,6 @@ from brainet_pl.structure.sampler import Chains, Families, PairProbabilities
 from brainet_pl.structure.score import one_by_one
 from brainet_pl.structure.statistics import bootstrap_weights
 
-
 COST = 1.5  # of an edge, times log d
 
 
