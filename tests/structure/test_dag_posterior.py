@@ -218,7 +218,7 @@ def test_probabilities_are_those_of_an_enumeration(discrete):
 
 
 def test_bootstrap_samples_are_averaged_with_all_rows():
-    """Two thirds of the probability are those of all rows, a third the mean over samples, each enumerated on its repeated rows."""
+    """Two thirds of a probability come from all rows, a third is the mean over samples, each enumerated by itself."""
     x = np.digitize(four_columns(120, 0), [-0.5, 0.5])
     found = structure_posterior(x, draws=3000, chains=16, bootstraps=3)
     data = PreparedData.prepare(x, 3)
