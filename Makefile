@@ -3,13 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo docs test test-all test-min lint clean help
+.PHONY: demo docs results-pages test test-all test-min lint clean help
 
 help:
 	@echo "make demo      fit and test on digits, and write a report of it"
 	@echo "make test      lint, types and the fast tests"
+	@echo "make test-integration  tests that train, export or serve whole models; CI runs both"
 	@echo "make test-all  the same with the slow tests, and all that touches Lightning once more under \`lightning\`"
 	@echo "make docs      the documentation as pages, in site/"
+	@echo "make results-pages  tables of README and docs from docs/results"
 	@echo "make test-min  the fast tests with the least versions that pyproject.toml allows, in .venv-min"
 
 $(READY): pyproject.toml
@@ -27,7 +29,10 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not integration" -n 2 --dist worksteal
+
+test-integration: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "integration and not slow" -n 2 --dist worksteal
 
 test-all: lint
 	$(BIN)/python -m pytest
@@ -48,6 +53,9 @@ docs: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "open site/index.html"
+
+results-pages: $(READY)
+	$(BIN)/python benchmarks/pages.py
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py

@@ -2,7 +2,7 @@
 
     python benchmarks/device.py            # a GPU where there is one; device.json in docs/results
     python benchmarks/device.py --smoke    # shows in seconds, on a CPU, that everything works
-    python benchmarks/device.py --expected # the table of docs/machines.md, from arithmetic alone
+    python benchmarks/device.py --expected # the table of docs/howto/machines.md, from arithmetic alone
 
 Linear, an MLP of equal size and a tree: a training step, a prediction, their peak memory, what the host waits for, and
 the same compiled and as CUDA graphs; beside them, the network that extracts the features. Times are medians in turns;

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.store import write_whole
-from common.tables import table
+from common.store import stamp, write_whole
+from common.tables import markdown
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -69,14 +69,14 @@ def fuzz(cases: int, first: int) -> dict[str, dict[str, int]]:
     return {name: count(target) for name, target in doors.TARGETS.items()}
 
 
-def show(found: dict[str, dict[str, int]]) -> None:
-    """Print the table."""
+def shown(found: dict[str, dict[str, int]]) -> str:
+    """The table."""
     rows = [
         [NAMES[name], sum(c.values()), c["right"], c["refused"], c["findings"]] for name, c in sorted(found.items())
     ]
     total = [sum(column) for column in zip(*(row[1:] for row in rows), strict=True)]
     header = ["input to", "cases", "right results", "clear errors", "findings"]
-    table(header, [*rows, ["**all**", *total]])
+    return markdown(header, [*rows, ["**all**", *total]])
 
 
 def main(argv: Sequence[str], out: Path) -> None:
@@ -89,5 +89,6 @@ def main(argv: Sequence[str], out: Path) -> None:
     found = fuzz(5 if args.smoke else args.cases, args.seed)
     results = json.loads(out.read_text()) if out.is_file() else {}
     results["fuzz"] = {"seed": args.seed, "targets": found}
+    results.setdefault("measured", {})["fuzz"] = stamp()
     write_whole(out, json.dumps(results, indent=1, sort_keys=True) + "\n")
-    show(found)
+    print(shown(found))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from common.command import add_out, results_folder
 from common.data import relu_features
-from common.store import write_whole
+from common.store import stamp, write_whole
 from common.tables import table
 from common.timing import race
 from common.training import loss
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     header = [k for k in rows[0] if k != "buckets"]
     table(header, [[row[k] for k in header] for row in rows])
-    write_whole(results_folder(args) / "head.json", json.dumps(rows, indent=1))
+    write_whole(results_folder(args) / "head.json", json.dumps({"measured": stamp(), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

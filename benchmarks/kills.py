@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.store import stamp
+
 ROOT = Path(__file__).parents[1]
 LOGGER = '[{"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "digits"}}]'
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
@@ -332,6 +334,7 @@ def main(argv: Sequence[str], out: Path) -> None:
         found = kills(Path(folder), args.least, args.seed)
     content = json.loads(out.read_text()) if out.exists() else {}
     content["kills"] = found
+    content.setdefault("measured", {})["kills"] = stamp()
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(content, indent=1) + "\n")
     print(json.dumps(found, indent=1))

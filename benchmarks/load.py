@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common.store import write_whole
+from common.store import stamp, write_whole
 from common.tables import table
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -114,4 +114,7 @@ def main(argv: Sequence[str], out: Path) -> None:
     worst = max(row["MiB beyond"] for row in rows)
     print(f"\nat the most {worst / 1024:.2f} GiB beyond a small run; the limit is {LIMIT} GiB")
     known = json.loads(out.read_text()) if out.is_file() else {}
-    write_whole(out, json.dumps(known | {"load": rows}, indent=1) + "\n")
+    write_whole(
+        out,
+        json.dumps(known | {"load": rows, "measured": known.get("measured", {}) | {"load": stamp()}}, indent=1) + "\n",
+    )

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from bif import read_bif
+from common.store import stamp
 from common.tables import table
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
@@ -267,7 +268,7 @@ def posterior(data: Path, seeds: int, out: Path, match: str = "") -> None:
     known = read()
     for name, compute in cells(data, seeds, peers):
         if name not in known and match in name:
-            found = compute()
+            found = compute() | {"measured": stamp()}
             known = read() | {name: found}  # another call may have added cells
             path.write_text(json.dumps(known, indent=1))
             print(name, {k: round(v, 3) for k, v in known[name].items() if isinstance(v, float)}, flush=True)

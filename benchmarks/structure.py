@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from bif import read_bif
 from common.data import relu_features
+from common.store import stamp
 from common.tables import table
 from counting import counts
 from growth import measure
@@ -80,6 +81,7 @@ def save(section: str, content: Any) -> None:
     path = OUT / "structure.json"
     everything = json.loads(path.read_text()) if path.exists() else {}
     everything[section] = content
+    everything.setdefault("measured", {})[section] = stamp()
     path.write_text(json.dumps(everything, indent=1))
 
 

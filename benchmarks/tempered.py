@@ -1,6 +1,6 @@
 """Calibration under corruption at the same price for all: what is made of a network's own logits.
 
-    python benchmarks/tempered.py --data DIR     # docs/results/tempered.json, tables of docs/unknown.md
+    python benchmarks/tempered.py --data DIR     # docs/results/tempered.json
     python benchmarks/tempered.py --smoke
 
 A frozen ResNet-20 on CIFAR-10. Everything is fitted to 2,000 validation images; 8,000 test images tell the price, the
@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from common.command import arguments, parse
 from common.readings import LAYERS, channels, stage_columns, stage_widths
-from common.store import RESULTS, Cell, Store
+from common.store import Cell, Store
 from common.tables import markdown
 from common.tasks import Sample
 from honest import Edgeless, Full, predicted, shift, trained, wired
 from scipy import optimize
 from torch import Tensor
 from torch.nn import functional as F
-from unknown import Bed, public_bed, write_page
+from unknown import Bed, public_bed
 
 from brainet_pl.calibration import DensityScaling, TemperatureScaling
 from brainet_pl.network import Ensemble, MCDropout
@@ -300,8 +300,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         cells[name] = store.cell(name, run)
         print(name, "done", flush=True)
     print(table(cells))
-    if args.out == RESULTS:
-        write_page({"tempered": table(cells)})
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from common.command import add_out, results_folder
 from common.data import synthetic_uci
-from common.store import write_whole
-from common.tables import spread, table
+from common.store import stamp, write_whole
+from common.tables import markdown, spread, table
 from common.timing import race
 from numpy.typing import NDArray
 from torch import Tensor
@@ -361,7 +361,7 @@ def evaluate(data: str, name: str, variant: str, splits: list[int], settings: di
     results = train_groups(variant, name, replicas, trees, MEMBERS)
     seconds = round((time.perf_counter() - start) / len(splits), 2)
     return [
-        {"set": name, "variant": variant, "split": split, "seconds": seconds, **result}
+        {"set": name, "variant": variant, "split": split, "seconds": seconds, "measured": stamp(), **result}
         for split, result in zip(splits, results, strict=True)
     ]
 
@@ -388,37 +388,43 @@ def run(out: Path, data: str, names: list[str], variants: list[str], splits: int
             print(f"{i + 1} of {len(todo)} groups of cells, {time.perf_counter() - start:.0f} s", flush=True)
 
 
+FAMILIES = {"Deep Ensembles": ("ensemble", "brainet_ensemble"), "MC-dropout": ("mc_dropout", "brainet_dropout")}
+
+
 def show(out: Path) -> None:
     """Tables of RMSE and NLL, mean ± standard deviation over splits, beside the paper's; then who wins."""
     cells = finished(out)
-    for family, plain, ours in (
-        ("Deep Ensembles", "ensemble", "brainet_ensemble"),
-        ("MC-dropout", "mc_dropout", "brainet_dropout"),
-    ):
-        there = {c["variant"] for c in cells}
-        others = [plain, *(v for v in (f"{ours}_stacked", f"{ours}_shuffled") if v in there)]
-        for metric, at in (("reg/NLL", 2), ("reg/RMSE", 0)):
-            rows, tally = [], {}
-            for name in SETS:
-                found = {v: _by_split(cells, name, v, metric) for v in (ours, *others)}
-                if not found[plain] or not found[ours]:
-                    continue
-                digits = 4 if name == "naval" and at == 0 else 3 if name in ("kin8nm", "naval") else 2
-                row: list[Any] = [name, len(found[ours])]
-                row += [spread(list(found[v].values()), digits) for v in (plain, ours)]
-                row += [f"{PAPER[name][v][at]:.{digits}f} ± {PAPER[name][v][at + 1]:.{digits}f}" for v in (plain, ours)]
-                for other in others:
-                    row.append(_verdict(found[ours], found[other], digits, tally.setdefault(other, [])))
-                rows.append(row)
-            names = {other: other.removeprefix(f"{ours}_") if other != plain else "plain" for other in others}
-            header = ["set", "splits", "plain", "BRAINet", "paper: plain", "paper: BRAINet"]
-            print(f"\n{metric.removeprefix('reg/')}, {family}:")
-            table(header + [f"BRAINet - {name}" for name in names.values()], rows)
-            print()
-            for other, verdicts in tally.items():
-                counts = {word: sum(v == word for v in verdicts) for word in ("better", "equal", "worse")}
-                if sum(counts.values()):
-                    print(f"BRAINet against {names[other]}: {', '.join(f'{n} {word}' for word, n in counts.items())}.")
+    for family in FAMILIES:
+        for metric in ("NLL", "RMSE"):
+            found, tally = compared(cells, family, metric)
+            print(f"\n{metric}, {family}:\n\n{found}\n\n" + "\n".join(tally))
+
+
+def compared(cells: list[dict[str, Any]], family: str, metric: str) -> tuple[str, list[str]]:
+    """The table of a family and a metric, and a line for each variant that BRAINet is compared with."""
+    plain, ours = FAMILIES[family]
+    there, at = {c["variant"] for c in cells}, {"NLL": 2, "RMSE": 0}[metric]
+    others = [plain, *(v for v in (f"{ours}_stacked", f"{ours}_shuffled") if v in there)]
+    rows, tally = [], {}
+    for name in SETS:
+        found = {v: _by_split(cells, name, v, f"reg/{metric}") for v in (ours, *others)}
+        if not found[plain] or not found[ours]:
+            continue
+        digits = 4 if name == "naval" and at == 0 else 3 if name in ("kin8nm", "naval") else 2
+        row: list[Any] = [name, len(found[ours])]
+        row += [spread(list(found[v].values()), digits) for v in (plain, ours)]
+        row += [f"{PAPER[name][v][at]:.{digits}f} ± {PAPER[name][v][at + 1]:.{digits}f}" for v in (plain, ours)]
+        for other in others:
+            row.append(_verdict(found[ours], found[other], digits, tally.setdefault(other, [])))
+        rows.append(row)
+    names = {other: other.removeprefix(f"{ours}_") if other != plain else "plain" for other in others}
+    header = ["set", "splits", "plain", "BRAINet", "paper: plain", "paper: BRAINet"]
+    lines = []
+    for other, verdicts in tally.items():
+        counts = {word: sum(v == word for v in verdicts) for word in ("better", "equal", "worse")}
+        if sum(counts.values()):
+            lines.append(f"BRAINet against {names[other]}: {', '.join(f'{n} {word}' for word, n in counts.items())}.")
+    return markdown(header + [f"BRAINet - {name}" for name in names.values()], rows), lines
 
 
 def _by_split(cells: list[dict[str, Any]], name: str, variant: str, metric: str) -> dict[int, float]:
@@ -466,7 +472,7 @@ def speed(out: Path, seconds: float) -> None:
                 rows.append([label, members, batch, 1e3 * took["batched"], took["loop"] / took["batched"]])
     table(["structure", "members", "batch", "batched step, ms", "loop / batched"], rows)
     names = ("structure", "members", "batch", "batched ms", "ratio")
-    content = [dict(zip(names, row, strict=True)) for row in rows]
+    content = {"measured": stamp(), "rows": [dict(zip(names, row, strict=True)) for row in rows]}
     write_whole(out / "uci_speed.json", json.dumps(content, indent=1))
 
 

@@ -1,14 +1,14 @@
 """Unknown images against the strongest detectors, on one network and the same images for all.
 
     python benchmarks/unknown.py --data DIR            # choose: networks of six classes, no set of the test is read
-    python benchmarks/unknown.py --data DIR --final    # the test: docs/results/unknown.json, tables of docs/unknown.md
+    python benchmarks/unknown.py --data DIR --final    # the test: docs/results/unknown.json
     python benchmarks/unknown.py --smoke
 
 The test is a frozen ResNet-20 on CIFAR-10: TinyImageNet is near; SVHN, MNIST, Fashion-MNIST and notMNIST are far. The
 first 2,000 test images validate, the other 8,000 are known. All detectors read the same features and logits. Forms
 of `Combined` are compared on ResNet-8s that know six of ten classes of CIFAR-10 and of Fashion-MNIST, where the other
 four classes are near and the other data sets far, and on the three grey sets that are far for the ResNet-20. SVHN and
-TinyImageNet are read with `--final` alone; docs/unknown.md tells what was chosen before and after that.
+TinyImageNet are read with `--final` alone; docs/howto/unknown.md tells what was chosen before and after that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from common.command import arguments, parse
 from common.data import last_layer
 from common.left_out import trained
 from common.readings import LAYERS, SMALL, Reading, Readings, stage_columns, stage_widths, synthetic_reading
-from common.store import RESULTS, Cell, Store
+from common.store import Cell, Store
 from common.tables import markdown
 from torch import Tensor
 
@@ -83,7 +83,6 @@ TITLES = {
     "generative": "`Generative`, last layer",
     "stages": "`Stages`",
 }
-PAGE = Path(__file__).parents[1] / "docs" / "unknown.md"
 
 
 class Bed(NamedTuple):
@@ -273,17 +272,6 @@ def leaderboard(cells: Mapping[str, Cell]) -> str:
     return markdown(header, rows)
 
 
-def write_page(parts: Mapping[str, str], page: Path = PAGE) -> None:
-    """Put tables between their marks in the page."""
-    text = page.read_text()
-    for name, content in parts.items():
-        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, _, rest = text.partition(start)
-        _, _, after = rest.partition(end)
-        text = f"{before}{start}\n{content}\n\n{end}{after}"
-    page.write_text(text)
-
-
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -306,8 +294,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.final or args.smoke:
         cells = store.cell("test", partial(final, bed))
         show(cells)
-        if args.out == RESULTS:
-            write_page({"leaderboard": leaderboard(cells)})
     if args.data is None:
         return
     if args.final:

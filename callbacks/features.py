@@ -37,7 +37,7 @@ class FeatureCache(Callback, FeatureFolder):
 
     Features are kept on disk and memory-mapped: a further run with the same weights, layers, data and transforms, with
     any head, takes them from there, and so do the structure and the scores. They are checked before they are used;
-    `brainet cache` lists them, and `brainet cache clear` deletes them (docs/features.md).
+    `brainet cache` lists them, and `brainet cache clear` deletes them (docs/howto/features.md).
 
     Only for a frozen backbone and a datamodule; training data comes un-augmented where the datamodule offers
     `structure_dataloader`. Testing and predicting use the inputs as always.

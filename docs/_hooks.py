@@ -52,7 +52,7 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, **_):
     """Files of the repository are no pages: a link to one becomes its name and path."""
-    return re.sub(r"\[`?([^\]`]+)`?\]\(\.\./([^)]+\.py)\)", r'<code title="\2">\1</code>', markdown)
+    return re.sub(r"\[`?([^\]`]+)`?\]\((?:\.\./)+([^)]+\.py)\)", r'<code title="\2">\1</code>', markdown)
 
 
 def on_post_build(config):

@@ -19,6 +19,24 @@ from brainet_pl.network import Tree
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+# Files and tests that work with whole models: they train, export, serve, or start processes of their own.
+WHOLE_FILES = {
+    "test_cli.py", "test_estimators.py", "test_examples.py", "test_export.py", "test_folder.py", "test_fuzz.py",
+    "test_pretrained.py", "test_resume.py", "test_samples.py", "test_serve.py", "test_shares.py", "test_smoke.py",
+    "test_swap_fit.py", "test_wandb.py",
+}  # fmt: skip
+WHOLE_TESTS = {"test_python_blocks", "test_shell_lines", "test_twenty_lines_with_lightning", "test_a_mix_is_explained"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items):
+    """Mark as `integration` what works with a whole model; whoever asks for a Trainer trains one."""
+    for item in items:
+        trains = "quiet_trainer" in item._fixtureinfo.argnames
+        if trains or item.path.name in WHOLE_FILES or item.originalname in WHOLE_TESTS:
+            item.add_marker(pytest.mark.integration)
+
+
 @pytest.fixture(scope="session")
 def random_dag():
     """A function (seed, d, p) -> boolean (d, d) adjacency of a DAG with edge probability p."""

@@ -24,7 +24,11 @@ PYTHON = {
     for page, text in PAGES.items()
     for i, code in enumerate(code for kind, code in BLOCK.findall(text) if kind == "python")
 }
-NEEDS = {"text.md-0": "transformers", "export.md-0": "onnxruntime", "production.md-0": "fastapi"}  # of an extra
+NEEDS = {
+    "tutorials/text.md-0": "transformers",
+    "howto/export.md-0": "onnxruntime",
+    "howto/production.md-0": "fastapi",
+}  # of an extra
 SHELL = {
     page: [line for kind, code in BLOCK.findall(text) if kind == "bash" for line in code.splitlines()]
     for page, text in PAGES.items()
@@ -52,7 +56,7 @@ def test_there_is_something_to_run_and_every_block_says_what_it_is():
     for page, text in PAGES.items():
         assert {kind for kind, _ in BLOCK.findall(text)} <= KINDS, page
         assert text.count("```") == 2 * len(BLOCK.findall(text)), page
-    assert [page for page, text in PAGES.items() if "```py\n" in text] == ["lightning.md"]
+    assert [page for page, text in PAGES.items() if "```py\n" in text] == ["howto/lightning.md"]
 
 
 def some_slow(names, slow):
@@ -60,7 +64,7 @@ def some_slow(names, slow):
     return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
-@pytest.mark.parametrize("name", some_slow(PYTHON, {"export.md-0", "production.md-0", "wandb.md-0"}))
+@pytest.mark.parametrize("name", some_slow(PYTHON, {"howto/export.md-0", "howto/production.md-0", "howto/wandb.md-0"}))
 def test_python_blocks(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
@@ -68,7 +72,7 @@ def test_python_blocks(name):
 
 
 def test_the_tabular_example_takes_twenty_lines():
-    assert len([line for line in PYTHON["tabular.md-0"].splitlines() if line.strip()]) <= 20
+    assert len([line for line in PYTHON["tutorials/tabular.md-0"].splitlines() if line.strip()]) <= 20
 
 
 def run(line):
@@ -82,21 +86,24 @@ def run(line):
 
 
 @pytest.mark.parametrize(
-    "page", some_slow([page for page in SHELL if page != "machines.md"], {"export.md", "index.md", "production.md"})
+    "page",
+    some_slow(
+        [page for page in SHELL if page != "howto/machines.md"], {"howto/export.md", "index.md", "howto/production.md"}
+    ),
 )
 def test_shell_lines(page):
     for line in SHELL[page]:
         run(line)
-    if page == "runs.md":
+    if page == "tutorials/runs.md":
         assert Path("runs/digits/version_0/report.html").is_file()
-    if page == "compare.md":
+    if page == "howto/compare.md":
         assert "Linear" in Path("comparison.md").read_text()
 
 
 @pytest.mark.slow
 def test_shell_lines_of_several_processes():
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    (line,) = SHELL["machines.md"]
+    (line,) = SHELL["howto/machines.md"]
     words = [sys.executable, "-m", "brainet_pl.cli", *shlex.split(line)[1:]]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -162,7 +169,7 @@ def test_every_page_is_in_the_navigation_of_the_site():
 
 
 def test_names_of_the_reference_exist():
-    names = re.findall(r"^::: ([\w.]+)$", "".join(text for page, text in PAGES.items() if "api/" in page), re.M)
+    names = re.findall(r"^::: ([\w.]+)$", "".join(text for page, text in PAGES.items() if "reference/" in page), re.M)
     assert len(names) > 30
     for name in names:
         module, _, attribute = name.rpartition(".")

@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
 Cell = dict[str, float]
+NUMBERS = {  # of a stamp: where the code says them, so that nothing has to be imported
+    "version": ("brainet_pl/__init__.py", r'^__version__ = "(.+)"'),
+    "algorithm": ("brainet_pl/structure/cache.py", r"^ALGORITHM = (\d+)"),
+    "layout": ("brainet_pl/network/plan.py", r"^LAYOUT = (\d+)"),
+}
+
+
+def numbers_of_code() -> dict[str, str]:
+    """Version of the library, algorithm of its structures, layout of its heads: what results depend on."""
+    found = {}
+    for name, (file, pattern) in NUMBERS.items():
+        match = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.M)
+        assert match, f"{file} has no line {pattern}"
+        found[name] = match[1]
+    return found
+
+
+@cache
+def stamp() -> str:
+    """What a new result is measured with: "version / algorithm / layout / commit", a + if files differ from it."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return " / ".join([*numbers_of_code().values(), done.stdout.strip() if done.returncode == 0 else "?"])
 
 
 class Store:
-    """Finished cells in a JSON file, with the settings they were made with; other settings start anew.
+    """Finished cells in a JSON file, with what each was measured with; other settings start anew.
 
     Args:
         path: the file.
@@ -34,6 +61,7 @@ class Store:
         """The stored cell, or a new one."""
         if key not in self.content["cells"]:
             self.content["cells"][key] = make()
+            self.content.setdefault("measured", {})[key] = stamp()
             self.save()
         return self.content["cells"][key]
 

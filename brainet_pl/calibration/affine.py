@@ -19,7 +19,7 @@ from brainet_pl.tasks import Classification, Task
 Floats = NDArray[np.float64]
 LEAST = 1e-12  # a probability of 0 would be -∞, whatever the weights
 # Prior deviation of a class's own weight and bias around temperature scaling; chosen on six tables, shown on seven
-# others (docs/calibration.md).
+# others (docs/howto/calibration.md).
 OWN_SPREAD = 0.1
 
 

@@ -16,7 +16,7 @@ from brainet_pl.calibration.base import Calibrator
 FOLDS = 5
 WEIGHTS = 11  # mixing weights that are tried, from 0 to 1
 # How many samples the plain prediction is taken at its word for, and the standard errors by which a mixture must be
-# better on all others; chosen on six tables, shown on seven others (docs/calibration.md).
+# better on all others; chosen on six tables, shown on seven others (docs/howto/calibration.md).
 PLAIN_SAMPLES, STANDARD_ERRORS = 100, 2.0
 
 

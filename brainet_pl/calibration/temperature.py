@@ -13,7 +13,7 @@ from brainet_pl.metrics.measures import check_classes
 
 HIGHEST = 20.0  # temperature; the lowest is 1 / HIGHEST
 # Standard deviation of log τ before any data. A held-out set of 20 to 70 rows without an error would ask for τ = 0, and
-# thousands of rows outweigh the prior. Chosen on six tables, shown on seven others (docs/battery.md).
+# thousands of rows outweigh the prior. Chosen on six tables, shown on seven others (docs/benchmarks/battery.md).
 PRIOR = 0.35
 STEPS = 60  # between τ = 1 and its limit, in which the first maximum is looked for
 AT_ONCE = 6  # steps that are taken before the device is read

@@ -173,8 +173,8 @@ def test_the_module_is_of_the_namespace():
 
 
 def test_twenty_lines_with_lightning(tmp_path):
-    """The script of docs/lightning.md, in a process where nothing says which namespace but its imports."""
-    (script,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "lightning.md").read_text(), re.S)
+    """The script of docs/howto/lightning.md, in a process where nothing says which namespace but its imports."""
+    (script,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "howto" / "lightning.md").read_text(), re.S)
     assert len([line for line in script.splitlines() if line.strip()]) <= 20
     assert (ROOT / "examples" / "lightning_namespace.py").read_text().endswith(script)
     said = python(tmp_path, script).splitlines()[-1].split()

@@ -200,7 +200,7 @@ def test_the_command_serves_and_a_stop_loses_nothing(served, start):
     """SIGTERM in the middle of many requests: what the model was asked is answered, and the exit is clean.
 
     A connection between two requests is closed at once, maybe while its client writes the next one. The model never
-    sees that request, so it is to be sent again elsewhere: the rule for clients in docs/production.md.
+    sees that request, so it is to be sent again elsewhere: the rule for clients in docs/howto/production.md.
     """
     server, address = start(served[1])
     answered, unseen, started = [], [], threading.Barrier(5)

@@ -12,9 +12,10 @@ import argparse
 import base64
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from brainet_pl._utils.atomic import atomic_write
 from brainet_pl._utils.inside import write_inside
@@ -40,8 +41,9 @@ def render(run: Run) -> str:
     return render_page(page_of(run))
 
 
-def render_page(page: Page) -> str:
-    """The HTML text of a page."""
+@cache
+def _template() -> Template:
+    """The compiled template, once a process: compiling takes as long as writing a page."""
     templates = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,  # always: the usual choice by file name would miss `.j2`
@@ -49,10 +51,14 @@ def render_page(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    return templates.get_template("page.html.j2")
+
+
+def render_page(page: Page) -> str:
+    """The HTML text of a page."""
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("style.css", "charts.js"))
     digest = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    template = templates.get_template("page.html.j2")
-    return template.render(page=page, frame=FRAME, style=style, script=script, digest=digest)
+    return _template().render(page=page, frame=FRAME, style=style, script=script, digest=digest)
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:

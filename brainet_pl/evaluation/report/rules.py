@@ -1,6 +1,6 @@
 """When a sentence of the report is green, amber or red: one table of rules, and one pure function for each.
 
-Numbers stand here alone: the functions read them, and the table, which the page and docs/report.md show, prints them.
+Numbers stand here alone: the functions read them, and the table of the page and of docs/howto/report.md prints them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,862 @@
+"""Every table of measurements in README and docs, made from docs/results; `make results-pages` writes them.
+
+    python benchmarks/pages.py            # write the tables into the pages
+    python benchmarks/pages.py --check    # say what differs, and write nothing; the fast tests do the same
+
+A new table: a function of the cells below, a line in `TABLES`, and its two marks in the page (`common/pages.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from common.pages import Quoted, Table, benchmark, filled, pages, stale
+from common.store import ROOT
+from common.tables import markdown, spread
+
+sys.path.append(str(Path(__file__).parent / "paper"))
+Cells = Mapping[str, Any]
+OURS, CONTROL = "BRAINet", "BRAINet, shuffled"
+HEADS = (OURS, CONTROL, "linear", "MLP", "MC-dropout", "ensemble", "Bayes")
+DATA = "--data DIR"
+
+
+def plain(value: float, digits: int) -> str:
+    """A number without the zero in front.
+
+    >>> plain(0.585, 2), plain(-0.5, 1), plain(1.936, 3)
+    ('.58', '-.5', '1.936')
+    """
+    return f"{value:.{digits}f}".replace("0.", ".", 1) if abs(value) < 0.9999 else f"{value:.{digits}f}"
+
+
+def runs(cells: Cells, *parts: str) -> list[Any]:
+    """All seeds of a cell, "task/head/0", "task/head/1", …"""
+    key, found = "/".join(parts), []
+    while f"{key}/{len(found)}" in cells:
+        found.append(cells[f"{key}/{len(found)}"])
+    return found
+
+
+def bold_least(texts: Sequence[str], values: Sequence[float]) -> list[str]:
+    """The text of the least value in bold."""
+    return [f"**{text}**" if value == min(values) else text for text, value in zip(texts, values, strict=True)]
+
+
+# -- heads with their defaults ----------------------------------------------------------------------------------------
+
+TASKS = {  # name of the cells → that of README
+    "digits": "digits",
+    "MNIST 5,000": "MNIST, 5,000 images",
+    "MNIST 60,000": "MNIST, 60,000 images (2 seeds)",
+    "Fashion-MNIST 5,000": "Fashion-MNIST, 5,000 images",
+    "stage 2, 4,000": "ResNet-20, stage 2, 4,000 images",
+    "stage 3, 4,000": "ResNet-20, stage 3, 4,000 images",
+    "last layer, 50,000": "ResNet-20, last layer, 50,000 images",
+    "concrete": "concrete",
+    "energy": "energy",
+    "kin8nm": "kin8nm",
+}
+SPLITS = ("yacht", "boston", "energy", "concrete", "wine")
+
+
+def nll(cells: Cells, task: str, head: str) -> list[float]:
+    """Test NLL of all seeds."""
+    return [one["test"]["nll"] for one in runs(cells, task, head)]
+
+
+def defaults(cells: Cells, tasks: Sequence[str], of: str) -> str:
+    """NLL and error or RMSE of every head."""
+    rows = []
+    for task in tasks:
+        means = [fmean(nll(cells, task, head)) for head in HEADS]
+        texts = []
+        for head, mean in zip(HEADS, means, strict=True):
+            behind = fmean(one["test"].get("err", one["test"].get("rmse")) for one in runs(cells, task, head))
+            texts.append(f"{mean:.4f} ({behind:.3g})")
+        rows.append([task, len(nll(cells, task, OURS)), *bold_least(texts, means)])
+    return markdown([of, "splits" if of == "set" else "seeds", *HEADS], rows)
+
+
+def short_defaults(cells: Cells) -> str:
+    """NLL alone, three digits."""
+    rows = []
+    for task, title in TASKS.items():
+        means = [fmean(nll(cells, task, head)) for head in HEADS]
+        digits = 4 if task == "digits" else 2 if task in ("concrete", "energy", "kin8nm") else 3
+        shown = [f"{mean:.{digits}f}" if mean < 0.2 or task != "digits" else f"{mean:.3f}" for mean in means]
+        best = min(mean for mean, head in zip(means, HEADS, strict=True) if head != CONTROL)
+        rows.append([title, *(f"**{s}**" if mean == best else s for s, mean in zip(shown, means, strict=True))])
+    titles = ["**BRAINet**", "shuffled wiring", "linear", "MLP", "MC-dropout", "ensemble of 5", "Bayes"]
+    return markdown(["task", *titles], rows)
+
+
+def differences(cells: Cells, tasks: Sequence[str], of: str) -> str:
+    """BRAINet less each other head, paired over seeds."""
+    paired = benchmark("defaults").paired
+    rows = [[t, *(str(paired(nll(cells, t, OURS), nll(cells, t, head))) for head in HEADS[1:])] for t in tasks]
+    return markdown([of, *HEADS[1:]], rows)
+
+
+def wins(cells: Cells) -> str:
+    """How often BRAINet is ahead."""
+    paired, outcome = benchmark("defaults").paired, benchmark("defaults").outcome
+    rows = []
+    for head in HEADS[1:]:
+        found = [outcome(paired(nll(cells, t, OURS), nll(cells, t, head))) for t in TASKS]
+        rows.append([head, *(found.count(kind) for kind in ("win", "tie", "loss"))])
+    return markdown(["against", "wins", "ties", "losses"], rows)
+
+
+def thresholds(cells: Cells) -> str:
+    """Rules for the threshold, and what the rule that other tasks choose costs."""
+    tasks = [task for task in TASKS if any(key.startswith(f"{task}/") for key in cells)]
+    rules = ["auto", "2 % of pairs", "10 % of pairs", "30 % of pairs", "0.05 nats", "0.3 nats", "never split"]
+    means = {t: {r: fmean(cells[f"{t}/{r}/{seed}"]["nll"] for seed in (10, 11)) for r in rules} for t in tasks}
+    choose, rows = benchmark("thresholds").choose, []
+    for task, found in means.items():
+        chosen = choose(means, [other for other in tasks if other != task])
+        cost = found[chosen] - min(found.values())
+        rows.append([task, *(f"{found[rule]:.4f}" for rule in rules), chosen, f"{cost:.4f}"])
+    return markdown(["task", *rules, "chosen by the others", "cost"], rows)
+
+
+def hierarchy(cells: Cells) -> str:
+    """Alternatives at every node."""
+    rows = []
+    for task, title in {"MNIST 5,000": "MNIST, 5,000 images", "stage 2, 4,000": TASKS["stage 2, 4,000"]}.items():
+        for tree in ("four structures", "s=2, norm", "s=3, norm"):
+            found = runs(cells, task, tree)
+            parts = [
+                plain(fmean(o["val"]["nll"] for o in found), 3),
+                plain(fmean(o["val"]["AUROC MI"] for o in found), 3),
+            ]
+            parts += [plain(fmean(o["test"]["nll"] for o in found), 3), f"{fmean(o['test']['err'] for o in found):.3g}"]
+            parts.append(plain(fmean(o["test"]["AUROC MI"] for o in found), 3))
+            size = f"{fmean(one['sub-networks'] for one in found):.0f}"
+            rows.append([title, tree.replace("=", " = "), size, f"{fmean(o['ms a step'] for o in found):.1f}", *parts])
+    return markdown(
+        ["task", "tree", "sub-networks", "ms a step", "validation NLL", "MI", "test NLL", "error %", "MI"], rows
+    )
+
+
+# -- the battery ------------------------------------------------------------------------------------------------------
+
+ROWS = {  # of each table, at most 2,000
+    "abalone": 2000, "adult6000": 2000, "auto_imports": 201, "german": 1000, "glass": 205, "horse-colic": 300,
+    "ionosphere": 351, "phoneme": 2000, "pima-indians-diabetes": 768, "sonar": 208, "winequality-white": 1994,
+    "iris": 150, "wine": 178, "breast_cancer": 569, "digits": 1797, "diabetes": 442, "uci-bostonHousing": 506,
+    "uci-yacht": 308, "uci-energy": 768, "uci-concrete": 1030,
+}  # fmt: skip
+FORMER = {  # measured before few sub-networks were averaged exactly
+    "abalone", "adult6000", "german", "phoneme", "pima-indians-diabetes", "winequality-white", "breast_cancer",
+    "digits",
+}  # fmt: skip
+
+
+def quality(cells: Cells) -> str:
+    """Loss and calibration beside four peers."""
+    rows = []
+    for task, count in ROWS.items():
+        first = runs(cells, "quality", task, OURS)[0]
+        key = "log_loss" if "log_loss" in first else "rmse"
+        peers = ["logistic regression" if key == "log_loss" else "ridge", "boosting", "forest", "MLP"]
+        means = {name: fmean(one[key] for one in runs(cells, "quality", task, name)) for name in (OURS, *peers)}
+        best = min(means[name] for name in peers)
+        ours = f"{means[OURS]:,.0f}" if means[OURS] > 1000 else f"{means[OURS]:.3g}"
+        told = ["", "", ""]
+        if key == "log_loss":
+            by = {n: fmean(one["ece"] for one in runs(cells, "quality", task, n)) for n in (OURS, *peers)}
+            told = [
+                f"{fmean(one[k] for one in runs(cells, 'quality', task, OURS)):.3g}" for k in ("uncalibrated", "best")
+            ]
+            told.append(f"{by[OURS]:.3g} / {min(by[n] for n in peers):.3g}")
+        others = [f"{means[n]:,.0f}" if means[n] > 1000 else f"{means[n]:.3g}" for n in peers]
+        mark = "†" if task in FORMER else ""
+        shown = f"**{ours}**" if means[OURS] <= 1.05 * best else ours
+        rows.append([task + mark, f"{count:,}", shown, *others, f"{means[OURS] / best:.2f}", *told])
+    header = ["task", "rows", OURS, "logistic regression / ridge", "boosting", "forest", "MLP", "to the best peer"]
+    return markdown([*header, "without τ", "best τ", "ECE"], rows)
+
+
+def left_out(cells: Cells) -> str:
+    """A class that was not trained on."""
+    names = (OURS, "energy", "entropy", "generative", "knn", "max-softmax", "k-NN", "Mahalanobis", "isolation forest")
+    rows = []
+    for task in ROWS:
+        for key in sorted(k for k in cells if k.startswith(f"unknown/{task}/")):
+            cell = cells[key]
+            shares = [f"{100 * cell[f'{n} known']:.0f} / {100 * cell[f'{n} unknown']:.0f}" for n in names]
+            rows.append([task, key.rsplit("/", 1)[1], *shares, f"{100 * cell['BRAINet AUROC']:.3g}"])
+    return markdown(["task", "left out", *names, "AUROC"], rows)
+
+
+def shifted(cells: Cells) -> str:
+    """Noise, gaps and permuted columns, with and without fading."""
+    kinds = {"clean": "clean", "noise 0.05": "σ = .05", "noise 0.2": "σ = .2", "noise 1": "σ = 1"}
+    kinds |= {"gone 0.1": "10 % missing", "gone 0.5": "50 % missing", "permuted": "permuted"}
+    parts, rows = ("accuracy", "plain ECE", "faded ECE", "unknown"), []
+    for task in sorted(task for task in ROWS if f"shift/{task}" in cells):
+        cell = cells[f"shift/{task}"]
+        price = 100 * (cell["clean faded NLL"] / cell["clean plain NLL"] - 1)
+        shares = (" / ".join(plain(cell[f"{kind} {part}"], 2) for part in parts) for kind in kinds)
+        rows.append([task, f"{price:+.1f} %", *shares])
+    return markdown(["task", "price", *kinds.values()], rows)
+
+
+# -- the paper --------------------------------------------------------------------------------------------------------
+
+AUROCS = {"max_softmax": "max p", "entropy": "entropy", "mutual_information": "MI", "expected_entropy": "exp. entropy"}
+
+
+def unknown_rows(found: Mapping[str, list[Any]], where: str, alone: Sequence[str]) -> list[list[str]]:
+    """Error, calibration and AUROC of heads; what has one pass has no mutual information."""
+    rows = []
+    for head, cells in found.items():
+        row = [head, *(spread([c[k] for c in cells], d) for k, d in (("err", 2), ("ece", 4), ("nll", 4)))]
+        for score in AUROCS:
+            none = head.split(" (")[0] in alone and score in ("mutual_information", "expected_entropy")
+            row.append("–" if none else spread([c[f"{where}/{score}/AUROC"] for c in cells], 1))
+        rows.append(row)
+    return rows
+
+
+def table1(cells: Cells) -> str:
+    """The paper's Table 1, beside it."""
+    titles = {"linear": "linear (650 parameters)", "MLP": "MLP", "MC-dropout": "MC-dropout"}
+    titles |= {"deep ensemble (5)": "deep ensemble of 5", OURS: OURS, "simultaneous": "BRAINet, simultaneous"}
+    titles |= {"BRAINet + dropout": "BRAINet + dropout", CONTROL: CONTROL}
+    titles |= {"BRAINet + dropout, shuffled": "BRAINet + dropout, shuffled"}
+    found = {}
+    for head, title in titles.items():
+        of, way = (OURS, "simultaneous") if head == "simultaneous" else (head, "stochastic")
+        found[title] = [one.get(way, one.get("15", next(iter(one.values())))) for one in runs(cells, of)]
+    rows = unknown_rows(found, "svhn", ("linear", "MLP", "BRAINet, simultaneous"))
+    paper = {"baseline": "7.7 | | | 90.4 | 90.7 | – | –", "MC-dropout": "8.2 | | | 90.7 | 90.3 | 84.7 | 90.6"}
+    paper["BRAINet"] = "7.5 | | | 92.1 | 92.6 | 91.9 | 93.0"
+    rows += [[f"*paper: {name}*", *(v.strip() for v in values.split("|"))] for name, values in paper.items()]
+    return markdown(["head", "error %", "ECE", "NLL", *(f"AUROC {c}" for c in AUROCS.values())], rows)
+
+
+def taps_table1(cells: Cells) -> str:
+    """The same with features of stage 2."""
+    found = {
+        head: runs(cells, "table1", head)
+        for head in ("linear", "MLP", "MC-dropout", "ensemble", "Bayes", OURS, CONTROL)
+    }
+    rows = unknown_rows(found, "SVHN", ("linear", "MLP"))
+    return markdown(["head", "error %", "ECE", "NLL", *(f"AUROC {c}" for c in AUROCS.values())], rows)
+
+
+FOUR = (("nll", 4), ("err", 2), ("brier", 4), ("ece", 4))
+
+
+def mnist_size(cells: Cells) -> str:
+    """Ensembles and BRAINets of one to three sizes."""
+    lines = [("1/ensemble of 1 × 240k", "one network", "15"), ("1/ensemble, 2 members", "ensemble, 2 members", "15")]
+    lines += [("1/ensemble, 5 members", "ensemble, 5 members", "15"), ("1/BRAINet", "**BRAINet**", "15")]
+    lines += [("1/BRAINet", "BRAINet, simultaneous", "simultaneous"), ("1/BRAINet, shuffled", CONTROL, "15")]
+    for size in (2, 3):
+        lines += [(f"{size}/ensemble of {size} × 240k", f"ensemble of {size} × 240k", "15")]
+        lines += [(f"{size}/BRAINet", "**BRAINet**", "15")]
+    rows = []
+    for key, title, way in lines:
+        found = [one.get(way, next(iter(one.values()))) for one in runs(cells, key)]
+        rows.append([title, key[0], *(spread([c[k] for c in found], d) for k, d in FOUR)])
+    return markdown(["method", "parameters / 240k", "NLL", "error %", "Brier", "ECE"], rows)
+
+
+def ablation(cells: Cells) -> str:
+    """Thresholds, learned and shuffled."""
+    rows = []
+    for threshold in ("0", "0.01", "0.02", "0.05", "0.1", "0.2"):
+        row = [f"{threshold} (ensemble)" if threshold == "0" else threshold]
+        for key, digits in FOUR[:3]:
+            for head in (OURS, CONTROL):
+                found = [one["15"][key] for one in runs(cells, threshold, head)]
+                row.append(spread(found, digits) if found else "–")
+        rows.append(row)
+    names = (f"{name}, {wiring}" for name in ("NLL", "error %", "Brier") for wiring in ("learned", "shuffled"))
+    return markdown(["threshold", *names], rows)
+
+
+def structures(cells: Cells) -> str:
+    """Unique structures against the size of the training set."""
+    sizes = (100, 300, 1000, 3000, 10_000, 30_000, 60_000)
+    row = [spread([one["log10 unique"] for one in runs(cells, str(size))], 2) for size in sizes]
+    return markdown(["training images", *(f"{size:,}" for size in sizes)], [["unique structures (log10)", *row]])
+
+
+def operations(cells: Cells) -> str:
+    """Multiply-adds of one pass."""
+    rows, mlp = [], 239_291
+    for s in (2, 3):
+        for order in (1, 2):
+            drawn = [cells[f"s={s} order={order} threshold={t}"]["drawn"] for t in ("0.02", "0.05", "0.1", "0.2")]
+            texts = [f"{value:,.0f} ({mlp / value:.1f})" for value in drawn]
+            rows.append([s, order, *texts])
+    return markdown(["s", "largest order", "threshold 0.02 (times fewer)", "0.05", "0.1", "0.2"], rows)
+
+
+def table3(cells: Cells) -> str:
+    """Calibration error beside peers, before and after a temperature."""
+    titles = {
+        "SGD": "SGD, the network as it is",
+        "SWA": "SWA",
+        "SWAG": "SWAG",
+        "Laplace, last layer": "Laplace, last layer",
+    }
+    titles |= {n: n for n in ("linear, trained again", "MC-dropout", OURS, "BRAINet + dropout")}
+    rows = []
+    for name, title in titles.items():
+        found = [cells[name]] if name in cells else runs(cells, name)
+        row = [title]
+        for key in ("ece", "nll"):
+            for suffix in ("", " + temperature"):
+                values = [one[suffix][key] for one in found]
+                row.append(spread(values, 4) if len(values) > 1 else f"{values[0]:.4f}")
+        errors = [one[""]["err"] for one in found]
+        rows.append([*row, spread(errors, 2) if len(errors) > 1 else f"{errors[0]:.2f}"])
+    said = "SGD 0.0255, SWA 0.0203, SWAG 0.0053, KFAC-Laplace 0.0092, BRAINet 0.0036"
+    rows.append(["*paper, PreResNet-164*", said, "SWA-Temp 0.0172", "", "", ""])
+    return markdown(["method", "ECE", "with temperature", "NLL", "with temperature", "error %"], rows)
+
+
+def table2(cells: Cells) -> str:
+    """A learned confidence."""
+    titles = {"baseline": "baseline: MLP, max-softmax", "confidence": "confidence: MLP"}
+    titles |= {n: n for n in ("BRAINet + confidence", "BRAINet + confidence, shuffled", "BRAINet, max-softmax")}
+    keys = {"err": 2, "FPR95": 1, "DetErr": 1, "AUROC": 2, "AUPR_in": 2, "AUPR_out": 2}
+    rows = [
+        [title, *(spread([c[k] for c in runs(cells, n)], d) for k, d in keys.items())] for n, title in titles.items()
+    ]
+    paper = {"baseline": "5.28 43.8 12.0 93.5 94.6 91.7", "confidence": "5.63 19.5 9.2 97.0 97.4 96.5"}
+    paper[OURS] = "5.65 12.4 7.6 98.0 98.2 97.9"
+    rows += [[f"*paper: {name}*", *values.split()] for name, values in paper.items()]
+    return markdown(["head", "error %", "FPR95", "detection error", "AUROC", "AUPR in", "AUPR out"], rows)
+
+
+SCORES = {
+    "max-softmax": "max-softmax",
+    "energy": "energy",
+    "Mahalanobis": "Mahalanobis",
+    "Mahalanobis, length 1": "Mahalanobis, features of length 1",
+    "k-NN (k = 50), length 1": "k-NN (50th), features of length 1",
+    "generative, no edges": "generative, no edges",
+    "generative, shuffled wiring": "generative, shuffled wiring",
+    "generative, learned wiring": "**generative, learned wiring**",
+    "generative_weighted, learned wiring": "generative, weighted by the prediction",
+    "combined, learned wiring": "**combined with the energy**",
+    "generative, discrete": "generative, discrete (BDeu)",
+    "combined, discrete": "combined, discrete",
+}
+
+
+def generative(cells: Cells) -> str:
+    """Scores without a head."""
+    keys = [f"{where}/{what}" for where in ("svhn", "tiny") for what in ("AUROC", "FPR95")]
+    rows = [[title, *(f"{cells['anchors'][name][key]:.1f}" for key in keys)] for name, title in SCORES.items()]
+    return markdown(["score", "SVHN AUROC", "SVHN FPR95", "Tiny AUROC", "Tiny FPR95"], rows)
+
+
+def priors(cells: Cells) -> str:
+    """The weight of the prior of a class's covariances."""
+    rows = []
+    for weight in (10, 200, 1024, 5000, 20_000):
+        one = cells[f"prior {weight}"]["generative"]
+        keys = ("val log-likelihood", "svhn/AUROC", "tiny/AUROC")
+        rows.append([f"{weight:,}", *(f"{one[key]:.1f}" for key in keys)])
+    return markdown(["rows", "validation log-likelihood", "SVHN AUROC", "Tiny AUROC"], rows)
+
+
+# -- structures, times ------------------------------------------------------------------------------------------------
+
+METHODS = ("rai", "causal-learn BOSS", "causal-learn GRaSP")
+
+
+def _samples(cells: Cells) -> dict[tuple[str, str], dict[str, list[Any]]]:
+    """(problem, rows) → method → its samples, in the order of the benchmark."""
+    found: dict[tuple[str, str], dict[str, list[Any]]] = {}
+    for key, cell in cells["accuracy"]["cells"].items():
+        problem, rows, _, method = key.split(" | ")
+        found.setdefault((problem, rows), {}).setdefault(method, []).append(cell)
+    places = list(dict.fromkeys(problem for problem, _ in found))
+    return dict(sorted(found.items(), key=lambda item: (places.index(item[0][0]), int(item[0][1]))))
+
+
+def _finished_by_all(cells: Cells) -> dict[str, list[Any]]:
+    """method → the samples of all problems that every method finishes."""
+    common = [
+        by for by in _samples(cells).values() if all(m in by and all("shd" in cell for cell in by[m]) for m in METHODS)
+    ]
+    return {method: [cell for by in common for cell in by[method]] for method in METHODS}
+
+
+def _means(samples: list[Any]) -> list[str]:
+    """Distance, F1 and seconds."""
+    return [
+        f"{fmean(cell[k] for cell in samples):{form}}"
+        for k, form in (("shd", ".1f"), ("f1", ".2f"), ("seconds", ".1f"))
+    ]
+
+
+def accuracy(cells: Cells) -> str:
+    """Distance to the true graph beside BOSS and GRaSP, the mean over samples; "> limit" where one ran out of time."""
+
+    def shown(samples: list[Any]) -> str:
+        if not all("shd" in cell for cell in samples):
+            return f"> {max(cell.get('not finished in', 0) for cell in samples)} s"
+        return "{} ({}, {} s)".format(*_means(samples))
+
+    lines = [
+        [problem, f"{int(rows):,}", *(shown(by[m]) if m in by else "" for m in METHODS)]
+        for (problem, rows), by in _samples(cells).items()
+    ]
+    common = _finished_by_all(cells)
+    lines.append(["mean of those that all three finish", "", *(shown(common[method]) for method in METHODS)])
+    return markdown(["problem", "rows", "rai", "BOSS", "GRaSP"], lines)
+
+
+def accuracy_means(cells: Cells) -> str:
+    """The last line of `accuracy`, for the page of those who only want the structure."""
+    names = ["`rai`", "BOSS (causal-learn, with this package's counts)", "GRaSP (the same)"]
+    common = _finished_by_all(cells)
+    rows = [[name, *_means(common[method])] for name, method in zip(names, METHODS, strict=True)]
+    return markdown(["", "SHD", "F1", "seconds"], rows)
+
+
+def by_chance(bins: list[list[float]], draws: int = 400) -> float:
+    """The ECE that probabilities would have on average if they were exactly right, from counts and sums by bin."""
+    dice, gap = random.Random(0), 0.0
+    for count, total in zip(bins[0], bins[1], strict=True):
+        for _ in range(draws if count else 0):
+            gap += abs(sum(dice.random() < total / count for _ in range(int(count))) - total) / draws
+    return gap / max(1.0, sum(bins[0]))
+
+
+def posterior(cells: Cells) -> str:
+    """Probabilities of edges beside bootstrapped peers."""
+    peers = ("BOSS, bootstrapped", "hill climbing, bootstrapped", "order MCMC")
+    rows = []
+    for key, cell in cells.items():
+        by = {
+            k: [f"{cell[p][k]:.3f}" if p in cell else "–" for p in ("posterior", *peers, "tree")] for k in ("ap", "ece")
+        }
+        right = f"{by['ece'][0]} ({by_chance(cell['posterior']['bins']):.3f})"
+        row = [key.rsplit("/", 1)[0], by["ap"][0], " / ".join(by["ap"][1:4]), right, " / ".join(by["ece"][1:4])]
+        ahead = f"{round(cell['MAP less rai'], 1) + 0.0:+.1f}"  # no -0.0
+        rows.append([*row, by["ece"][4], ahead, f"{cell['seconds']:.1f}"])
+    names = "of BOSS / hill climbing / order MCMC"
+    return markdown(
+        ["cell", "AP", f"AP {names}", "ECE (by chance)", f"ECE {names}", "ECE of the tree", "MAP less rai", "seconds"],
+        rows,
+    )
+
+
+def scale(cells: Cells) -> str:
+    """Large tables."""
+    extraction, rows = cells["scale"]["resnet20_extraction_seconds"], []
+    for name, cell in cells["scale"].items():
+        if isinstance(cell, dict):
+            took = f"{cell['seconds']:.1f}"
+            if name.startswith("ResNet"):
+                took += f" ({cell['seconds'] / extraction:.2f} of ResNet-20's extraction)"
+            rows.append([name, took, f"{cell['tests']:,}", f"{cell['peak_gib']:.2f}"])
+    return markdown(["data, test", "seconds", "CI tests", "peak GiB so far"], rows)
+
+
+def counts(cells: Cells) -> str:
+    """Discrete tests, before and now."""
+    rows = [
+        [name, f"{c['tests']:,}", f"{c['plain']:.1f}", f"{c['quick']:.1f}", f"{c['ratio']:.1f}"]
+        for name, c in cells["counts"].items()
+    ]
+    return markdown(["data", "CI tests", "before, s", "now, s", "ratio"], rows)
+
+
+def head(cells: Cells) -> str:
+    """Steps, passes and memory beside an MLP of equal size."""
+    ratios = ("step / MLP, per sample", "step / MLP, per batch", "simultaneous / MLP", "15 passes / MC-dropout")
+    ratios += ("memory / MLP", "operations of a sampled network")
+    rows = [
+        [r["features"], f"{r['parameters']:,}", r["threshold"], r["sub-networks"], *(f"{r[k]:.2f}" for k in ratios)]
+        for r in cells["rows"]
+    ]
+    return markdown(["features", "parameters", "threshold", "sub-networks", *ratios], rows)
+
+
+def uci(cells: Cells, family: str, metric: str) -> str:
+    """Appendix D of the paper, and how often BRAINet is ahead."""
+    table, tally = benchmark("uci").compared(cells["rows"], family, metric)
+    return table + "\n\n" + "\n".join(tally)
+
+
+def uci_speed(cells: Cells) -> str:
+    """Batched members against a loop."""
+    keys = ("structure", "members", "batch", "batched ms", "ratio")
+    return markdown(
+        ["structure", "members", "batch", "batched step, ms", "loop / batched"],
+        [[r[k] for k in keys] for r in cells["rows"]],
+    )
+
+
+def fuzz(cells: Cells) -> str:
+    """Strange inputs."""
+    return str(benchmark("fuzz").shown(cells["fuzz"]["targets"]))
+
+
+def load(cells: Cells) -> str:
+    """A million samples."""
+    rows = [
+        [
+            f"`brainet {r['command']}`",
+            f"{r['samples of each set']:,}",
+            *(f"{r[k]:,.0f}" for k in ("MiB before", "MiB beyond", "seconds")),
+        ]
+        for r in cells["load"]
+    ]
+    return markdown(["command", "samples of each set", "MiB before", "MiB beyond", "seconds"], rows)
+
+
+# -- layers and swapped heads -----------------------------------------------------------------------------------------
+
+
+def taps_cells(cells: Cells) -> list[tuple[str, str]]:
+    """Layer and number of images of all cells that have our head."""
+    found = {tuple(key.split("/")[:2]) for key in cells if key.split("/")[2:3] == [OURS]}
+    return sorted(found, key=lambda one: (one[0], int(one[1])))
+
+
+def taps(cells: Cells) -> str:
+    """NLL, error and ECE on earlier layers."""
+    rows = []
+    for tap, images in taps_cells(cells):
+        found = {h: runs(cells, tap, images, h) for h in HEADS}
+        means = [[fmean(c[k] for c in found[h]) for k in ("nll", "err", "ece")] for h in HEADS]
+        texts = bold_least([f"{m[0]:.4f} ({m[1]:.1f}, {m[2]:.3f})" for m in means], [m[0] for m in means])
+        rows.append([tap, f"{int(images):,}", len(found[OURS]), *texts])
+    return markdown(["tap", "images", "seeds", *HEADS], rows)
+
+
+def taps_differences(cells: Cells) -> str:
+    """BRAINet less others, paired."""
+    paired, rows = benchmark("defaults").paired, []
+    for tap, images in taps_cells(cells):
+        values = {h: [c["nll"] for c in runs(cells, tap, images, h)] for h in HEADS}
+        rows.append([tap, f"{int(images):,}", *(str(paired(values[OURS], values[h])) for h in HEADS[1:])])
+    return markdown(["tap", "images", *HEADS[1:]], rows)
+
+
+def taps_ood(cells: Cells) -> str:
+    """Unknown images by what the density reads."""
+    rows = []
+    for key, title in {"last layer": "last layer", "all stages": "means and deviations of all stages"}.items():
+        cell = cells[f"ood/{key}"]
+        rows.append(
+            [
+                title,
+                *(
+                    f"{cell[f'{s}/{k}']:.1f}"
+                    for s in ("SVHN", "TinyImageNet")
+                    for k in ("energy", "generative", "combined", "knn")
+                ),
+            ]
+        )
+    header = [
+        "read",
+        *(f"{s}{k}" for s in ("SVHN: ", "TinyImageNet: ") for k in ("energy", "generative", "combined", "k-NN")),
+    ]
+    return markdown(header, rows)
+
+
+def finetune(cells: Cells) -> str:
+    """Backbone and head trained together."""
+    keys = {"err": 2, "nll": 3, "ece": 3, "svhn/entropy/AUROC": 1, "svhn/energy/AUROC": 1}
+    published = cells["as published"]
+    rows = [["as published, not trained", *(f"{published[k]:.{d}f}" for k, d in keys.items()), "", ""]]
+    for name, title in {
+        "linear": "linear",
+        OURS: OURS,
+        "BRAINet, learned again": "BRAINet, learned again every epoch",
+    }.items():
+        found = runs(cells, name)
+        more = [f"{fmean(c['params'] for c in found):,.0f}", f"{fmean(c['seconds'] for c in found):.0f}"]
+        rows.append([title, *(spread([c[k] for c in found], d) for k, d in keys.items()), *more])
+    names = ["error %", "NLL", "ECE", "SVHN AUROC, entropy", "SVHN AUROC, energy", "parameters", "seconds"]
+    return markdown(["head", *names], rows)
+
+
+SWAPPED = {
+    "BRAINet": "**BRAINet**",
+    "shuffled": "BRAINet, shuffled",
+    "network": "the network's own logits",
+    "logistic regression": "logistic regression",
+    "Linear": "linear",
+    "MLP": "MLP",
+    "MCDropout": "MC-dropout",
+    "Ensemble": "ensemble of 5",
+    "Laplace": "Laplace",
+    "VBLL": "VBLL",
+    "SNGP": "SNGP",
+    "one call": "`swap_head(…).fit()`",
+}
+
+
+def swap(cells: Cells) -> str:
+    """Swapped heads on photographs and on CIFAR-10."""
+    columns = {(task, layers): {} for task in ("clothing", "cifar10") for layers in ("last", "auto")}
+    for (task, layers), by in columns.items():
+        most = len(runs(cells, task, layers, OURS))
+        for head in SWAPPED:
+            found = [cells[k] for i in range(most) if (k := f"{task}/{layers}/{head}/{i}") in cells]
+            if found:
+                by[head] = [fmean(c[k] for c in found) for k in ("nll", "err", "ece")] + [len(found), most]
+    rows = []
+    for head, title in SWAPPED.items():
+        row = [title]
+        for by in columns.values():
+            full = [values[0] for values in by.values() if values[3] == values[4]]
+            text = ""
+            if head in by:
+                loss, error, ece, done, most = by[head]
+                text = f"**{loss:.3f}**" if done == most and loss == min(full) else f"{loss:.3f}"
+                text += f" / {error:.1f} / {ece:.3f}" + (f" ({done} of {most})" if done < most else "")
+            row.append(text)
+        if any(row[1:]):
+            rows.append(row)
+    names = [
+        f"{task}, {layers} layer{'' if layers == 'last' else 's'}"
+        for task in ("clothing", "CIFAR-10")
+        for layers in ("last", "chosen")
+    ]
+    return markdown(["head", *names], rows)
+
+
+# -- unknown inputs, fading, drift ------------------------------------------------------------------------------------
+
+
+def leaderboard(cells: Cells) -> str:
+    """All detectors on one network."""
+    return str(benchmark("unknown").leaderboard(cells["test"]))
+
+
+def tempered(cells: Cells) -> str:
+    """Calibration under shift at one price."""
+    return str(benchmark("tempered").table(cells))
+
+
+def price(cell: Cells) -> str:
+    """What a method costs on clean data."""
+    return f"{100 * cell['cost']:+.1f} ± {100 * cell['cost se']:.1f} %"
+
+
+def honest(cells: Cells) -> str:
+    """CIFAR-10, corrupted and unknown images."""
+    names = {"network": "the network", "temperature scaling": "temperature scaling"}
+    names |= {"MC-dropout, temperature scaling": "MC-dropout head, temperature"}
+    names |= {"ensemble of 5 heads, temperature scaling": "ensemble of 5 heads, temperature"}
+    wirings = {"shuffled": "shuffled wiring", "no edges": "no edges", "full covariance": "full covariance"}
+    last = {"learned": "alone, learned", "shuffled": "shuffled", "no edges": "no edges"}
+    last |= {"full covariance": "full covariance", "k-NN": "k-NN"}
+    for cost in ("0.01", "0.04"):
+        names[f"stages, learned, {cost}"] = f"**brainet_pl, `cost={cost}`**"
+        names |= {f"stages, {key}, {cost}": f"… {title}" for key, title in wirings.items()}
+        names |= {
+            f"last layer, {key}, {cost}": f"… last layer {title}" if key == "learned" else f"… last layer, {title}"
+            for key, title in last.items()
+        }
+    rows = []
+    for name, title in names.items():
+        c = cells["cifar"][name]
+        of = name == "temperature scaling"
+        ratio = [
+            "1" if of else f"{plain(c[f'{k} ece ratio'], 3)} ± {plain(c[f'{k} ece ratio se'], 3)}"
+            for k in ("shifted", "worst")
+        ]
+        sure = " / ".join(plain(c[f"{n} confidence"], 2) for n in ("svhn", "tiny"))
+        row = [title, "–" if of else price(c), plain(c["ece"], 3), plain(c["shifted ece"], 3), *ratio]
+        rows.append(
+            [*row, f"{c['shifted nll']:.2f}", sure, " / ".join(f"{c[f'{n} auroc']:.1f}" for n in ("svhn", "tiny"))]
+        )
+    header = [
+        "predictions",
+        "clean NLL",
+        "clean ECE",
+        "corrupted ECE",
+        "of temperature's",
+        "severity 5, of temperature's",
+    ]
+    return markdown([*header, "corrupted NLL", "confidence SVHN / TinyImageNet", "AUROC by max p"], rows)
+
+
+def honest_pixels(cells: Cells) -> str:
+    """Digits and MNIST, turned and unknown."""
+    names = {"network": "the head", "temperature scaling": "temperature scaling"}
+    names |= {"pixels, learned, 0.01": "brainet_pl, `cost=0.01`", "pixels, shuffled, 0.01": "… shuffled wiring"}
+    names |= {"pixels, no edges, 0.01": "… no edges", "pixels, k-NN, 0.01": "… k-NN"}
+    names |= {"pixels, learned, 0.04": "brainet_pl, `cost=0.04`", "pixels, k-NN, 0.04": "… k-NN"}
+    rows = []
+    for data, title in {"digits": "digits", "mnist": "MNIST"}.items():
+        for name, said in names.items():
+            c = cells[data][name]
+            sets = [key.removesuffix(" auroc") for key in c if key.endswith(" auroc")]
+            row = [title, said, "–" if name == "temperature scaling" else price(c), plain(c["ece"], 3)]
+            row += [plain(c["shifted ece"], 3), f"{c['shifted nll']:.2f}"]
+            row += [
+                " / ".join(plain(c[f"{n} confidence"], 2) for n in sets),
+                " / ".join(f"{c[f'{n} auroc']:.1f}" for n in sets),
+            ]
+            rows.append(row)
+    header = ["data", "predictions", "clean NLL", "clean ECE", "turned ECE", "turned NLL", "confidence on the unknown"]
+    return markdown([*header, "AUROC by max p"], rows)
+
+
+CHANGES = ("new classes", "new classes, 20 %", "new classes, gradually", "noise", "noise, gradually", "blur", "dark")
+CHANGES += ("class prior", "class prior, gradually")
+
+
+def drift(cells: Cells) -> str:
+    """Delay of the drift alarm beside the best of six peers, on pools whose monitor was measured."""
+
+    def short(delay: float) -> str:
+        return f"{delay:.1f}" if delay < 20 else f"{delay:.0f}"
+
+    header, rows = ["mean delay, in inputs"], [[change] for change in CHANGES]
+    for pool in ("digits", "CIFAR-10"):
+        if f"{pool}, monitor" not in cells:
+            continue
+        header += [f"{pool}: monitor", "at 5 %", "best peer"]
+        ours = cells[f"{pool}, monitor"]
+        peers = {
+            name: found
+            for key, cell in cells.items()
+            if key.startswith(f"{pool}, ") and key.split(", ")[1] in ("KS", "CVM", "MMD")
+            for name, found in cell.items()
+        }
+        for row, change in zip(rows, CHANGES, strict=True):
+            best = min(peers, key=lambda name: peers[name][change])
+            equal = ours["monitor, equal rate"][change]
+            shown = f"**{short(equal)}**" if equal <= peers[best][change] else short(equal)
+            row += [short(ours["monitor"][change]), shown, f"{short(peers[best][change])} ({best})"]
+    return markdown(header, rows)
+
+
+# -- which table is where ---------------------------------------------------------------------------------------------
+
+DEFAULTS = f"python benchmarks/defaults.py {DATA} --final"
+UCI = f"python benchmarks/uci.py run {DATA} --quick"
+PAPER = "python benchmarks/paper"
+TABLES = {
+    "heads": Table("defaults.json", DEFAULTS, short_defaults),
+    "defaults": Table("defaults.json", DEFAULTS, partial(defaults, tasks=list(TASKS), of="task")),
+    "defaults differences": Table("defaults.json", DEFAULTS, partial(differences, tasks=list(TASKS), of="task")),
+    "defaults wins": Table("defaults.json", DEFAULTS, wins),
+    "splits": Table("defaults_splits.json", f"{DEFAULTS} --splits", partial(defaults, tasks=SPLITS, of="set")),
+    "splits differences": Table(
+        "defaults_splits.json", f"{DEFAULTS} --splits", partial(differences, tasks=SPLITS, of="set")
+    ),
+    "thresholds": Table("thresholds.json", f"python benchmarks/thresholds.py {DATA}", thresholds),
+    "hierarchy": Table("hierarchy.json", f"python benchmarks/hierarchy.py {DATA}", hierarchy),
+    "battery quality": Table("battery.json", f"python benchmarks/battery.py {DATA}", quality, "quality/"),
+    "battery unknown": Table("battery.json", f"python benchmarks/battery.py {DATA}", left_out, "unknown/"),
+    "battery shift": Table("battery.json", f"python benchmarks/battery.py {DATA}", shifted, "shift/"),
+    "table1": Table("table1.json", f"{PAPER}/table1.py {DATA}", table1),
+    "table1 of stage 2": Table("taps_table1.json", f"{PAPER}/taps.py table1 {DATA} --seeds 3", taps_table1),
+    "mnist size": Table("mnist_size_5000.json", f"{PAPER}/mnist.py size {DATA}", mnist_size),
+    "mnist ablation": Table("mnist_ablation_5000.json", f"{PAPER}/mnist.py ablation {DATA} --seeds 3", ablation),
+    "structures": Table("structures.json", f"{PAPER}/structures.py {DATA}", structures),
+    "operations": Table("operations.json", f"{PAPER}/operations.py {DATA}", operations),
+    "table3": Table("table3.json", f"{PAPER}/table3.py {DATA}", table3),
+    "table2": Table("table2.json", f"{PAPER}/table2.py {DATA} --seeds 3", table2),
+    "generative": Table("generative.json", f"{PAPER}/generative.py {DATA}", generative),
+    "priors": Table("generative.json", f"{PAPER}/generative.py {DATA}", priors, "prior"),
+    "accuracy": Table(
+        "structure.json", f"python benchmarks/structure.py accuracy {DATA} --seeds 2 --limit 60", accuracy, "accuracy"
+    ),
+    "accuracy means": Table(
+        "structure.json",
+        f"python benchmarks/structure.py accuracy {DATA} --seeds 2 --limit 60",
+        accuracy_means,
+        "accuracy",
+    ),
+    "posterior": Table(
+        "structure_posterior.json", f"python benchmarks/structure.py posterior {DATA} --seeds 1", posterior
+    ),
+    "scale": Table("structure.json", f"python benchmarks/structure.py scale {DATA}", scale, "scale"),
+    "counts": Table("structure.json", "python benchmarks/structure.py counts", counts, "counts"),
+    "head": Table("head.json", "python benchmarks/head.py", head),
+    "uci speed": Table("uci_speed.json", "python benchmarks/uci.py speed", uci_speed),
+    "fuzz": Table("reliability.json", "python benchmarks/reliability.py fuzz --cases 100", fuzz, "fuzz"),
+    "load": Table("reliability.json", "python benchmarks/reliability.py load --sizes 1000000", load, "load"),
+    "taps": Table("taps.json", f"{PAPER}/taps.py {DATA} --final", taps),
+    "taps differences": Table("taps.json", f"{PAPER}/taps.py {DATA} --final", taps_differences),
+    "taps unknown": Table("taps_ood.json", f"{PAPER}/taps.py ood {DATA}", taps_ood),
+    "finetune": Table("finetune.json", f"python benchmarks/finetune.py {DATA} --images 8000 --seeds 2", finetune),
+    "swap": Table("swap.json", f"python benchmarks/swap.py {DATA}", swap),
+    "leaderboard": Table("unknown.json", f"python benchmarks/unknown.py {DATA} --final", leaderboard, "test"),
+    "tempered": Table("tempered.json", f"python benchmarks/tempered.py {DATA}", tempered),
+    "drift": Table("drift.json", f"python benchmarks/drift.py {DATA}", drift),
+    "honest": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest, "cifar"),
+    "honest pixels": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest_pixels),
+}
+for family in ("Deep Ensembles", "MC-dropout"):
+    for metric in ("NLL", "RMSE"):
+        TABLES[f"uci {metric} {family}"] = Table("uci.jsonl", UCI, partial(uci, family=family, metric=metric))
+
+
+def of_cifar(row: str, key: str) -> Callable[[Cells], float]:
+    """A number of benchmarks/honest.py on CIFAR-10."""
+    return lambda cells: cells["cifar"][row][key]
+
+
+OURS_AT = "stages, learned, 0.01"
+QUOTED = [
+    Quoted(page, sentence, "honest.json", number, form)
+    for page, sentence, number, form in (
+        ("README.md", "is {} of temperature scaling's", of_cifar(OURS_AT, "shifted ece ratio"), "{:.3f}"),
+        (
+            "README.md",
+            "on house numbers falls from {} to",
+            of_cifar("temperature scaling", "svhn confidence"),
+            "{:.0%}",
+        ),
+        ("README.md", "to {}, at a price of", of_cifar(OURS_AT, "svhn confidence"), "{:.0%}"),
+        ("README.md", "at a price of {} in the NLL", of_cifar(OURS_AT, "cost"), "{:.0%}"),
+        (
+            "docs/benchmarks/honest.md",
+            "falls to {} of temperature scaling's",
+            of_cifar(OURS_AT, "shifted ece ratio"),
+            "{:.3f}",
+        ),
+    )
+]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the tables, or say what differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail if a page differs")
+    args = parser.parse_args(argv)
+    differs = []
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        new = filled(page, TABLES)
+        if new != text:
+            differs.append(str(page.relative_to(ROOT)))
+            if not args.check:
+                page.write_text(new, encoding="utf-8")
+    wrong = [said for said in map(stale, QUOTED) if said]
+    for line in [f"{page}: {'differs from its results' if args.check else 'written'}" for page in differs] + wrong:
+        print(line)
+    return int(bool(wrong or (args.check and differs)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
