@@ -831,7 +831,6 @@ TABLES = {
     "swap": Table("swap.json", f"python benchmarks/swap.py {DATA}", swap),
     "leaderboard": Table("unknown.json", f"python benchmarks/unknown.py {DATA} --final", leaderboard, "test"),
     "attacks mnist": Table("attacks.json", ATTACKS, partial(attacked, title="MNIST"), "MNIST"),
-    "attacks cifar": Table("attacks.json", ATTACKS, partial(attacked, title="CIFAR-10"), "CIFAR-10"),
     "tempered": Table("tempered.json", f"python benchmarks/tempered.py {DATA}", tempered),
     "serve": Table("serve.json", f"python benchmarks/serve.py {DATA} --requests 200", serve),
     "drift": Table("drift.json", f"python benchmarks/drift.py {DATA}", drift),
