@@ -83,7 +83,7 @@ def blocks(network: nn.Module) -> list[nn.Module]:
 
     Parts whose weights are used elsewhere too, and small ones, are left to the whole.
 
-    >>> blocks(nn.Sequential(nn.Linear(9, 9), nn.Sequential(nn.Linear(9, 9), nn.ReLU()), nn.BatchNorm1d(9)))
+    >>> blocks(nn.Sequential(nn.Linear(9, 9), nn.Sequential(nn.Linear(9, 9), nn.ReLU()), nn.PReLU()))
     [Linear(in_features=9, out_features=9, bias=True), Linear(in_features=9, out_features=9, bias=True)]
     """
     least = LEAST_BLOCK * sum(p.numel() for p in network.parameters())
