@@ -77,6 +77,8 @@ def try_out(built: Path, folder: Path) -> None:
     python = next(p for p in (folder / "env/bin/python", folder / "env/Scripts/python.exe") if p.exists())
     (site,) = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).split("\n")[:1]
     Path(site, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # the setuptools that Python 3.11 and older put into a new environment can't read this pyproject.toml
+    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools", cwd=folder)
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", built, cwd=folder)
     place = run(python, "-c", "import brainet_pl; print(brainet_pl.__file__)", cwd=folder).strip()
     assert Path(place).is_relative_to(folder / "env"), place
