@@ -215,20 +215,17 @@ def _search(prepared: _Prepared, budget: Budget) -> Choice:
 
     Of many variables some are looked at: a search over all would take many times as long as the tree itself.
     """
-    d, tests = prepared.data.d, prepared.half_samples
-    X = searched_variables(prepared.variables, prepared.settings.seed)
+    tests, X = prepared.half_samples, searched_variables(prepared.variables, prepared.settings.seed)
     assert prepared.on_all_rows is not None
     information = prepared.on_all_rows.block((), X, X) + prepared.threshold  # (x, x), in nats
-    order = max(map(len, tests)) - 1
-    place = np.full(d, -1)
-    place[X] = np.arange(len(X))
+    order, every = max(map(len, tests)) - 1, np.arange(len(X))
 
     def split(threshold: float) -> list[list[NDArray[np.intp]]]:
         def at(path: Path) -> Margins:
-            return AtThreshold(tests[path], prepared.threshold, threshold)
+            return AtThreshold(tests[path], prepared.threshold, threshold, X)
 
         samples = [path[0] for path in tests if len(path) == 1]
-        return [[place[part] for part in autonomous_sets(d, X, order, at, budget, t)] for t in samples]
+        return [autonomous_sets(len(X), every, order, at, budget, t) for t in samples]
 
     return choose_threshold(information, split, lambda: budget.spent)
 
@@ -252,8 +249,8 @@ def _learn(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Calla
     # A score is not misled by repeated rows as a test is: a parent more costs it the logarithm of their number.
     @lru_cache(maxsize=4)  # leaves of one path follow each other
     def score_on(path: Path) -> LocalScore:
-        local = prepared.scoring.on_sample(data, settings.ess, bootstrap_weights(data.n, settings.seed, path))
-        return cache(prepared.scoring.on(data, settings.ess) if local is None else local)
+        sample = data.resampled(bootstrap_weights(data.n, settings.seed, path))
+        return cache(prepared.scoring.on(sample, settings.ess))
 
     learner = BRAI(
         s=settings.samples,
