@@ -43,7 +43,7 @@ def refuse_sharding(trainer: pl.Trainer) -> None:
     if name in ("FSDPStrategy", "DeepSpeedStrategy"):
         raise RuntimeError(
             f"expected the strategies auto, ddp or ModelParallelStrategy (FSDP2), got {name}: it wraps the model "
-            "before a checkpoint says which head it has, and loads its own checkpoints by running pickles; give "
+            "before a checkpoint says which head it has; give "
             "Trainer(strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)), which shards "
             "backbone and head as well"
         )
