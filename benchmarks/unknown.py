@@ -66,7 +66,7 @@ GATES, STEEP = (0.5, 0.2, 0.1, 0.05, 0.02), (1, 2, 4)
 PEERS = ("energy", "knn", "fdbd", "gen", "vim")  # what must be beaten
 TITLES = {
     "joint": "energy and `KNN`, densities beyond 95 %",
-    "max_softmax": "max softmax (MSP)",
+    "one_minus_max_p": "max softmax (MSP)",
     "energy": "energy",
     "entropy": "entropy",
     "gen": "`GEN`",

@@ -31,10 +31,10 @@ def predictive(probs: Tensor, weights: Tensor | None = None) -> Tensor:
     return (weights.to(probs.dtype).view(-1, *[1] * (probs.dim() - 1)) * probs).sum(dim=0)
 
 
-def max_softmax(probs: Tensor, weights: Tensor | None = None) -> Tensor:
+def one_minus_max_p(probs: Tensor, weights: Tensor | None = None) -> Tensor:
     """Probabilities (T, B, C) → (B,) 1 - max_c p̄_c, the probability that the answer is wrong.
 
-    >>> max_softmax(torch.tensor([[[0.9, 0.1]], [[0.7, 0.3]]]))
+    >>> one_minus_max_p(torch.tensor([[[0.9, 0.1]], [[0.7, 0.3]]]))
     tensor([0.2000])
     """
     return 1.0 - predictive(probs, weights).amax(dim=-1)

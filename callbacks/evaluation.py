@@ -250,6 +250,7 @@ class Evaluation(Callback, EvaluatesAllSets):
                 for name, scores in self._found.items()
                 for score in scores
                 for measure, better in SEPARATION.items()
+                if better is not None
             }
             logs.define_summaries(trainer, keys, hidden=True)
 
@@ -386,7 +387,10 @@ def _metrics_of(record: TestRecord, found: Mapping[str, Measured]) -> dict[str, 
         for name, scores in found.items()
         for score, measures in scores.items()
         for measure, value in measures.items()
+        if SEPARATION[measure] is not None  # counts are those of the sets, once
     }
+    for name, scores in found.items():
+        values |= {f"ood/{name}/{n}": float(next(iter(scores.values()))[n]) for n in ("n_id", "n_ood") if scores}
     for part in record.sets.values():
         unknown = record.look_unknown(part)
         if unknown is not None:

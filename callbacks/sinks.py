@@ -83,6 +83,9 @@ class FolderSink(Sink):
     quiet = True
 
 
+OVERLAID = ("test/reliability", "test/risk_coverage", "test/coverage", "test/refusal")  # charts that compare runs
+
+
 class WandbSink(Sink):
     """Weights & Biases: charts that overlay runs, tables with pictures, versioned artifacts, a summary."""
 
@@ -93,27 +96,18 @@ class WandbSink(Sink):
         self.logger.log_image(drawn.name, [str(drawn.path)], step=drawn.step)
 
     def chart(self, chart: Chart, drawn: SavedFigure) -> None:
-        """A custom chart for each panel; of panels that are looked at one at a time, the first."""
-        panels = chart.panels[:1] if chart.choose else chart.panels
-        for panel in panels:
-            name = chart.name if len(panels) == 1 else f"{chart.name}/{panel.key}"
-            scatter = [series for series in panel.series if series.kind == "points"]
-            if scatter:
-                rows: list[list[Any]] = [[a, b] for series in scatter for a, b in zip(series.x, series.y, strict=True)]
-                self._plot(name, "wandb/scatter/v0", ["x", "y"], rows, {"title": panel.title}, drawn.step)
-            else:
-                rows = [[s.name, a, b] for s in panel.series for a, b in zip(*outline(s), strict=True)]
-                titles = {"title": panel.title, "x-axis-title": panel.x.label, "y-axis-title": panel.y.label}
-                # lines by class; W&B's own ROC and PR curves are this too
-                self._plot(name, "wandb/area-under-curve/v0", ["class", "x", "y"], rows, titles, drawn.step)
+        """The first panel of charts in which runs are compared as W&B's own chart, which overlays runs; else a picture.
 
-    def matrix(self, matrix: Matrix, drawn: SavedFigure) -> None:
-        """Logs a confusion matrix as W&B's own chart."""
-        names = matrix.names
-        rows = [[names[i], names[j], n] for i, counts in enumerate(matrix.counts) for j, n in enumerate(counts)]
-        columns = ["Actual", "Predicted", "nPredictions"]
-        titles = {"title": "Confusion matrix"}
-        self._plot(drawn.name, "wandb/confusion_matrix/v1", columns, rows, titles, drawn.step)
+        Each chart of its own is an artifact with a table: all panels of a test would be a dozen of them.
+        """
+        if chart.name not in OVERLAID:
+            self.picture(drawn)
+            return
+        panel = chart.panels[0]
+        rows = [[s.name, a, b] for s in panel.series for a, b in zip(*outline(s), strict=True)]
+        titles = {"title": panel.title, "x-axis-title": panel.x.label, "y-axis-title": panel.y.label}
+        # lines by class; W&B's own ROC and PR curves are this too
+        self._plot(chart.name, "wandb/area-under-curve/v0", ["class", "x", "y"], rows, titles, drawn.step)
 
     def table(self, table: SavedTable) -> None:
         """As a table, thumbnails as images in it."""

@@ -200,30 +200,39 @@ class PreparedImages(SplitData):
             samples.prepare = v2.Compose([*sizing, *finishing])
         return super()._loader(samples, shuffle, drop_last)
 
-    def _steps(self, augmented: bool) -> tuple[list[Any], list[Any]]:
-        """Bytes (C, H, W) of any size → bytes (C, size, size) → floats."""
-        model = None if self.trainer is None else self.trainer.lightning_module
-        preset: Preset | None = getattr(model, "preset", None)
+    def preparation(self, preset: Preset | None) -> Preset:
+        """How images are prepared for a network whose weights expect `preset`; empty `mean` and `std` scale nothing."""
         if self.size is None and preset is None:
             raise ValueError(
                 "expected a backbone of torchvision or timm, whose weights tell the size of images, or a size, got "
                 "neither: set size, and mean and std if the backbone was trained with them"
             )
         resize, crop = (preset.resize, preset.crop) if self.size is None and preset else (self.size, self.size)
-        how = InterpolationMode.BILINEAR if preset is None else InterpolationMode(preset.interpolation)
         mean, std = (preset.mean, preset.std) if self.mean is None and preset is not None else (self.mean, self.std)
-        sizing: list[Any] = [v2.Resize(resize, how, antialias=True), v2.CenterCrop(crop)]
+        if mean is None or std is None:
+            mean, std = (), ()
+        elif {len(mean), len(std)} - {1, self.channels}:
+            raise ValueError(
+                f"expected mean and std of {self.channels} channels, got {len(mean)} and {len(std)} numbers: set "
+                "channels, or mean and std"
+            )
+        assert resize is not None
+        assert crop is not None
+        return Preset(resize, crop, tuple(mean), tuple(std), "bilinear" if preset is None else preset.interpolation)
+
+    def _steps(self, augmented: bool) -> tuple[list[Any], list[Any]]:
+        """Bytes (C, H, W) of any size → bytes (C, size, size) → floats."""
+        steps = self.preparation(
+            getattr(None if self.trainer is None else self.trainer.lightning_module, "preset", None)
+        )
+        how = InterpolationMode(steps.interpolation)
+        sizing: list[Any] = [v2.Resize(steps.resize, how, antialias=True), v2.CenterCrop(steps.crop)]
         if augmented:
-            sizing = [v2.RandomResizedCrop(crop, (0.5, 1.0), interpolation=how, antialias=True)]
+            sizing = [v2.RandomResizedCrop(steps.crop, (0.5, 1.0), interpolation=how, antialias=True)]
             sizing.append(v2.RandomHorizontalFlip())
         finishing: list[Any] = [v2.ToDtype(torch.float32, scale=True)]
-        if mean is not None and std is not None:
-            if {len(mean), len(std)} - {1, self.channels}:
-                raise ValueError(
-                    f"expected mean and std of {self.channels} channels, got {len(mean)} and {len(std)} numbers: set "
-                    "channels, or mean and std"
-                )
-            finishing.append(v2.Normalize(list(mean), list(std)))
+        if steps.mean:
+            finishing.append(v2.Normalize(list(steps.mean), list(steps.std)))
         return sizing, finishing
 
 

@@ -39,7 +39,7 @@ def pages(path):
 
 
 def on_files(files, config):
-    """Add a page for each notebook, notebooks/NAME.md."""
+    """Add a page for each notebook, notebooks/NAME.md, and the changelog."""
     from mkdocs.structure.files import File
 
     for path in sorted(FOLDER.glob("*.ipynb")):
@@ -47,6 +47,8 @@ def on_files(files, config):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
+    changes = (FOLDER.parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, "reference/changelog.md", content=changes))
     return files
 
 

@@ -64,7 +64,7 @@ def demo() -> None:
             print(f"{name:<24}{value:>10.4f}")
 
     print(f"\n{'8 and 9, never seen':<24}{'AUROC':>10}{'FPR95':>10}")
-    for score in ("max_softmax", "entropy", "mutual_information", "energy", "generative", "combined"):
+    for score in ("one_minus_max_p", "entropy", "mutual_information", "energy", "generative", "combined"):
         auroc, fpr = (results[f"ood/held_out/{score}/{metric}"] for metric in ("AUROC", "FPR95"))
         print(f"{score:<24}{auroc:>10.3f}{fpr:>10.3f}")
 

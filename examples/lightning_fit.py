@@ -31,7 +31,7 @@ trainer.test(model, datamodule=data, verbose=False)
 found = trainer.callback_metrics
 for key in ("test/cls/Acc", "test/cls/NLL", "test/cal/ECE", "test/conformal/Coverage", "test/conformal/Size"):
     print(f"{key:32s} {float(found[key]):.3f}")
-for score in ("max_softmax", "mutual_information", "generative", "knn"):
+for score in ("one_minus_max_p", "mutual_information", "generative", "knn"):
     print(f"{f'ood/held_out/{score}/AUROC':32s} {float(found[f'ood/held_out/{score}/AUROC']):.3f}")
 answer = trainer.predict(model, datamodule=data)[0]
 print("first classes", answer["class"][:5].tolist(), "sizes of their sets", answer["set"][:5].sum(1).tolist())

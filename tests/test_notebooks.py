@@ -23,8 +23,12 @@ def codes(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_there_are_two():
-    assert len(NOTEBOOKS) == 2
+def test_there_is_one_for_each_door():
+    assert [path.stem for path in NOTEBOOKS] == [
+        "honest_predictions",
+        "table",
+        "terminal",
+    ]  # a model, a CSV file, a terminal
 
 
 @pytest.mark.slow

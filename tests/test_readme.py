@@ -20,8 +20,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_there_is_something_to_run():
-    assert len(PYTHON) == 4
-    assert sum(line.startswith("brainet") for line in SHELL) == 5
+    assert len(PYTHON) == 2
+    assert sum(line.startswith("brainet") for line in SHELL) == 1
 
 
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))

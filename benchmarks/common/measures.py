@@ -10,7 +10,12 @@ from brainet_pl.metrics.measures import classification_measures, collect
 from brainet_pl.tasks.classification import predictive_scores
 from common.store import Cell
 
-COLUMNS = {"max_softmax": "max p", "entropy": "entropy", "mutual_information": "MI", "expected_entropy": "exp. entropy"}
+COLUMNS = {
+    "one_minus_max_p": "max p",
+    "entropy": "entropy",
+    "mutual_information": "MI",
+    "expected_entropy": "exp. entropy",
+}
 
 
 def quality(logits: Tensor, y: Tensor) -> Cell:

@@ -57,7 +57,7 @@ def anchors(data: Data, layer: nn.Linear) -> dict[str, Cell]:
     """Scores that need no structure: those of the prediction, and distances to training features."""
     plain, unit, nearest = (s.fit(*data.plain) for s in (Mahalanobis(False), Mahalanobis(True), KNN(k=50)))
     scores: dict[str, Callable[[Passes], Tensor]] = {
-        "max-softmax": lambda p: p.scores["max_softmax"],
+        "max-softmax": lambda p: p.scores["one_minus_max_p"],
         "max-logit": lambda p: p.scores["max_logit"],
         "energy": lambda p: p.scores["energy"],
         "Mahalanobis": lambda p: plain(p)["mahalanobis"],

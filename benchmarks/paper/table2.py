@@ -58,11 +58,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     control = shuffled(tree)
     heads: dict[str, tuple[Callable[[int], nn.Module], str]] = {
-        "baseline": (lambda out: MLPHead(64, out, BUDGET), "max_softmax"),
+        "baseline": (lambda out: MLPHead(64, out, BUDGET), "one_minus_max_p"),
         "confidence": (lambda out: MLPHead(64, out, BUDGET), "confidence"),
         "BRAINet + confidence": (lambda out: BRAINetHead(tree, out, num_params=BUDGET), "confidence"),
         "BRAINet + confidence, shuffled": (lambda out: BRAINetHead(control, out, num_params=BUDGET), "confidence"),
-        "BRAINet, max-softmax": (lambda out: BRAINetHead(tree, out, num_params=BUDGET), "max_softmax"),
+        "BRAINet, max-softmax": (lambda out: BRAINetHead(tree, out, num_params=BUDGET), "one_minus_max_p"),
     }
     cells: dict[str, list[Cell]] = {}
     for seed in range(args.seeds):

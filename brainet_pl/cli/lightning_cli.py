@@ -55,8 +55,8 @@ CONFIG_FILE = "config.yaml"  # the settings of a run, in its folder
 class SaveConfig(SaveConfigCallback):
     """Writes the configuration: to the run's folder, to W&B once, and the model's part into every checkpoint.
 
-    A test that continues a run leaves `config.yaml` and W&B's `cli` to the fit: its own are `config_test.yaml` and
-    `cli_test`.
+    In W&B they have the names of the command line, `model.lr`. A test that continues a run leaves them and
+    `config.yaml` to the fit: its own are `test.model.lr` and `config_test.yaml`.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -68,10 +68,11 @@ class SaveConfig(SaveConfigCallback):
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Rank zero only, called by the base class."""
-        key = Path(self.config_filename).stem.replace("config", "cli")
+        settings = self.config.as_dict()
+        _, continues, stage = Path(self.config_filename).stem.partition("_")
         for logger in trainer.loggers:
             if is_wandb(logger):
-                logger.experiment.config.update({key: self.config.as_dict()}, allow_val_change=True)
+                logger.experiment.config.update({stage: settings} if continues else settings, allow_val_change=True)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -95,8 +95,8 @@ class Matrix(Struct, frozen=True):
 
 
 def readable(name: str) -> str:
-    """Makes a name readable: `mutual_information` becomes "mutual information"."""
-    return name.replace("_", " ")
+    """Makes a name readable: `mutual_information` becomes "mutual information", `one_minus_max_p` "1 − max p"."""
+    return name.replace("_", " ").replace("one minus ", "1 − ")
 
 
 def short(value: float) -> float:

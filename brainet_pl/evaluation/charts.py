@@ -98,6 +98,24 @@ def bins_of(sums: Tensor) -> Bins:
     return Bins(count.numpy(), (confidences / count).numpy(), (hits / count).numpy(), float(calibration_error(sums)))
 
 
+def join_small_bins(sums: Tensor, least: int = 10) -> Tensor:
+    """Neighbouring bins (bins, 3) in one until each has `least` samples: a point of one sample says 0 or 100 %.
+
+    >>> join_small_bins(torch.tensor([[1.0, 0, 0], [9.0, 5, 4], [0.0, 0, 0], [20.0, 18, 19], [2.0, 2, 2]]))
+    tensor([[10.,  5.,  4.],
+            [22., 20., 21.]])
+    """
+    joined = [torch.zeros_like(sums[0])]
+    for one in sums:
+        if joined[-1][0] >= least and one[0]:
+            joined.append(torch.zeros_like(one))
+        joined[-1] = joined[-1] + one
+    if len(joined) > 1 and joined[-1][0] < least:
+        last = joined.pop()
+        joined[-1] = joined[-1] + last
+    return torch.stack(joined)
+
+
 # -- known inputs, classes --------------------------------------------------------------------------------------------
 
 
@@ -124,7 +142,7 @@ def reliability(predictions: Mapping[str, tuple[Tensor, Tensor]], n_bins: int = 
     return make_chart(
         "test/reliability",
         "Is the confidence right? On the dotted line it is; below it the model is too sure. Vertical lines are 95 % "
-        "intervals.",
+        "intervals; bins of fewer than 10 samples are joined with their neighbours.",
         f"Reliability diagram of {n:,} test samples: "
         + "; ".join(f"{name}, expected calibration error {error}" for name, error in errors.items()),
         *reliability_panels(sums),
@@ -135,11 +153,10 @@ def reliability_panels(sums: Mapping[str, Tensor]) -> list[Panel]:
     """Label → (bins, 3) of `calibration_sums`: accuracy against confidence, and counts."""
     curves, counts, sizes = [diagonal("perfect calibration")], [], set()
     for name, part in sums.items():
-        bins = bins_of(part)
+        bins, drawn = bins_of(part), bins_of(join_small_bins(part))
         sizes.add(int(bins.counts.sum()))
-        some = bins.counts > 0
-        x, y = bins.confidence[some], bins.accuracy[some]
-        low, high = wilson(y, bins.counts[some])
+        x, y = drawn.confidence, drawn.accuracy
+        low, high = wilson(y, drawn.counts)
         xs, ys = points(x.tolist(), y.tolist())
         if len(xs) == len(x):
             note = f"ECE {percent(bins.ece)}"
@@ -189,13 +206,13 @@ def _passes(record: TestRecord) -> Chart:
     for name, values in curves.items():
         share = name != "NLL"
         y_axis = _narrow(values, name if share else "NLL, nats", "share" if share else "number")
-        title = f"{name[0].upper()}{name[1:]} ↓"
+        title = f"{name[0].upper()}{name[1:]}, lower is better"
         panels.append(Panel(name, title, x_axis, y_axis, [Series("test set", *points(steps, values))]))
     for score, by_set in _running_aurocs(record).items():
         every = [value for values in by_set.values() for value in values]
         series = [Series(readable(name), *points(steps, values)) for name, values in by_set.items()]
         y_axis = _narrow(every, "AUROC", "share")
-        panels.append(Panel(f"AUROC_{score}", f"AUROC, {readable(score)} ↑", x_axis, y_axis, series))
+        panels.append(Panel(f"AUROC_{score}", f"AUROC, {readable(score)}", x_axis, y_axis, series))
     return make_chart(
         "test/passes",
         f"What another pass buys: metrics of the mean of the first passes, as they were drawn. {note}".strip(),

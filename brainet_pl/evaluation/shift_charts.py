@@ -74,7 +74,8 @@ def severity_chart(shifts: Sequence[ShiftResult]) -> Chart:
                 low, high = ([short(end(group)) for group in groups] for end in (min, max))
                 lines.append(Series(label, xs, ys, low=low, high=high))
         facts = CATALOGUE[SHIFTED[measure]]
-        title = f"{facts.title}{', nats' if facts.unit == 'nats' else ''} {'↑' if facts.higher_is_better else '↓'}"
+        unit, good = ", nats" if facts.unit == "nats" else "", "higher" if facts.higher_is_better else "lower"
+        title = f"{facts.title}{unit}, {good} is better"
         y_axis = Axis("", "share" if facts.unit == "share" else "number")
         panels.append(Panel(measure, title, x_axis, y_axis, lines))
     worst = severities[-1]

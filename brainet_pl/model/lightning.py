@@ -28,6 +28,7 @@ from brainet_pl._utils.lightning_private import (
     compiler_context,
     data_given,
     finds_learning_rate,
+    keep_integers,
     set_hparams,
     trainer_of,
 )
@@ -193,7 +194,7 @@ class BRAINet(FittedModule):
         """
         self._narrow_compiler()
         sharding.refuse_sharding(self.trainer)
-        self.restore_early()
+        self.shard_early()
         if stage != "fit":
             return
         self.guard.check_processes(self.trainer.world_size)
@@ -226,6 +227,7 @@ class BRAINet(FittedModule):
         """Fit scores that no checkpoint brought, and end the set-up."""
         if self.backbone.frozen or self.backbone.base_layer is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
+        keep_integers(self.trainer)
         self.fit_scores(self.scores.unfitted if self.backbone.frozen else list(self.scores))
         self.training_features.release()
 

@@ -3,7 +3,7 @@
 `Generative` (the density of a learned tree), `Stages` (one for each stage of a network), `KNN`, `Mahalanobis` and
 `RMDS` read features, `GEN` and `KLMatching` the prediction, `Own`, `ViM`, `FDBD`, `NNGuide` and `Shaped` what the
 network whose classification layer was replaced makes of an input; `Combined` adds scores up. The scores of the
-prediction itself (`max_softmax`, `entropy`, `mutual_information` …) come with every task and need no setting.
+prediction itself (`one_minus_max_p`, `entropy`, `mutual_information` …) come with every task and need no setting.
 """
 
 from brainet_pl.scores.base import JoinedScore, Score, ScoreContext, ScoreSet

@@ -13,18 +13,18 @@ from brainet_pl.tasks.passes import Passes
 
 
 class Own(Score):
-    """Energy (Liu et al. 2020) and max-softmax of the original network: `own_energy` and `own_max_softmax`.
+    """Scores of the original network: its energy (Liu et al. 2020), `own_energy`, and `own_one_minus_max_p`.
 
     Its own logits come with the same pass that gives the features, whatever layers and head the model has, and however
     many classes the network was trained for.
     """
 
-    units: ClassVar[Mapping[str, str]] = {"own_energy": "", "own_max_softmax": ""}
+    units: ClassVar[Mapping[str, str]] = {"own_energy": "", "own_one_minus_max_p": ""}
     needs_fit: ClassVar[bool] = False
     joins = "never"
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """`own_energy` and `own_max_softmax`, each (B,)."""
+        """`own_energy` and `own_one_minus_max_p`, each (B,)."""
         base_logits = None if passes.backbone_output is None else passes.backbone_output.base_logits
         if base_logits is None:
             raise ValueError(
@@ -34,5 +34,5 @@ class Own(Score):
         logits = base_logits.float().unsqueeze(0)  # one pass
         return {
             "own_energy": uncertainty.energy(logits),
-            "own_max_softmax": uncertainty.max_softmax(logits.softmax(dim=-1)),
+            "own_one_minus_max_p": uncertainty.one_minus_max_p(logits.softmax(dim=-1)),
         }

@@ -16,10 +16,10 @@ def text_summary(ggt: GGT, temperature: float | None = None, width: int = 80, li
     probabilities = ggt.branch_probabilities(temperature)
     number = {id(node): i for i, node in enumerate(ggt.nodes)}
     text = [
-        f"GGT of {ggt.num_variables} variables from {ggt.num_rows:,} rows, fingerprint {ggt.fingerprint}",
-        f"{short(ggt.num_subnetworks)} sub-networks, {short(ggt.num_unique_structures)} unique structures, "
-        f"depth {ggt.depth}, {ggt.num_leaves} leaves",
-        f"temperature {temperature:.4g}: perplexity {ggt.perplexity(temperature):.4g}",
+        f"structure of {ggt.num_variables} features from {ggt.num_rows:,} rows ({ggt.fingerprint})",
+        f"{short(ggt.num_subnetworks)} sub-networks, {short(ggt.num_unique_structures)} of them different, in "
+        f"{ggt.depth} levels",
+        f"about {ggt.perplexity(temperature):.3g} of them count in a prediction (1: a single network)",
         *threshold_line(ggt),
     ]
     if ggt.names is not None:
@@ -28,9 +28,10 @@ def text_summary(ggt: GGT, temperature: float | None = None, width: int = 80, li
 
     def describe(node: Tree, indent: int) -> None:
         for t, branch in enumerate(getattr(node, "branches", ())):
-            ancestors = ", ".join(_set(a, ggt) for a in branch.ancestors) or "none"
+            above = ", ".join(_set(a, ggt) for a in branch.ancestors)
             p = probabilities[number[id(node)]][t]
-            tree.append(f"{'  ' * indent}{p:6.1%}  ancestors {ancestors} | descendant {_set(branch.descendant, ggt)}")
+            split = f"groups of {above} above {_set(branch.descendant, ggt)}" if above else "not split"
+            tree.append(f"{'  ' * indent}{p:6.1%}  {split}")
             for child in branch.children:
                 if hasattr(child, "branches"):
                     tree.append(f"{'  ' * indent}        {len(child.variables)} variables:")

@@ -62,7 +62,7 @@ def same_classes(trained: Sequence[str], given: Sequence[str]) -> None:
 def predictive_scores(probs: Tensor, logits: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
     """Probabilities and logits (T, B, C) of one set of passes → every predictive score, each (B,)."""
     return {
-        "max_softmax": uncertainty.max_softmax(probs, weights),
+        "one_minus_max_p": uncertainty.one_minus_max_p(probs, weights),
         "max_logit": uncertainty.max_logit(logits, weights),
         "energy": uncertainty.energy(logits, weights),
         "entropy": uncertainty.predictive_entropy(probs, weights),
@@ -83,7 +83,7 @@ class Classification(Task):
 
     group: ClassVar[str] = "cls"
     units: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("max_softmax", "max_logit", "energy"), ""),
+        **dict.fromkeys(("one_minus_max_p", "max_logit", "energy"), ""),
         **dict.fromkeys(("entropy", "expected_entropy", "mutual_information"), "nats"),
         "confidence": "",
     }

@@ -84,6 +84,16 @@ def test_serve(load, tmp_path):
     cells = cells_of(tmp_path / "serve.json")
     assert (cells["stop under load"]["lost"], cells["stop under load"]["exit"]) == (0, 0)
     assert cells["served, 8 clients"]["images/s"] > 0
+    assert 0 < cells["drift alarm, 256 at a time"]["share of inference"] < 10
+
+
+def test_estimate(load, tmp_path, capsys):
+    load("drift")
+    load("estimate").main(["--smoke", "--out", str(tmp_path)])
+    cells = json.loads((tmp_path / "estimate.json").read_text())["cells"]
+    line = cells["digits, fading"]["noise 0.2"]
+    assert line["covers"] == (line["low"] <= line["truth"] <= line["high"])
+    assert "the interval holds the truth on" in capsys.readouterr().out
 
 
 def test_reliability(load, tmp_path, capsys):
@@ -507,3 +517,12 @@ def test_peers_of_the_drift_alarm_have_the_statistics_of_their_libraries(load):
 
     expected = mean(held, held, True) + mean(last, last, True) - 2 * mean(held, last, False)
     assert drift.mmd_statistic(held, inputs, 30)[-1] == pytest.approx(expected)
+    centers, rest, found = held[:40], held[40:], drift.lsdd_statistic(held, inputs, 30)[-1]
+
+    def kernels(x, factor=1.0):
+        return np.exp(-((x[:, None] - centers) ** 2).sum(axis=2) / (factor * width))
+
+    apart, overlap = kernels(rest).mean(axis=0) - kernels(last).mean(axis=0), kernels(centers, 2.0)
+    fits = [np.linalg.solve(overlap + 10.0**-power * np.eye(40), apart) for power in range(8)]
+    squares = [2 * fit @ apart - fit @ overlap @ fit for fit in fits]
+    assert found == pytest.approx(min(squares, key=lambda value: abs(value - found)))  # at one of these λ

@@ -525,7 +525,7 @@ def test_without_a_calibrator_the_verdict_goes_by_the_joint_score(fitted):
     assert wanted.scores.for_verdict == ["joint", "knn", "energy"]
     assert BRAINet(8).predictor.judge({"energy": torch.zeros(3)}) == {}
     assert model.verdict == Verdict()
-    with pytest.raises(ValueError, match="expected score of the verdict to be one of max_softmax"):
+    with pytest.raises(ValueError, match="expected score of the verdict to be one of one_minus_max_p"):
         BRAINet(8, verdict=Verdict("knn"))
 
 
@@ -576,7 +576,7 @@ def test_without_validation_data_it_says_what_it_needs(tmp_path, quiet_trainer):
 
 
 def test_a_score_that_the_model_does_not_have():
-    with pytest.raises(ValueError, match=r"expected score of DensityScaling to be one of max_softmax.*got 'knn'"):
+    with pytest.raises(ValueError, match=r"expected score of DensityScaling to be one of one_minus_max_p.*got 'knn'"):
         BRAINet(3, calibration=DensityScaling(score="knn"))
     model = BRAINet(3, calibration=DensityScaling(score="knn"), scores=[KNN()])
     assert list(model.scores.members) == ["KNN", "Combined"]

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from msgspec.structs import replace
 
 from brainet_pl.cli import console, main
+from brainet_pl.evaluation.chart import readable
 from brainet_pl.evaluation.report import HERE, read_run, render, write_report
 from brainet_pl.evaluation.report.plot import drawing_of, styles_of
 from brainet_pl.evaluation.report.rules import RULES
@@ -116,7 +117,7 @@ def a_record():
         "separation": [
             row("held_out", "entropy", 0.931, 0.811, 0.821, 0.301, 0.141, 1433, 354),
             row("held_out", "energy", 0.911, 0.841, 0.801, 0.251, 0.151, 1433, 354),
-            row("held_out", "max_softmax", 0.921, 0.801, 0.831, 0.401, 0.131, 1433, 354),
+            row("held_out", "one_minus_max_p", 0.921, 0.801, 0.831, 0.401, 0.131, 1433, 354),
             row("svhn", "entropy", 0.711, 0.611, 0.621, 0.701, 0.341, 1433, 100),
             row("svhn", "energy", 0.741, None, 0.641, 0.651, 0.321, 1433, 100),
             row("near_mean", "entropy", 0.931, 0.811, 0.821, 0.301, 0.141),
@@ -261,9 +262,10 @@ def test_the_page_of_a_real_run_holds_every_number(run, tmp_path):
     table = [row for row in cells(section(text, "unknown")) if row[0] == "held out"]
     assert len(table) == len(record["separation"]) == 6
     for row, entry in zip(table, record["separation"], strict=True):
-        assert row[1] == entry["score"].replace("_", " ")
+        assert row[1] == readable(entry["score"])
         numbers = [float(re.sub("[^0-9.]", "", cell)) for cell in row[2:]]
-        assert numbers == pytest.approx([entry[m["name"]] for m in record["separation_measures"]], abs=5e-4)
+        shown = [measure["name"] for measure in record["separation_measures"] if measure["better"]]
+        assert numbers == pytest.approx([entry[name] for name in shown], abs=5e-4)
     for figure in record["figures"]:
         data = base64.b64encode((run / "figures" / figure["file"]).read_bytes()).decode()
         (image,) = (i for i in page.all("img") if i["src"] == "data:image/png;base64," + data)
@@ -525,23 +527,22 @@ def section_of_rules(text):
 def test_the_best_of_each_set_is_bold(written):
     shown = section(render(read_run(written)), "unknown").split("<table>")[1]
     rows = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", line, re.S) for line in re.findall(r"<tr>(.*?)</tr>", shown, re.S)]
-    heads = ["set", "score", "AUROC ↑", "AUPR out ↑", "AUPR in ↑", "FPR95 ↓", "DetErr ↓", "n id", "n ood"]
+    heads = ["set", "score", "AUROC ↑", "AUPR out ↑", "AUPR in ↑", "FPR95 ↓", "DetErr ↓"]
     assert rows[0] == heads
     bold = [
-        (*cells[:2], *(heads[j].split(" ↓")[0].split(" ↑")[0] for j in range(2, 9) if "<strong>" in cells[j]))
+        (*cells[:2], *(heads[j].split(" ↓")[0].split(" ↑")[0] for j in range(2, 7) if "<strong>" in cells[j]))
         for cells in rows[1:]
     ]
     assert bold == [
         ("held out", "entropy", "AUROC"),
         ("held out", "energy", "AUPR out", "FPR95"),  # the lowest false positive rate, 0.251
-        ("held out", "max softmax", "AUPR in", "DetErr"),
+        ("held out", "1 − max p", "AUPR in", "DetErr"),
         ("svhn", "entropy", "AUPR out"),
         ("svhn", "energy", "AUROC", "AUPR in", "FPR95", "DetErr"),
         ("near mean", "entropy", "AUROC", "AUPR out", "AUPR in", "FPR95", "DetErr"),
     ]
     assert rows[2][5] == "<strong>0.251</strong>"
-    assert rows[2][7:] == ["1,433", "354"]
-    assert rows[6][7:] == ["", ""]  # the mean over sets counts no samples
+    assert "Samples: held out 354, svhn" in shown  # once, and none of means over sets
 
 
 def test_one_thing_has_one_colour_on_the_whole_page():

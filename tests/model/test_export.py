@@ -250,7 +250,7 @@ def test_the_command_line_needs_nothing_but_the_checkpoint(quiet_trainer, tmp_pa
     quiet_trainer(tmp_path, learn, keep).fit(model, datamodule=Digits())
     main(["export", "--ckpt_path", "model.ckpt", "--out", "deep/model.onnx"])
     said = capsys.readouterr()
-    assert said.out.startswith("deep/model.onnx: class, probabilities, known_p, known, max_softmax")
+    assert said.out.startswith("deep/model.onnx: class, probabilities, known_p, known, one_minus_max_p")
     assert said.err == ""
     found = run(tmp_path / "deep" / "model.onnx", torch.rand(5, 64))
     np.testing.assert_allclose(found["probabilities"].sum(dim=1), 1.0, atol=1e-5)

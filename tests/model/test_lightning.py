@@ -102,11 +102,11 @@ def test_predictions_come_with_their_uncertainty(fitted, quiet_trainer):
     batches = quiet_trainer(folder).predict(model, datamodule=Digits())
     first = batches[0]
     p = first["probabilities"].double().numpy()
-    measures = {"max_softmax", "max_logit", "energy", "entropy", "expected_entropy", "mutual_information"}
+    measures = {"one_minus_max_p", "max_logit", "energy", "entropy", "expected_entropy", "mutual_information"}
     assert set(first) == {"class", "probabilities", "known_p", "known"} | measures
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-5)
     np.testing.assert_array_equal(first["class"], p.argmax(1))
-    np.testing.assert_allclose(first["max_softmax"], 1 - p.max(1), atol=1e-5)
+    np.testing.assert_allclose(first["one_minus_max_p"], 1 - p.max(1), atol=1e-5)
     np.testing.assert_allclose(first["entropy"] - first["expected_entropy"], first["mutual_information"], atol=1e-5)
 
 

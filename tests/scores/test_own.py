@@ -47,14 +47,14 @@ def test_the_network_is_a_baseline_of_its_new_head(tmp_path, quiet_trainer, sett
     assert "test/own/cls/NLL" in {entry["key"] for entry in json.loads(record.read_text())["metrics"]}
     answer = model.eval().predict_step([x], 0)
     torch.testing.assert_close(answer["own_energy"], -logits.logsumexp(1))
-    torch.testing.assert_close(answer["own_max_softmax"], 1 - logits.softmax(1).amax(1))
+    torch.testing.assert_close(answer["own_one_minus_max_p"], 1 - logits.softmax(1).amax(1))
     assert "ood/held_out/own_energy/AUROC" in found
 
 
 def test_a_network_of_other_classes_gives_scores_but_is_no_baseline(tmp_path, quiet_trainer):
     _, _, found = evaluate(tmp_path, quiet_trainer, Backbone(network(classes=5)))
     assert not any(name.startswith("test/own/") for name in found)
-    assert "ood/held_out/own_max_softmax/AUROC" in found
+    assert "ood/held_out/own_one_minus_max_p/AUROC" in found
 
 
 def test_a_network_that_trains_is_no_baseline(tmp_path, quiet_trainer):

@@ -99,7 +99,7 @@ def test_summary_needs_no_matplotlib(small_ggt, monkeypatch):
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "brainet_pl.structure.draw"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it is an error now
-    assert "3 sub-networks, 3 unique structures" in small_ggt.summary()
+    assert "3 sub-networks, 3 of them different" in small_ggt.summary()
 
 
 def test_more_subnetworks_than_floats_can_count(make_leaf):

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import structs
 
 from brainet_pl._utils.inside import find_inside
 from brainet_pl.evaluation.chart import Matrix, readable
@@ -40,6 +43,7 @@ UNLISTED = {  # figures drawn outside a test, which no record lists: file → na
     "structure_network.png": ("structure/network", "structure"),
 }
 DOUBTFUL, CLASSES = "test/most_uncertain", "test/classes"
+MOST_COLUMNS = 10  # of single samples, that fit on a desktop
 MOST_ROWS = 40  # of a table that is not folded away
 NONE = "–"
 
@@ -176,7 +180,7 @@ def page_of(run: Run) -> Page:
         Section("shift", "After a shift of the inputs", _charts(record, "shift", styles)),
         Section("unknown", "Inputs unlike the training data", [*_unknown(record, styles), *_separation(record)]),
         Section("classes", "Classes", [*matrix, *_tables(run.folder, [tables.get(CLASSES)])]),
-        Section("doubtful", "Most uncertain samples", _tables(run.folder, [tables.get(DOUBTFUL)])),
+        Section("doubtful", "Most uncertain samples", _tables(run.folder, [few_columns(record, tables.get(DOUBTFUL))])),
         Section("training", "Training", [Charts([drawing_of(training, styles)])] if training else []),
         Section("costs", "What a prediction costs", _costs(record)),
         Section("structure", "Structure", [*_grid(pictures["structure"]), *_structure(run.ggt, temperature)]),
@@ -187,7 +191,7 @@ def page_of(run: Run) -> Page:
     ]
     return Page(
         title=" / ".join(run.folder.resolve().parts[-2:]),
-        subtitle=subtitle(record),
+        subtitle=subtitle(record, target_of(run.config)),
         verdict=verdict_of(record, run.history) if record else [],
         legend=legend() if record else None,
         cards=[*_metric_cards(run), *_separation_cards(record)],
@@ -226,12 +230,25 @@ def picture(data: bytes, alt: str) -> Picture:
 # -- the head of the page -------------------------------------------------------------------------------------------
 
 
-def subtitle(record: Record | None) -> str:
+def target_of(config: str) -> str | None:
+    """The column that a regression predicts, by the run's config.yaml; None where it names none.
+
+    >>> target_of("data:\\n  init_args:\\n    target: price")
+    'price'
+    """
+    _, _, data = f"\n{config}".partition("\ndata:\n")
+    found = re.search(r"^    target: (.+)$", re.split(r"\n(?=\S)", data)[0], re.M)
+    return found[1].strip("'\"") if found and found[1] != "null" else None
+
+
+def subtitle(record: Record | None, target: str | None = None) -> str:
     """One line about the model, the sets and the time of the test."""
     if record is None:
         return "not tested yet, there is no record.json: numbers are the last ones in metrics.csv"
     model = record.model
     parts = [f"{model.head} head, {model.task}" if model.task else model.head]
+    if target:
+        parts[0] += f" of {target}"
     if model.head_parameters:
         parts.append(f"{model.head_parameters:,} parameters in the head")
     if model.passes and model.passes > 1:
@@ -384,19 +401,20 @@ def _separation(record: Record | None) -> list[Block]:
             return Cell("" if value is None else number(value))
         return Cell(f"{value:.3f}", best=value == best.get((set_name, measure.name)))
 
-    columns = ["set", "score", *(measure.name + ARROWS[measure.better] for measure in record.separation_measures)]
+    measures = [measure for measure in record.separation_measures if measure.better is not None]
+    counts = {row.set: row.n_ood for row in record.separation if row.n_ood is not None}
+    columns = ["set", "score", *(measure.name + ARROWS[measure.better] for measure in measures)]
     rows = [
         [
             Cell(readable(row.set)),
             Cell(readable(row.score)),
-            *(cell(row.set, measure, row.value(measure.name)) for measure in record.separation_measures),
+            *(cell(row.set, measure, row.value(measure.name)) for measure in measures),
         ]
         for row in record.separation
     ]
-    caption = (
-        "How well each score tells each set from the test set; unknown inputs are the positive class. "
-        "Bold: the best of a set"
-    )
+    sizes = ", ".join(f"{readable(name)} {count:,.0f}" for name, count in counts.items())
+    caption = "How well each score tells each set from the test set; unknown inputs are the positive class. "
+    caption += f"Samples: {sizes}. " * bool(sizes) + "↑ higher is better, ↓ lower. Bold: the best of a set"
     return [PageTable(caption, list(map(readable, columns)), rows, texts=2)]
 
 
@@ -410,6 +428,19 @@ def _tables(folder: Path, tables: Sequence[RecordTable | None]) -> list[Block]:
             rows = [_row(folder, table.columns, row) for row in table.rows]
             shown.append(PageTable(caption, list(map(readable, table.columns)), rows))
     return shown
+
+
+def few_columns(record: Record | None, table: RecordTable | None) -> RecordTable | None:
+    """The table without scores that would not fit beside each other: those that rank and judge samples stay."""
+    if record is None or table is None or len(table.columns) <= MOST_COLUMNS:
+        return table
+    wanted = [record.ranking_score, record.verdict_score, record.headline_score, "mutual_information"]
+    scores = {row.score for row in record.separation} | {"std"}
+    kept = [name for name in table.columns if name not in scores or name in wanted][:MOST_COLUMNS]
+    places = [table.columns.index(name) for name in kept]
+    rows = [[row[place] for place in places] for row in table.rows]
+    caption = f"{table.caption}; all scores are in scores.csv"
+    return structs.replace(table, caption=caption, columns=kept, rows=rows)
 
 
 def _row(folder: Path, columns: list[str], row: list[CellValue]) -> list[Cell]:
