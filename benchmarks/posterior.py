@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 
 from brainet_pl.structure import GGT, PreparedData, find_score, learn_structure, rai, structure_posterior
+from brainet_pl.structure.dag_posterior import EDGE_COST
 from brainet_pl.structure.pdag import dag_extension
 from brainet_pl.structure.plain_rai import ESS
 
 NETWORKS = ["alarm", "child", "insurance", "hailfinder", "hepar2"]
 SIZES = [500, 5000]
 GAUSSIANS = [(50, 2), (50, 4)]  # variables, average degree
-FIRST_SEED = 20  # samples before were looked at while settings were chosen
+FIRST_SEED = 30  # samples before were looked at while settings were chosen
 MCMC, MCMC_CANDIDATES, MCMC_PARENTS = "order MCMC", 8, 3
 ONLY_DISCRETE = ["hill climbing, bootstrapped"]
 SAMPLED = 1000  # DAGs drawn from the posterior over all of them
@@ -145,7 +146,7 @@ def cell(dag: Dag, x: NDArray[Any], fresh: NDArray[Any], peers: dict[str, Learne
     start = time.process_time()
     ggt: GGT = learn_structure(x, test=test, progress=False)
     tree_seconds = time.process_time() - start
-    own, cost = score_of(x, discrete, ESS), float(np.log(x.shape[1]))  # the score that rai and the posterior share
+    own, cost = score_of(x, discrete, ESS), EDGE_COST * float(np.log(x.shape[1]))  # the score of the posterior
     climbed = dag_extension(rai(x, test=test).adjacency)
     held_out = Predictive(x, fresh, discrete)
     few = sampled.draws[:: max(1, len(sampled.draws) // DRAWS)]
@@ -244,7 +245,7 @@ def cells(data: Path, seeds: int, peers: dict[str, Learner]) -> Iterator[tuple[s
                 yield f"Gaussian {d}, degree {degree}/{n}/{seed}", partial(random, d, degree, n, seed)
 
 
-def posterior(data: Path, seeds: int, out: Path) -> None:
+def posterior(data: Path, seeds: int, out: Path, match: str = "") -> None:
     """Compute what is missing, print the table, draw the figure."""
     from peers import causal_learn_boss, pyagrum_hill_climbing
 
@@ -259,11 +260,16 @@ def posterior(data: Path, seeds: int, out: Path) -> None:
         "hill climbing, bootstrapped": lambda x: pyagrum_hill_climbing(x).adjacency,
     }
     path = out / "structure_posterior.json"
-    stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    known = {name: content for name, content in stored.items() if int(name.rsplit("/", 1)[1]) >= FIRST_SEED}
+
+    def read() -> dict[str, Any]:
+        stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return {name: content for name, content in stored.items() if int(name.rsplit("/", 1)[1]) >= FIRST_SEED}
+
+    known = read()
     for name, compute in cells(data, seeds, peers):
-        if name not in known:
-            known[name] = compute() | {"measured": stamp()}
+        if name not in known and match in name:
+            found = compute() | {"measured": stamp()}
+            known = read() | {name: found}  # another call may have added cells
             path.write_text(json.dumps(known, indent=1))
             print(name, {k: round(v, 3) for k, v in known[name].items() if isinstance(v, float)}, flush=True)
     show(known, [*peers, MCMC])

@@ -143,6 +143,21 @@ def summary(
     }
 
 
+def alarm_cost(model: ExportedModel, x: Any, count: int) -> dict[str, float]:
+    """The monitor's time after each prediction, with all features; beside it the share of the prediction's own."""
+    monitor = model.monitor()
+    assert monitor is not None
+    spent: list[tuple[float, float, float]] = []
+    for _ in range(count):
+        begin = time.process_time()
+        outputs = model.predict(x)
+        between, wall = time.process_time(), time.perf_counter()
+        monitor.update(model.signals(outputs))
+        spent.append((between - begin, time.process_time() - between, time.perf_counter() - wall))
+    inference, watching, _ = np.median(spent, axis=0) / len(x)
+    return summary([one[2] for one in spent], watching, len(x)) | {"share of inference": watching / inference}
+
+
 def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
     """`brainet serve` in a process of its own, and its address."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -215,8 +230,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=100, help="of every client")
     args = parse(parser, argv)
     torch.set_num_threads(1)
-    requests, count = (20, 200) if args.smoke else (args.requests, 1000)
-    store = Store(args.out / "serve.json", {"requests": requests, "epochs": args.epochs})
+    requests, count = (20, 1200) if args.smoke else (args.requests, 2000)
+    load = None if args.smoke else round(os.getloadavg()[0], 1)  # of the machine before anything was measured
+    store = Store(args.out / "serve.json", {"requests": requests, "epochs": args.epochs, "load": load})
     with tempfile.TemporaryDirectory() as scratch:
         model = fitted(args.data, count, args.epochs)
         x, _ = images(args.data, "cifar10_test", count // 2)
@@ -237,6 +253,8 @@ def main(argv: list[str] | None = None) -> None:
                 "exported folder": lambda part=part: whole.predict(part),
             }.items():
                 lines[f"{label}, {size} at a time"] = measured(call, max(5, requests // size), size)
+        for size in (64, 256):
+            lines[f"drift alarm, {size} at a time"] = alarm_cost(whole, given[:size], max(9, requests // 8))
         server, address = start(folder)
         try:
             for clients in CLIENTS:
@@ -250,6 +268,9 @@ def main(argv: list[str] | None = None) -> None:
     columns = ("median, ms", "p99, ms", "images/s", "processor, ms")
     table(["", *columns], [[line, *(cells[line][key] for key in columns)] for line in lines])
     print("stop under load", cells["stop under load"])
+    for size in (64, 256):
+        share = cells[f"drift alarm, {size} at a time"]["share of inference"]
+        print(f"drift alarm, {size} inputs at a time: {share:.2%} of the exported model's processor time")
 
 
 if __name__ == "__main__":

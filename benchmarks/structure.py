@@ -223,31 +223,35 @@ def bars(cells: dict[str, dict[str, Any]]) -> None:
 
 
 def report(cells: dict[str, dict[str, Any]]) -> None:
-    """Print the mean over seeds of every problem, size and method; a dash where some seed did not finish."""
+    """Print the mean over seeds of every problem, size and method: distance (F1, seconds).
+
+    A method that ran out of time for some seed has "> limit" in its place; one that was not run, nothing. The last rows
+    are means over the cells that all of `rai` and the strongest peers finish.
+    """
     runs: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     for key, cell in cells.items():
         problem, n, _, method = key.split(" | ")
         runs.setdefault((problem, n), {}).setdefault(method, []).append(cell)
-
-    def shown(found: list[dict[str, Any]]) -> str:
-        if not found or any("shd" not in cell for cell in found):
-            return "–"
-        return f"{np.mean([c['shd'] for c in found]):.1f} ({np.mean([c['seconds'] for c in found]):.2f} s)"
+    methods = [m for m in DISCRETE if any(m in found for found in runs.values())]
 
     def finished(found: list[dict[str, Any]]) -> bool:
         return bool(found) and all("shd" in cell for cell in found)
 
-    rows = [[problem, n, *(shown(found.get(m, [])) for m in DISCRETE)] for (problem, n), found in runs.items()]
-    for label, methods, networks in (("networks", DISCRETE, True), ("Gaussians", GAUSSIAN, False)):
-        kept = [f for (p, _), f in runs.items() if (p in NETWORKS) == networks]
-        common = [f for f in kept if all(finished(f.get(m, [])) for m in methods)]
-        for name, cells_of in ((f"mean of {label}", kept), (f"mean of the {len(common)} that all finish", common)):
-            line = []
-            for method in DISCRETE:
-                done = [f.get(method, []) for f in cells_of]
-                line.append(shown([c for d in done for c in d]) if done and all(map(finished, done)) else "–")
-            rows.append([name, label, *line])
-    table(["problem", "rows", *DISCRETE], rows)
+    def shown(found: list[dict[str, Any]]) -> str:
+        if not found:
+            return ""
+        if not finished(found):
+            return f"> {max(cell.get('not finished in', 0) for cell in found)} s"
+        shd, f1, seconds = (np.mean([cell[k] for cell in found]) for k in MEANS)
+        return f"{shd:.1f} ({f1:.2f}, {seconds:.1f} s)"
+
+    places = list(NETWORKS) + [f"Gaussian, d = {d}, degree {degree}" for d, degree in GAUSSIANS]
+    ordered = sorted(runs.items(), key=lambda item: (places.index(item[0][0]), int(item[0][1])))
+    rows = [[problem, f"{int(n):,}", *(shown(found.get(m, [])) for m in methods)] for (problem, n), found in ordered]
+    common = [found for _, found in ordered if all(finished(found.get(m, [])) for m in ("rai", *STRONGEST))]
+    line = [shown([c for f in common for c in f[m]]) if m in ("rai", *STRONGEST) else "" for m in methods]
+    rows.append([f"mean of the {len(common)} that rai, BOSS and GRaSP finish", "", *line])
+    table(["problem", "rows", *methods], rows)
 
 
 # -- speed ----------------------------------------------------------------------------------------------------------
@@ -391,7 +395,7 @@ def main() -> None:
     elif args.part == "posterior":
         from posterior import posterior
 
-        posterior(args.data, args.seeds, OUT)
+        posterior(args.data, args.seeds, OUT, args.match)
     elif args.part == "speed":
         speed(args.data, args.repeats)
     elif args.part == "scale":

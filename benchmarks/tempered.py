@@ -42,12 +42,17 @@ POWERS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)  # of the density in
 DIALS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 BUDGET = 0.01  # of the NLL of clean test images
 SHOWN = 0.01  # the cost at which `DensityScaling` is shown as it is fitted
+OURS = "`DensityScaling`, stages"  # what others are compared with, image by image
 NEIGHBOURS = (50, 1)  # of the paper, and what the authors' code takes
 Final = Callable[[str], Tensor]  # name of a set → probabilities (N, C)
 
 
 class Point(NamedTuple):
-    """One setting of a dial: the price on clean test images, ECE there, ECE and NLL of corrupted images."""
+    """One setting of a dial: the price on clean test images, ECE there, ECE and NLL of corrupted images.
+
+    `error` is the standard error of `ece`. `samples` are the ECE of samples of the images drawn with replacement, the
+    same ones for every method and dial; results of before they were kept have none.
+    """
 
     dial: float
     price: float
@@ -55,6 +60,7 @@ class Point(NamedTuple):
     ece: float
     error: float
     nll: float
+    samples: Sequence[float] = ()
 
 
 # -- density-aware calibration ----------------------------------------------------------------------------------------
@@ -203,9 +209,8 @@ def points(bed: Bed, make: Callable[[float], Final], dials: Sequence[float]) -> 
         many = shift((final(name) for name in bed.shifted), bed.read(bed.shifted[0]).y)
         ece = many.ece.mean(dim=0)
         price = float(one.nll[0, 0]) / clean - 1
-        found.append(
-            Point(dial, price, float(one.ece[0, 0]), float(ece[0]), float(ece[1:].std()), float(many.nll[:, 0].mean()))
-        )
+        told = (float(ece[0]), float(ece[1:].std()), float(many.nll[:, 0].mean()))
+        found.append(Point(dial, price, float(one.ece[0, 0]), *told, ece[1:].tolist()))
     return found
 
 
@@ -220,8 +225,9 @@ def temperature(bed: Bed) -> Final:
 def at_budget(found: Sequence[Point], budget: float = BUDGET) -> Point:
     """The point of a frontier at a price on test images, between two settings; the nearest one where none is beyond.
 
-    >>> at_budget([Point(1, 0.0, 0, 0.2, 0, 1), Point(2, 0.02, 0, 0.1, 0, 1)]).ece
-    0.15000000000000002
+    >>> found = at_budget([Point(1, 0.0, 0, 0.2, 0, 1, [0.2, 0.4]), Point(2, 0.02, 0, 0.1, 0, 1, [0.1, 0.1])])
+    >>> found.ece, found.samples
+    (0.15000000000000002, [0.15000000000000002, 0.25])
     """
     order = sorted(found, key=lambda point: point.price)
     below, above = [p for p in order if p.price <= budget], [p for p in order if p.price > budget]
@@ -229,7 +235,18 @@ def at_budget(found: Sequence[Point], budget: float = BUDGET) -> Point:
         return below[-1] if below else above[0]
     a, b = below[-1], above[0]
     share = (budget - a.price) / (b.price - a.price)
-    return Point(*(x + share * (y - x) for x, y in zip(a, b, strict=True)))
+    samples = [x + share * (y - x) for x, y in zip(a.samples, b.samples, strict=True)]
+    return Point(*(x + share * (y - x) for x, y in zip(a[:-1], b[:-1], strict=True)), samples)
+
+
+def paired(one: Point, other: Point) -> tuple[float, float]:
+    """How much higher the ECE of one method is than that of another, and the standard error of the difference.
+
+    >>> one, other = Point(1, 0, 0, 0.3, 0.1, 1, [0.3, 0.5]), Point(1, 0, 0, 0.2, 0.1, 1, [0.2, 0.4])
+    >>> paired(one, other)[1] < 1e-9  # they rise together
+    True
+    """
+    return one.ece - other.ece, float(np.std(np.subtract(one.samples, other.samples), ddof=1))
 
 
 def rows(bed: Bed, epochs: int) -> dict[str, Callable[[], tuple[Callable[[float], Final], Sequence[float]]]]:
@@ -272,6 +289,7 @@ def table(cells: Mapping[str, list[Cell]]) -> str:
         "corrupted ECE",
         "at 1 % on test images",
         "of temperature's",
+        *(["less ours, paired"] if (ours := at_budget(found[OURS])).samples else []),
         "clean ECE",
     ]
     lines = []
@@ -280,6 +298,9 @@ def table(cells: Mapping[str, list[Cell]]) -> str:
         fitted = next((point for point in found[name] if point.dial == shown), found[name][0])
         best, dialled = at_budget(found[name]), len(found[name]) > 1
         last = [f"{best.ece:.3f} ± {best.error:.3f}", f"{best.ece / base:.2f}"] if dialled else ["–", "–"]
+        if ours.samples:
+            difference, error = paired(best, ours)
+            last.append("–" if name == OURS else f"{difference:+.4f} ± {error:.4f}")
         cost = f"{100 * fitted.price + 1e-9:+.1f} %"
         lines.append([name, cost, f"{fitted.ece:.3f} ± {fitted.error:.3f}", *last, f"{best.clean:.3f}"])
     return markdown(header, lines)
@@ -288,7 +309,7 @@ def table(cells: Mapping[str, list[Cell]]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and print the table."""
     args = parse(arguments(__doc__), argv)
-    store = Store(args.out / "tempered.json", {"costs": COSTS, "dials": DIALS})
+    store = Store(args.out / "tempered.json", {"costs": COSTS, "dials": DIALS, "paired": True})
     bed = public_bed(args.data, args.cache)
     cells = {}
     for name, make in rows(bed, args.epochs).items():

@@ -164,7 +164,8 @@ class Evaluation(Callback, EvaluatesAllSets):
         if not isinstance(outputs, SampleBatch):
             outputs = self._from_logits(trainer, batch, batch_idx, dataloader_idx)
         if self._names[dataloader_idx] not in self.record.sets:  # a shifted set
-            self.record.add(self._names[dataloader_idx], torch.empty(0), outputs)
+            numbers = torch.empty(0, dtype=torch.long) if outputs.numbers is None else outputs.numbers
+            self.record.add(self._names[dataloader_idx], numbers, outputs)
             return
         if not outputs.scores:
             return

@@ -126,7 +126,7 @@ class StructureLearning(Callback):
                 "structure=StructureLearning(…)) of brainet_pl.callbacks to the Trainer in its place"
             )
         self._check_every(trainer, pl_module)
-        pl_module.restore_early()
+        pl_module.shard_early()
         if not pl_module.needs_structure:
             return
         refuse_sharding(trainer)

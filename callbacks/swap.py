@@ -22,13 +22,13 @@ from brainet_pl._utils.framework import (
     rank_zero_warn,
     watch_mixes,
 )
-from brainet_pl._utils.lightning_private import average_model, train_loaders
+from brainet_pl._utils.lightning_private import average_model, keep_integers, train_loaders
 from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.callbacks.resume import ExactResume
 from brainet_pl.callbacks.structure import StructureLearning
-from brainet_pl.checkpoints.sharded import WEIGHTS, read_whole
+from brainet_pl.checkpoints.sharded import WEIGHTS, read_parts
 from brainet_pl.distributed.samples import Places
 from brainet_pl.features.extraction import data_source, inputs_and_target, is_sharded
 from brainet_pl.features.training import TrainingFeatures, loader_of
@@ -38,12 +38,13 @@ from brainet_pl.model.in_place import Forward, LayerInputs, build_layer, find_la
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.model.sharding import (
     broadcast_buffers,
+    configure_early,
     is_model_parallel,
-    load_whole_checkpoints,
+    load_shares_of_checkpoints,
     refuse_sharding,
     shard,
 )
-from brainet_pl.model.swapped_layer import SwappedLayer, swapped_layers, watch_state
+from brainet_pl.model.swapped_layer import SwappedLayer, rebuild_layers, swapped_layers, watch_state
 from brainet_pl.network import HeadSettings
 from brainet_pl.network.base import LEAST, MOST_PASSES
 from brainet_pl.scores import Score, Verdict
@@ -129,19 +130,23 @@ class SwapHead(Callback):
 
     @staticmethod
     def _restore_early(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Where the module is about to be sharded, build the head of a checkpoint and load all weights before."""
-        load_whole_checkpoints(trainer)
+        """Where modules are sharded, build the head of a checkpoint at once; its weights come later."""
+        load_shares_of_checkpoints(trainer)
         if is_model_parallel(trainer) and trainer.ckpt_path is not None and not is_sharded(module):
-            module.load_state_dict(read_whole(trainer.ckpt_path)[WEIGHTS], strict=module.strict_loading)
+            configure_early(trainer, module)
+            rebuild_layers(module, read_parts(trainer.ckpt_path)[WEIGHTS], early=True)
 
     def _build(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        device = trainer.strategy.root_device
+        shards = is_model_parallel(trainer)
 
         def sample() -> Any:
-            module.to(device)
-            return first_inputs(loader_of(data_source(trainer, module)), self.columns, device)
+            device = None if shards else trainer.strategy.root_device
+            return first_inputs(loader_of(data_source(trainer, module)), self.columns, module.to(device).device)
 
-        name = find_layer(module, self.layer, sample, self.forward)
+        name = "" if shards and self.layer else find_layer(module, self.layer, sample, self.forward)
+        if shards:  # all processes extract with a module that none of them holds
+            configure_early(trainer, module)
+        name = name or find_layer(module, self.layer, sample, self.forward)
         self._features = self._read(trainer, module, name, frozen=True)
 
         def learn(features: TrainingFeatures) -> Any:
@@ -200,6 +205,7 @@ class SwapHead(Callback):
                 f"expected an optimizer that trains the new head at {name!r}, got none: make the optimizer in "
                 "configure_optimizers, of parameters that are asked for there"
             )
+        keep_integers(trainer)
         if layer.ggt is not None:
             self.structure.report(trainer, layer.ggt)
 

@@ -149,7 +149,94 @@ def list_classes(folder: Path) -> dict[str, list[Path]]:
     return classes
 
 
-class ImageFolder(SplitData):
+class PreparedImages(SplitData):
+    """What data sets of image files share: how images become what the backbone of the model reads.
+
+    Attributes:
+        size, mean, std, channels, augment: as in `ImageFolder`.
+    """
+
+    size: int | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    channels: int
+    augment: bool
+
+    def set_preparation(
+        self,
+        size: int | None,
+        mean: tuple[float, ...] | None,
+        std: tuple[float, ...] | None,
+        channels: int,
+        augment: bool,
+    ) -> None:
+        """Keep how images are prepared; refuses what can't be."""
+        if channels not in (1, 3):
+            raise ValueError(f"expected channels to be 1 or 3, got {channels!r}: 3 is colour")
+        check_statistics(mean, std)
+        self.size = None if size is None else checks.whole("size", size, 1, 10**5)
+        self.mean, self.std, self.channels, self.augment = mean, std, channels, checks.flag("augment", augment)
+
+    @property
+    def num_classes(self) -> int:
+        """Classes that are trained, once the files were listed."""
+        return len(self.class_names)
+
+    def _labelled(self) -> list[Any]:
+        """The sets whose images have classes."""
+        return [getattr(self, f"{name}_set", None) for name in ("train", "structure", "val", "test")]
+
+    def _loader(self, samples: SampleSet, shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
+        """Images are labelled and prepared only now, when the model may have classes and a preset from a checkpoint."""
+        if isinstance(samples, ImageFiles):
+            if any(samples is one for one in self._labelled()):
+                # For a test, the classes of the model that was trained; while training, those of the folder.
+                if self.trainer is not None and self.trainer.state.fn != "fit":
+                    trained = getattr(self.trainer.lightning_module, "class_names", None)
+                    self.class_names = tuple(trained or self.class_names)
+                samples.number(self.class_names)
+            sizing, finishing = self._steps(self.augment and shuffle)
+            samples.resize, samples.normalise = v2.Compose(sizing), v2.Compose(finishing)
+            samples.prepare = v2.Compose([*sizing, *finishing])
+        return super()._loader(samples, shuffle, drop_last)
+
+    def preparation(self, preset: Preset | None) -> Preset:
+        """How images are prepared for a network whose weights expect `preset`; empty `mean` and `std` scale nothing."""
+        if self.size is None and preset is None:
+            raise ValueError(
+                "expected a backbone of torchvision or timm, whose weights tell the size of images, or a size, got "
+                "neither: set size, and mean and std if the backbone was trained with them"
+            )
+        resize, crop = (preset.resize, preset.crop) if self.size is None and preset else (self.size, self.size)
+        mean, std = (preset.mean, preset.std) if self.mean is None and preset is not None else (self.mean, self.std)
+        if mean is None or std is None:
+            mean, std = (), ()
+        elif {len(mean), len(std)} - {1, self.channels}:
+            raise ValueError(
+                f"expected mean and std of {self.channels} channels, got {len(mean)} and {len(std)} numbers: set "
+                "channels, or mean and std"
+            )
+        assert resize is not None
+        assert crop is not None
+        return Preset(resize, crop, tuple(mean), tuple(std), "bilinear" if preset is None else preset.interpolation)
+
+    def _steps(self, augmented: bool) -> tuple[list[Any], list[Any]]:
+        """Bytes (C, H, W) of any size → bytes (C, size, size) → floats."""
+        steps = self.preparation(
+            getattr(None if self.trainer is None else self.trainer.lightning_module, "preset", None)
+        )
+        how = InterpolationMode(steps.interpolation)
+        sizing: list[Any] = [v2.Resize(steps.resize, how, antialias=True), v2.CenterCrop(steps.crop)]
+        if augmented:
+            sizing = [v2.RandomResizedCrop(steps.crop, (0.5, 1.0), interpolation=how, antialias=True)]
+            sizing.append(v2.RandomHorizontalFlip())
+        finishing: list[Any] = [v2.ToDtype(torch.float32, scale=True)]
+        if steps.mean:
+            finishing.append(v2.Normalize(list(steps.mean), list(steps.std)))
+        return sizing, finishing
+
+
+class ImageFolder(PreparedImages):
     """Images in a directory for each class.
 
     Either `root` has directories `train`, `val` and `test` with the classes in them, of which the last two may be
@@ -206,19 +293,10 @@ class ImageFolder(SplitData):
         super().__init__(batch_size, num_workers, val_fraction, seed, near_sets, shifts)
         check_share("test_fraction", test_fraction)
         check_set_names(names, near)
-        if channels not in (1, 3):
-            raise ValueError(f"expected channels to be 1 or 3, got {channels!r}: 3 is colour")
-        check_statistics(mean, std)
+        self.set_preparation(size, mean, std, channels, augment)
         self.root, self.predict_folder = Path(root), None if predict is None else Path(predict)
         self.held_out, self.ood_folders = tuple(held_out), {name: Path(path) for name, path in (ood or {}).items()}
-        self.size = None if size is None else checks.whole("size", size, 1, 10**5)
-        self.mean, self.std, self.channels, self.augment = mean, std, channels, checks.flag("augment", augment)
         self.test_fraction = test_fraction
-
-    @property
-    def num_classes(self) -> int:
-        """Classes that are trained, once the folder was read."""
-        return len(self.class_names)
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -292,49 +370,6 @@ class ImageFolder(SplitData):
                 f"expected held_out to name classes in {self.root} ({', '.join(sorted(classes))}), got "
                 f"{', '.join(unknown)}: correct the list"
             )
-
-    # -- loaders ------------------------------------------------------------------------------------------------------
-
-    def _loader(self, samples: SampleSet, shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
-        """Images are labelled and prepared only now, when the model may have classes and a preset from a checkpoint."""
-        labelled = [getattr(self, f"{name}_set", None) for name in ("train", "structure", "val", "test")]
-        if isinstance(samples, ImageFiles):
-            if any(samples is one for one in labelled):
-                # For a test, the classes of the model that was trained; while training, those of the folder.
-                if self.trainer is not None and self.trainer.state.fn != "fit":
-                    trained = getattr(self.trainer.lightning_module, "class_names", None)
-                    self.class_names = tuple(trained or self.class_names)
-                samples.number(self.class_names)
-            sizing, finishing = self._steps(self.augment and shuffle)
-            samples.resize, samples.normalise = v2.Compose(sizing), v2.Compose(finishing)
-            samples.prepare = v2.Compose([*sizing, *finishing])
-        return super()._loader(samples, shuffle, drop_last)
-
-    def _steps(self, augmented: bool) -> tuple[list[Any], list[Any]]:
-        """Bytes (C, H, W) of any size → bytes (C, size, size) → floats."""
-        model = None if self.trainer is None else self.trainer.lightning_module
-        preset: Preset | None = getattr(model, "preset", None)
-        if self.size is None and preset is None:
-            raise ValueError(
-                "expected a backbone of torchvision or timm, whose weights tell the size of images, or a size, got "
-                "neither: set size, and mean and std if the backbone was trained with them"
-            )
-        resize, crop = (preset.resize, preset.crop) if self.size is None and preset else (self.size, self.size)
-        how = InterpolationMode.BILINEAR if preset is None else InterpolationMode(preset.interpolation)
-        mean, std = (preset.mean, preset.std) if self.mean is None and preset is not None else (self.mean, self.std)
-        sizing: list[Any] = [v2.Resize(resize, how, antialias=True), v2.CenterCrop(crop)]
-        if augmented:
-            sizing = [v2.RandomResizedCrop(crop, (0.5, 1.0), interpolation=how, antialias=True)]
-            sizing.append(v2.RandomHorizontalFlip())
-        finishing: list[Any] = [v2.ToDtype(torch.float32, scale=True)]
-        if mean is not None and std is not None:
-            if {len(mean), len(std)} - {1, self.channels}:
-                raise ValueError(
-                    f"expected mean and std of {self.channels} channels, got {len(mean)} and {len(std)} numbers: set "
-                    "channels, or mean and std"
-                )
-            finishing.append(v2.Normalize(list(mean), list(std)))
-        return sizing, finishing
 
 
 def hold_out(files: Sequence[ImageFile], share: float, seed: int) -> tuple[list[ImageFile], list[ImageFile]]:

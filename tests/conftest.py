@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from brainet_pl._utils.framework import CSVLogger, ModelCheckpoint, pl
 from brainet_pl.calibration import TemperatureScaling
@@ -100,3 +101,27 @@ def run(tmp_path_factory, quiet_trainer):
     trainer.fit(model, datamodule=Digits())
     trainer.test(model, datamodule=Digits(), verbose=False)
     return folder / "digits" / "version_0"
+
+
+@pytest.fixture
+def image_lists():
+    """A function that fills a folder with images and lists in the layout of OpenOOD's benchmark of CIFAR-10."""
+    known = {"train_cifar10": 60, "val_cifar10": 20, "test_cifar10": 20, "test_cifar10c": 20}
+    unknown = ("cifar100", "tin", "mnist", "svhn", "texture", "places365")
+
+    def write(root):
+        lists = root / "benchmark_imglist" / "cifar10"
+        lists.mkdir(parents=True)
+        rng = np.random.default_rng(0)
+        for name, count in (known | {f"test_{name}": 12 for name in unknown}).items():
+            lines = []
+            for i in range(count):
+                path = root / "images_classic" / name / f"{i}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                pixels = rng.integers(0, 256 - 20 * (i % 10), (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels // (2 if name not in known else 1)).save(path)
+                lines.append(f"{name}/{i}.png {i % 10 if name in known else -1}")
+            (lists / f"{name}.txt").write_text("\n".join(lines) + "\n")
+        return root
+
+    return write

@@ -10,6 +10,8 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 
 # -- loops ------------------------------------------------------------------------------------------------------------
@@ -87,6 +89,37 @@ def average_model(callback: pl.Callback) -> Any:
     """The copy of the model that a callback which averages weights keeps; None for other callbacks."""
     average = getattr(callback, "_average_model", None)
     return getattr(average, "module", average)
+
+
+def keep_integers(trainer: pl.Trainer) -> None:
+    """Have callbacks that average weights copy whole numbers: 0.9 · 63 + 0.1 · 63, cut off, is 62."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        average = getattr(callback, "_average_model", None)
+        for name, keep in (("avg_fn", _keep_one), ("multi_avg_fn", _keep_several)):
+            mean = getattr(average, name, None)
+            if mean is not None and not getattr(mean, "keeps_integers", False):
+                setattr(average, name, keep(mean))
+
+
+def _keep_one(mean: Any) -> Any:
+    def kept(averaged: Tensor, current: Tensor, count: Any) -> Tensor:
+        found: Tensor = mean(averaged, current, count) if averaged.is_floating_point() else current
+        return found
+
+    kept.keeps_integers = True  # type: ignore[attr-defined]
+    return kept
+
+
+def _keep_several(mean: Any) -> Any:
+    def kept(averaged: list[Tensor], current: list[Tensor], count: Any) -> None:
+        if averaged[0].is_floating_point():  # they come by their type
+            mean(averaged, current, count)
+            return
+        for one, other in zip(averaged, current, strict=True):
+            one.copy_(other)
+
+    kept.keeps_integers = True  # type: ignore[attr-defined]
+    return kept
 
 
 def save_now(callback: ModelCheckpoint, trainer: pl.Trainer) -> None:

@@ -24,13 +24,14 @@ class Oversized(ValueError):
     """A file asks for far more memory than its own size."""
 
 
-def read_tensors(path: str | os.PathLike[str]) -> Any:
+def read_tensors(path: str | os.PathLike[str], mapped: bool = False) -> Any:
     """The content of a file that `torch.save` wrote: tensors and primitives, never code.
 
-    Any error may come of a damaged file; one that would take far more memory than its own size is refused.
+    Any error may come of a damaged file; one that would take far more memory than its own size is refused. With
+    `mapped`, tensors stay in the file until they are looked at.
     """
     check_file(path)
-    content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     check_content(content)
     return content
 

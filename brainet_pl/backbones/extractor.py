@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from brainet_pl.backbones import batches, removal
 from brainet_pl.backbones.output import BackboneOutput
@@ -141,8 +142,8 @@ class FeatureExtractor(nn.Module):
         layer = self.base_layer
         if not self.frozen or not isinstance(layer, nn.Linear | nn.Conv2d):
             return None
-        weight = layer.weight.detach().flatten(1)
-        return weight, weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach()
+        weight = _whole(layer.weight).flatten(1)
+        return weight, weight.new_zeros(len(weight)) if layer.bias is None else _whole(layer.bias)
 
     @property
     def needs_sample(self) -> bool:
@@ -325,6 +326,12 @@ class FeatureExtractor(nn.Module):
                 f"expected inputs that {type(self.model).__name__} takes, got a batch of {got}{kind}, at which it "
                 f"stops ({error}): give inputs as in training"
             ) from error
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """A weight, all of it where processes share it; a collective then."""
+    found = weight.detach()
+    return found.full_tensor() if isinstance(found, DTensor) else found
 
 
 def _checked(x: Any) -> Any:

@@ -18,7 +18,7 @@ from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.inside import leads_out
 from brainet_pl._utils.tensor_file import Oversized, check_content, check_sizes, read_tensors
-from brainet_pl.checkpoints.sharded import META, is_sharded_folder
+from brainet_pl.checkpoints.sharded import META, FolderWeights, is_sharded_folder
 
 FORMAT = 6
 STORED = "brainet"  # the entry with everything that rebuilds the head
@@ -109,7 +109,8 @@ def wandb_id(run: Any) -> str | None:
 
 def unpack(content: dict[str, Any]) -> Mapping[str, Any]:
     """Check a checkpoint that was loaded, upgrade it in place, and give the entry that rebuilds the head."""
-    check_content(content)
+    parts = ("state_dict", "optimizer_states") if isinstance(content.get("state_dict"), FolderWeights) else ()
+    check_content({key: part for key, part in content.items() if key not in parts})  # a folder's were when it was read
     _check_digests(content, _stored_entry(content), STATES)  # of the file as it was written
     check_sizes([content.get(HPARAMS), content[STORED]], content.get("state_dict"))
     upgrade(content)

@@ -1,4 +1,4 @@
-"""The checkpoint of several processes, a folder with the share of each: read whole, and without running a pickle.
+"""The checkpoint of several processes, a folder with the share of each: read without running a pickle.
 
 torch describes such a folder by a pickle, `.metadata`, and keeps what is no tensor as pickles too. Of the first, only
 the classes of such a description are made; of the others, primitives.
@@ -11,10 +11,12 @@ import math
 import os
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -26,6 +28,7 @@ from brainet_pl._utils.tensor_file import Oversized, read_tensors
 META = "meta.pt"  # everything but weights and optimizers
 WEIGHTS, STATES, OPTIMIZER = "state_dict", "optimizer_states", "optimizer_"
 METADATA = ".metadata"
+EXTRA = "_extra_state"  # the end of the names of what modules store beside tensors of theirs
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
@@ -86,23 +89,60 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     return Path(path).is_file() or is_sharded_folder(path)
 
 
+class FolderWeights(dict[str, Any]):
+    """Weights of a folder of which not all are read: shares of this process, or tensors without numbers."""
+
+
+Place = tuple[Any, ...]  # such as ("state_dict", name) or ("optimizer_0", "state", name, "exp_avg")
+Room = Callable[[Place, TensorStorageMetadata], Tensor]
+
+
+def room(place: Place, entry: TensorStorageMetadata) -> Tensor:
+    """A tensor that takes all numbers of an entry."""
+    return torch.empty(entry.size, dtype=entry.properties.dtype)
+
+
+def no_room(place: Place, entry: TensorStorageMetadata) -> Tensor:
+    """A tensor without numbers, but where an entry says how a module is built."""
+    device = "cpu" if str(place[-1]).endswith(EXTRA) else "meta"
+    return torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
+
+
 def read_whole(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of a checkpoint, a file or a sharded folder, as one process would have written it to a file."""
     path = Path(path)
-    content: dict[str, Any] = read_tensors(path if path.is_file() else path / META)
+    return read_tensors(path) if path.is_file() else _read_folder(path, room)
+
+
+def read_parts(path: str | os.PathLike[str], make: Room = no_room) -> dict[str, Any]:
+    """The content of a checkpoint without holding all of it: a file stays on the disk until it is looked at.
+
+    Args:
+        path: a file, or a sharded folder.
+        make: gives the tensor for an entry of a folder, whole or the share of this process; what is on the device
+            `meta` is not read.
+    """
+    path = Path(path)
     if path.is_file():
-        return content
+        return read_tensors(path, mapped=True)  # type: ignore[no-any-return]
+    content = _read_folder(path, make)
+    return {**content, WEIGHTS: FolderWeights(content[WEIGHTS])}
+
+
+def _read_folder(path: Path, make: Room) -> dict[str, Any]:
+    content: dict[str, Any] = read_tensors(path / META)
     reader = _Reader(path)
     metadata = reader.read_metadata()
     found: dict[str, Any] = {}
     for key, entry in metadata.state_dict_metadata.items():
         found[key] = io.BytesIO()
         if isinstance(entry, TensorStorageMetadata):
-            found[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
+            found[key] = make(metadata.planner_data[key], entry)
     primitives: dict[str, Any] = {}
+    wanted = {key: value for key, value in found.items() if not getattr(value, "is_meta", False)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is asked to read alone
-        load(found, storage_reader=reader, planner=_Primitives(primitives), no_dist=True)
+        load(wanted, storage_reader=reader, planner=_Primitives(primitives), no_dist=True)
     parts: dict[str, Any] = {WEIGHTS: {}}
     for key, value in (found | primitives).items():
         *above, last = metadata.planner_data[key]

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import argparse
 import io
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from brainet_pl._utils import atomic
+from brainet_pl import datamodules
+from brainet_pl._utils import atomic, checks
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.checkpoints.format import Checkpoint
 from brainet_pl.cli.lightning_cli import TRUST, stored_config
 from brainet_pl.cli.trust import vet
 from brainet_pl.cli.words import check_ckpt_path
-from brainet_pl.datamodules import Table
+from brainet_pl.datamodules import ImageFolder, Table
+from brainet_pl.features.extraction import inputs_of
+from brainet_pl.metrics.sets import TEST
 from brainet_pl.model.export import TRACED, export_onnx, export_program
 from brainet_pl.model.export_folder import export_folder, features_of_table
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.serving.folder import read_about
-from brainet_pl.serving.tables import Feature
+from brainet_pl.serving.images import ImageSteps
 
 
 def main(args: Sequence[str]) -> None:
@@ -40,8 +45,21 @@ def main(args: Sequence[str]) -> None:
         "--model.backbone", dest="backbone", help="the class of a backbone of your own, package.module:Class"
     )
     parser.add_argument(TRUST, dest="trust", action="store_true", help="import the backbone that the checkpoint names")
+    parser.add_argument(
+        "--held",
+        choices=("val", "test"),
+        help="into a folder, take the answers and features of the run's validation or test data for the drift alarm; "
+        "without, it has the scores of validation data that the checkpoint keeps",
+    )
+    parser.add_argument(
+        "--int8", action="store_true", help="a backbone in 8 bits, if classes and verdict of --held stay the same"
+    )
     words = parser.parse_args(args)
     out = Path(words.out)
+    if (words.held or words.int8) and out.suffix:
+        raise ValueError(f"expected a folder as --out with --held or --int8, got {out}: name one")
+    if words.int8 and words.held is None:
+        raise ValueError("expected --held val or --held test with --int8, to check the graph by, got neither: add it")
     if out.suffix not in ("", ".onnx", ".pt2"):
         raise ValueError(f"expected --out to be a folder, or to end in .onnx or .pt2, got {out}: name it so")
     check_ckpt_path(words.ckpt_path)
@@ -49,7 +67,8 @@ def main(args: Sequence[str]) -> None:
     example = None if words.shape is None else torch.rand(TRACED, *_shape(words.shape))
     settings = {"passes": words.passes, "seed": words.seed}
     if out.suffix == "":
-        export_folder(model, out, example, features=table_features(words.ckpt_path), **settings)
+        known = from_data(words.ckpt_path, model, words.held)
+        export_folder(model, out, example, int8=words.int8, **known, **settings)
         outputs = tuple(one["name"] for one in read_about(out)["outputs"])
     elif out.suffix == ".onnx":
         outputs = export_onnx(model, out, example, **settings)
@@ -65,22 +84,51 @@ def main(args: Sequence[str]) -> None:
 def load(path: str, backbone: str | None = None, trust: bool = False) -> BRAINet:
     """The model of a checkpoint; a backbone of the user's own is imported where the user names or trusts it."""
     stored = Checkpoint.read(path).hparams.get("backbone")
+    settings: dict[str, Any] = dict(stored) if isinstance(stored, Mapping) else {"model": stored}
     given: dict[str, Any] = {}
     if backbone is not None or trust:
-        settings: dict[str, Any] = dict(stored) if isinstance(stored, Mapping) else {"model": stored}
         given = {"backbone": Backbone(**settings | {"weights": None} | ({"model": backbone} if backbone else {}))}
+    elif ":" in str(settings["model"]) and str(settings["model"]).partition(":")[0] not in sys.modules:
+        raise ValueError(
+            f"expected a known backbone in the checkpoint, got {checks.shown(settings['model'])}, and nothing is "
+            f"imported because a file names it: add --model.backbone {settings['model']}, or {TRUST} if you know who "
+            "made the file"
+        )
     model: BRAINet = BRAINet.load_from_checkpoint(path, map_location="cpu", **given)
     return model
 
 
-def table_features(path: str) -> list[Feature] | None:
-    """How rows are prepared, where the checkpoint lies in a run whose data is a `Table`: read again from its file."""
-    data = stored_config(Checkpoint.read(path)).get("data")
-    if not isinstance(data, Mapping) or str(data.get("class_path")).rpartition(".")[2] != "Table":
-        return None
-    table = Table(**vet({"data": data})["data"]["init_args"])
-    table.setup("fit")
-    return features_of_table(table)
+def from_data(path: str, model: BRAINet, held: str | None) -> dict[str, Any]:
+    """Arguments of `export_folder` that the data of the checkpoint's run tell: how inputs are prepared, and some."""
+    config = stored_config(Checkpoint.read(path)).get("data")
+    name = str(config.get("class_path")).rpartition(".")[2] if isinstance(config, Mapping) else ""
+    kind = getattr(datamodules, name, None)
+    if kind is None or config is None:
+        if held is not None:
+            raise ValueError(
+                f"expected a run of brainet_pl's own data for --held, got {name or 'none'}: call export_folder(held=…)"
+            )
+        return {}
+    data: Any = kind(**vet({"data": config})["data"].get("init_args", {}))
+    found: dict[str, Any] = {}
+    if isinstance(data, ImageFolder):
+        steps = ImageSteps(**data.preparation(model.preset).to_dict(), channels=data.channels)
+        found["images"] = steps
+    if held is not None or isinstance(data, Table):
+        data.setup("fit" if held != "test" else "test")
+    if isinstance(data, Table):
+        found["features"] = features_of_table(data)
+    if held is not None and isinstance(data, ImageFolder):
+        files: Any = data.val_set if held == "val" else data.test_set
+        paths = files.paths
+        found["held"] = (
+            torch.from_numpy(np.stack([steps(path.read_bytes()) for path in paths[i : i + 256]]))
+            for i in range(0, len(paths), 256)
+        )
+    elif held is not None:
+        loader = data.val_dataloader() if held == "val" else data.test_dataloader()[TEST]
+        found["held"] = (inputs_of(batch, model.columns) for batch in loader)
+    return found
 
 
 def _shape(text: str) -> list[int]:

@@ -30,7 +30,14 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--max_connections", type=int, default=1000, help="connections that are open at a time; 1000")
     parser.add_argument("--threads", type=int, default=1, help="threads that run the model; 1")
     parser.add_argument("--alpha", type=float, default=0.05, help="the probability of a false drift alarm; 0.05")
+    parser.add_argument(
+        "--model.backbone", dest="backbone", help="of a checkpoint: the class of a backbone of your own, as in export"
+    )
+    parser.add_argument("--trust_checkpoint", action="store_true", help="import the backbone that the checkpoint names")
     words = parser.parse_args(args)
+    more = (["--model.backbone", words.backbone] if words.backbone else []) + (
+        ["--trust_checkpoint"] if words.trust_checkpoint else []
+    )
     try:
         from brainet_pl.serving.app import Limits, make_app
         from brainet_pl.serving.server import run
@@ -38,12 +45,12 @@ def main(args: Sequence[str]) -> None:
         raise ImportError(f"serving needs more packages ({error.name}): pip install 'brainet_pl[serve]'") from error
     limits = Limits(words.max_megabytes, words.max_batch, words.timeout, words.max_waiting, words.threads)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = find_folder(Path(words.model), Path(scratch))
+        folder = find_folder(Path(words.model), Path(scratch), more)
         app = make_app(ExportedModel(folder, words.threads), limits, words.alpha)
         run(app, words.host, words.port, limits, words.max_connections)
 
 
-def find_folder(given: Path, scratch: Path) -> Path:
+def find_folder(given: Path, scratch: Path, more: Sequence[str] = ()) -> Path:
     """The folder of an exported model; a checkpoint, or the best one of a run, is exported first."""
     if (given / ABOUT).is_file():
         return given
@@ -56,5 +63,5 @@ def find_folder(given: Path, scratch: Path) -> Path:
         )
     from brainet_pl.cli import export
 
-    export.main(["--ckpt_path", str(best[0]), "--out", str(scratch / "model")])
+    export.main(["--ckpt_path", str(best[0]), "--out", str(scratch / "model"), *more])
     return scratch / "model"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from brainet_pl.distributed.samples import all_gather
-from brainet_pl.metrics.curves import separation
+from brainet_pl.metrics.curves import detection_risk, roc_area, separation
 from brainet_pl.metrics.passes import PassSums, PassTrace
 from brainet_pl.metrics.shift import ShiftResult, ShiftSums, add_sums, measures_of, parse_shift
 
@@ -131,6 +131,7 @@ class TestRecord:
     def __init__(self, sets: Mapping[str, Role], units: Mapping[str, str] | None = None) -> None:
         self.sets = {name: SetRecord(name, role) for name, role in sets.items() if role != "shift"}
         self.shift_sums: dict[str, ShiftSums | None] = {}
+        self.shifted: NamedTensors = {}  # name → scores (N,) of known samples after shifts, up to MOST_TRACED
         self.units = dict(units or {})
         self.steps: list[int] = []
         self.passes: int | None = None
@@ -140,6 +141,8 @@ class TestRecord:
         self._rows = {name: SampleBuffer() for name in self.sets}
         self._traced = {name: SampleBuffer(MOST_TRACED) for name in self.sets}
         self._sums: dict[str, PassSums] = {}
+        self._after_shifts = SampleBuffer(MOST_TRACED)
+        self._first_of_loader = {name: i * 2**40 for i, (name, role) in enumerate(sets.items()) if role == "shift"}
 
     @property
     def known(self) -> SetRecord:
@@ -154,11 +157,12 @@ class TestRecord:
     def add(self, name: str, numbers: Tensor, batch: SampleBatch) -> None:
         """Keep a batch of the set `name`, whose samples have the numbers (B,); everything moves to the CPU.
 
-        Of a shifted set, sums alone.
+        Of a shifted set, sums, and scores of a part of its samples.
         """
         for shift, more in batch.shifts.items():
             self.shift_sums[shift] = add_sums(self.shift_sums.get(shift), more)
         if name not in self.sets:
+            self._after_shifts.add(numbers.cpu() + self._first_of_loader.get(name, 0), _kept("scores", batch.scores))
             return
         numbers, trace = numbers.cpu(), batch.trace
         self.passes = batch.passes if batch.passes is not None else self.passes
@@ -180,6 +184,10 @@ class TestRecord:
         everyone = all_gather(self.shift_sums)
         for name in dict.fromkeys(name for own in everyone for name in own):
             self.shift_sums[name] = reduce(add_sums, [own.get(name) for own in everyone])
+        shifted = [batch for own in all_gather(self._after_shifts) for batch in own.batches]
+        self._after_shifts = SampleBuffer(MOST_TRACED)
+        if shifted:
+            self.shifted = _kind("scores", _ordered(_chosen(_joined(shifted), MOST_TRACED))[1])
         for name, part in self.sets.items():
             rows = [batch for own in all_gather(self._rows[name]) for batch in own.batches]
             traced = [batch for own in all_gather(self._traced[name]) for batch in own.batches]
@@ -212,15 +220,21 @@ class TestRecord:
     def separations(self) -> dict[str, Measured]:
         """Set → score → measure → value: how well each score tells each unknown set from the test set.
 
-        A score with NaN in either set is left out.
+        A score with NaN in either set is left out. Beside the measures of `separation` there are `AUROC_full`, where
+        known samples after shifts count as known too, and for classes `SCOD`, see `detection_risk`.
         """
-        known = self.known.rankable()
-        return {
-            part.name: {
-                score: separation(known[score], values) for score, values in part.rankable().items() if score in known
-            }
-            for part in self.unknown
-        }
+        known, wrong = self.known.rankable(), self.known.answers.get("wrong")
+        found: dict[str, Measured] = {}
+        for part in self.unknown:
+            found[part.name] = {}
+            for score in (name for name in part.rankable() if name in known):
+                unknown, measures = part.scores[score], separation(known[score], part.scores[score])
+                if score in self.shifted and not self.shifted[score].isnan().any():
+                    measures["AUROC_full"] = roc_area(torch.cat([known[score], self.shifted[score]]), unknown)
+                if wrong is not None:
+                    measures["SCOD"] = detection_risk(known[score], wrong, unknown)
+                found[part.name][score] = measures
+        return found
 
 
 def group_means(found: Mapping[str, Measured], sets: Sequence[SetRecord]) -> dict[str, Measured]:

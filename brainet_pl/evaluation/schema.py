@@ -99,6 +99,8 @@ class Separation(Struct, frozen=True):
     AUPR_in: float | None = None
     FPR95: float | None = None
     DetErr: float | None = None
+    AUROC_full: float | None = None
+    SCOD: float | None = None
     n_id: float | None = None
     n_ood: float | None = None
 

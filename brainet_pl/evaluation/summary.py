@@ -84,11 +84,16 @@ def separation_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
     ]
 
 
+def separation_measures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The measures that some row has: without shifts there is no `AUROC_full`, without classes no `SCOD`."""
+    return [name for name in SEPARATION if not rows or any(name in row for row in rows)]
+
+
 def separation_table(rows: Sequence[Mapping[str, Any]]) -> LoggedTable:
     """Set × score × measure, as a table for loggers."""
-    columns = ["set", "score", *SEPARATION]
+    columns = ["set", "score", *separation_measures(rows)]
     caption = "How well each score tells each set from the test set; unknown inputs are the positive class"
-    return LoggedTable(caption, columns, [[row[name] for name in columns] for row in rows])
+    return LoggedTable(caption, columns, [[row.get(name) for name in columns] for row in rows])
 
 
 def metric_entries(collections: Sequence[MetricCollection | None], values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -146,7 +151,7 @@ def to_json(
         "metrics": metrics,
         "separation": rows,
         "shifts": [_finite(part._asdict()) for part in record.shifts()],
-        "separation_measures": [{"name": name, "better": better} for name, better in SEPARATION.items()],
+        "separation_measures": [{"name": name, "better": SEPARATION[name]} for name in separation_measures(rows)],
         "charts": to_builtins(charts),
         "confusion": to_builtins(matrix),
         "figures": figures,

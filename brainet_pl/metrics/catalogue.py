@@ -44,6 +44,7 @@ CATALOGUE: Mapping[str, Facts] = {
         Facts("cal/MCE", "Calibration error, worst bin", "share"),
         Facts("cal/smECE", "Calibration error, smooth", "share"),
         Facts("sc/AURC", "Risk–coverage area", "share"),
+        Facts("sc/AUGRC", "Wrong answers, mean over coverages", "share"),
         Facts("sc/Risk@#Cov", "Errors among the # % most certain", "share"),  # "#" is a percentage
         Facts("ens/Disagreement", "Passes that answer differently", "share", None),
         Facts("reg/RMSE", "RMSE", "target"),
@@ -64,6 +65,8 @@ SEPARATION: Mapping[str, Better] = {  # measure of how well a score tells two se
     "AUPR_in": "higher",
     "FPR95": "lower",
     "DetErr": "lower",
+    "AUROC_full": "higher",  # shifted known samples count as known
+    "SCOD": "lower",  # wrong and unknown samples answered, mean over coverages
     "n_id": None,
     "n_ood": None,
 }

@@ -165,6 +165,17 @@ def generalized_risk(uncertainty: Tensor, wrong: Tensor, weight: Tensor | None =
     return float(torch.trapezoid(curve.failed, curve.coverage))
 
 
+def detection_risk(known: Tensor, wrong: Tensor, unknown: Tensor) -> float:
+    """SCOD: `generalized_risk` of known inputs with their errors (N,) and unknown ones, each group half of all inputs.
+
+    >>> detection_risk(torch.tensor([0.1, 0.2]), torch.tensor([0.0, 0.0]), torch.tensor([0.8, 0.9]))
+    0.125
+    """
+    errors = torch.cat([wrong.double(), torch.ones(len(unknown), dtype=torch.float64, device=wrong.device)])
+    shares = [torch.full((len(part),), 0.5 / len(part), dtype=torch.float64) for part in (known, unknown)]
+    return generalized_risk(torch.cat([known, unknown]), errors, torch.cat(shares).to(wrong.device))
+
+
 def coverage_at_risk(uncertainty: Tensor, wrong: Tensor, risk: float = 0.05, weight: Tensor | None = None) -> float:
     """The largest share of samples that can be answered with at most a share `risk` of the answers wrong.
 
@@ -206,6 +217,16 @@ def roc_curve(known: Tensor, unknown: Tensor) -> Curve:
     start = hits.new_zeros(1)
     tpr, fpr = hits / len(unknown), (flagged - hits) / len(known)
     return Curve(torch.cat([start, fpr]), torch.cat([start, tpr]), torch.cat([start + 1, hits / flagged]))
+
+
+def roc_area(known: Tensor, unknown: Tensor) -> float:
+    """The area under the curve: how often an unknown input has a higher score than a known one.
+
+    >>> roc_area(torch.tensor([0.1, 0.4]), torch.tensor([0.3, 0.9]))
+    0.75
+    """
+    curve = roc_curve(known, unknown)
+    return float(torch.trapezoid(curve.tpr, curve.fpr))
 
 
 def separation(known: Tensor, unknown: Tensor) -> dict[str, float]:

@@ -261,6 +261,15 @@ class AreaUnderRiskCoverage(_Ranked):
         return torch.as_tensor(curves.risk_coverage(1.0 - confidence, 1.0 - correct).mean())
 
 
+class AreaUnderGeneralizedRisk(_Ranked):
+    """AUGRC: the share of all samples that is answered wrongly, averaged over how many of the most confident are."""
+
+    key = "sc/AUGRC"
+
+    def _measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        return confidence.new_tensor(curves.generalized_risk(1.0 - confidence, 1.0 - correct))
+
+
 class RiskAtCoverage(_Ranked):
     """The error rate of the most confident `coverage` of the samples."""
 
@@ -280,11 +289,11 @@ class RiskAtCoverage(_Ranked):
 
 
 def classification_measures(num_classes: int) -> list[Measure]:
-    """Accuracy, NLL, Brier, four calibration errors, AURC and risk at 80 % coverage, fresh."""
+    """Accuracy, NLL, Brier, four calibration errors, AURC, AUGRC and risk at 80 % coverage, fresh."""
     return [
         Accuracy(num_classes, average="micro", validate_args=False), NegativeLogLikelihood(), BrierScore(),
         CalibrationError(), AdaptiveCalibrationError(), MaximumCalibrationError(), SmoothCalibrationError(),
-        AreaUnderRiskCoverage(), RiskAtCoverage(0.8),
+        AreaUnderRiskCoverage(), AreaUnderGeneralizedRisk(), RiskAtCoverage(0.8),
     ]  # fmt: skip
 
 

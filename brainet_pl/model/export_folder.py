@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from brainet_pl.backbones import batches
 from brainet_pl.model.export import FEATURES, example_of, export_onnx, input_names
+from brainet_pl.model.int8 import int8_graph
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.monitoring.columns import Columns
@@ -25,6 +26,7 @@ from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, FORMA
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.serving.tables import Feature
 
+BATCH = 256  # held-out samples that are predicted at a time
 MOST_FEATURES = 512  # that the drift alarm watches; of more, each would have too small a part in α
 MEANINGS = {
     "class": "number of the most probable class; -1 where there is none",
@@ -50,6 +52,7 @@ def export_folder(
     images: ImageSteps | None = None,
     features: Sequence[Feature] | None = None,
     held: Any = None,
+    int8: bool = False,
     passes: int | None = None,
     seed: int = 0,
 ) -> Path:
@@ -62,8 +65,11 @@ def export_folder(
         class_names: names of the classes; None takes those that the model knows.
         images: how image files are prepared; None is what the backbone's weights expect, where they say so.
         features: how rows of a table are prepared; None takes numbers.
-        held: held-out inputs. Their answers, and up to 512 features, are the reference of the drift alarm; None takes
-            the scores of validation data that the model keeps, without classes and features.
+        held: held-out inputs, or an iterable of batches of them. Their answers, and up to 512 features, are the
+            reference of the drift alarm; None takes the scores of validation data that the model keeps, without classes
+            and features.
+        int8: whether the backbone counts in 8 bits: a smaller and faster graph, which is refused unless classes and
+            verdict stay the same, see `brainet_pl.model.int8`. It needs `held`.
         passes: sub-networks of a head that draws; None is the model's own number.
         seed: of their draw.
     """
@@ -80,8 +86,12 @@ def export_folder(
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as inside:
         made = Path(inside) / "made"
         made.mkdir()
+        given_held = None if held is None else list(_batches(held))
         narrow = held is not None and (predictor.in_features or 0) <= MOST_FEATURES
         outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed, features=narrow)
+        checked = None
+        if int8:
+            checked, given_held = int8_graph(made / GRAPH, given_held or [], type(predictor.task).__name__)
         given = example_of(predictor, example)
         about = {
             "format": FORMAT,
@@ -96,12 +106,13 @@ def export_folder(
             "conformal": None if predictor.conformal is None else predictor.conformal.settings(),
             "images": None if images is None else images.to_dict(),
             "features": None if features is None else [one.to_dict() for one in features],
+            "int8": checked,
             "held_out": _reference(predictor),
         }
         _write(made / ABOUT, about)
         runs = ExportedModel(made, threads=1)
-        if held is not None:
-            about["held_out"] = _signals_of_inputs(runs, held)
+        if given_held is not None:
+            about["held_out"] = _signals_of_inputs(runs, given_held)
             _write(made / ABOUT, about)
         first = {name: tensor[:2].cpu().numpy() for name, tensor in named(given).items()}
         shown: dict[str, Any] = first | {f"output_{name}": values for name, values in runs.predict(first).items()}
@@ -146,11 +157,17 @@ def _reference(predictor: Predictor) -> dict[str, list[float]] | None:
     return {n: v.tolist() for n, v in signals_of(known, _verdict_score(predictor)).items()} if known else None
 
 
-def _signals_of_inputs(model: ExportedModel, held: Any) -> dict[str, Any]:
+def _batches(held: Any) -> Iterator[dict[str, Any]]:
+    """Held-out inputs, or batches of them → arrays of at most `BATCH` samples, by the names of inputs."""
+    for part in [held] if isinstance(held, Tensor | Mapping) else held:
+        arrays = {name: tensor.cpu().numpy() for name, tensor in named(part).items()}
+        for i in range(0, batches.size(part), BATCH):
+            yield {name: array[i : i + BATCH] for name, array in arrays.items()}
+
+
+def _signals_of_inputs(model: ExportedModel, held: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the drift alarm compares with; of features only the ends of bins."""
-    arrays = {name: tensor.cpu().numpy() for name, tensor in named(held).items()}
-    starts = range(0, batches.size(held), 256)
-    parts = [model.predict({name: array[i : i + 256] for name, array in arrays.items()}) for i in starts]
+    parts = [model.predict(part) for part in held]
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     found: dict[str, Any] = {name: values.tolist() for name, values in model.scores_of(outputs).items()}
     if FEATURES not in outputs:

@@ -6,15 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from brainet_pl._utils.framework import Callback, CombinedLoader, pl, rank_zero_info, rank_zero_warn
+from brainet_pl._utils.framework import Callback, CombinedLoader, TrainerFn, pl, rank_zero_info, rank_zero_warn
 from brainet_pl._utils.lightning_private import average_model, train_loaders, trainer_of
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.distributed.samples import on_rank_zero
-from brainet_pl.features.extraction import Extracted, data_source
+from brainet_pl.features.extraction import Extracted, data_source, is_sharded
 from brainet_pl.features.training import FeatureFolder, TrainingFeatures
 from brainet_pl.model import steps
 from brainet_pl.model.finite import finite_samples
 from brainet_pl.model.restoring import RestorableModule
+from brainet_pl.model.sharding import is_model_parallel
 from brainet_pl.network.base import LEAST
 from brainet_pl.scores import Score
 from brainet_pl.structure import GGT
@@ -74,12 +75,17 @@ class FittedModule(RestorableModule):
                 self.backbone,
                 next((folder for folder in folders if folder is not None), None),
                 columns=self.columns,
-                device=self.trainer.strategy.root_device,
+                device=None if self._shards_later else self.trainer.strategy.root_device,
                 rank=self.global_rank,
                 processes=self.trainer.world_size,
             )
             self._choose_layers(self._features)
         return self._features
+
+    @property
+    def _shards_later(self) -> bool:
+        """Whether the backbone is still where it was made, and may be too large for the device."""
+        return is_model_parallel(self.trainer) and not is_sharded(self.backbone)
 
     def _choose_layers(self, features: TrainingFeatures) -> None:
         """Choose the layers that the head reads, where that was asked for.
@@ -99,6 +105,12 @@ class FittedModule(RestorableModule):
         super().restore_layers(stored)
         if self.backbone.taps != before:
             self._features = None
+
+    def trace_backbone(self) -> None:
+        """Let two samples find the layer to remove and the layers to read, where the backbone is; not on a GPU yet."""
+        if self.trainer.state.fn == TrainerFn.FITTING and not self.backbone.raw:
+            self.training_features.probe()
+            self._features = None  # once it is sharded, nothing is stored
 
     def training_sample(self) -> Extracted:
         """What the backbone gives for a random choice of finite training samples, the same in all processes."""

@@ -28,6 +28,7 @@ from brainet_pl._utils.lightning_private import (
     compiler_context,
     data_given,
     finds_learning_rate,
+    keep_integers,
     set_hparams,
     trainer_of,
 )
@@ -154,6 +155,7 @@ class BRAINet(FittedModule):
         self._places = Places()
         self._compiled_methods: dict[str, Any] = {}
         self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
+        self._has_unknown_sets = False
         set_hparams(self, settings_of(self, chosen))
 
         def collected(prefix: str) -> MetricCollection:
@@ -192,7 +194,7 @@ class BRAINet(FittedModule):
         """
         self._narrow_compiler()
         sharding.refuse_sharding(self.trainer)
-        self.restore_early()
+        self.shard_early()
         if stage != "fit":
             return
         self.guard.check_processes(self.trainer.world_size)
@@ -225,6 +227,7 @@ class BRAINet(FittedModule):
         """Fit scores that no checkpoint brought, and end the set-up."""
         if self.backbone.frozen or self.backbone.base_layer is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
+        keep_integers(self.trainer)
         self.fit_scores(self.scores.unfitted if self.backbone.frozen else list(self.scores))
         self.training_features.release()
 
@@ -341,6 +344,7 @@ class BRAINet(FittedModule):
         steps.check_labels(self.class_names, self.trainer.test_loop)
         sets = test_sets(self.trainer)
         self._shifts = steps.shift_parts(self.trainer, sets)
+        self._has_unknown_sets = bool({"near", "far"} & set(sets.values()))
         if self.calibration is not None and not self.predictor.calibrates:
             rank_zero_warn(
                 f"{type(self.calibration).__name__} changes nothing, because it has learned nothing from validation "
@@ -357,10 +361,11 @@ class BRAINet(FittedModule):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> SampleBatch:  # type: ignore[override]
         """Metrics on the known set, the first; of all sets, what the record of the test keeps."""
-        if dataloader_idx in self._shifts:  # sums alone, and scores only where a calibrator may want them
-            seen = self._evaluate(batch, batch_idx, dataloader_idx, scored=self.calibration is not None)
+        if dataloader_idx in self._shifts:  # sums, and scores where a calibrator or unknown sets want them
+            scored = self.calibration is not None or self._has_unknown_sets
+            seen = self._evaluate(batch, batch_idx, dataloader_idx, scored=scored)
             sums = steps.shift_sums(self.predictor, seen, self._shifts[dataloader_idx])
-            return SampleBatch({}, numbers=seen.numbers, shifts=sums)
+            return SampleBatch(seen.scores, numbers=seen.numbers, shifts=sums)
         seen = self._evaluate(batch, batch_idx, dataloader_idx, labelled=dataloader_idx == 0)
         if seen.target is not None:
             seen = self._measure(seen, seen.target)

@@ -17,11 +17,11 @@ from brainet_pl.backbones.loading import Preset, check_stored_backbone
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.backbones.taps import AUTO, STAGES, Taps
 from brainet_pl.checkpoints.format import FORMAT, STORED, Checkpoint, add_digests, check_callback_states, unpack
-from brainet_pl.checkpoints.sharded import WEIGHTS, is_sharded_folder, read_whole
+from brainet_pl.checkpoints.sharded import is_sharded_folder, read_parts, read_whole
 from brainet_pl.distributed.collectives import all_gather
 from brainet_pl.features.extraction import is_sharded
 from brainet_pl.model.finite import first_bad_weight
-from brainet_pl.model.sharding import is_model_parallel, load_whole_checkpoints
+from brainet_pl.model.sharding import is_model_parallel, load_shares_of_checkpoints, shard_network
 from brainet_pl.scores import Score
 from brainet_pl.structure import GGT
 from brainet_pl.tasks.classification import check_class_names, same_classes
@@ -107,17 +107,19 @@ class RestorableModule(pl.LightningModule):
                 "num_params='auto' ignored the number of outputs (with more than 16, give head=Tree(num_params=…))"
             ) from error
 
-    def restore_early(self) -> None:
-        """Build the head of a checkpoint and load its weights where the model is about to be sharded."""
+    def shard_early(self) -> None:
+        """Under FSDP2: build the head of a checkpoint, and shard the backbone before features are extracted."""
         trainer = trainer_of(self)
-        if trainer is None or not is_model_parallel(trainer):
+        if trainer is None or not is_model_parallel(trainer) or is_sharded(self):
             return
-        load_whole_checkpoints(trainer)
-        if trainer.ckpt_path is None or is_sharded(self):
-            return
-        content = read_whole(trainer.ckpt_path)
-        self.on_load_checkpoint(content)
-        self.load_state_dict(content[WEIGHTS])
+        load_shares_of_checkpoints(trainer)
+        if trainer.ckpt_path is not None:
+            self.on_load_checkpoint(read_parts(trainer.ckpt_path))
+        self.trace_backbone()
+        shard_network(self.predictor.backbone, trainer.strategy.device_mesh["data_parallel"])  # type: ignore[attr-defined]
+
+    def trace_backbone(self) -> None:
+        """Let the backbone find its layers while it is whole; a module that has data does it."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
@@ -196,7 +198,9 @@ class RestorableModule(pl.LightningModule):
 
     def _warn_of_nan(self, state: Mapping[str, Any]) -> None:
         prefix = "predictor."
-        values = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+        values = {
+            name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix) and not v.is_meta
+        }
         weight = first_bad_weight(self.predictor, values)
         if weight is not None:
             rank_zero_warn(

@@ -18,6 +18,7 @@ from brainet_pl._utils.precision import wide
 from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.checkpoints.sharded import EXTRA
 from brainet_pl.features.extraction import is_sharded
 from brainet_pl.model.every_branch import every_branch
 from brainet_pl.model.predictor import Predictor
@@ -29,7 +30,6 @@ from brainet_pl.tasks.passes import Passes
 
 FORMAT = 1
 KIND = "SwappedLayer"
-EXTRA = "_extra_state"  # of the keys of a state dict, by torch
 
 
 class SwappedLayer(nn.Module):
@@ -221,13 +221,16 @@ def stored_layers(state: Mapping[str, Any], prefix: str = "") -> dict[str, dict[
     return found
 
 
-def rebuild_layers(model: nn.Module, state: Mapping[str, Any], prefix: str = "") -> None:
-    """Build the swapped layers of a state dict in a model where they are not there yet. Weights are not loaded."""
+def rebuild_layers(model: nn.Module, state: Mapping[str, Any], prefix: str = "", early: bool = False) -> None:
+    """Build the swapped layers of a state dict in a model where they are not there yet. Weights are not loaded.
+
+    A sharded model takes them only `early`: before an optimizer is made, and before they are sharded themselves.
+    """
     for name, content in stored_layers(state, prefix).items():
         here = model.get_submodule(name)
         if isinstance(here, SwappedLayer) and here.describe() == content:
             continue
-        if is_sharded(model):
+        if is_sharded(model) and not early:
             raise RuntimeError(
                 "expected a checkpoint with the head that was sharded, got another, because Lightning tells of it too "
                 "late: say it before, trainer.ckpt_path = path, and call fit or test without ckpt_path"
@@ -265,7 +268,7 @@ def _before_load(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest
 
 def watch_state(model: nn.Module) -> None:
     """Have `load_state_dict` of a model build the swapped layers that the state has, before it loads weights."""
-    if _before_load not in model._load_state_dict_pre_hooks.values():
+    if not any(getattr(hook, "hook", hook) is _before_load for hook in model._load_state_dict_pre_hooks.values()):
         model.register_load_state_dict_pre_hook(_before_load)  # type: ignore[no-untyped-call]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,12 @@ Ints = NDArray[np.int64]
 FALLING = ((0.1, 1.0), (0.25, 1.0), (0.5, 1.0), (0.75, 1.0))
 OTHERS = ((1.0, 0.25), (1.0, 0.5), (1.0, 0.75), (0.5, 0.5), (0.75, 0.75), (1.5, 1.5), (2.5, 2.5))
 # Histograms of what came before: bins, and the share of the past that counts one input later.
-HISTOGRAMS = tuple((bins, keep) for bins in (4, 12, 24) for keep in (0.93, 0.98))
+BINS, RATES = (4, 12, 24), (0.93, 0.98)
+HISTOGRAMS = tuple((bins, keep) for bins in BINS for keep in RATES)
+FIRST_BINS = np.cumsum((0, *BINS[:-1]))  # of each size, where its bins begin among all
 EVEN = 4.0  # inputs that an even histogram is worth
 LATE = 10  # inputs before which a change counts as an early one
-NEAR = 600.0  # logarithms this close can be added as they are
+BLOCK = 8  # inputs that are worked on one after the other; when a change began is told as exactly
 TINY = 1e-12  # the least p-value; a smaller one would be a matter of the random number
 
 
@@ -46,50 +48,65 @@ def urn_p_values(gaps: Ints, urn: Ints, draws: Floats) -> tuple[Floats, Ints]:
         draws: (B,) independent uniform numbers between 0 and 1.
     """
     before = np.concatenate([[0], urn.cumsum()])
-    earlier = np.tri(len(gaps), k=-1, dtype=bool)  # (B, B): j came before i
-    lower = before[gaps] + ((gaps[None, :] < gaps[:, None]) & earlier).sum(axis=1)
-    own = urn[gaps] + ((gaps[None, :] == gaps[:, None]) & earlier).sum(axis=1)
+    earlier, others = _earlier(len(gaps)), gaps[:, None]
+    lower = before[gaps] + ((others < gaps) & earlier).sum(axis=0, dtype=np.uint16)
+    own = urn[gaps] + ((others == gaps) & earlier).sum(axis=0, dtype=np.uint16)
     after = urn + np.bincount(gaps, minlength=len(urn))
     return (lower + draws * own) / (before[-1] + np.arange(len(gaps))), after
 
 
-def log_bets(p: Floats, falling: bool) -> Floats:
-    """P-values (…,) → the logarithms (…, K) of what K bets pay on them; with `falling`, only those that fall in p."""
-    low = np.log(np.clip(p, TINY, None))[..., None]
-    high = np.log(np.clip(1.0 - p, TINY, None))[..., None]
+@lru_cache(maxsize=64)
+def _earlier(count: int) -> NDArray[np.bool_]:
+    """(B, B) whether the input of a row came before that of a column."""
+    return np.triu(np.ones((count, count), dtype=bool), 1)
+
+
+def beta_bets(p: Floats, falling: bool) -> Floats:
+    """P-values (B, J) → what K bets pay on them (B, K, J); with `falling`, only those that fall in p."""
+    low, high = np.log(np.clip(p, TINY, None)), np.log(np.clip(1.0 - p, TINY, None))
+    a, b, scale = (part[:, None] for part in _shapes(falling))
+    return np.asarray(np.exp((a - 1.0) * low[:, None] + (b - 1.0) * high[:, None] + scale))
+
+
+@lru_cache(maxsize=2)
+def _shapes(falling: bool) -> Floats:
+    """(3, K) both parameters of the beta densities, and the logarithm by which each adds up to 1."""
     shapes = FALLING if falling else FALLING + OTHERS
-    a, b = np.array(shapes).T
-    logs = np.array([math.lgamma(x + y) - math.lgamma(x) - math.lgamma(y) for x, y in shapes])  # that it adds up to 1
-    return np.asarray((a - 1.0) * low + (b - 1.0) * high + logs)
+    return np.array([(x, y, math.lgamma(x + y) - math.lgamma(x) - math.lgamma(y)) for x, y in shapes]).T
 
 
-def log_histograms(p: Floats, counts: list[Floats]) -> tuple[Floats, list[Floats]]:
-    """P-values (B, J) in their order → the logarithms (B, J, H) of what bets by past ones pay, and the counts after.
+def histogram_bets(p: Floats, counts: Floats, seen: int) -> tuple[Floats, Floats]:
+    """P-values (B, J) in their order → what bets by the p-values before them pay (B, H, J), and the counts after.
 
     Args:
         p: of J signals, each independent and uniform while nothing changes.
-        counts: of each of `HISTOGRAMS`, (J, bins) past p-values in each bin, the older the less they count.
+        counts: (rates, J, all bins) past p-values in each bin, the older the less they count.
+        seen: how many p-values there were before.
     """
     size, signals = p.shape
-    paid, after = [], []
-    for (bins, keep), count in zip(HISTOGRAMS, counts, strict=True):
-        place = np.minimum((p * bins).astype(np.int64), bins - 1)
-        hit = np.zeros((size, signals, bins))
-        np.put_along_axis(hit, place[..., None], 1.0, axis=2)
-        left = keep ** np.arange(size + 1)
-        past = left[:, None, None] * count + (_weights(size, keep) @ hit.reshape(size, -1)).reshape(-1, *count.shape)
-        own = np.take_along_axis(past[:-1], place[..., None], axis=2)[..., 0]
-        every = past[:-1].sum(axis=2)
-        paid.append(np.log((own + EVEN / bins) * bins / (every + EVEN)))
-        after.append(past[-1])
-    return np.stack(paid, axis=2), after
+    bins = np.array(BINS)[:, None]
+    place = np.minimum((p[:, None] * bins).astype(np.int64), bins - 1) + FIRST_BINS[:, None]  # (B, sizes, J)
+    place += counts.shape[2] * np.arange(signals)
+    hit = np.zeros((size, signals * counts.shape[2]))
+    hit[np.arange(size)[:, None, None], place] = 1.0
+    weights, fade, total = _weights(size)
+    past = (weights @ hit).reshape(len(RATES), size + 1, -1) + fade[..., None] * counts.reshape(len(RATES), 1, -1)
+    own = past[:, np.arange(size)[:, None, None], place]  # (rates, B, sizes, J)
+    every = total + fade[:, :-1] * ((1 - np.array(RATES) ** seen) / (1 - np.array(RATES)))[:, None] + EVEN
+    paid = (own * bins + EVEN) / every[..., None, None]
+    return paid.transpose(1, 2, 0, 3).reshape(size, -1, signals), past[:, -1].reshape(counts.shape)
 
 
 @lru_cache(maxsize=64)
-def _weights(count: int, keep: float) -> Floats:
-    """(B + 1, B) how much the j-th of B inputs counts when the i-th comes; the last row is after all of them."""
+def _weights(count: int) -> tuple[Floats, Floats, Floats]:
+    """How much the j-th of B inputs counts when the i-th comes, and after all of them, for both rates.
+
+    (rates · (B + 1), B); what one of before them counts, (rates, B + 1); and all of them together, (rates, B).
+    """
     age = np.arange(count + 1)[:, None] - 1 - np.arange(count)
-    return np.where(age >= 0, keep ** np.maximum(age, 0), 0.0)
+    weights = np.stack([np.where(age >= 0, keep ** np.maximum(age, 0), 0.0) for keep in RATES])
+    fade: Floats = np.array(RATES)[:, None] ** np.arange(count + 1.0)
+    return weights.reshape(-1, count), fade, np.asarray(weights[:, :-1].sum(axis=2))
 
 
 def waiting(t: Ints, horizon: int | None) -> Floats:
@@ -105,7 +122,7 @@ def waiting(t: Ints, horizon: int | None) -> Floats:
 
 
 class Capital(NamedTuple):
-    """The logarithms (J, K) of the capital of K bets on each of J signals; and how it came about."""
+    """The logarithms (K, J) of the capital of K bets on each of J signals; and how it came about."""
 
     log: Floats  # of what has started
     total: Floats  # sum of logarithms of what was paid since the beginning
@@ -113,38 +130,63 @@ class Capital(NamedTuple):
     since: Ints  # the number of inputs before it was lowest: a change is most likely after them
 
     @classmethod
-    def initial(cls, signals: int, bets: int) -> Capital:
-        """The capital of so many signals and bets before any input was seen."""
-        shape = (signals, bets)
+    def initial(cls, bets: int, signals: int) -> Capital:
+        """The capital of so many bets and signals before any input was seen."""
+        shape = (bets, signals)
         return cls(np.full(shape, -np.inf), np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int64))
 
 
-def grow(capital: Capital, bets: Floats, seen: int, horizon: int | None) -> tuple[Capital, Floats]:
-    """Bets (B, J, K) on the next B inputs → the capital after them, and the logarithm (B, J) of all of it on the way.
+def grow(capital: Capital, paid: Floats, seen: int, horizon: int | None) -> tuple[Capital, Floats]:
+    """What bets pay (B, K, J) on the next B inputs → the capital after them, and the logarithm (B, J) of all of it.
 
-    S ← (S + what starts)·f(p) for each bet; all capital is the mean of S over bets and what is waiting.
+    S ← (S + what starts)·f(p) for each bet; all capital is the mean of S over bets and what is waiting. Blocks of
+    inputs are worked on side by side, each as if nothing had been there before, and then joined: S in a block is what
+    started in it, and the product of f times S before it. S is counted in units of its value at the beginning; inputs
+    on which it still grows beyond all numbers are taken in two parts.
     """
-    steps = np.arange(seen, seen + len(bets) + 1)
-    idle = waiting(steps, horizon)
+    size, blocks = len(paid), -(-len(paid) // BLOCK)
+    idle = waiting(np.arange(seen, seen + size + 1), horizon)
+    scale = np.maximum(capital.log, 0.0)
+    most = scale.max(axis=0)
+    started = np.zeros((blocks * BLOCK, 1, 1))
+    started[:size, 0, 0] = np.clip(-np.diff(idle), 0.0, None)
+    if most.any():
+        started = started * np.exp(-scale)
+    factors = in_blocks(paid, 1.0)
+    inside, product = np.empty_like(factors), np.empty_like(factors)  # (blocks, BLOCK, K, J)
+    with np.errstate(over="ignore", invalid="ignore"):
+        new, times = np.zeros_like(factors[:, 0]), np.ones_like(factors[:, 0])
+        for t in range(BLOCK):
+            np.add(new, started[t::BLOCK], out=inside[:, t])
+            new = np.multiply(inside[:, t], factors[:, t], out=inside[:, t])
+            times = np.multiply(times, factors[:, t], out=product[:, t])
+        before, now = np.empty_like(times), np.exp(capital.log - scale)
+        for b in range(blocks):
+            before[b] = now
+            now = now * times[b] + new[b]
+    if size > 1 and not np.isfinite(now).all():
+        half = size // 2
+        capital, first = grow(capital, paid[:half], seen, horizon)
+        capital, second = grow(capital, paid[half:], seen + half, horizon)
+        return capital, np.concatenate([first, second])
+    totals = capital.total + np.log(times).cumsum(axis=0)  # after every block
+    product *= before[:, None]
+    inside += product
+    if most.any():
+        inside *= np.exp(scale - most)
     with np.errstate(divide="ignore"):
-        starts = np.log(np.clip(-np.diff(idle), 0.0, None))[:, None, None]
-        left = np.log(idle[1:])[:, None]
-    paid = np.concatenate([np.zeros((1, *bets.shape[1:])), bets.cumsum(axis=0)])  # since before the first of them
-    inside = _log_sums(np.concatenate([capital.log[None], starts - paid[:-1]]))[1:] + paid[1:]
-    most = inside.max(axis=2)
-    mean = np.log(np.exp(inside - most[..., None]).mean(axis=2)) + most
-    path = np.logaddexp(mean, left)
-    totals = capital.total + paid
-    first = np.concatenate([capital.lowest[None], totals[1:]])
-    place = first.argmin(axis=0)
-    since = np.where(place == 0, capital.since, seen + place)
-    return Capital(inside[-1], totals[-1], first.min(axis=0), since), path
+        log = np.log(now) + scale
+        all_bets = inside.reshape(-1, *capital.log.shape)[:size].mean(axis=1)
+        path = np.log(all_bets + idle[1:, None] * np.exp(-most)) + most
+    low = totals.min(axis=0)
+    since = seen + np.minimum((totals.argmin(axis=0) + 1) * BLOCK, size)
+    since = np.where(low < capital.lowest, since, capital.since)
+    return Capital(log, totals[-1], np.minimum(low, capital.lowest), since), path
 
 
-def _log_sums(logs: Floats) -> Floats:
-    """Logarithms (B, …) → those of their sums so far: at once where they are close enough, which is faster."""
-    most, least = logs.max(axis=0), np.where(np.isneginf(logs), np.inf, logs).min(axis=0)
-    if np.isneginf(most).any() or (most - least).max() > NEAR:
-        return np.asarray(np.logaddexp.accumulate(logs, axis=0))
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(np.exp(logs - most).cumsum(axis=0)) + most)
+def in_blocks(values: NDArray[Any], fill: float) -> NDArray[Any]:
+    """(B, …) → (blocks, BLOCK, …), the last one filled up."""
+    lacking = -len(values) % BLOCK
+    if lacking:
+        values = np.concatenate([values, np.full((lacking, *values.shape[1:]), fill, values.dtype)])
+    return values.reshape(-1, BLOCK, *values.shape[1:])

@@ -21,26 +21,26 @@ def drift_chart(state: DriftState, evidence: Floats, p_values: Mapping[str, Floa
     number = np.arange(1, len(evidence) + 1)
     count = len(evidence)
     curve = thinned(evidence)
-    high = min(TOP, max(10 / alpha, 3 * float(evidence.max(initial=1.0))))
+    high = min(10 * TOP, max(10 / alpha, 3 * float(evidence.max(initial=1.0))))
     low = min(LEAST * 100, max(LEAST, 0.5 * float(evidence.min(initial=1.0))))
     across = Axis("input", "count", low=1.0, high=float(max(2, count)))
     ends = [1.0, float(max(2, count))]
     marks = [Series(f"alarm at 1/α = {1 / alpha:g}", ends, [1 / alpha] * 2, "guide")]
     if state.alarm_at is not None:
         marks.append(Series("alarm", [state.alarm_at], [min(TOP, evidence[state.alarm_at - 1])], "points"))
-    x, y = points(number[curve], np.clip(evidence[curve], low, high))
-    line = Series("evidence of a change", x, y)
+    x, y = points(number[curve], np.clip(evidence[curve], low, TOP))
+    line = Series("evidence of a change" + (f", cut at {TOP:.0e}" if high > TOP else ""), x, y)
     up = Axis("evidence", low=low, high=high, log=True)
     first = Panel("evidence", "Evidence that inputs have changed", across, up, [marks[0], line, *marks[1:]])
     of = p_values[state.leading]
     some = np.linspace(0, count - 1, min(count, MOST_POINTS)).astype(np.int64)
     dots = Series(f"p-value, {state.leading}", *points(number[some], of[some]), "points")
     since = [] if state.changed_at is None else [Series("change, estimated", [state.changed_at] * 2, [0, 1], "guide")]
-    title = f"P-values of {state.leading}: even while nothing changes"
+    title = f"P-values of {state.leading}: spread evenly while nothing changes"
     second = Panel("p_values", title, across, Axis("p-value", low=0.0, high=1.0), [*since, dots])
     caption = (
-        "The evidence begins with 1. While inputs are like the held-out data it ever reaches 1/α with a probability of "
-        "at most α."
+        "The evidence of all signals together begins with 1; the largest part is drawn. While inputs are like the "
+        "held-out data it ever reaches 1/α with a probability of at most α."
     )
     return Chart("drift", "shift", caption, summary(state, alpha), [first, second])
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.monitoring.betting import EVEN, Capital, grow, urn_p_values
+from brainet_pl.monitoring.betting import BLOCK, EVEN, Capital, grow, in_blocks, urn_p_values
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -48,7 +48,7 @@ class Columns:
         self._gaps = np.diff(ends).astype(np.float64)  # of each bin
         p = ends / (self.size + 1)
         tilted = [np.diff(p**a) for a in TILTS] + [np.diff(1 - (1 - p) ** a) for a in TILTS]
-        self._bets = np.log(np.array(tilted)).T  # (bins, K)
+        self._bets = np.array(tilted)  # (K, bins)
         self.reset()
 
     @classmethod
@@ -63,45 +63,65 @@ class Columns:
 
     def reset(self) -> None:
         """Begin anew, with no input seen."""
-        self._seen = np.zeros((self.count, len(self._gaps)))
-        self._recent = np.zeros_like(self._seen)
+        self._urn = np.tile([*self._gaps, 0.0], (self.count, 1))  # (d, bins + 1) gaps of a bin, and values in it
+        self._recent = np.zeros_like(self._urn)
         self.leading = 0  # the column with the most capital
-        self.capital = Capital.initial(self.count, self._bets.shape[1] + 1)
+        self.capital = Capital.initial(len(self._bets) + 1, self.count)
 
     def advance(self, values: Floats, draws: Floats, before: int, horizon: int | None) -> tuple[Floats, Floats]:
         """Values (B, d) after so many inputs → the logarithm of all capital (B,), and p-values (B,) of what leads.
 
         Each column has an even part of α, and the one with the most capital counts. `draws` (2, B) decide ties.
         """
-        size, steps = len(values), np.arange(len(values))[:, None]
-        bins = self._bins(values, draws[0])
-        here = np.arange(self.count), bins  # of every column its bin
-        earlier, faded = _same_before(bins, KEEP)
-        every = self.size + 1.0 + before + steps
-        own = self._seen[here] + self._gaps[bins] + earlier
-        log_urn = np.log(own / every)
-        past = self._recent[here] * KEEP**steps + faded + EVEN / (self.size + 1) * self._gaps[bins]
-        weight = (1 - KEEP ** (before + steps)) / (1 - KEEP) + EVEN
-        paid = np.concatenate([self._bets[bins], np.log(past / weight)[..., None]], axis=2) - log_urn[..., None]
+        steps = before + np.arange(len(values))[:, None]
+        bins, urn = self._bins(values, draws[0]), self._urn.copy()
+        own, past = self._count(bins)
+        paid = np.empty((len(values), len(self._bets) + 1, self.count))
+        for k, bet in enumerate(self._bets):
+            bet.take(bins, out=paid[:, k])
+        paid[:, -1] = past + (EVEN / (self.size + 1) * self._gaps).take(bins)
+        paid[:, -1] /= (1 - KEEP**steps) / (1 - KEEP) + EVEN
+        paid *= ((self.size + 1.0 + steps) / own)[:, None]
         self.capital, path = grow(self.capital, paid, before, horizon)
         self.leading = j = int(path[-1].argmax())
-        urn = (self._seen[j] + self._gaps)[::-1].astype(np.int64)
-        p_values, _ = urn_p_values(len(urn) - 1 - bins[:, j], urn, draws[1])
-        flat = (bins + len(self._gaps) * np.arange(self.count)).ravel()
-        aged = np.broadcast_to(KEEP ** (size - 1.0 - steps), bins.shape).ravel()
-        shape = self._seen.shape
-        self._seen = self._seen + np.bincount(flat, minlength=self._seen.size).reshape(shape)
-        self._recent = self._recent * KEEP**size + np.bincount(flat, aged, self._seen.size).reshape(shape)
+        p_values, _ = urn_p_values(len(self._gaps) - 1 - bins[:, j], urn[j, -2::-1].astype(np.int64), draws[1])
         return path.max(axis=1) - math.log(self.count), p_values
+
+    def _count(self, bins: Ints) -> tuple[Floats, Floats]:
+        """Count values in bins (B, d); what the urn (B, d), and recent values, had in the bin of each one before it."""
+        size, count = bins.shape
+        width = self._urn.shape[1]
+        parts = in_blocks(bins.astype(np.uint8), width - 1)  # the last bin is for what fills up the last block
+        own, past = np.zeros((2, *parts.shape))
+        for lag in range(1, BLOCK):  # within a block
+            same = parts[:, lag:] == parts[:, :-lag]
+            own[:, lag:] += same
+            past[:, lag:] += KEEP ** (lag - 1) * same
+        places = parts + width * np.arange(count)
+        places += (width * count * np.arange(len(parts)))[:, None, None]
+        flat, every = places.ravel(), width * count * len(parts)
+        ages = np.broadcast_to(KEEP ** np.arange(BLOCK - 1.0, -1.0, -1.0)[:, None], parts.shape).ravel()
+        hits = np.bincount(flat, minlength=every).reshape(len(parts), count, width)
+        aged = np.bincount(flat, ages, every).reshape(hits.shape)
+        urn, recent = np.empty(hits.shape), np.empty(hits.shape)  # before each block
+        for b in range(len(parts)):
+            urn[b], recent[b] = self._urn, self._recent
+            self._urn = self._urn + hits[b]
+            self._recent = self._recent * KEEP**BLOCK + aged[b]
+        self._recent /= KEEP ** (-size % BLOCK)
+        self._urn[:, -1] = self._recent[:, -1] = 0.0
+        own += urn.take(places)
+        past += recent.take(places) * KEEP ** np.arange(BLOCK)[:, None]
+        return own.reshape(-1, count)[:size], past.reshape(-1, count)[:size]
 
     def _bins(self, values: Floats, draws: Floats) -> Ints:
         """The bin (B, d) of every value: how many edges are below it."""
-        bins = np.zeros(values.shape, dtype=np.int64)
-        for edge, tie in zip(self._edges, self._ties, strict=True):
-            bins += values > edge
-            same = values == edge
-            if same.any():
-                bins += same & (draws[:, None] > tie)
+        edges = self._edges[:, None]
+        above = (values > edges).view(np.uint8)  # (E, B, d)
+        same = values == edges
+        if same.any():
+            above += same & (draws[:, None] > self._ties[:, None])
+        bins: Ints = np.add.reduce(above, axis=0, dtype=np.uint8).astype(np.int64)
         return bins
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,30 +131,14 @@ class Columns:
 
     def changed_at(self) -> int:
         """The number of inputs before which the column that leads is likely to have changed."""
-        return int(self.capital.since[self.leading, self.capital.log[self.leading].argmax()])
+        return int(self.capital.since[self.capital.log[:, self.leading].argmax(), self.leading])
 
     def state_dict(self) -> dict[str, Any]:
         """All that was seen, as JSON can hold it."""
         capital = [part.tolist() for part in self.capital]
-        return {"seen": self._seen.tolist(), "recent": self._recent.tolist(), "capital": capital}
+        return {"urn": self._urn.tolist(), "recent": self._recent.tolist(), "capital": capital}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self._seen, self._recent = (np.array(state[key]).reshape(self._seen.shape) for key in ("seen", "recent"))
+        self._urn, self._recent = (np.array(state[key]).reshape(self._urn.shape) for key in ("urn", "recent"))
         self.capital = Capital(*map(np.array, state["capital"]))
-
-
-def _same_before(bins: Ints, keep: float) -> tuple[Floats, Floats]:
-    """Bins (B, d) → how many inputs before each had the same one; and this number with older ones counting less."""
-    steps = np.arange(len(bins))[:, None]
-    order = bins.argsort(axis=0, kind="stable")
-    ordered = np.take_along_axis(bins, order, axis=0)
-    new = np.ones(bins.shape, dtype=bool)
-    new[1:] = ordered[1:] != ordered[:-1]
-    start = np.maximum.accumulate(np.where(new, steps, 0), axis=0)  # where the inputs of a bin begin
-    sums = np.zeros((len(bins) + 1, bins.shape[1]))
-    np.cumsum(keep ** (-1.0 - order), axis=0, out=sums[1:])
-    count, faded = np.empty(bins.shape), np.empty(bins.shape)
-    np.put_along_axis(count, order, (steps - start).astype(np.float64), axis=0)
-    np.put_along_axis(faded, order, sums[:-1] - np.take_along_axis(sums, start, axis=0), axis=0)
-    return count, faded * keep**steps

@@ -12,13 +12,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from brainet_pl._utils import checks
 from brainet_pl.monitoring.betting import (
+    BINS,
     FALLING,
     HISTOGRAMS,
     OTHERS,
+    RATES,
     Capital,
+    beta_bets,
     grow,
-    log_bets,
-    log_histograms,
+    histogram_bets,
     urn_p_values,
 )
 from brainet_pl.monitoring.columns import Columns
@@ -26,6 +28,7 @@ from brainet_pl.monitoring.columns import Columns
 Floats = NDArray[np.float64]
 KNOWN_P = "known_p"
 CHUNK = 64  # inputs that are worked on at a time: work grows with its square
+STATE_FORMAT = 2  # of what `state_dict` gives; 1 had no number, and other bets
 MOST_LOG = 700.0  # evidence is shown up to e^700
 
 
@@ -124,10 +127,10 @@ class DriftMonitor:
         self._urns = {name: np.ones(one.size + 1, dtype=np.int64) for name, one in self._references.items()}
         every = len(FALLING) + len(OTHERS) + len(HISTOGRAMS)
         self._capitals = {
-            falling: Capital.initial(len(names), len(FALLING) if falling else every)
+            falling: Capital.initial(len(FALLING) if falling else every, len(names))
             for falling, names in self._groups.items()
         }
-        self._counts = [np.zeros((len(self._groups.get(False, ())), bins)) for bins, _ in HISTOGRAMS]
+        self._counts = np.zeros((len(RATES), len(self._groups.get(False, ())), sum(BINS)))
         for table in self._tables.values():
             table.reset()
         self._seen = 0
@@ -168,11 +171,11 @@ class DriftMonitor:
             p_values[name], self._urns[name] = urn_p_values(gaps, self._urns[name], self._rng.random(len(gaps)))
         for falling, names in self._groups.items():
             p = np.stack([p_values[name] for name in names], axis=1)
-            bets = log_bets(p, falling)
+            paid = beta_bets(p, falling)
             if not falling:
-                more, self._counts = log_histograms(p, self._counts)
-                bets = np.concatenate([bets, more], axis=2)
-            self._capitals[falling], found = grow(self._capitals[falling], bets, before, self.horizon)
+                more, self._counts = histogram_bets(p, self._counts, before)
+                paid = np.concatenate([paid, more], axis=1)
+            self._capitals[falling], found = grow(self._capitals[falling], paid, before, self.horizon)
             for j, name in enumerate(names):
                 paths[name] = found[:, j] + math.log(self._parts[name])
                 self._evidence[name] = float(paths[name][-1])
@@ -181,6 +184,8 @@ class DriftMonitor:
             found, p_values[name] = table.advance(columns[name], draws, before, self.horizon)
             paths[name] = found + math.log(self._parts[name])
             self._evidence[name] = float(paths[name][-1])
+        # Not the sum: what a signal's own past does not tell of its next rank, the past of another may, so that only
+        # each capital by itself is a martingale. α is shared among them instead.
         most = np.max(list(paths.values()), axis=0)
         self._seen += len(most)
         over = np.flatnonzero(most >= -math.log(self.alpha))
@@ -196,7 +201,7 @@ class DriftMonitor:
             return self._tables[name].changed_at()
         falling = self._references[name].falling
         capital, j = self._capitals[falling], self._groups[falling].index(name)
-        return int(capital.since[j, capital.log[j].argmax()])
+        return int(capital.since[capital.log[:, j].argmax(), j])
 
     def _columns(self, values: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Floats]:
         if not isinstance(values, Mapping):
@@ -217,12 +222,13 @@ class DriftMonitor:
     def state_dict(self) -> dict[str, Any]:
         """All that was seen, as plain values that JSON can hold; the reference is not among them."""
         return {
+            "format": STATE_FORMAT,
             "seen": self._seen,
             "alarm_at": self._alarm_at,
             "changed_at": self._changed_at,
             "evidence": dict(self._evidence),
             "urns": {name: urn.tolist() for name, urn in self._urns.items()},
-            "counts": [count.tolist() for count in self._counts],
+            "counts": self._counts.tolist(),
             "tables": {name: table.state_dict() for name, table in self._tables.items()},
             "capitals": [[part.tolist() for part in self._capitals[kind]] for kind in sorted(self._groups)],
             "random": self._rng.bit_generator.state,
@@ -230,10 +236,16 @@ class DriftMonitor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where another monitor with the same reference was."""
+        if state.get("format") != STATE_FORMAT:
+            raise ValueError(
+                f"expected the state of a monitor in format {STATE_FORMAT}, got {state.get('format', 'an older one')}: "
+                "another version of brainet_pl saved it, and its evidence can't be carried over. Go on without it, "
+                "which is as after reset(), or update() a new monitor with the inputs seen so far, in their order"
+            )
         sizes: dict[str, Any] = {name: one.size + 1 for name, one in self._references.items()}
         sizes |= {name: table.count for name, table in self._tables.items()}
         found = {name: len(urn) for name, urn in state["urns"].items()}
-        found |= {name: len(kept["seen"]) for name, kept in state["tables"].items()}
+        found |= {name: len(kept["urn"]) for name, kept in state["tables"].items()}
         if found != sizes:
             raise ValueError(
                 f"expected the state of a monitor with {sizes} gaps, got {found}: give the reference that it had"
@@ -241,9 +253,7 @@ class DriftMonitor:
         self._seen, self._alarm_at, self._changed_at = state["seen"], state["alarm_at"], state["changed_at"]
         self._evidence = dict(state["evidence"])
         self._urns = {name: np.array(urn, dtype=np.int64) for name, urn in state["urns"].items()}
-        self._counts = [
-            np.array(one).reshape(count.shape) for one, count in zip(state["counts"], self._counts, strict=True)
-        ]
+        self._counts = np.array(state["counts"]).reshape(self._counts.shape)
         kinds = zip(sorted(self._groups), state["capitals"], strict=True)
         self._capitals = {kind: Capital(*map(np.array, parts)) for kind, parts in kinds}
         for name, table in self._tables.items():

@@ -133,9 +133,8 @@ class TreeDensity(DataSizedBuffers):
             other.families.given = self.families.kept_parents()
         return other.fit(features.cpu(), labels.cpu())
 
-    @torch.no_grad()
     def forward(self, features: Tensor) -> Tensor:
-        """Maps features (B, d) to log p(x | c), (B, C), averaged over sub-networks."""
+        """Maps features (B, d) to log p(x | c), (B, C), averaged over sub-networks; differentiable."""
         self._check(features)
         rows = max(1, _ROOM // self.families.numbers)
         with torch.autocast(features.device.type, enabled=False):  # never in 16 bits, as in `_apply`
@@ -362,11 +361,13 @@ class GaussianFamilies(nn.Module):
         residual = x - mean[labels]
         common = over_all(residual.t() @ residual) / n
         own_scale = common.diagonal()
-        typical = typical_scale(own_scale)
-        floor = 1e-3 * own_scale + 1e-6 * typical
         fourth = over_all(residual.pow(4).sum(dim=0)) / n
         magnitude = fourth / own_scale.clamp_min(1e-30)  # squared, of a column that is mostly one value: when it is not
         rare = fourth > RARE_KURTOSIS * own_scale.square()
+        typical = typical_scale(
+            own_scale if bool(rare.all()) else own_scale[~rare]
+        )  # few values make that of a rare one
+        floor = 1e-3 * own_scale + 1e-6 * typical
         floor = torch.where(rare, floor.maximum(RARE_FLOOR**2 * magnitude), floor)
         floor = torch.where(own_scale <= 1e-9 * typical, typical, floor)  # nobody knows the scale of a constant
         covariance = common.unsqueeze(0)

@@ -31,6 +31,7 @@ from brainet_pl.monitoring.drift import DriftState
 from brainet_pl.serving.folder import ExportedModel
 
 Outputs = dict[str, Any]
+WATCHED = 256  # inputs that are shown to the drift monitor at a time, unless somebody asks for its state before
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Served:
         self.state: DriftState | None = None
         self.running = 0
         self._lock = threading.Lock()
+        self._unseen: list[dict[str, Any]] = []  # signals that the monitor is to see
+        self._unseen_inputs = 0
         self.pool = ThreadPoolExecutor(limits.threads, "predict")
         self.registry = CollectorRegistry()
         name, one = "brainet_", self.registry
@@ -106,7 +109,7 @@ class Served:
         return self.model.as_answers(outputs)
 
     def watch(self, outputs: Mapping[str, Any]) -> None:
-        """Count inputs, and show them to the monitor."""
+        """Count inputs, and keep what the monitor is to see of them, at the latest when /drift or /metrics asks."""
         size = len(next(iter(outputs.values())))
         self.inputs.inc(size)
         if "known" in outputs:
@@ -114,7 +117,18 @@ class Served:
         if self.monitor is None:
             return
         with self._lock:  # inputs in one order, whatever thread predicts them
-            self.state = self.monitor.update(self.model.signals(outputs))
+            self._unseen.append(self.model.signals(outputs))
+            self._unseen_inputs += size
+        if self._unseen_inputs >= WATCHED:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Show the monitor the inputs that it has not seen: many at a time take it far less time than one by one."""
+        with self._lock:
+            if self.monitor is None or not self._unseen:
+                return
+            parts, self._unseen, self._unseen_inputs = self._unseen, [], 0
+            self.state = self.monitor.update({n: np.concatenate([part[n] for part in parts]) for n in parts[0]})
             self.evidence.set(self.state.evidence)
             self.alarm.set(float(self.state.alarm))
 
@@ -122,6 +136,7 @@ class Served:
         """What the monitor knows, as JSON can hold it."""
         if self.monitor is None:
             return {"watched": False}
+        self.catch_up()
         state = self.state
         found: dict[str, Any] = {"watched": True, "alpha": self.alpha, "inputs": 0, "evidence": 1.0, "alarm": False}
         if state is None:
@@ -174,6 +189,7 @@ def make_app(model: ExportedModel, limits: Limits | None = None, alpha: float = 
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
+        served.catch_up()
         return PlainTextResponse(generate_latest(served.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.post("/predict")

@@ -178,7 +178,8 @@ def _tensor(about: Mapping[str, Any], given: Mapping[str, Any]) -> NDArray[Any]:
     if name not in given:
         raise ValueError(f"expected the input {name}, got {', '.join(map(str, given)) or 'nothing'}: give it by name")
     try:
-        tensor = np.asarray(given[name], dtype=about["dtype"])
+        with np.errstate(over="ignore"):  # beyond 32 bits is infinite, and has no class
+            tensor = np.asarray(given[name], dtype=about["dtype"])
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(
             f"expected numbers of the shape {_shown(shape)} as {name}, got what is none ({error}): correct it"

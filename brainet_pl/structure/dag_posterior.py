@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from brainet_pl._utils import checks
 from brainet_pl.structure.climb import climb_from
 from brainet_pl.structure.copies import find_copies
-from brainet_pl.structure.data import PreparedData, column_names
+from brainet_pl.structure.data import DataKind, PreparedData, Weights, column_names
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.export import Edge, edge_table
@@ -24,9 +24,10 @@ from brainet_pl.structure.learn import learn_structure
 from brainet_pl.structure.orders import BestParents, improve_order
 from brainet_pl.structure.pdag import PDAG, Bools, Ints, dag_extension, topological_order
 from brainet_pl.structure.plain_rai import ESS, rai
-from brainet_pl.structure.sampler import Chains, Families
+from brainet_pl.structure.sampler import Chains, Families, PairProbabilities
 from brainet_pl.structure.score import Growth, LocalScore, Score, find_score
 from brainet_pl.structure.settings import AUTO, SAMPLES, check_limits, check_rows, choose_test, warn_of_few_rows
+from brainet_pl.structure.statistics import bootstrap_weights
 
 Floats = NDArray[np.float64]
 Source = Literal["score", "tree"]
@@ -34,17 +35,22 @@ PROPOSED = 3  # networks of the tree that chains begin from, beside that of `rai
 FAR = 20.0  # nats: a beginning so much worse than the best is in no chain's reach, and not worth one
 CANDIDATES = 10  # for the parents of a variable; more where its best parents are more
 MOST_CANDIDATES = 14
-MOST_LEVELLED = 6  # parents of a variable in a table of counts: more leave most of its cells empty
+MOST_LEVELLED = 4  # parents of a variable in a table of counts, unless a beginning has more: their cells are empty
 UNLIKELY = 6.0  # nats that a parent may cost beside the best ones and still be a candidate
 MOST_VARIABLES = 300
 BURN_IN = 0.25  # share of the steps before the first that counts
 STEPS = 8  # from one draw that is kept to the next
+SHARE = 1 / 3  # of the bootstrap samples in the probabilities and draws
+EDGE_COST = 1.5  # times log d: with 1, weak edges are more often chance than their probabilities say
+SAMPLE_CHAINS, SAMPLE_STEPS = 4, 4  # of a bootstrap sample: what differs between samples is more than within one
 DOUBTFUL = 0.5  # difference of an edge's probability between chains that is warned of
 
 
 @dataclass(frozen=True, eq=False)
 class StructurePosterior:
     """Draws from the posterior over DAGs, p(G) ∝ exp(score(G) - edge_cost·|edges|), and what they say about edges.
+
+    A third of the draws are of bootstrap samples of the rows, unless `bootstraps` was 0.
 
     Attributes:
         draws: (n, d, d) DAGs; [i, j] means i → j.
@@ -91,6 +97,7 @@ def structure_posterior(
     bins: int = 3,
     draws: int = 1000,
     chains: int = 8,
+    bootstraps: int = 4,
     seed: int = 0,
     max_rows: int | None = None,
     max_seconds: float | None = None,
@@ -99,9 +106,10 @@ def structure_posterior(
     """Draw DAGs from their posterior given a table: which edges are sure, and which are not.
 
     `rai` and the networks of a small tree (`learn_structure`) are where chains begin, and they choose the candidates
-    for each variable's parents; a sampler over orders of variables then draws DAGs in proportion to their scores. The
-    probability of an edge is its share among the draws. Beside the candidates nothing is approximate: on few variables
-    the draws agree with an enumeration of all DAGs.
+    for each variable's parents; a sampler over orders of variables then draws DAGs in proportion to their scores. Each
+    draw gives every edge a probability given its other edges, and the mean of these is the edge's. The same is done for
+    a few bootstrap samples of the rows. Beside the candidates nothing is approximate: on few variables, and with
+    `bootstraps=0`, the draws agree with an enumeration of all DAGs.
 
     Args:
         features: An array, tensor (N, d), data frame or `FeatureStream`, as in `rai`; at most 300 columns.
@@ -110,11 +118,14 @@ def structure_posterior(
         test: The test of `rai` and the tree, which also says whether columns are categories. "auto" is as in `rai`.
         score: "bdeu", "bge", "bic" or a subclass of `Score`; None is the one that belongs to the test.
         ess: Equivalent sample size of BDeu, weight of the prior of BGe.
-        edge_cost: What each edge costs by the prior over graphs, in nats. None is log d, which expects about one parent
-            a variable; 0 takes all DAGs as equally likely before the data are seen.
+        edge_cost: What each edge costs by the prior over graphs, in nats. None is 1.5 log d; log d expects about one
+            parent a variable; 0 takes all DAGs as equally likely before the data are seen.
         bins: Number of levels of a continuous column in the discrete tests and scores.
         draws: Number of DAGs to keep.
         chains: Number of chains that share the work and are compared with each other.
+        bootstraps: Number of samples of rows, drawn with replacement, whose posteriors make up a third of all
+            probabilities and draws: what depends on a few rows is then doubtful, as it should be. 0 is the posterior of
+            the score given all rows, and nothing else.
         seed: Seed of the draws.
         max_rows: Learn from a random sample of at most this many rows. None: from all.
         max_seconds: Time after which no further step is begun; there are then fewer draws. None: no limit.
@@ -135,9 +146,10 @@ def structure_posterior(
     bins, max_rows = check_bins(bins), check_rows(max_rows)
     draws = checks.whole("draws", draws, 1, hint="it is the number of DAGs to keep")
     chains = checks.whole("chains", chains, 1, 1000, hint="they are compared with each other; 8 is usual")
+    bootstraps = checks.whole("bootstraps", bootstraps, 0, 1000, hint="0 is the posterior of the score given all rows")
     seed = checks.whole("seed", seed, 0, hint="any number from 0 on will do")
     ess = checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior")
-    edge_cost = checks.number_or_none("edge_cost", edge_cost, 0, "None is log d")
+    edge_cost = checks.number_or_none("edge_cost", edge_cost, 0, "None is 1.5 log d")
     _, max_seconds = check_limits(None, max_seconds)
     budget = Budget(max_seconds=max_seconds)
     data = PreparedData.prepare(features, bins, max_rows)
@@ -149,23 +161,13 @@ def structure_posterior(
     warn_of_few_rows(data, stacklevel=3)
     chosen = choose_test(test, data, "fisher_z")
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
-    cost = float(np.log(data.d)) if edge_cost is None else edge_cost
+    cost = EDGE_COST * float(np.log(data.d)) if edge_cost is None else edge_cost
     names = column_names(features)
     if knowledge is not None:
         knowledge = knowledge.numbered(data.d, names)
-    problem = _Problem(
-        data,
-        chosen,
-        scoring,
-        ess,
-        _Scores(cache(scoring.on(data, ess)), scoring.growth_on(data, ess), cost),
-        knowledge,
-        names,
-        seed,
-        budget,
-    )
+    problem = _Problem(data, chosen, scoring, ess, cost, knowledge, names, seed, budget)
     problem.check()
-    found = _of_tree(problem, draws) if posterior == "tree" else _sampled(problem, draws, chains)
+    found = _of_tree(problem, draws) if posterior == "tree" else _sampled(problem, draws, chains, bootstraps)
     found = problem.without_false_directions(found)
     back = np.argsort(data.columns)
     every = np.ix_(back, back)
@@ -201,11 +203,21 @@ class _Problem:
     test: type[IndependenceTest]
     scoring: type[Score]
     ess: float
-    prior: _Scores
+    edge_cost: float
     knowledge: Knowledge | None  # about the user's column numbers
     names: tuple[str, ...] | None  # of the user's columns
     seed: int
     budget: Budget
+
+    @cached_property
+    def prior(self) -> _Scores:
+        """The scores on all rows."""
+        return self.prior_on(None)
+
+    def prior_on(self, weights: Weights | None) -> _Scores:
+        """The scores on a sample, rows counted as often as `weights` (n,) says."""
+        data = self.data if weights is None else self.data.resampled(weights)
+        return _Scores(cache(self.scoring.on(data, self.ess)), self.scoring.growth_on(data, self.ess), self.edge_cost)
 
     @cached_property
     def original(self) -> Ints:
@@ -214,13 +226,14 @@ class _Problem:
 
     @cached_property
     def known(self) -> Constraints:
-        """What no DAG may break: the user's knowledge, and that copies are children of the first, and no more."""
+        """What no DAG may break: what is known, copies as children of the first and no more, no edge of constants."""
         d, own = self.data.d, self.original == np.arange(self.data.d)
         copied = _copied(self.original)
         known = Knowledge().on(d, None)
         if self.knowledge is not None:
             known = check_knowledge(self.knowledge, self.names, self.data.columns, self.original)
-        allowed = known.allowed & own & own[:, None] | copied
+        free = own & _varying(self.data, self.test.kind)
+        allowed = known.allowed & free & free[:, None] | known.required | copied
         return Constraints(known.required | copied, allowed, known.before)
 
     def check(self) -> None:
@@ -254,48 +267,106 @@ def _of_tree(problem: _Problem, draws: int) -> StructurePosterior:
     return StructurePosterior(dags, scores, edges, best, problem.prior(best), 0.0, problem.known.class_of(best))
 
 
-def _sampled(problem: _Problem, draws: int, chains: int) -> StructurePosterior:
-    """Chains from the best networks that `rai`, the tree and a search over orders propose."""
-    prior, known, budget, d = problem.prior, problem.known, problem.budget, problem.data.d
+def _sampled(problem: _Problem, draws: int, chains: int, bootstraps: int) -> StructurePosterior:
+    """Chains from the best networks that `rai`, the tree and a search over orders propose; then the same, shorter, for
+    bootstrap samples of the rows."""
+    prior, known, budget, seed = problem.prior, problem.known, problem.budget, problem.seed
     starts = _starts(problem)
     most = MOST_LEVELLED if problem.test.kind == "discrete" else MOST_CANDIDATES
+    of_all = draws - round(SHARE * draws) if bootstraps else draws
+    found = _explore(prior, known, starts, of_all, chains, STEPS, most, np.random.default_rng(seed), budget)
+    disagreement = found.disagreement
+    if disagreement > DOUBTFUL:
+        warnings.warn(
+            f"expected chains to agree about edges, got probabilities that differ by {disagreement:.2f}: raise draws",
+            stacklevel=3,
+        )
+    dags, edges, of_samples = [found.dags[-of_all:]], found.by_chain.mean(axis=0), []
+    for number in range(bootstraps):
+        if budget.spent:
+            break
+        few = (draws - of_all) * (number + 1) // bootstraps - (draws - of_all) * number // bootstraps
+        rng = np.random.default_rng([seed, number])
+        on_sample = problem.prior_on(bootstrap_weights(problem.data.n, seed, (number,)))
+        start = _best_in_order(found.best, on_sample, known, budget)
+        more = _explore(on_sample, known, [start], few, min(chains, SAMPLE_CHAINS), SAMPLE_STEPS, most, rng, budget)
+        dags.append(more.dags[len(more.dags) - few :])
+        of_samples.append(more.by_chain.mean(axis=0))
+    if of_samples:
+        edges = (1 - SHARE) * edges + SHARE * np.mean(of_samples, axis=0)
+    climbed = climb_from(
+        known.class_of(found.best), known.allowed, None, prior.local, prior.growth, prior.edge_cost, budget, known
+    )
+    best = max((found.best, known.extend(climbed)), key=prior)
+    every = np.concatenate(dags)
+    scores = np.array([prior(dag) for dag in every])
+    return StructurePosterior(every, scores, edges, best, prior(best), disagreement, known.class_of(best))
+
+
+@dataclass(frozen=True)
+class _Explored:
+    """What chains met: draws (n, d, d), probabilities of arrows by chain (C, d, d), and the best DAG (d, d)."""
+
+    dags: Bools
+    by_chain: Floats
+    best: Bools
+
+    @property
+    def disagreement(self) -> float:
+        """The largest difference of a pair's probability to be joined between a chain and all of them."""
+        joined = self.by_chain + self.by_chain.transpose(0, 2, 1)
+        return float(np.abs(joined - joined.mean(axis=0)).max())
+
+
+def _explore(
+    prior: _Scores,
+    known: Constraints,
+    starts: list[Bools],
+    draws: int,
+    chains: int,
+    every: int,
+    most: int,
+    rng: np.random.Generator,
+    budget: Budget,
+) -> _Explored:
+    """At least `draws` DAGs, of `chains` chains after each `every` steps; fewer where the budget is spent."""
     candidates = _candidates(starts, prior, known)
-    tables = Families.tabulate(candidates, prior.local, prior.growth, prior.edge_cost, most, known.required)
-    rng = np.random.default_rng(problem.seed)
+    size = np.maximum(most, np.max([start.sum(axis=0) for start in starts], axis=0) + 1)
+    tables = Families.tabulate(candidates, prior.local, prior.growth, prior.edge_cost, size, known.required)
+    given_rest = PairProbabilities(prior.local, prior.growth, prior.edge_cost, known.allowed, known.required, size)
     group = Chains(tables, [starts[i % len(starts)] for i in range(chains)], rng)
-    steps = max(1, round(STEPS * -(-draws // chains) / (1 - BURN_IN)))
+    steps = max(1, round(every * -(-draws // chains) / (1 - BURN_IN)))
     first = int(BURN_IN * steps)
-    kept: list[Ints] = []
-    sums, counted = np.zeros((chains, d, d)), 0
+    kept: list[Bools] = []
+    by_chain = np.zeros((chains, *known.allowed.shape))
     best, highest = starts[0], prior(starts[0])
     for step in range(steps):
-        if budget.spent and counted:
+        if budget.spent and kept:
             break
         group.step()
         scores = group.scores
         top = int(np.argmax(scores))
         if scores[top] > highest:
             best, highest = tables.dags(group.families)[top], float(scores[top])
-        if step >= first or budget.spent:
-            sums += tables.dags(group.families)
-            counted += 1
-            if (steps - 1 - step) % STEPS == 0 or budget.spent:
-                kept.append(group.families)
-    families = np.concatenate(kept or [group.families])[-draws:]
-    shares = sums / counted
-    joined = shares + shares.transpose(0, 2, 1)
-    disagreement = float(np.abs(joined - joined.mean(axis=0)).max())
-    if disagreement > DOUBTFUL:
-        warnings.warn(
-            f"expected chains to agree about edges, got probabilities that differ by {disagreement:.2f}: raise draws",
-            stacklevel=3,
-        )
-    climbed = climb_from(
-        known.class_of(best), known.allowed, None, prior.local, prior.growth, prior.edge_cost, budget, known
-    )
-    best = max((best, known.extend(climbed)), key=prior)
-    kept_dags, scores, edges = tables.dags(families), tables.total(families), shares.mean(axis=0)
-    return StructurePosterior(kept_dags, scores, edges, best, prior(best), disagreement, known.class_of(best))
+        if (step >= first and (steps - 1 - step) % every == 0) or budget.spent:
+            dags = tables.dags(group.families)
+            by_chain += [given_rest(dag) for dag in dags]
+            kept.append(dags)
+    return _Explored(np.concatenate(kept), by_chain / len(kept), best)
+
+
+def _best_in_order(dag: Bools, prior: _Scores, known: Constraints, budget: Budget) -> Bools:
+    """The better of a DAG and that in which a search over orders from it ends."""
+    best = BestParents(prior.local, prior.growth, known.allowed, prior.edge_cost, known.required)
+    improved, _ = best.dag_of(improve_order(topological_order(dag), best, lambda: budget.spent))
+    return max((dag, improved), key=prior)
+
+
+def _varying(data: PreparedData, kind: DataKind) -> Bools:
+    """(d,) the columns that vary: no data speak for or against an edge of another, and none is drawn."""
+    if kind == "discrete":
+        return np.asarray((data.table.codes != data.table.codes[0]).any(axis=0))
+    return np.asarray((data.correlation() != np.eye(data.d)).any(axis=0))  # without a second column none is asked for
 
 
 def _copied(original: Ints) -> Bools:
@@ -314,11 +385,7 @@ def _starts(problem: _Problem) -> list[Bools]:
         tree = problem.tree((PROPOSED, 1))
     proposed = [dag_extension(graph.permute(order).adjacency)]
     proposed += [tree.dag(way)[np.ix_(order, order)] for way in tree.sample_uniform(PROPOSED, rng=problem.seed)]
-    best = BestParents(prior.local, prior.growth, known.allowed, prior.edge_cost, known.required)
-    found = []
-    for dag in map(known.extend, proposed):
-        improved, _ = best.dag_of(improve_order(topological_order(dag), best, lambda: budget.spent))
-        found.append(max((dag, improved), key=prior))
+    found = [_best_in_order(known.extend(dag), prior, known, budget) for dag in proposed]
     found.sort(key=lambda dag: -prior(dag))
     return [dag for dag in found if prior(dag) > prior(found[0]) - FAR]
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from brainet_pl._utils import checks
 from brainet_pl.structure.canonical import CanonicalOrder, canonical_order
 from brainet_pl.structure.discretize import MAX_LEVELS, discretize, normal_scores
 from brainet_pl.structure.statistics import CodeTable, correlation
@@ -105,6 +106,10 @@ class PreparedData(ABC):
     def announce(self, samples: Iterable[Weights]) -> None:  # noqa: B027
         """Hear which samples `correlation` will be asked for, in about this order; whoever reads data anew listens."""
 
+    def resampled(self, weights: Weights) -> PreparedData:
+        """The same columns with each row as often as `weights` (n,) says; bins and ranks stay those of all rows."""
+        return _ResampledData(self, weights)
+
 
 @dataclass(frozen=True, eq=False)
 class TableData(PreparedData):
@@ -143,6 +148,46 @@ class TableData(PreparedData):
     def correlation(self, weights: Weights | None = None) -> Floats:
         """Computes the correlation (d, d) of the normal scores, rows counted as often as `weights` (n,) says."""
         return correlation(self.scores, weights)
+
+
+class _ResampledData(PreparedData):
+    """Rows of other data, each as often as `weights` (n,) says."""
+
+    def __init__(self, data: PreparedData, weights: Weights) -> None:
+        self.data, self.weights = data, weights
+        self.columns, self.digest, self.bins = data.columns, data.digest, data.bins
+
+    @property
+    def n(self) -> int:
+        """The number of rows, repeated ones counted."""
+        return int(self.weights.sum())
+
+    @property
+    def categories(self) -> bool:
+        """Whether columns are integers, and so categories where they have few levels."""
+        return self.data.categories
+
+    @property
+    def only_categories(self) -> bool:
+        """Whether every column is taken as categories: whole numbers with few levels."""
+        return self.data.only_categories
+
+    @cached_property
+    def table(self) -> CodeTable:
+        """The codes (n, d); levels that no longer occur still count."""
+        return self.data.table.drawn(self.weights)
+
+    @cached_property
+    def scores(self) -> NDArray[np.float32]:
+        """(n, d) the normal scores of the rows among all."""
+        return np.repeat(self.data.scores, self.weights, axis=0)
+
+    def correlation(self, weights: Weights | None = None) -> Floats:
+        """Computes the correlation (d, d) of the normal scores; `weights` (n,) are of the repeated rows."""
+        if weights is None:
+            return self.data.correlation(self.weights)
+        drawn = np.bincount(np.repeat(np.arange(self.data.n), self.weights), weights, self.data.n)
+        return self.data.correlation(drawn.astype(np.int64))
 
 
 def are_categories(values: NDArray[Any]) -> bool:
@@ -188,7 +233,10 @@ def as_array(features: Any) -> NDArray[Any]:
         features = features.detach().cpu()
         # NumPy has no bfloat16; 16 bits of either kind are exact in 32.
         features = (features.float() if str(features.dtype) == "torch.bfloat16" else features).numpy()
-    return np.asarray(features)
+    try:
+        return np.asarray(features)
+    except ValueError as error:
+        raise ValueError("expected rows of equal length, got some that differ: fill them up or drop them") from error
 
 
 def as_table(features: Any, part: bool = False) -> NDArray[Any]:
@@ -197,20 +245,28 @@ def as_table(features: Any, part: bool = False) -> NDArray[Any]:
     A `part` of a table may be a single row.
     """
     values = as_array(features)
+    if values.ndim == 0:
+        raise ValueError(
+            f"expected a table as an array, tensor, data frame or FeatureStream, got {checks.shown(features)}: read it "
+            "first"
+        )
     if values.ndim != 2 or not values.shape[0] or not values.shape[1]:
         raise ValueError(
             f"expected features of shape (rows, columns) with at least one of each, got {values.shape}: "
             "flatten images to one row each, and check that the data is not empty"
         )
     if values.dtype.kind not in "fiub":
-        raise ValueError(f"expected numbers, got dtype {values.dtype}: encode categories as integers first")
+        raise ValueError(
+            f"expected numbers, got dtype {values.dtype}: encode categories as integers first, or give a data frame"
+        )
     if values.dtype.kind == "f":
         bad = ~np.isfinite(values)
         if bad.any():
-            row, column = np.argwhere(bad)[0]
+            row, column = np.argwhere(bad)[0].tolist()
+            names = column_names(features)
             raise ValueError(
                 f"expected finite features, got {int(bad.sum()):,} NaN or infinite values, the first in row {row}, "
-                f"column {column}: impute or drop them"
+                f"column {column if names is None else names[column]!r}: impute or drop them"
             )
         if values.dtype != np.float32:
             values = values.astype(np.float64)

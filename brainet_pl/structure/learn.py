@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import pathlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from tqdm.auto import tqdm
 from brainet_pl._utils import checks
 from brainet_pl.structure.brai import BRAI, NEIGHBOURS, autonomous_sets, samples_at
 from brainet_pl.structure.copies import find_copies, tree_with_copies
-from brainet_pl.structure.data import Path, PreparedData, column_names
+from brainet_pl.structure.data import Path, PreparedData, TableData, column_names
 from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest, Margins
@@ -30,7 +32,9 @@ from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 from brainet_pl.structure.stream import shared_by_processes
 from brainet_pl.structure.threshold import AtThreshold, Choice, choose_threshold, search_paths, searched_variables
 
-MATRICES = 26  # of (d, d) numbers of 64 bits at the most, by the memory that 5,000 features take (4.9 GiB)
+MATRICES = 32  # of (d, d) numbers of 64 bits: 21 to 24 were measured, docs/howto/machines.md
+LEAF_BYTES = 4096  # of a variable in a leaf, with the scores that are kept of it
+CONTAINER = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"  # Linux, versions 2 and 1
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 
 
@@ -107,7 +111,7 @@ def learn_structure(
     show = checks.flag("progress", progress)
     names = column_names(features)
     data = PreparedData.prepare(features, settings.bins, settings.max_rows)
-    check_memory(data.d)
+    check_memory(data, settings.samples)
     warn_of_few_rows(data)
     with tqdm(desc="learning structure", unit=" tests", disable=None if show else True, delay=1, leave=False) as bar:
         prepared = _prepare(data, settings, knowledge, names)
@@ -211,20 +215,17 @@ def _search(prepared: _Prepared, budget: Budget) -> Choice:
 
     Of many variables some are looked at: a search over all would take many times as long as the tree itself.
     """
-    d, tests = prepared.data.d, prepared.half_samples
-    X = searched_variables(prepared.variables, prepared.settings.seed)
+    tests, X = prepared.half_samples, searched_variables(prepared.variables, prepared.settings.seed)
     assert prepared.on_all_rows is not None
     information = prepared.on_all_rows.block((), X, X) + prepared.threshold  # (x, x), in nats
-    order = max(map(len, tests)) - 1
-    place = np.full(d, -1)
-    place[X] = np.arange(len(X))
+    order, every = max(map(len, tests)) - 1, np.arange(len(X))
 
     def split(threshold: float) -> list[list[NDArray[np.intp]]]:
         def at(path: Path) -> Margins:
-            return AtThreshold(tests[path], prepared.threshold, threshold)
+            return AtThreshold(tests[path], prepared.threshold, threshold, X)
 
         samples = [path[0] for path in tests if len(path) == 1]
-        return [[place[part] for part in autonomous_sets(d, X, order, at, budget, t)] for t in samples]
+        return [autonomous_sets(len(X), every, order, at, budget, t) for t in samples]
 
     return choose_threshold(information, split, lambda: budget.spent)
 
@@ -248,8 +249,8 @@ def _learn(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Calla
     # A score is not misled by repeated rows as a test is: a parent more costs it the logarithm of their number.
     @lru_cache(maxsize=4)  # leaves of one path follow each other
     def score_on(path: Path) -> LocalScore:
-        local = prepared.scoring.on_sample(data, settings.ess, bootstrap_weights(data.n, settings.seed, path))
-        return cache(prepared.scoring.on(data, settings.ess) if local is None else local)
+        sample = data.resampled(bootstrap_weights(data.n, settings.seed, path))
+        return cache(prepared.scoring.on(sample, settings.ess))
 
     learner = BRAI(
         s=settings.samples,
@@ -276,24 +277,34 @@ def sample_paths(s: tuple[int, ...], depth: int) -> Iterator[Path]:
         yield from product(*(range(samples_at(s, level)) for level in range(length)))
 
 
-def check_memory(d: int) -> None:
-    """Refuse more features than the memory of this machine has room for, before a day of work ends in a MemoryError."""
-    needed, there = MATRICES * 8 * d * d, physical_memory()
+def check_memory(data: PreparedData, s: tuple[int, ...]) -> None:
+    """Refuse more features than the memory of this machine has room for, before a day of work ends in a MemoryError.
+
+    The estimate is at least what is needed, and less than twice that. A stream holds no rows.
+    """
+    d, rows = data.d, data.n if isinstance(data, TableData) else 0
+    leaves = samples_at(s, 0) * samples_at(s, 1)  # deeper ones have fewer variables
+    needed, there = 8 * (MATRICES * d * d + rows * d) + LEAF_BYTES * leaves * d, physical_memory()
     if there is not None and needed > there:
         raise ValueError(
             f"expected at most {math.isqrt(there // (8 * MATRICES)):,} features, whose {MATRICES} matrices of "
-            f"(features, features) fit into the {there / 2**30:.0f} GiB of this machine, got {d:,}, which take "
-            f"{needed / 2**30:.0f} GiB: give the features of a backbone in place of raw inputs, choose the columns "
-            "that tell the target most, or project them, as sklearn.decomposition.PCA does"
+            f"(features, features) fit into the {there / 2**30:.0f} GiB of this machine, got {d:,} of {data.n:,} "
+            f"samples, which take {needed / 2**30:.0f} GiB with s={s[0]}: give the features of a backbone in place of "
+            "raw inputs, choose the columns that tell the target most, or project them, as "
+            "sklearn.decomposition.PCA does"
         )
 
 
 def physical_memory() -> int | None:
-    """Bytes of memory of this machine; None where it does not say."""
+    """Bytes of memory of this machine, or of the container that this process may not leave; None where unknown."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+    for file in CONTAINER:
+        with contextlib.suppress(OSError, ValueError):  # none there, or the word "max"
+            there = min(there, int(pathlib.Path(file).read_text()))
+    return there
 
 
 def _dependent(test: IndependenceTest | None, d: int, budget: Budget) -> Bools | None:

@@ -12,7 +12,7 @@ Several chains go side by side, axis C of every array; K is the largest number o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -47,18 +47,22 @@ class Families:
         score: LocalScore,
         growth: Growth,
         edge_cost: float,
-        most_parents: int,
+        most_parents: int | Ints,
         required: Bools | None = None,
     ) -> Families:
-        """All families of some candidates of each variable; an edge costs `edge_cost` nats, and required ones stay."""
+        """All families of some candidates of each variable; an edge costs `edge_cost` nats, and required ones stay.
+
+        `most_parents` is one number, or one of each variable (d,).
+        """
         d, K = len(candidates), max(map(len, candidates), default=0)
+        most = np.broadcast_to(most_parents, d).tolist()
         table = np.full((d, 1 << K), -np.inf)
         padded = np.full((d, K), d, dtype=np.intp)
         for x, some in enumerate(candidates):
             ordered = sorted(some)
             padded[x, : len(ordered)] = ordered
             table[x, 0] = score(x, ())
-            for size in range(min(len(ordered), most_parents)):
+            for size in range(min(len(ordered), most[x])):
                 for places in combinations(range(len(ordered)), size):
                     first = places[-1] + 1 if places else 0
                     more = np.arange(first, len(ordered))
@@ -107,6 +111,68 @@ def _sums(table: Floats) -> Floats:
         pairs[:, :, 1] = np.logaddexp(pairs[:, :, 0], pairs[:, :, 1])
         stages.append(pairs.reshape(table.shape))
     return np.stack(stages)
+
+
+@dataclass
+class PairProbabilities:
+    """The probability of each arrow given all other edges of a graph: apart, joined one way, or the other.
+
+    Averaged over draws of graphs these are the probabilities of arrows, as the shares of draws that have them are, but
+    with far less noise: every draw says something about every pair, however unlikely.
+
+    Attributes:
+        score, growth: of a variable given its parents; with each of some candidates as one parent more.
+        edge_cost: what an edge costs, in nats.
+        allowed: (d, d) the arrows that may be there.
+        required: (d, d) those that must.
+        most_parents: (d,) of each variable, as in the tables that graphs are drawn from.
+    """
+
+    score: LocalScore
+    growth: Growth
+    edge_cost: float
+    allowed: Bools
+    required: Bools
+    most_parents: Ints
+    _gains: dict[tuple[int, tuple[int, ...]], Floats] = field(init=False, default_factory=dict)
+
+    def __call__(self, dag: Bools) -> Floats:
+        """The probabilities (d, d) given the DAG (d, d) but for the edge of the pair itself."""
+        gains = np.stack([self._gain(x, tuple(np.flatnonzero(dag[:, x]).tolist())) for x in range(len(dag))], axis=1)
+        gains[_other_path(dag).T | ~self.allowed] = -np.inf
+        most = np.maximum(np.maximum(gains, gains.T), 0.0)
+        weights = np.exp(gains - most)
+        p = weights / (weights + weights.T + np.exp(-most))
+        p[self.required] = 1.0
+        p[self.required.T] = 0.0
+        return np.asarray(p)
+
+    def _gain(self, x: int, parents: tuple[int, ...]) -> Floats:
+        """(d,) what each variable is worth as a parent of x beside its other parents, less the cost of its edge."""
+        known = self._gains.get((x, parents))
+        if known is None:
+            known = np.full(len(self.allowed), -np.inf)
+            here = self.score(x, parents)
+            more = np.flatnonzero(self.allowed[:, x])
+            more = more[~np.isin(more, parents)]
+            if len(more) and len(parents) < self.most_parents[x]:
+                known[more] = self.growth(x, parents, more) - here - self.edge_cost
+            for place, parent in enumerate(parents):
+                known[parent] = here - self.score(x, parents[:place] + parents[place + 1 :]) - self.edge_cost
+            self._gains[x, parents] = known
+        return known
+
+
+def _other_path(dag: Bools) -> Bools:
+    """(d, d) whether a path of arrows leads from i to j beside the arrow i → j itself."""
+    reached = dag | np.eye(len(dag), dtype=bool)
+    while True:
+        further = (reached.astype(np.float32) @ reached.astype(np.float32)) > 0
+        if (further == reached).all():
+            break
+        reached = further
+    by_children = dag.astype(np.float32) @ reached.astype(np.float32)  # the children of i that j is reached from
+    return np.asarray(by_children > dag)
 
 
 class Chains:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from brainet_pl.structure.data import DataKind, PreparedData, Weights, register
+from brainet_pl.structure.data import DataKind, PreparedData, register
 from brainet_pl.structure.statistics import CodeTable
 
 Floats = NDArray[np.float64]
@@ -299,14 +299,6 @@ class Score(ABC):
         """
         return one_by_one(cls.on(data, ess))
 
-    @classmethod
-    def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
-        """The score on a sample, rows counted as often as `weights` (N,) says; None where there is no such thing.
-
-        The leaves of a tree are scored on all rows. Samples only make them differ in what they find.
-        """
-        return None
-
 
 class BDeu(Score):
     """`bdeu` of the codes; continuous columns are binned, so it goes with every test."""
@@ -324,11 +316,6 @@ class BDeu(Score):
     def growth_on(cls, data: PreparedData, ess: float) -> Growth:
         """The scores with one parent more."""
         return bdeu_growth(data.table, ess)
-
-    @classmethod
-    def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
-        """The score on a sample, rows counted as often as `weights` (N,) says."""
-        return bdeu(data.table.drawn(weights), ess)
 
 
 class BGe(Score):
@@ -348,11 +335,6 @@ class BGe(Score):
         """The scores with one parent more."""
         return bge_growth(data.correlation(), data.n, ess)
 
-    @classmethod
-    def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
-        """The score on a sample, rows counted as often as `weights` (N,) says."""
-        return bge(data.correlation(weights), int(weights.sum()), ess)
-
 
 class DiscreteBIC(Score):
     """`discrete_bic` of the codes, the form of "bic" for discrete tests."""
@@ -364,11 +346,6 @@ class DiscreteBIC(Score):
     def on(cls, data: PreparedData, ess: float) -> LocalScore:
         """The score; it has no prior, so `ess` does not matter."""
         return discrete_bic(data.table)
-
-    @classmethod
-    def on_sample(cls, data: PreparedData, ess: float, weights: Weights) -> LocalScore | None:
-        """The score on a sample, rows counted as often as `weights` (N,) says."""
-        return discrete_bic(data.table.drawn(weights))
 
 
 class GaussianBIC(Score):

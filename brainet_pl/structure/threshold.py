@@ -145,30 +145,39 @@ def choose_threshold(
 
 
 class AtThreshold:
-    """A test in nats, made with the threshold `bound`, at another one.
+    """A test in nats, made with the threshold `bound`, at another one; of some `variables` only, if they are given.
 
     All margins are information less a threshold, so they only shift, and what the test has summed over rows is summed
-    once for all thresholds.
+    once for all thresholds. Variables are numbered by their place in `variables` (k,), so that a graph of them has
+    k rows and not as many as the table has columns.
     """
 
     keeps_all = False
 
-    def __init__(self, test: IndependenceTest, bound: float, threshold: float) -> None:
-        self.test, self.shift, self.capped = test, threshold - bound, test.capped
-        for name in ("strength", "list_length"):
-            if hasattr(test, name):
-                setattr(self, name, getattr(test, name))
+    def __init__(self, test: IndependenceTest, bound: float, threshold: float, variables: Ints | None = None) -> None:
+        self.test, self.shift, self.capped, self.variables = test, threshold - bound, test.capped, variables
+        if hasattr(test, "list_length"):
+            self.list_length = test.list_length
+        if hasattr(test, "strength"):
+            self.strength = test.strength if variables is None else test.strength[np.ix_(variables, variables)]
         if isinstance(test, SingleMargins):
             self.weakest = partial(self._weakest, test)  # so that this one is `SingleMargins` too
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:
         """Computes the margins (L, R) of left × right given `condition`."""
-        return np.asarray(self.test.block(condition, left, right) - self.shift)
+        given = condition if self.variables is None else tuple(self.variables[list(condition)].tolist())
+        return np.asarray(self.test.block(given, self._column(left), self._column(right)) - self.shift)
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
         """Computes the margins (T,) of x (T,) and y (T,) given conditions (T, n)."""
+        x, y, conditions = self._column(x), self._column(y), self._column(conditions)
         return np.asarray(self.test.pairs(x, y, conditions) - self.shift)
 
     def _weakest(self, test: SingleMargins, x: int, y: Ints, z: Ints) -> tuple[Floats, Ints]:
-        margin, place = test.weakest(x, y, z)
+        end = x if self.variables is None else int(self.variables[x])
+        margin, place = test.weakest(end, self._column(y), self._column(z))
         return margin - self.shift, place
+
+    def _column(self, places: Ints) -> Ints:
+        """The numbers of variables in the table."""
+        return places if self.variables is None else self.variables[places]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.optim import swa_utils
 from torch.utils.data import DataLoader
 
 from brainet_pl._utils import lightning_private as private
@@ -98,6 +99,19 @@ def test_averages(name, namespace, make):
     )
     assert isinstance(found[0], type(model))
     assert private.average_model(callbacks.Callback()) is None
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_averages_take_whole_numbers_as_they_are(several, namespace, make):
+    """torch's exponential mean makes 62 of 63."""
+    model, loader, trainer = make
+    model.register_buffer("whole", torch.full((3,), 63, dtype=torch.uint8))
+    decay = swa_utils.get_ema_multi_avg_fn(0.9) if several else swa_utils.get_ema_avg_fn(0.9)
+    settings = {"multi_avg_fn" if several else "avg_fn": decay}
+    average = import_module(f"{namespace}.callbacks").WeightAveraging(**settings)
+    keep = during(namespace, "on_fit_start", lambda t: [private.keep_integers(t) for _ in range(2)])
+    trainer(average, keep).fit(model, loader)
+    assert private.average_model(average).whole.tolist() == [63] * 3
 
 
 def test_a_search_for_the_learning_rate_is_known(namespace, make):

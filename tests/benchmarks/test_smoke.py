@@ -84,6 +84,16 @@ def test_serve(load, tmp_path):
     cells = cells_of(tmp_path / "serve.json")
     assert (cells["stop under load"]["lost"], cells["stop under load"]["exit"]) == (0, 0)
     assert cells["served, 8 clients"]["images/s"] > 0
+    assert 0 < cells["drift alarm, 256 at a time"]["share of inference"] < 10
+
+
+def test_estimate(load, tmp_path, capsys):
+    load("drift")
+    load("estimate").main(["--smoke", "--out", str(tmp_path)])
+    cells = json.loads((tmp_path / "estimate.json").read_text())["cells"]
+    line = cells["digits, fading"]["noise 0.2"]
+    assert line["covers"] == (line["low"] <= line["truth"] <= line["high"])
+    assert "the interval holds the truth on" in capsys.readouterr().out
 
 
 def test_reliability(load, tmp_path, capsys):
@@ -152,6 +162,72 @@ def test_unknown_and_tempered(load, name, cell, tmp_path, capsys):
     load(name).main(["--smoke", "--out", str(tmp_path)])
     assert cell in cells_of(tmp_path / f"{name}.json")
     assert "|---|" in capsys.readouterr().out
+
+
+def test_joining(load, tmp_path, capsys):
+    joining = load("joining")
+    joining.main(["--smoke", "--out", str(tmp_path)])
+    found = cells_of(tmp_path / "joining.json")["wine without 1"]
+    assert set(found) == {"energy + knn + generative", "energy + generative"}
+    assert all(np.isfinite(v) for parts in found.values() for cell in parts.values() for v in cell.values())
+    assert "| the sum | +0.0 | +0.0 | +0.0 | +0.0 |" in capsys.readouterr().out
+
+
+def test_rules_drop_a_part_that_says_nothing_and_keep_its_tail(load):
+    joining = load("joining")
+    draw = torch.Generator().manual_seed(0)
+
+    def columns(strange):
+        return {"good": torch.rand(300, generator=draw) + 2 * strange, "noise": 3 * torch.rand(300, generator=draw)}
+
+    joint = joining.dropping(0.005, 0.05)([(columns(0), columns(1)) for _ in range(3)])
+    ordinary = {"good": torch.tensor([1.0]), "noise": torch.tensor([2.9])}
+    assert float(joint(ordinary)) == pytest.approx(1.0)  # what is noise among known samples counts nothing
+    far = {"good": torch.tensor([1.0]), "noise": torch.tensor([9.0])}
+    assert float(joint(far)) == pytest.approx(1.0 + 9.0 + np.log(0.05))
+
+
+def test_attacks(load, tmp_path, capsys):
+    pytest.importorskip("torchattacks")
+    attacks = load("attacks")
+    attacks.main(["--smoke", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "attacks.json")
+    assert {f"{bed}/{head}" for bed in ("CIFAR-10", "MNIST") for head in attacks.heads()} == set(cells)
+    assert all(np.isfinite(v) for found in cells.values() for cell in found.values() for v in cell.values())
+    assert "| knows the detector |" in capsys.readouterr().out
+
+
+def test_the_attack_that_knows_the_detector_goes_by_its_gradient(load, monkeypatch):
+    """Within its strength it makes answers wrong, and lowers the score of the verdict against one that only fools."""
+    attacks = load("attacks")
+    torch.manual_seed(0)
+    bed = attacks.mnist_bed(None, 40, epochs=10)
+    victim = bed.victim(attacks.network.MLP())
+    eps = 0.2
+    found = attacks.knowing(victim, bed.images, bed.labels, eps)
+    assert float((found - bed.images).abs().max()) <= eps + 1e-5
+    assert 0 <= float(found.min()) <= float(found.max()) <= 1
+    clean, after = (attacks.described(victim, x) for x in (bed.images, found))
+    right = [float((said["class"] == bed.labels).float().mean()) for said in (clean, after)]
+    assert right[1] < right[0] - 0.3
+    x = bed.images.clone().requires_grad_()
+    slope = torch.autograd.grad(victim.both(x)[1]["generative"].sum(), x)[0]
+    assert float(slope.abs().max()) > 0  # the density lets gradients through
+    monkeypatch.setattr(attacks.Victim, "threshold", torch.inf)  # it sees nothing of the detector
+    blind = attacks.described(victim, attacks.knowing(victim, bed.images, bed.labels, eps))
+    assert float((after["joint"] - blind["joint"]).mean()) < 0
+
+
+def test_paired_differences_of_calibration(load):
+    """What two methods have in common cancels; of what they have not, the error stays."""
+    tempered = load("tempered")
+    rng = np.random.default_rng(0)
+    common, own = rng.normal(0, 0.01, 500), rng.normal(0, 0.001, 500)
+    ours = tempered.Point(1.0, 0.01, 0.0, 0.10, 0.01, 1.0, (0.10 + common).tolist())
+    theirs = tempered.Point(1.0, 0.01, 0.0, 0.11, 0.01, 1.0, (0.11 + common + own).tolist())
+    difference, error = tempered.paired(theirs, ours)
+    assert difference == pytest.approx(0.01)
+    assert error == pytest.approx(0.001, rel=0.1)
 
 
 def test_honest(load, tmp_path, capsys):
@@ -441,3 +517,12 @@ def test_peers_of_the_drift_alarm_have_the_statistics_of_their_libraries(load):
 
     expected = mean(held, held, True) + mean(last, last, True) - 2 * mean(held, last, False)
     assert drift.mmd_statistic(held, inputs, 30)[-1] == pytest.approx(expected)
+    centers, rest, found = held[:40], held[40:], drift.lsdd_statistic(held, inputs, 30)[-1]
+
+    def kernels(x, factor=1.0):
+        return np.exp(-((x[:, None] - centers) ** 2).sum(axis=2) / (factor * width))
+
+    apart, overlap = kernels(rest).mean(axis=0) - kernels(last).mean(axis=0), kernels(centers, 2.0)
+    fits = [np.linalg.solve(overlap + 10.0**-power * np.eye(40), apart) for power in range(8)]
+    squares = [2 * fit @ apart - fit @ overlap @ fit for fit in fits]
+    assert found == pytest.approx(min(squares, key=lambda value: abs(value - found)))  # at one of these λ

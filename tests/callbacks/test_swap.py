@@ -1,13 +1,17 @@
 """Modules that know nothing of brainet_pl, with a callback more in their Trainer."""
 
 import copy
+import inspect
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torchmetrics
-import torchvision
+from foreign_modules import GAN, LitClassifier, TwoTasks, foreign, images, loaders, run, swap
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -15,215 +19,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from brainet_pl import restore_layers, swap_layer
 from brainet_pl._utils.framework import CSVLogger, pl
 from brainet_pl.backbones.batches import Columns
-from brainet_pl.callbacks import Evaluation, LastCheckpoint, StructureLearning, SwapHead
+from brainet_pl.callbacks import Evaluation, LastCheckpoint, StructureLearning
 from brainet_pl.model.every_branch import every_branch
 from brainet_pl.model.swapped_layer import SwappedLayer, stored_layers, swapped_layers
 from brainet_pl.network import MLP, Ensemble, Tree
 from brainet_pl.network.base import train_head
 
 ROOT = Path(__file__).parents[2]
-
-
-def images(n=240, classes=4, seed=0):
-    y = torch.arange(n) % classes
-    pattern = torch.linspace(-1, 1, 3 * 8 * 8).view(3, 8, 8)
-    x = torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) + y[:, None, None, None] * pattern
-    return x, y
-
-
-def loader(first, last, shuffle=False, named=False):
-    x, y = images()
-    data = TensorDataset(x[first:last], y[first:last])
-    collate = None
-    if named:
-        data, collate = range(first, last), lambda rows: {"pixels": x[rows], "color": y[rows], "shape": y[rows] % 2}
-    return DataLoader(data, batch_size=24, shuffle=shuffle, collate_fn=collate)
-
-
-def loaders(**settings):
-    return loader(0, 120, True, **settings), loader(120, 240, **settings)
-
-
-# -- the foreign modules ----------------------------------------------------------------------------------------------
-
-
-class LitClassifier(pl.LightningModule):
-    """Lightning's own example of a classifier (examples/pytorch/basics/backbone_image_classifier.py)."""
-
-    def __init__(self, learning_rate=0.01):
-        super().__init__()
-        self.save_hyperparameters()
-        self.l1, self.l2 = nn.Linear(3 * 8 * 8, 16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.l2(torch.relu(self.l1(x.view(x.size(0), -1))))
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        return F.cross_entropy(self(x), y)
-
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("valid_loss", F.cross_entropy(self(x), y), on_step=True)
-
-    def test_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("test_loss", F.cross_entropy(self(x), y))
-
-    def predict_step(self, batch, batch_idx, dataloader_idx=None):
-        return self(batch[0])
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=self.hparams.learning_rate)
-
-
-class Torchvision(pl.LightningModule):
-    """A network of torchvision with metrics, a scheduler and two groups of parameters."""
-
-    def __init__(self):
-        super().__init__()
-        self.model = torchvision.models.ShuffleNetV2([1, 1, 1], [8, 16, 24, 32, 32], num_classes=4)
-        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=4)
-
-    def forward(self, x):
-        return self.model(F.interpolate(x, size=32))
-
-    def training_step(self, batch, batch_idx):
-        loss = F.cross_entropy(self(batch[0]), batch[1])
-        self.log("train/loss", loss)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        self.accuracy(self(batch[0]), batch[1])
-        self.log("val/accuracy", self.accuracy)
-
-    def test_step(self, batch, batch_idx):
-        self.accuracy(self(batch[0]), batch[1])
-        self.log("test/accuracy", self.accuracy)
-
-    def configure_optimizers(self):
-        rest = [p for name, p in self.model.named_parameters() if not name.startswith("fc.")]
-        groups = [{"params": rest, "lr": 1e-2}, {"params": self.model.fc.parameters(), "lr": 1e-1}]
-        optimizer = torch.optim.SGD(groups, momentum=0.9)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
-
-
-class TwoTasks(pl.LightningModule):
-    """Two heads on one trunk, batches with names, no use of forward in its steps."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16), nn.ReLU())
-        self.heads = nn.ModuleDict({"color": nn.Linear(16, 4), "shape": nn.Linear(16, 2)})
-
-    def forward(self, pixels):
-        features = self.trunk(pixels)
-        return {name: head(features) for name, head in self.heads.items()}
-
-    def training_step(self, batch, batch_idx):
-        out = self(batch["pixels"])
-        return sum(F.cross_entropy(logits, batch[name]) for name, logits in out.items())
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.training_step(batch, batch_idx))
-
-    def test_step(self, batch, batch_idx):
-        self.log("test_loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.01)
-
-
-class GAN(pl.LightningModule):
-    """Two optimizers, a generator as forward, and a discriminator of one output."""
-
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-        self.generator = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3 * 8 * 8))
-        self.discriminator = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16), nn.ReLU(), nn.Linear(16, 1))
-
-    def forward(self, z):
-        return self.generator(z).view(-1, 3, 8, 8)
-
-    def training_step(self, batch, batch_idx):
-        one, other = self.optimizers()
-        real, fake = batch[0], self(torch.randn(len(batch[0]), 5))
-        for optimizer, images_, label in ((one, fake, 1.0), (other, torch.cat([real, fake.detach()]), 0.0)):
-            out = self.discriminator(images_)
-            self.manual_backward(F.binary_cross_entropy_with_logits(out, torch.full_like(out, label)))
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def configure_optimizers(self):
-        parts = self.generator, self.discriminator
-        return [torch.optim.Adam(part.parameters(), lr=1e-3) for part in parts]
-
-
-def texts(transformers):
-    """A classifier of Hugging Face with the weights of a random number generator, in a LightningModule."""
-
-    class Texts(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-            config = transformers.BertConfig(vocab_size=40, num_labels=4, max_position_embeddings=16, **sizes)
-            self.bert = transformers.BertForSequenceClassification(config)
-
-        def forward(self, **batch):
-            return self.bert(**batch)
-
-        def training_step(self, batch, batch_idx):
-            return self(**batch).loss
-
-        def validation_step(self, batch, batch_idx):
-            self.log("val_loss", self(**batch).loss)
-
-        def test_step(self, batch, batch_idx):
-            self.log("test_loss", self(**batch).loss)
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), lr=5e-3)
-
-    return Texts()
-
-
-def text_loaders():
-    g = torch.Generator().manual_seed(0)
-    y = torch.arange(240) % 4
-    ids = torch.randint(10, (240, 12), generator=g) + 10 * y[:, None]
-    rows = [
-        {"input_ids": i, "attention_mask": torch.ones_like(i), "labels": label} for i, label in zip(ids, y, strict=True)
-    ]
-    return DataLoader(rows[:120], batch_size=24, shuffle=True), DataLoader(rows[120:], batch_size=24)
-
-
-QUICK = StructureLearning(threshold=0.1, progress=False, cache="")
-
-
-def swap(layer=None, **settings):
-    return SwapHead(layer, structure=copy.deepcopy(QUICK), **settings)
-
-
-def foreign(name):
-    """The module, its data, the path of its layer, what `Evaluation` needs, and unknown inputs."""
-    noise = 5 * torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(9))
-    if name == "lightning":
-        return LitClassifier, loaders(), swap(), {"unknown": {"noise": noise}}
-    if name == "torchvision":
-        return Torchvision, loaders(), swap("model.fc"), {"unknown": {"noise": noise}}
-    if name == "tasks":
-        columns = Columns(inputs="pixels", target="color")
-        noisy = DataLoader([{"pixels": one} for one in noise], batch_size=16)
-        given = {"columns": columns, "unknown": {"noise": noisy}}
-        return TwoTasks, loaders(named=True), swap("heads.color", columns=columns), given
-    transformers = pytest.importorskip("transformers")
-    ids = torch.randint(40, (50, 12), generator=torch.Generator().manual_seed(9))
-    unknown = {"noise": {"input_ids": ids, "attention_mask": torch.ones_like(ids)}}
-    return lambda: texts(transformers), text_loaders(), swap("bert.classifier"), {"unknown": unknown}
-
-
-NAMES = ["lightning", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchvision", "tasks", "texts"))]
+SCRIPT = ROOT / "tests" / "foreign_modules.py"
 
 
 def state_equal(one, other):
@@ -246,8 +49,8 @@ class Kill(pl.Callback):
             raise Killed
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_fit_kill_resume_test_and_report(name, tmp_path, quiet_trainer):
+def test_fit_stop_resume_test_and_report(tmp_path, quiet_trainer):
+    name = "lightning"
     make, (train, held), callback, given = foreign(name)
     pl.seed_everything(3, verbose=False)
     whole = make()
@@ -284,6 +87,59 @@ def test_fit_kill_resume_test_and_report(name, tmp_path, quiet_trainer):
     assert again["test/cls/NLL"] == pytest.approx(results["test/cls/NLL"], rel=1e-6)
     elsewhere = restore_layers(make(), torch.load(tmp_path / "more" / "last.ckpt", weights_only=True))
     state_equal(whole, elsewhere)
+
+
+# -- processes that are killed -----------------------------------------------------------------------------------------
+
+
+def command(folder, *words, **environment):
+    """Run `foreign_modules.py`; its exit code."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"} | environment
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), *words], env=env, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr[-3000:]
+    return done.returncode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [
+        (["lightning"], {"BRAINET_LIGHTNING": "pytorch_lightning"}),
+        (["lightning"], {"BRAINET_LIGHTNING": "lightning"}),
+        (["torchvision"], {}),
+        (["tasks"], {}),
+        (["texts"], {}),
+        (["gan"], {}),
+        (["torchvision", "ema"], {}),
+        (["torchvision", "swa"], {}),
+        (["lightning", "rate"], {}),
+        (["lightning", "compiled"], {}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "".join(value.values()),
+)
+def test_after_a_kill_the_same_command_ends_with_the_weights_of_a_fit_that_nobody_killed(words, environment, tmp_path):
+    if words[0] == "texts":
+        pytest.importorskip("transformers")
+    assert command(tmp_path / "whole", *words, **environment) == 0
+    assert command(tmp_path / "killed", *words, **environment, KILL="yes") == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "end.pt").exists()
+    assert command(tmp_path / "killed", *words, **environment, SEED="11") == 0  # by itself it would learn another tree
+    whole, again = (torch.load(tmp_path / name / "end.pt", weights_only=True) for name in ("whole", "killed"))
+    assert list(whole) == list(again)
+    for key in whole:
+        assert torch.equal(whole[key], again[key]), key
+    results, others = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "killed"))
+    assert others == pytest.approx(results, rel=1e-6, nan_ok=True)
+    assert results["test/cls/Acc"] > 0.3
+    assert "ood/noise/knn/AUROC" in results
+    for name in ("whole", "killed"):
+        assert "noise" in (tmp_path / name / "run" / "version_0" / "report.html").read_text()
+
+
+def test_a_user_adds_ten_lines_at_the_most():
+    assert len(inspect.getsource(run).splitlines()) <= 10
 
 
 # -- what the module's own loss trains --------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def write_uci(folder, rows, columns, splits=1):
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_shipped_configuration_runs(name, folder, monkeypatch):
+def test_every_shipped_configuration_runs(name, folder, monkeypatch, image_lists):
     extra = []
     if name == "cifar10_resnet20":
         rng = np.random.default_rng(0)
@@ -73,6 +73,8 @@ def test_every_shipped_configuration_runs(name, folder, monkeypatch):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(rng.integers(0, 256, (40, 36, 3), dtype=np.uint8)).save(path)
         extra = ["--data.root=images", "--data.size=32"]
+    if name == "openood_cifar10":
+        extra = [f"--data.root={image_lists(folder)}", "--model.scores=[Generative]"]
     if name == "uci":
         write_uci(folder / "uci" / "concrete", rows=120, columns=8)
         extra = ["--data.root=uci"]
@@ -313,7 +315,7 @@ def test_what_needs_no_torch_starts_without_it(words, status, said):
 
 
 def test_unknown_configuration_lists_the_known_ones():
-    with pytest.raises(FileNotFoundError, match="cifar10_vgg13, digits, imagefolder, mnist, table, uci"):
+    with pytest.raises(FileNotFoundError, match="imagefolder, mnist, openood_cifar10, table, uci"):
         config_path("imagenet")
 
 

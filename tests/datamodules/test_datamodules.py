@@ -10,7 +10,7 @@ import torchvision
 
 import brainet_pl.datamodules
 from brainet_pl._utils.framework import pl
-from brainet_pl.datamodules import UCI, Arrays, Digits, ImageFolder, SplitData, Table, TorchvisionData
+from brainet_pl.datamodules import UCI, Arrays, Digits, ImageFolder, ImageLists, SplitData, Table, TorchvisionData
 from brainet_pl.datamodules.arrays import as_targets
 from brainet_pl.datamodules.base import Samples
 
@@ -253,6 +253,7 @@ REQUIRED = {
     Digits: {},
     SplitData: {},
     ImageFolder: {"root": "images"},
+    ImageLists: {"root": "data", "test": "test.txt"},
     Table: {"file": "a.csv", "target": "y"},
     TorchvisionData: {"name": "mnist"},
 }

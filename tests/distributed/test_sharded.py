@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import brainet_pl
 from brainet_pl import Backbone, BRAINet
@@ -84,8 +85,9 @@ def test_a_fit_goes_on_sharded_and_unsharded(name, source, resumed):
 
 
 def network():
-    parts = torch.nn.Linear(64, 24), torch.nn.BatchNorm1d(24), torch.nn.ReLU(), torch.nn.Linear(24, 8)
-    return Backbone(torch.nn.Sequential(*parts), freeze=False, layers=None)
+    first, more, last = nn.Linear(64, 24), nn.Linear(24, 24), nn.Linear(24, 8)
+    body = nn.Sequential(first, nn.BatchNorm1d(24), nn.ReLU(), more, nn.ReLU(), last)
+    return Backbone(body, freeze=False, layers=None)
 
 
 @pytest.mark.slow
@@ -132,7 +134,10 @@ def test_a_module_of_ones_own_is_sharded_by_its_own_configure_model(tmp_path):
         run(tmp_path, name, "own_resume", name)
         run(tmp_path, name, "own_test", name)
     run(tmp_path, "file", "own_resume", "ddp")
+    run(tmp_path, "folder", "large_fit")
+    run(tmp_path, "folder", "large_resume", "folder")
     same(tmp_path, "own-ddp-fit", "own-folder-fit")
+    same(tmp_path, "own-ddp-from-ddp-resumed", "large-folder-from-folder-resumed")
     same(tmp_path, "own-ddp-from-ddp-resumed", "own-folder-from-folder-resumed")
     same(tmp_path, "own-ddp-from-ddp-resumed", "own-file-from-ddp-resumed")
     same(tmp_path, "own-ddp-from-ddp-test", "own-folder-from-folder-test")

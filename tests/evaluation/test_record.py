@@ -7,9 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 
 from brainet_pl.evaluation import record as record_module
 from brainet_pl.evaluation.record import SampleBatch, SetRecord, TestRecord, group_means
+from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.curves import separation
 from brainet_pl.metrics.passes import PassTrace, pass_metrics, trace_passes
 
@@ -95,6 +97,42 @@ def test_against_a_twin(told):
         for column, measures in found[name].items():
             known, unknown = twin.column("test", column), twin.column(name, column)
             assert measures == separation(torch.tensor(known), torch.tensor(unknown))
+
+
+def test_known_samples_after_shifts_count_as_known_in_the_full_spectrum():
+    """Against scikit-learn, and against sums by hand for selective prediction with unknown samples."""
+    draw = torch.Generator().manual_seed(0)
+    sets = {"test": "known", "far": "far", "shift/fog/1": "shift", "shift/fog/2": "shift"}
+    x = {name: torch.randn(30 + 5 * i, generator=draw) + i for i, name in enumerate(sets)}
+    wrong = (torch.rand(30, generator=draw) < 0.3).float()
+    record = TestRecord(sets)
+    for name, values in x.items():
+        for part in torch.arange(len(values)).split(8):
+            answers = {"wrong": wrong[part]} if name == "test" else {}
+            record.add(name, part, SampleBatch({"doubt": values[part]}, answers))
+    found = record.gather().separations()["far"]["doubt"]
+    known = torch.cat([x["test"], x["shift/fog/1"], x["shift/fog/2"]])
+    truth = [0] * len(known) + [1] * len(x["far"])
+    assert found["AUROC_full"] == pytest.approx(roc_auc_score(truth, torch.cat([known, x["far"]])))
+    assert found["AUROC"] == pytest.approx(roc_auc_score([0] * 30 + [1] * 35, torch.cat([x["test"], x["far"]])))
+    assert len(record.shifted["doubt"]) == 85
+    values, failed = torch.cat([x["test"], x["far"]]), torch.cat([wrong, torch.ones(35)])
+    share = torch.tensor([0.5 / 30] * 30 + [0.5 / 35] * 35)
+    area, coverage, risk = 0.0, 0.0, 0.0
+    for i in values.argsort().tolist():
+        more = float(share[i] * failed[i])
+        area += float(share[i]) * (risk + more / 2)
+        coverage, risk = coverage + float(share[i]), risk + more
+    assert coverage == pytest.approx(1)
+    assert found["SCOD"] == pytest.approx(area, rel=1e-5)
+
+
+def test_nothing_is_shifted_without_shifts():
+    record = TestRecord({"test": "known", "far": "far"})
+    for name in ("test", "far"):
+        record.add(name, torch.arange(3), SampleBatch({"doubt": torch.rand(3)}))
+    assert record.gather().shifted == {}
+    assert set(record.separations()["far"]["doubt"]) == set(SEPARATION) - {"AUROC_full", "SCOD"}
 
 
 def test_all_that_two_processes_saw_counts_once(monkeypatch):

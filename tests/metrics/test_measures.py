@@ -131,7 +131,7 @@ class Doubt(Measure):
 def test_keys_of_a_collection():
     keys = list(collect([*classification_measures(3), Doubt()], "val/", "cls"))
     names = ["cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/aECE", "cal/MCE", "cal/smECE", "sc/AURC"]
-    names += ["sc/Risk@80Cov", "cls/Doubt"]
+    names += ["sc/AUGRC", "sc/Risk@80Cov", "cls/Doubt"]
     assert sorted(keys) == sorted(f"val/{name}" for name in names)
     with pytest.raises(ValueError, match="got cls/Doubt twice: give one of them another key"):
         collect([Doubt(), Doubt()], "val/", "cls")

@@ -27,14 +27,23 @@ from brainet_pl.metrics.labels import clamped, out_of_range
 from brainet_pl.metrics.measures import classification_measures
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import HeadSettings, Tree
-from brainet_pl.scores import GEN, KNN, RMDS, Generative, KLMatching, Mahalanobis
+from brainet_pl.scores import GEN, KNN, RMDS, Generative, KLMatching, Mahalanobis, Score, ScoreContext
+from brainet_pl.scores.base import LastLayer
+from brainet_pl.scores.fitting import fit_score
 from brainet_pl.structure import learn_structure
 from brainet_pl.tasks import Classification
+from brainet_pl.tasks.passes import Passes
 
 HEADS, CALIBRATORS = (  # not those of other tests
     {name: cls for name, cls in part_classes(kind).items() if cls.__module__.startswith("brainet_pl.")}
     for kind in (HeadSettings, Calibrator)
 )
+WHOLE = ("Combined", "Own", "KLMatching")  # they need a whole model, `fitted`
+SCORES = {
+    name: cls
+    for name, cls in part_classes(Score).items()
+    if cls.__module__.startswith("brainet_pl.") and name not in WHOLE
+}
 CLASSES = {name: cls for name, cls in CALIBRATORS.items() if Classification in cls.tasks}
 
 
@@ -156,6 +165,27 @@ def test_ways_to_run_a_tree(mode, features, ggt):
     assert out.device.type == "cuda"
 
 
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name, precision, features, ggt):
+    """Each score on its own, those included that read the network's own classification layer."""
+    torch.manual_seed(0)
+    y, layer = torch.arange(300) % 5, LastLayer(torch.randn(5, 12), torch.randn(5))
+    moments = torch.zeros(12), torch.ones(12)
+    score = SCORES[name]()
+    score.set_context(ScoreContext(5, ggt=ggt, widths=(5, 7), moments=moments, last_layer=layer))
+    logits = torch.randn(3, 300, 5)
+    if score.needs_fit:
+        fit_score(score, features, y)
+    with pretended() as cuda, autocast(precision):
+        parts = [cuda(part[..., :16, :]) for part in (logits, features, logits.mean(0).softmax(-1))]
+        passes = Passes(parts[0], None, *parts[1:])
+        answer = cuda(score)(passes)
+    assert answer
+    assert devices(answer) == {"cuda"}
+    assert {values.dtype for values in answer.values()} == {torch.float32}
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_calibrators(name):
     torch.manual_seed(0)
@@ -219,7 +249,8 @@ def test_predict(precision, fitted):
     predictor.head.hold(predictor.ggt.sample(5, 1.0, 0))  # which sub-networks is drawn on the host
     with pretended() as cuda, autocast(precision):
         answer = cuda(predictor).predict(cuda(torch.rand(16, 64)))
-    assert {"class", "probabilities", "set", "known", "known_p", "knn", "generative", "joint"} <= set(answer)
+    scores = {"knn", "generative", "joint", "kl_matching", "gen", "rmds"}
+    assert {"class", "probabilities", "set", "known", "known_p", *scores} <= set(answer), set(answer)
     assert devices(answer) == {"cuda"}
     floats = {name: value.dtype for name, value in answer.items() if value.is_floating_point()}
     assert set(floats.values()) == {torch.float32}, floats

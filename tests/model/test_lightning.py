@@ -50,7 +50,7 @@ def test_learns_and_reports_honest_metrics(fitted, quiet_trainer):
     model, _, folder = fitted
     results = together(quiet_trainer(folder).test(model, datamodule=Digits(), verbose=False))
     names = ["cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/aECE", "cal/MCE", "cal/smECE", "sc/AURC"]
-    names += ["sc/Risk@80Cov", "ens/Disagreement"]
+    names += ["sc/AUGRC", "sc/Risk@80Cov", "ens/Disagreement"]
     assert set(results) == {f"test/{name}" for name in names}
     assert results["test/cls/Acc"] > 0.9
     data = Digits()

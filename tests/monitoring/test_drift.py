@@ -12,14 +12,16 @@ from scipy.stats import beta
 
 from brainet_pl.monitoring import DriftMonitor
 from brainet_pl.monitoring.betting import (
+    BINS,
     EVEN,
     FALLING,
     HISTOGRAMS,
     OTHERS,
+    RATES,
     Capital,
+    beta_bets,
     grow,
-    log_bets,
-    log_histograms,
+    histogram_bets,
     urn_p_values,
     waiting,
 )
@@ -55,7 +57,7 @@ def slow_p_values(gaps, urn, draws):
 
 def slow_capital(p, falling, horizon):
     """Every starting time by itself: the product of what is paid from then on, weighted by what starts there."""
-    bets = np.exp(log_bets(np.asarray(p), falling))
+    bets = beta_bets(np.asarray(p)[:, None], falling)[..., 0]
     idle = waiting(np.arange(len(p) + 1), horizon)
     found = []
     for t in range(1, len(p) + 1):
@@ -73,8 +75,8 @@ def test_the_fast_way_is_the_slow_one(horizon):
     np.testing.assert_allclose(p, slow, rtol=1e-12)
     assert after.tolist() == slow_after
     for falling in (True, False):
-        bets = log_bets(p[:, None], falling)
-        capital = Capital.initial(1, bets.shape[2])
+        bets = beta_bets(p[:, None], falling)
+        capital = Capital.initial(bets.shape[1], 1)
         paths = []
         for start, end in ((0, 1), (1, 25), (25, 60)):  # however inputs come
             capital, path = grow(capital, bets[start:end], start, horizon)
@@ -82,21 +84,44 @@ def test_the_fast_way_is_the_slow_one(horizon):
         np.testing.assert_allclose(np.exp(np.concatenate(paths)), slow_capital(p, falling, horizon), rtol=1e-9)
 
 
+def test_capital_beyond_all_numbers_is_that_of_logarithms():
+    """S ← (S + start)·f by logarithms, where it grows beyond what a float can hold."""
+    rng = np.random.default_rng(5)
+    paid = np.exp(rng.normal([40.0, -10.0], 20.0, (37, 3, 2)))
+    idle, log, slow = waiting(np.arange(38), None), np.full((3, 2), -np.inf), []
+    for t, factor in enumerate(paid):
+        log = np.logaddexp(log, np.log(idle[t] - idle[t + 1])) + np.log(factor)
+        slow.append(np.logaddexp(np.logaddexp.reduce(log, axis=0) - np.log(3), np.log(idle[t + 1])))
+    capital, paths = Capital.initial(3, 2), []
+    for start, end in ((0, 20), (20, 37)):
+        capital, path = grow(capital, paid[start:end], start, None)
+        paths.append(path)
+    np.testing.assert_allclose(np.concatenate(paths), slow, rtol=1e-9)
+    assert np.max(slow) > 710  # beyond what a float holds
+    totals = np.log(paid).cumsum(axis=0)
+    np.testing.assert_allclose(capital.total, totals[-1])
+    ends = [*range(7, 20, 8), 19, 27, 35, 36]  # after blocks of 8
+    best = totals[ends].argmin(axis=0)
+    lowest = np.minimum(totals[ends].min(axis=0), 0.0)
+    np.testing.assert_allclose(capital.lowest, lowest)
+    np.testing.assert_array_equal(capital.since, np.where(lowest < 0, np.array(ends)[best] + 1, 0))
+
+
 def test_bets_are_densities():
     """So that a bet on a uniform number pays 1 on average."""
     p = np.linspace(0.001, 0.999, 50)
     for falling, shapes in ((True, FALLING), (False, FALLING + OTHERS)):
-        paid = np.exp(log_bets(p, falling))
+        paid = beta_bets(p[:, None], falling)[..., 0]
         np.testing.assert_allclose(paid, np.stack([beta.pdf(p, *shape) for shape in shapes], axis=1), rtol=1e-9)
         assert (np.diff(paid, axis=0) <= 0).all() == falling
 
 
 def test_histograms_know_the_past_alone_and_are_densities():
     p = np.random.default_rng(2).random(50)
-    paid, parts, counts = [], [], [np.zeros((2, bins)) for bins, _ in HISTOGRAMS]
+    paid, parts, counts = [], [], np.zeros((len(RATES), 2, sum(BINS)))
     for start, end in ((0, 1), (1, 30), (30, 50)):
-        part, counts = log_histograms(np.stack([p, 1 - p], axis=1)[start:end], counts)
-        parts.append(part[:, 0])
+        part, counts = histogram_bets(np.stack([p, 1 - p], axis=1)[start:end], counts, start)
+        parts.append(part[..., 0])
     for bins, keep in HISTOGRAMS:
         column, past = [], np.zeros(bins)
         for value in p:
@@ -106,7 +131,7 @@ def test_histograms_know_the_past_alone_and_are_densities():
             past *= keep
             past[int(value * bins)] += 1
         paid.append(column)
-    np.testing.assert_allclose(np.exp(np.concatenate(parts)), np.array(paid).T, rtol=1e-9)
+    np.testing.assert_allclose(np.concatenate(parts), np.array(paid).T, rtol=1e-9)
 
 
 def draws_of(kind, rng, size):
@@ -241,8 +266,8 @@ def test_ranks_among_a_fixed_set_would_break_the_promise():
         rng = np.random.default_rng(seed)
         held, values = rng.normal(size=50), rng.normal(size=1000)
         p = ((held[:, None] > values).sum(axis=0) + rng.random(1000)) / 51
-        bets = log_bets(p[:, None], falling=False)
-        alarms += grow(Capital.initial(1, bets.shape[2]), bets, 0, None)[1].max() >= -math.log(ALPHA)
+        bets = beta_bets(p[:, None], falling=False)
+        alarms += grow(Capital.initial(bets.shape[1], 1), bets, 0, None)[1].max() >= -math.log(ALPHA)
     assert alarms / 200 > 3 * ALPHA
 
 
@@ -302,6 +327,9 @@ def test_one_by_one_is_the_same_for_the_p_values_and_it_goes_on_from_a_file():
     assert (fresh.inputs, fresh.evidence, fresh.alarm, fresh.alarm_at) == (0, 1.0, False, None)
     with pytest.raises(ValueError, match=r"expected the state of a monitor with .* gaps"):
         DriftMonitor({"score": held[:5]}).load_state_dict(kept)
+    older = {name: value for name, value in kept.items() if name != "format"}
+    with pytest.raises(ValueError, match=r"in format 2, got an older one: .* Go on without it"):
+        resumed.load_state_dict(older)
 
 
 def test_nan_is_strange():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from brainet_pl.scores import Generative, ScoreContext
@@ -63,7 +63,9 @@ def test_odd_columns_neither_raise_alarms_nor_hide_the_others(odd):
     assert shifted > 0.9
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)  # other draws found mixtures that hide a shift: limits.md
+@settings(max_examples=15, deadline=None)
+@example(kinds=["many heavy tails", "many heavy tails", "heavy tails"], scale=1.2e4, seed=43)  # most of all columns
+@example(kinds=["many heavy tails", "many heavy tails", "large units"], scale=4.1e2, seed=42)
 @given(
     kinds=st.lists(st.sampled_from(sorted(ODD)), min_size=1, max_size=3),
     scale=st.floats(-6, 6).map(lambda power: 10.0**power),

@@ -1,12 +1,14 @@
 """Published detectors: against plain twins, and against pytorch-ood where it is installed."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from scipy.special import logsumexp, softmax
 from torch import nn
 
-from brainet_pl import Backbone, BRAINet
+from brainet_pl import Backbone, BRAINet, load_swapped, swap_head
 from brainet_pl.datamodules import Digits
 from brainet_pl.network import Linear
 from brainet_pl.scores import FDBD, GEN, KNN, RMDS, KLMatching, Mahalanobis, NNGuide, Score, ScoreContext, Shaped, ViM
@@ -354,3 +356,78 @@ def test_every_score_of_inputs_alone():
     }  # fmt: skip
     assert all(isinstance(score, Score) for score in model.scores)
     assert "gen" not in BRAINet(task="Regression", head=Linear(), scores="all").scores.units
+
+
+# -- in the place of a head, outside Lightning ------------------------------------------------------------------------
+
+
+class Maps(nn.Module):
+    """Two small stages, and a layer that `swap_head` removes; `flat` lets nothing of the second through."""
+
+    def __init__(self, flat=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (
+            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2))
+            for a, b in ((1, 4), (4, 8))
+        )
+        self.fc, self.flat = nn.Linear(8, 3), flat
+
+    def features(self, x):
+        z = self.second(self.first(x)).mean(dim=(2, 3))
+        return torch.ones_like(z) + 0 * z if self.flat else z
+
+    def forward(self, x):
+        return self.fc(self.features(x))
+
+
+def brightness(n, seed):
+    x = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    y = torch.arange(n) % 3
+    return x + 0.4 * (y - 1)[:, None, None, None], y
+
+
+SWAP = {"head": Linear(), "progress": False}
+FIT = {"scores": "all", "max_epochs": 3, "input_dropout": 0.1, "progress": False}
+
+
+def test_every_score_of_a_swapped_head(tmp_path):
+    """One call with all detectors: which there are, two by hand, the same from a file, and strange images far up."""
+    net = Maps().eval()
+    model = swap_head(copy.deepcopy(net), brightness(240, 0), held=brightness(120, 1), **SWAP).fit(**FIT)
+    known, strange = brightness(60, 2)[0], 4 * brightness(60, 3)[0]
+    found, far = model.predict(known), model.predict(strange)
+    expected = {"generative", "stages", "knn", "mahalanobis", "rmds", "gen", "kl_matching", "own_energy", "vim", "fdbd"}
+    assert expected | {"nnguide", "shaped", "shaped_ash", "joint"} <= set(found)
+    for name in expected:
+        assert bool(found[name].isfinite().all()), name
+    with torch.no_grad():
+        z, train = net.features(known), net.features(brightness(240, 0)[0])
+        torch.testing.assert_close(found["own_energy"], -net(known).logsumexp(dim=1))
+        logits, w = net.fc(z), net.fc.weight
+        gaps = torch.cdist(w, w) + torch.eye(3)
+        top = logits.amax(dim=1, keepdim=True)
+        fdbd = -((top - logits) / gaps[logits.argmax(dim=1)]).sum(dim=1) / 2 / (z - train.mean(dim=0)).norm(dim=1)
+    torch.testing.assert_close(found["fdbd"], fdbd, rtol=1e-3, atol=1e-4)
+    for name in ("stages", "mahalanobis", "joint"):
+        assert float(far[name].median()) > float(found[name].max()), name
+    model.save(tmp_path / "model.pt")
+    again = load_swapped(tmp_path / "model.pt", Maps().eval()).predict(known)
+    for name, values in found.items():
+        torch.testing.assert_close(again[name], values, msg=name, rtol=1e-4, atol=1e-5)
+
+
+def test_swapped_heads_refuse_what_detectors_cannot_read():
+    train, held = brightness(120, 0), brightness(60, 1)
+    headless = nn.Sequential(Maps().first, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    for score, wanted in (("ViM", "linear classification layer for the score ViM"), ("Own", "for the score Own")):
+        model = swap_head(headless, train, held=held, num_classes=3, head_layer="", **SWAP)
+        with pytest.raises(ValueError, match=f"{wanted}, got a backbone without one"):
+            model.fit(**FIT | {"scores": [score]})
+    model = swap_head(headless, train, held=held, num_classes=3, head_layer="", **SWAP).fit(**FIT)
+    assert not {"vim", "own_energy", "fdbd"} & set(model.scores.units)  # "all" is what the model can have
+    one = (train[0], torch.zeros_like(train[1]))
+    with pytest.raises(ValueError, match="expected training samples of at least two classes, got 120 of class 0 alone"):
+        swap_head(Maps().eval(), one, held=(held[0], torch.zeros_like(held[1])), **SWAP).fit(**FIT)
+    with pytest.raises(ValueError, match="expected features that vary to fit a score to, got the same 8 numbers"):
+        swap_head(Maps(flat=True).eval(), train, held=held, **SWAP).fit(**FIT)

@@ -17,9 +17,11 @@ from torchvision.transforms import InterpolationMode, v2
 
 from brainet_pl import BRAINet, BRAINetClassifier, BRAINetRegressor, ExportedModel, export_folder
 from brainet_pl.backbones.loading import Backbone
-from brainet_pl.datamodules import ImageFolder, Table
+from brainet_pl.cli import main
+from brainet_pl.datamodules import Digits, ImageFolder, Table
 from brainet_pl.model.export_folder import features_of_table
 from brainet_pl.network import Linear
+from brainet_pl.scores import Mahalanobis
 from brainet_pl.serving.images import ImageSteps, resized
 from brainet_pl.serving.tables import Feature, encode_rows
 
@@ -138,6 +140,12 @@ def test_a_folder_is_replaced_and_nothing_else_is(served, tmp_path):
         ExportedModel(tmp_path)
 
 
+def test_numbers_beyond_32_bits_have_no_class_and_are_unknown(served, recwarn):
+    found = ExportedModel(served.folder).predict(np.full((1, 1, 8, 8), 1e300))
+    assert (found["class"][0], bool(found["known"][0])) == (-1, False)
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -209,6 +217,102 @@ def test_images_from_file_to_answer(tmp_path, quiet_trainer):
             exported.predict_images([bad])
     with pytest.raises(ValueError, match="exported without a way to prepare rows"):
         exported.predict_rows([{"a": 1}])
+
+
+CONFIG = """
+seed_everything: 0
+model:
+  num_classes: 2
+  backbone: {model: "body_of_pictures:Body", head_layer: "", layers: null}
+  head: {class_path: Linear}
+  scores: [{class_path: Mahalanobis}]
+  conformal: {level: 0.1}
+data:
+  class_path: brainet_pl.datamodules.ImageFolder
+  init_args: {root: pictures, size: 24, mean: [0.5, 0.5, 0.5], std: [0.3, 0.3, 0.3]}
+trainer:
+  max_epochs: 2
+  enable_progress_bar: false
+  enable_model_summary: false
+  logger: {class_path: CSVLogger, init_args: {save_dir: runs, name: pictures}}
+  callbacks: [{class_path: brainet_pl.callbacks.LastCheckpoint}]
+"""
+BODY = """
+from torch import nn
+
+class Body(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 6, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+"""
+
+
+@pytest.mark.slow
+def test_the_command_line_knows_the_images_of_its_run(tmp_path, monkeypatch):
+    """Fit, predict and export by commands: from the same files, in all modes and sizes, come the same answers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "body_of_pictures.py").write_text(BODY)
+    (tmp_path / "pictures.yaml").write_text(CONFIG)
+    for kind in ("cat", "dog"):
+        for part, count in (("train", 30), ("val", 40), ("test", 12)):
+            (tmp_path / "pictures" / part / kind).mkdir(parents=True)
+            for i in range(count):
+                mode, end = ("L", "png") if i % 5 == 0 else ("RGB", "jpg")
+                image = picture(i + 100 * len(part) + 1000 * (kind == "dog"), 20 + i, 41 - i % 9, mode)
+                image.save(tmp_path / "pictures" / part / kind / f"{i}.{end}")
+    main(["fit", "--config", "pictures.yaml"])
+    run = tmp_path / "runs" / "pictures" / "version_0"
+    path = ["--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    main(["predict", *path, "--trust_checkpoint"])
+    del sys.modules["body_of_pictures"]
+    with pytest.raises(ValueError, match=r"add --model.backbone body_of_pictures:Body, or --trust_checkpoint"):
+        main(["export", *path, "--out", "made"])
+    main(["export", *path, "--out", "made", "--model.backbone", "body_of_pictures:Body", "--held", "val"])
+    exported = ExportedModel("made")
+    assert exported.images == ImageSteps(24, 24, [0.5] * 3, [0.3] * 3)
+    assert list(exported.about["held_out"]) == ["joint", "energy", "answer", "features"]
+    assert exported.about["held_out"]["features"]["size"] == 80
+    said = pd.read_csv(run / "predictions.csv")
+    found = exported.predict_images([(tmp_path / "pictures" / file).read_bytes() for file in said["file"]])
+    columns = [f"probabilities_{name}" for name in exported.class_names]
+    np.testing.assert_allclose(found["probabilities"], said[columns], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found["known_p"], said["known_p"], rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found["known"], said["known"])
+    sets = [" ".join(map(str, np.flatnonzero(one))) for one in found["set"]]
+    assert sets == [" ".join(str(one).split()) for one in said["set"]]
+    with pytest.raises(ValueError, match=r"expected at least 400 held-out samples .* got 24"):
+        main(["export", *path, "--out", "made", "--trust_checkpoint", "--held", "test", "--int8"])
+    for words in (["--out", "made", "--int8"], ["--out", "made.onnx", "--held", "val"]):
+        with pytest.raises(ValueError, match=r"expected (--held|a folder)"):
+            main(["export", *path, *words])
+
+
+@pytest.mark.slow
+def test_eight_bits_where_answers_stay(tmp_path, quiet_trainer):
+    data = Digits(images=True)
+    body = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Flatten())
+    model = BRAINet(
+        8, backbone=Backbone(body, head_layer="", freeze=False), head=Linear(), scores=[Mahalanobis()], lr=3e-3
+    )
+    quiet_trainer(tmp_path, epochs=4).fit(model, datamodule=data)
+    x, y = (
+        torch.stack([torch.as_tensor(one[i]) for part in (data.val_set, data.test_set) for one in part]) for i in (0, 1)
+    )
+    full = ExportedModel(export_folder(model.eval(), tmp_path / "full", held=x))
+    small = ExportedModel(export_folder(model, tmp_path / "small", held=x.split(100), int8=True))
+    about = small.about["int8"]
+    assert full.about["int8"] is None
+    assert min(about["same_class"], about["same_verdict"]) >= 0.98
+    assert about["samples"] == len(small.about["held_out"]["answer"]) == sum(len(part[1::2]) for part in x.split(100))
+    assert (tmp_path / "small" / "model.onnx").read_bytes().count(b"DequantizeLinear") > 5
+    one, other = full.predict(x.numpy()), small.predict(x.numpy())
+    assert (one["probabilities"] != other["probabilities"]).any()
+    assert abs((one["class"] == y.numpy()).mean() - (other["class"] == y.numpy()).mean()) < 0.02
+    far = x.clone()
+    far[0] *= 1e4  # ranges of values that leave no bits for the others
+    with pytest.raises(ValueError, match=r"expected a graph in 8 bits with the same class and verdict for 98%"):
+        export_folder(model, tmp_path / "refused", held=far, int8=True)
+    assert not (tmp_path / "refused").exists()
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------

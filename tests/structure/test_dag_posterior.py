@@ -7,8 +7,11 @@ import pytest
 
 from brainet_pl.structure import Knowledge, PreparedData, cpdag, find_score, rai, structure_posterior
 from brainet_pl.structure.pdag import dag_extension
-from brainet_pl.structure.sampler import Chains, Families
+from brainet_pl.structure.sampler import Chains, Families, PairProbabilities
 from brainet_pl.structure.score import one_by_one
+from brainet_pl.structure.statistics import bootstrap_weights
+
+COST = 1.5  # of an edge, times log d
 
 
 def is_acyclic(dag):
@@ -150,6 +153,44 @@ def test_orders_of_a_graph_come_with_their_probability():
     assert seen == pytest.approx(1.0)
 
 
+def states_of(dag, i, j):
+    """The DAGs that differ from `dag` at most in how i and j are joined."""
+    for there, back in ((0, 0), (1, 0), (0, 1)):
+        other = dag.copy()
+        other[i, j], other[j, i] = there, back
+        if is_acyclic(other):
+            yield other
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_arrow_given_the_rest_of_a_graph_is_weighed_among_the_states_of_its_pair(seed):
+    rng, d = np.random.default_rng(seed), 5
+    dags = all_dags(4)
+    dag = np.zeros((d, d), dtype=bool)
+    dag[:4, :4] = dags[rng.integers(len(dags))]
+    dag[rng.integers(4), 4] = True
+    score, nothing = random_score(seed, 1.0), np.zeros((d, d), dtype=bool)
+    every = ~np.eye(d, dtype=bool)
+    found = PairProbabilities(score, one_by_one(score), 0.4, every, nothing, np.full(d, d))(dag)
+    for i, j in permutations(range(d), 2):
+        states = list(states_of(dag, i, j))
+        weights = np.exp([total(state, score, 0.4) for state in states])
+        expected = sum(w for w, state in zip(weights, states, strict=True) if state[i, j]) / weights.sum()
+        assert found[i, j] == pytest.approx(expected)
+
+
+def test_arrows_that_must_or_must_not_be_there_are_sure():
+    score = random_score(0, 1.0)
+    allowed, required, dag = ~np.eye(3, dtype=bool), np.zeros((3, 3), dtype=bool), np.zeros((3, 3), dtype=bool)
+    allowed[0, 2] = allowed[2, 0] = False
+    required[1, 0] = dag[1, 0] = dag[1, 2] = True
+    p = PairProbabilities(score, one_by_one(score), 0.4, allowed, required, np.array([3, 3, 1]))(dag)
+    assert (p[1, 0], p[0, 1], p[0, 2], p[2, 0]) == (1, 0, 0, 0)
+    assert 0 < p[1, 2] < 1
+    full = PairProbabilities(score, one_by_one(score), 0.4, ~np.eye(3, dtype=bool), required, np.array([3, 3, 1]))(dag)
+    assert full[0, 2] == 0  # a second parent is more than the graphs that are drawn have
+
+
 def four_columns(n, seed):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 4))
@@ -162,18 +203,40 @@ def four_columns(n, seed):
 def test_probabilities_are_those_of_an_enumeration(discrete):
     x = four_columns(120, 0)
     x = np.digitize(x, [-0.5, 0.5]) if discrete else x
-    found = structure_posterior(x, draws=2000, chains=32)
+    found = structure_posterior(x, draws=2000, chains=32, bootstraps=0)
     data = PreparedData.prepare(x, 3)
     local = find_score("bdeu" if discrete else "bge", "discrete" if discrete else "gaussian").on(data, 5.0)
-    exact = exactly(all_dags(4), local, np.log(4))
+    exact = exactly(all_dags(4), local, COST * np.log(4))
     back = np.argsort(data.columns)
     assert np.abs(found.edge_probabilities - exact[np.ix_(back, back)]).max() < 0.04
     assert np.abs(found.draws.mean(axis=0) - found.edge_probabilities).max() < 0.05
     assert found.draws.shape == (2000, 4, 4)
-    best = max(total(dag, local, np.log(4)) for dag in all_dags(4))
+    best = max(total(dag, local, COST * np.log(4)) for dag in all_dags(4))
     assert found.map_score == pytest.approx(best)
     assert found.scores.max() <= best + 1e-9
     assert found.joined_probabilities.max() <= 1
+
+
+def test_bootstrap_samples_are_averaged_with_all_rows():
+    """Two thirds of a probability come from all rows, a third is the mean over samples, each enumerated by itself."""
+    x = np.digitize(four_columns(120, 0), [-0.5, 0.5])
+    found = structure_posterior(x, draws=3000, chains=16, bootstraps=3)
+    data = PreparedData.prepare(x, 3)
+    dags, scoring = all_dags(4), find_score("bdeu", "discrete")
+
+    def enumerated(weights):
+        return exactly(dags, scoring.on(data.resampled(weights), 5.0), COST * np.log(4))
+
+    alone = enumerated(np.ones(data.n, dtype=np.int64))
+    samples = np.mean([enumerated(bootstrap_weights(data.n, 0, (b,))) for b in range(3)], axis=0)
+    back = np.ix_(np.argsort(data.columns), np.argsort(data.columns))
+    assert np.abs(samples - alone).max() > 0.15
+    assert np.abs(found.edge_probabilities - (2 * alone + samples)[back] / 3).max() < 0.04
+    assert np.abs(found.draws.mean(axis=0) - found.edge_probabilities).max() < 0.05
+    assert len(found.draws) == 3000
+    assert found.scores == pytest.approx(
+        [total(dag[np.ix_(data.columns, data.columns)], scoring.on(data, 5.0), COST * np.log(4)) for dag in found.draws]
+    )
 
 
 def test_the_best_graph_is_never_below_that_of_rai():
@@ -185,8 +248,8 @@ def test_the_best_graph_is_never_below_that_of_rai():
     local = find_score("bge", "gaussian").on(data, 5.0)
     order = data.columns
     by_rai = dag_extension(rai(x).adjacency)
-    assert found.map_score >= total(by_rai[np.ix_(order, order)], local, np.log(12)) - 1e-9
-    assert found.map_score == pytest.approx(total(found.map[np.ix_(order, order)], local, np.log(12)))
+    assert found.map_score >= total(by_rai[np.ix_(order, order)], local, COST * np.log(12)) - 1e-9
+    assert found.map_score == pytest.approx(total(found.map[np.ix_(order, order)], local, COST * np.log(12)))
     assert found.graph() == cpdag(found.map)
 
 

@@ -1,5 +1,9 @@
+import contextlib
 import importlib.util
 import inspect
+import pathlib
+import subprocess
+import sys
 import time
 import warnings
 
@@ -14,7 +18,8 @@ from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm as module_tqdm
 
 import brainet_pl
-from brainet_pl.structure import GGT, Leaf, PreparedData, find_score, find_test, learn_structure, rai
+from brainet_pl.structure import GGT, FeatureStream, Leaf, PreparedData, find_score, find_test, learn_structure, rai
+from brainet_pl.structure.learn import check_memory, physical_memory
 
 TESTS = ["cmi", "g2", "gaussian", "fisher_z"]
 
@@ -336,12 +341,49 @@ def test_summary_fits_a_terminal_and_pictures_are_drawn(features, tmp_path):
 
 
 def test_more_features_than_memory_has_room_for_are_refused_before_the_work(monkeypatch):
-    monkeypatch.setattr("brainet_pl.structure.learn.physical_memory", lambda: 26 * 8 * 10**2)
+    monkeypatch.setattr(
+        "brainet_pl.structure.learn.physical_memory", lambda: 8 * (32 * 10**2 + 50 * 10) + 4096 * 4 * 10
+    )
     x = np.random.default_rng(0).normal(size=(50, 11))
     learn_structure(x[:, :10], progress=False)
-    with pytest.raises(
-        ValueError, match=r"expected at most 10 features, .* got 11, .*: give the features of a backbone"
-    ):
+    many = r"expected at most \d+ features, .* got 11 of 50 samples, .*: give the features of a backbone"
+    with pytest.raises(ValueError, match=many):
         learn_structure(x, progress=False)
+    with pytest.raises(ValueError, match="got 10 of 500 samples"):
+        learn_structure(np.tile(x[:, :10], (10, 1)), progress=False)
+    learn_structure(FeatureStream(lambda: [x[:, :10]] * 10), progress=False)  # holds no rows
     monkeypatch.setattr("brainet_pl.structure.learn.physical_memory", lambda: None)  # a machine that does not say
     learn_structure(x, progress=False)
+
+
+def test_a_container_has_the_memory_that_it_was_given(monkeypatch, tmp_path):
+    whole = physical_memory()
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("brainet_pl.structure.learn.CONTAINER", (str(limit), str(tmp_path / "none")))
+    for text, expected in (("max\n", whole), ("1048576\n", 2**20), (f"{2**70}\n", whole)):
+        limit.write_text(text)
+        assert physical_memory() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not pathlib.Path("/proc/self/status").is_file(), reason="peaks of memory are read from /proc")
+@pytest.mark.parametrize("settings", [{}, {"s": 4}])
+def test_the_estimate_of_memory_is_enough_and_less_than_twice_too_much(settings, monkeypatch):
+    """In a process of its own, whose peak is that of learning."""
+    code = f"""
+import numpy as np, pathlib, re
+from brainet_pl.structure import learn_structure
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
+rng, d = np.random.default_rng(0), 1000
+x = (rng.normal(size=(2000, d // 20)).repeat(20, axis=1) + rng.normal(size=(2000, d))).astype(np.float32)
+before = peak()
+learn_structure(x, progress=False, **{settings})
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    peak = int(done.stdout)
+    data = PreparedData.prepare(np.random.default_rng(0).normal(size=(2000, 1000)), 3)
+    for memory, fits in ((peak, False), (2 * peak, True)):
+        monkeypatch.setattr("brainet_pl.structure.learn.physical_memory", lambda memory=memory: memory)
+        with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="expected at most"):
+            check_memory(data, (settings.get("s", 2),) * 2)

@@ -184,32 +184,31 @@ def test_an_incomplete_score_is_refused(forget):
         type("Other", (Score,), {"name": "bic", "kind": "discrete"})
 
 
-@pytest.mark.parametrize("name", ["bdeu", "bic", "bge"])
-def test_a_sample_is_scored_as_its_rows_would_be(features, name):
+@pytest.mark.parametrize(
+    ("name", "kind"), [("bdeu", "discrete"), ("bic", "discrete"), ("bge", "gaussian"), ("bic", "gaussian")]
+)
+def test_a_sample_is_scored_as_its_rows_would_be(features, name, kind):
     """Weights stand for repeated rows; the levels, or the ranks, stay those of the whole table."""
-    kind = "gaussian" if name == "bge" else "discrete"
     data = PreparedData.prepare(features, 3)
     weights = bootstrap_weights(data.n, 0, (1,))
     scoring = find_score(name, kind)
-    sampled = scoring.on_sample(data, 1.0, weights)
+    sample = data.resampled(weights)
+    sampled, grown = scoring.on(sample, 1.0), scoring.growth_on(sample, 1.0)
     rows = np.repeat(np.arange(data.n), weights)
     if kind == "discrete":
         table = CodeTable(Codes(data.table.codes[rows], data.table.arities))
         expected = bdeu(table, 1.0) if name == "bdeu" else discrete_bic(table)
     else:
-        expected = bge(correlation(data.scores[rows]), data.n, 1.0)
+        matrix = correlation(data.scores[rows])
+        expected = bge(matrix, data.n, 1.0) if name == "bge" else gaussian_bic(matrix, data.n)
+        twice = 2 * np.ones(data.n, dtype=np.int64)
+        assert np.allclose(sample.correlation(twice), matrix, atol=1e-5)
+        assert np.allclose(correlation(sample.scores), matrix, atol=1e-5)
+    assert (sample.n, sample.categories, sample.only_categories) == (data.n, data.categories, data.only_categories)
     for x, parents in ((0, ()), (3, (1,)), (5, (0, 2, 7))):
         assert sampled(x, parents) == pytest.approx(expected(x, parents), rel=1e-5)
+        more = np.array([4, 6])
+        several = [expected(x, tuple(sorted((*parents, int(c))))) for c in more]
+        assert grown(x, parents, more) == pytest.approx(several, rel=1e-5)
         if parents:  # without, standardised numbers all score alike
             assert sampled(x, parents) != pytest.approx(scoring.on(data, 1.0)(x, parents), rel=1e-5)
-
-
-def test_a_score_without_samples_of_its_own_says_so():
-    class Plain(Score):
-        kind = "discrete"
-
-        @classmethod
-        def on(cls, data, ess):
-            return lambda x, parents: 0.0
-
-    assert Plain.on_sample(None, 1.0, None) is None

@@ -11,7 +11,10 @@ from sklearn.datasets import load_digits
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.structure import FeatureStream, PreparedData, find_test, learn_structure
 from brainet_pl.structure import threshold as threshold_module
+from brainet_pl.structure.brai import autonomous_sets
+from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.independence import SingleMargins
+from brainet_pl.structure.statistics import half_weights
 from brainet_pl.structure.threshold import AtThreshold, choose_threshold, grid, modularity, strength_of
 
 
@@ -221,3 +224,25 @@ def test_of_many_variables_some_are_looked_at_and_their_choice_is_near_that_of_a
     assert looked == [(60, 60)]
     assert some.num_variables == 120
     assert 0.3 < some.settings["threshold"] / every.settings["threshold"] < 3
+
+
+@pytest.mark.parametrize("test", ["gaussian", "cmi"])
+def test_some_variables_fall_apart_as_they_do_among_all_columns(test):
+    """A graph of a few variables alone, and the same within the graph of all columns: the same sets, faster."""
+    rng = np.random.default_rng(1)
+    data, X = PreparedData.prepare(pixels(), 3), np.sort(rng.permutation(64)[:40])
+    on_half = {path: find_test(test).on(data, half_weights(data.n, 0, path), 0.05) for path in [(0,), (0, 0)]}
+    sizes = []
+    for threshold in (0.02, 0.1, 0.3, 0.5):
+
+        def within(path, threshold=threshold):
+            return AtThreshold(on_half[path], 0.05, threshold)
+
+        def alone(path, threshold=threshold):
+            return AtThreshold(on_half[path], 0.05, threshold, X)
+
+        slow = autonomous_sets(64, X, 1, within, Budget(), 0)
+        fast = autonomous_sets(40, np.arange(40), 1, alone, Budget(), 0)
+        assert [part.tolist() for part in slow] == [X[part].tolist() for part in fast]
+        sizes.append(len(slow))
+    assert max(sizes) > 1
