@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from brainet_pl._utils.framework import Callback, ModelCheckpoint, pl, rank_zero_info, rank_zero_warn
 from brainet_pl._utils.lightning_private import train_loaders
@@ -89,7 +90,9 @@ class BaselineComparison(Callback):
             base = None if base_logits is None else module.task.base_predicted(base_logits)
             if base is not None:
                 found[OWN] = base
-        linear = module.task.linear(seen.features, seen.targets)
+        with tqdm(total=1, desc="comparing with a linear layer", disable=None, delay=0, leave=False) as bar:
+            linear = module.task.linear(seen.features, seen.targets)
+            bar.update()
         if linear is None:
             rank_zero_info(f"{NOT_COMPARED}: {_why_no_linear(module, seen)}")
         else:

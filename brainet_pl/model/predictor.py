@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part
@@ -293,7 +294,9 @@ class Predictor(nn.Module):
         labels, classes = self.task.classes(share.concat()[1] if share is not None else found.targets)  # type: ignore[union-attr]
         if any(score.taps is not None and not self.backbone.widths(score.taps) for score in scores):
             features.probe()  # features came from a store, and the backbone has not met an input yet
-        for score in scores:
+        bar = tqdm(scores, "fitting scores", disable=None if progress else True, delay=2, leave=False)
+        for score in bar:
+            bar.set_postfix_str(score.describe())
             score.set_context(self._score_context(score, classes))
             if share is not None:
                 fit_score_on_shares(score, share, labels)

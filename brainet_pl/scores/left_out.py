@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from tqdm.auto import tqdm
 
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import Extracted
@@ -116,7 +117,8 @@ def leave_classes_out(
     scores: ScoreSet, seen: Extracted, held: Extracted, labels: Tensor, level: float
 ) -> dict[str, Tensor]:
     """Score → the share (K,) of each left-out class that is noticed."""
-    found = [_leave_out(scores, seen, held, int(label), level) for label in labels]
+    bar = tqdm(labels, "unknown inputs: leaving classes out", disable=None, delay=2, leave=False)
+    found = [_leave_out(scores, seen, held, int(label), level) for label in bar]
     return {name: torch.tensor([one[name] for one in found]) for name in _in_all(found)}
 
 

@@ -240,3 +240,15 @@ def test_axes_have_room_for_everything_but_where_they_say_where_to_end():
     assert limits(replace(panel, series=[bars]))[1][0] <= 0.0
     flat = limits(replace(panel, series=[Series("rate", [0.0, 2.0], [0.003, 0.003])]))[1]
     assert 0.002 < flat[0] < 0.003 < flat[1] < 0.004  # a small number that stays is not drawn around 0
+
+
+def test_small_bins_are_joined_and_no_sample_is_lost():
+    """The ECE is that of all bins; what is drawn has at least ten samples a point, or all of them in one."""
+    torch.manual_seed(0)
+    for n in (3, 12, 60, 700):
+        confidence = torch.rand(n).sqrt()
+        sums = calibration_sums(confidence, (torch.rand(n) < confidence).float())
+        joined = charts.join_small_bins(sums)
+        torch.testing.assert_close(joined.sum(0), sums.sum(0))
+        assert len(joined) == 1 or bool((joined[:, 0] >= 10).all())
+        assert bool((joined[1:, 1] / joined[1:, 0] > joined[:-1, 1] / joined[:-1, 0]).all())

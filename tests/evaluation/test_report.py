@@ -24,6 +24,7 @@ from brainet_pl.evaluation.report import HERE, read_run, render, write_report
 from brainet_pl.evaluation.report.plot import drawing_of, styles_of
 from brainet_pl.evaluation.report.rules import RULES
 from brainet_pl.evaluation.report.verdict import verdict_of
+from brainet_pl.evaluation.report.view import target_of
 from brainet_pl.evaluation.schema import parse_record
 from brainet_pl.structure import learn_structure
 
@@ -996,3 +997,10 @@ def test_in_a_real_browser(written, browser, tmp_path, width, dark):
     interact(browser)
     browser.screenshot(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 50_000
+
+
+def test_the_target_is_that_of_the_data_alone():
+    config = "model:\n  init_args:\n    target: no\ndata:\n  class_path: Table\n  init_args:\n    target: 'price'\n    file: x.csv\n"
+    assert target_of(config) == "price"
+    assert target_of(config.replace("'price'", "null")) is None
+    assert target_of("") is target_of("data:\n  class_path: Digits\ntrainer:\n  init_args:\n    target: a\n") is None
