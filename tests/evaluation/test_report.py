@@ -1000,7 +1000,8 @@ def test_in_a_real_browser(written, browser, tmp_path, width, dark):
 
 
 def test_the_target_is_that_of_the_data_alone():
-    config = "model:\n  init_args:\n    target: no\ndata:\n  class_path: Table\n  init_args:\n    target: 'price'\n    file: x.csv\n"
+    config = "model:\n  init_args:\n    target: no\n"
+    config += "data:\n  class_path: Table\n  init_args:\n    target: 'price'\n    file: x.csv\n"
     assert target_of(config) == "price"
     assert target_of(config.replace("'price'", "null")) is None
     assert target_of("") is target_of("data:\n  class_path: Digits\ntrainer:\n  init_args:\n    target: a\n") is None
