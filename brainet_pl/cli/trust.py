@@ -171,7 +171,7 @@ class _Vetting:
 
     def setting(self, key: str, name: str, value: Any) -> Any:
         if key in SLOTS:
-            return self.slot(key, value)
+            return value if (key, value) == ("model.scores", "all") else self.slot(key, value)
         if key == "model.backbone":
             return self.backbone(value)
         if key in ("model.columns", "model.verdict"):  # names of columns and scores

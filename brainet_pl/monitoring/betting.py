@@ -185,7 +185,7 @@ def grow(capital: Capital, paid: Floats, seen: int, horizon: int | None) -> tupl
 
 
 def in_blocks(values: NDArray[Any], fill: float) -> NDArray[Any]:
-    """(B, …) → (blocks, BLOCK, …), the last one filled up."""
+    """Cut values (B, …) into blocks (blocks, BLOCK, …), the last one filled up."""
     lacking = -len(values) % BLOCK
     if lacking:
         values = np.concatenate([values, np.full((lacking, *values.shape[1:]), fill, values.dtype)])
