@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # Files and tests that work with whole models: they train, export, serve, or start processes of their own.
 WHOLE_FILES = {
-    "test_cli.py", "test_estimators.py", "test_examples.py", "test_export.py", "test_folder.py", "test_fuzz.py",
-    "test_pretrained.py", "test_resume.py", "test_samples.py", "test_serve.py", "test_shares.py", "test_smoke.py",
-    "test_swap_fit.py", "test_wandb.py",
+    "test_cli.py", "test_estimators.py", "test_examples.py", "test_exhaustion.py", "test_export.py", "test_folder.py",
+    "test_fuzz.py", "test_pretrained.py", "test_resume.py", "test_samples.py", "test_serve.py", "test_shares.py",
+    "test_smoke.py", "test_swap_fit.py", "test_wandb.py",
 }  # fmt: skip
 WHOLE_TESTS = {"test_python_blocks", "test_shell_lines", "test_twenty_lines_with_lightning", "test_a_mix_is_explained"}
 
