@@ -229,8 +229,8 @@ class BRAINet(FittedModule):
         if self._random_backbone:
             rank_zero_warn(
                 "expected weights of the frozen backbone, got none: its features are those of a random network; give "
-                "--model.backbone.weights FILE, or DEFAULT for the published ones of torchvision and timm, or train it, "
-                "--model.backbone.freeze false"
+                "--model.backbone.weights FILE, or DEFAULT for the published ones of torchvision and timm, or train "
+                "it by --model.backbone.freeze false"
             )
         if self.backbone.frozen or self.backbone.base_layer is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
