@@ -65,7 +65,7 @@ EVERY, SEVERITIES = 16, (1, 3, 5)  # of the corrupted test images
 GATES, STEEP = (0.5, 0.2, 0.1, 0.05, 0.02), (1, 2, 4)
 PEERS = ("energy", "knn", "fdbd", "gen", "vim")  # what must be beaten
 TITLES = {
-    "joint": "energy and `KNN`, densities beyond 95 %",
+    "joint": "`Combined`, the sum",
     "one_minus_max_p": "max softmax (MSP)",
     "energy": "energy",
     "entropy": "entropy",

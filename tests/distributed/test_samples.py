@@ -75,7 +75,7 @@ class TestTwoProcessesEqualOne:
             assert name in one
         for name, value in one.items():
             assert two[name] == pytest.approx(value, rel=1e-6, abs=1e-6, nan_ok=True), name
-        counts = [two[f"ood/{name}"] for name in ("held_out/generative/n_id", "held_out/generative/n_ood")]
+        counts = [two[f"ood/{name}"] for name in ("held_out/n_id", "held_out/n_ood")]
         assert (*counts, two["ood/one/generative/n_ood"]) == (133, 57, 1)
 
     def test_temperature_and_reference_were_learned(self, both, task):
