@@ -82,6 +82,12 @@ class Backbone:
     def _pools(self) -> list[str]:
         return [] if self.pool is None else [self.pool] if isinstance(self.pool, str) else list(self.pool)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether a model by its name keeps the random weights that it was made with: frozen, and none were given."""
+        named = isinstance(self.model, str) and ":" not in self.model and not (self.options or {}).get("pretrained")
+        return named and self.weights is None and self.freeze
+
     def build(self) -> FeatureExtractor:
         """The feature extractor of a copy of the model; the classification layer is removed with the first inputs."""
         model = _copied(make_backbone(self.model, self.weights, self.options))

@@ -152,6 +152,7 @@ class BRAINet(FittedModule):
         self.guard = LossGuard(on_nan)
         self.class_names: tuple[str, ...] | None = None
         self.preset = find_preset(chosen.model, chosen.weights)
+        self._random_backbone = chosen.is_random
         self._places = Places()
         self._compiled_methods: dict[str, Any] = {}
         self._shifts: dict[int, dict[str, int]] = {}  # test loader → sizes of the shifts that it holds
@@ -225,11 +226,22 @@ class BRAINet(FittedModule):
 
     def on_fit_start(self) -> None:
         """Fit scores that no checkpoint brought, and end the set-up."""
+        if self._random_backbone:
+            rank_zero_warn(
+                "expected weights of the frozen backbone, got none: its features are those of a random network; give "
+                "--model.backbone.weights FILE, or DEFAULT for the published ones of torchvision and timm, or train "
+                "it by --model.backbone.freeze false"
+            )
         if self.backbone.frozen or self.backbone.base_layer is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
         keep_integers(self.trainer)
         self.fit_scores(self.scores.unfitted if self.backbone.frozen else list(self.scores))
         self.training_features.release()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Build the head from the checkpoint before its weights, and those of the backbone, are loaded."""
+        super().on_load_checkpoint(checkpoint)
+        self._random_backbone = False
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

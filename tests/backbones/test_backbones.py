@@ -1,14 +1,17 @@
+import warnings
+
 import numpy as np
 import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from brainet_pl import swap_head
+from brainet_pl import BRAINet, swap_head
 from brainet_pl.backbones.cifar import CIFAR
 from brainet_pl.backbones.extractor import FeatureExtractor
 from brainet_pl.backbones.loading import Backbone, load_weights, make_backbone
-from brainet_pl.network import BayesHead, EnsembleHead, LinearHead, MLPHead, Tree, stacked_tree
+from brainet_pl.network import BayesHead, EnsembleHead, Linear, LinearHead, MLPHead, Tree, stacked_tree
 
 
 @pytest.mark.parametrize(("name", "features"), [("cifar_resnet20", 64), ("cifar_vgg13", 512), ("cifar_vgg16", 512)])
@@ -132,3 +135,24 @@ def test_swap_head_outside_lightning():
     assert again.head.ggt is swapped.head.ggt
     other = swap_head(model, images, num_classes=3, head="MLP")  # any head, and no structure where none is needed
     assert other.eval().predict(images[:4])["probabilities"].shape == (4, 3)
+
+
+def test_a_frozen_network_without_weights_is_warned_of(tmp_path, quiet_trainer):
+    data = DataLoader(TensorDataset(torch.rand(24, 3, 32, 32), torch.arange(24) % 2), batch_size=8)
+    torch.save(make_backbone("cifar_resnet20").state_dict(), tmp_path / "weights.pth")
+
+    def said(model):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer = quiet_trainer(tmp_path)
+            trainer.fit(model, data)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return any("features are those of a random network" in str(one.message) for one in caught)
+
+    def fresh(**settings):
+        return BRAINet(2, backbone=Backbone("cifar_resnet20", layers=None, **settings), head=Linear())
+
+    assert said(fresh())
+    assert not said(BRAINet.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True))
+    assert not said(fresh(weights=str(tmp_path / "weights.pth")))
+    assert not said(fresh(freeze=False))
