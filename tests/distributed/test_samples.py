@@ -76,7 +76,7 @@ class TestTwoProcessesEqualOne:
         for name, value in one.items():
             assert two[name] == pytest.approx(value, rel=1e-6, abs=1e-6, nan_ok=True), name
         counts = [two[f"ood/{name}"] for name in ("held_out/n_id", "held_out/n_ood")]
-        assert (*counts, two["ood/one/generative/n_ood"]) == (133, 57, 1)
+        assert (*counts, two["ood/one/n_ood"]) == (133, 57, 1)
 
     def test_temperature_and_reference_were_learned(self, both, task):
         found = json.loads((both[0] / task / "2" / "found.json").read_text())
