@@ -765,6 +765,19 @@ def drift(cells: Cells) -> str:
     return markdown(header, rows)
 
 
+def estimated(cells: Cells) -> str:
+    """Accuracy without labels: how far off on changed inputs, and how often the interval holds the truth."""
+    rows = []
+    for name, sets in cells.items():
+        changed = [found for key, found in sets.items() if key != "unchanged"]
+        off = [fmean(abs(found[way] - found["truth"]) for found in changed) for way in ("CBPE", "estimate")]
+        holds = f"{100 * fmean(found['covers'] for found in changed):.0f} %"
+        same = 100 * abs(sets["unchanged"]["estimate"] - sets["unchanged"]["truth"])
+        rows.append([name, f"{same:.1f}", *(f"{100 * value:.1f}" for value in off), holds])
+    header = ["inputs, probabilities", "unchanged: estimate off by", "changed: confidence off by", "estimate off by"]
+    return markdown([*header, "interval holds the truth"], sorted(rows))
+
+
 SERVED = ("bare backbone, 1 at a time", "exported folder, 1 at a time", "bare backbone, 64 at a time")
 SERVED += ("exported folder, 64 at a time", "drift alarm, 64 at a time", "drift alarm, 256 at a time")
 SERVED += ("served, 1 clients", "served, 8 clients")
@@ -835,6 +848,7 @@ TABLES = {
     "tempered": Table("tempered.json", f"python benchmarks/tempered.py {DATA}", tempered),
     "serve": Table("serve.json", f"python benchmarks/serve.py {DATA} --requests 200", serve),
     "drift": Table("drift.json", f"python benchmarks/drift.py {DATA}", drift),
+    "estimate": Table("estimate.json", f"python benchmarks/estimate.py {DATA}", estimated),
     "honest": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest, "cifar"),
     "honest pixels": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest_pixels),
 }
