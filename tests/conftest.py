@@ -22,11 +22,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 # Files and tests that work with whole models: they train, export, serve, or start processes of their own.
 WHOLE_FILES = {
-    "test_cli.py", "test_estimators.py", "test_examples.py", "test_exhaustion.py", "test_export.py", "test_folder.py",
-    "test_fuzz.py", "test_pretrained.py", "test_resume.py", "test_samples.py", "test_serve.py", "test_shares.py",
-    "test_smoke.py", "test_swap_fit.py", "test_wandb.py",
+    "test_cli.py", "test_compose.py", "test_estimators.py", "test_examples.py", "test_exhaustion.py", "test_export.py",
+    "test_folder.py", "test_fuzz.py", "test_pretrained.py", "test_resume.py", "test_runs.py", "test_samples.py",
+    "test_serve.py", "test_shares.py", "test_smoke.py", "test_swap_fit.py", "test_wandb.py",
 }  # fmt: skip
-WHOLE_TESTS = {"test_python_blocks", "test_shell_lines", "test_twenty_lines_with_lightning", "test_a_mix_is_explained"}
+WHOLE_TESTS = {
+    "test_a_mix_is_explained",
+    "test_a_thousand_classes",
+    "test_python_blocks",
+    "test_shell_lines",
+    "test_the_configuration_measures_what_openood_does",
+    "test_the_package_is_imported_piece_by_piece",
+    "test_twenty_lines_with_lightning",
+    "test_two_processes_may_extract_the_same_at_once",
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
