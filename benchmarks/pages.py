@@ -9,7 +9,6 @@ A new table: a function of the cells below, a line in `TABLES`, and its two mark
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from common.edges import calibration_error, error_by_chance, pooled
 from common.pages import Quoted, Table, benchmark, filled, pages, stale
 from common.store import ROOT
 from common.tables import markdown, spread
@@ -439,32 +439,34 @@ def accuracy_means(cells: Cells) -> str:
     return markdown(["", "SHD", "F1", "seconds"], rows)
 
 
-def by_chance(bins: list[list[float]], draws: int = 400) -> float:
-    """The ECE that probabilities would have on average if they were exactly right, from counts and sums by bin."""
-    dice, gap = random.Random(0), 0.0
-    for count, total in zip(bins[0], bins[1], strict=True):
-        for _ in range(draws if count else 0):
-            gap += abs(sum(dice.random() < total / count for _ in range(int(count))) - total) / draws
-    return gap / max(1.0, sum(bins[0]))
-
-
 def posterior(cells: Cells) -> str:
-    """Probabilities of edges beside bootstrapped peers."""
-    peers = ("BOSS, bootstrapped", "hill climbing, bootstrapped", "order MCMC")
-    rows = []
+    """Probabilities of edges beside peers; the pairs of all samples of a cell are binned together."""
+    peers = ("BOSS, bootstrapped", "hill climbing, bootstrapped", "partition MCMC")
+    by_cell: dict[str, list[Any]] = {}
     for key, cell in cells.items():
-        by = {
-            k: [f"{cell[p][k]:.3f}" if p in cell else "–" for p in ("posterior", *peers, "tree")] for k in ("ap", "ece")
-        }
-        right = f"{by['ece'][0]} ({by_chance(cell['posterior']['bins']):.3f})"
-        row = [key.rsplit("/", 1)[0], by["ap"][0], " / ".join(by["ap"][1:4]), right, " / ".join(by["ece"][1:4])]
-        ahead = f"{round(cell['MAP less rai'], 1) + 0.0:+.1f}"  # no -0.0
-        rows.append([*row, by["ece"][4], ahead, f"{cell['seconds']:.1f}"])
-    names = "of BOSS / hill climbing / order MCMC"
-    return markdown(
-        ["cell", "AP", f"AP {names}", "ECE (by chance)", f"ECE {names}", "ECE of the tree", "MAP less rai", "seconds"],
-        rows,
-    )
+        by_cell.setdefault(key.rsplit("/", 1)[0], []).append(cell)
+    rows = []
+    for name, samples in by_cell.items():
+
+        def of(method: str, show: Callable[[list[Any]], float], samples: list[Any] = samples) -> str:
+            found = [sample[method] for sample in samples if method in sample]
+            return f"{show(found):.3f}" if found else "–"
+
+        def ap(found: list[Any]) -> float:
+            return fmean(one["ap"] for one in found)
+
+        def ece(found: list[Any]) -> float:
+            return calibration_error(pooled(one["bins"] for one in found))
+
+        chance = error_by_chance(pooled(sample["posterior"]["bins"] for sample in samples))
+        ahead = fmean(sample["MAP less rai"] for sample in samples)
+        row = [name, len(samples), of("posterior", ap), " / ".join(of(peer, ap) for peer in peers)]
+        row += [f"{of('posterior', ece)} ({chance:.3f})", " / ".join(of(peer, ece) for peer in peers), of("tree", ece)]
+        seconds = fmean(sample["seconds"] for sample in samples)
+        rows.append([*row, f"{round(ahead, 1) + 0.0:+.1f}", f"{seconds:.1f}"])  # no -0.0
+    names = "of BOSS / hill climbing / partition MCMC"
+    measures = ["AP", f"AP {names}", "ECE (by chance)", f"ECE {names}", "ECE of the tree"]
+    return markdown(["cell", "samples", *measures, "MAP less rai", "seconds"], rows)
 
 
 def scale(cells: Cells) -> str:
@@ -824,12 +826,12 @@ TABLES = {
     "accuracy": Table("structure.json", f"{ACCURACY} {DATA} --seeds 2 --limit 60", accuracy, "accuracy"),
     "accuracy means": Table(
         "structure.json",
-        f"python benchmarks/structure.py accuracy {DATA} --seeds 2 --limit 60",
+        f"python benchmarks/structure.py accuracy {DATA} --seeds 3 --limit 60",
         accuracy_means,
         "accuracy",
     ),
     "posterior": Table(
-        "structure_posterior.json", f"python benchmarks/structure.py posterior {DATA} --seeds 1", posterior
+        "structure_posterior.json", f"python benchmarks/structure.py posterior {DATA} --seeds 3", posterior
     ),
     "scale": Table("structure.json", f"python benchmarks/structure.py scale {DATA}", scale, "scale"),
     "counts": Table("structure.json", "python benchmarks/structure.py counts", counts, "counts"),

@@ -7,9 +7,11 @@ its searches are given the same numbers from this package's counts: what is comp
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import compress
 from typing import Any
 from unittest import mock
 
@@ -17,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl.structure import PDAG, PreparedData, cpdag, find_score
+
+SUMU_CANDIDATES, SUMU_DRAWS = 10, 300
 
 
 @contextmanager
@@ -109,3 +113,41 @@ def pyagrum_hill_climbing(x: NDArray[np.int64]) -> PDAG:
     for i, j in learner.learnDAG().arcs():
         A[column[i], column[j]] = True
     return cpdag(A)
+
+
+def sumu_partitions(x: NDArray[Any], seconds: float, seed: int) -> tuple[NDArray[np.float64], int]:
+    """(d, d) probabilities of arrows by sumu's Gadget (Viinikka et al. 2020), and the steps of its chains.
+
+    A chain over ordered partitions, with the library's scores, prior and choice of candidates; other parents, up to two
+    at once, are weighed too. It stops by processor time, and the first quarter of its partitions does not count. Chains
+    that are coupled by temperature have fewer steps in the same time, and were further from the truth. The
+    table of families is filled here, because the library's own function fails under numpy 2.
+    """
+    from sumu.gadget import Data, Gadget
+
+    start, d = time.process_time(), x.shape[1]
+    discrete, K = x.dtype.kind == "i", min(SUMU_CANDIDATES, d - 1)
+    np.random.seed(seed)  # noqa: NPY002  # it draws by the global generator
+    rows = Data(np.ascontiguousarray(x, dtype=np.int32 if discrete else np.float64), discrete=discrete)
+    settings = {"ess": 10, "max_id": -1, "d": 2, "mc3_chains": 1, "tolerance": 2**-32, "cp_algo": "greedy-lite"}
+    gadget = Gadget(data=rows, scoref="bdeu" if discrete else "bge", K=K, **settings)
+    gadget._find_candidate_parents()
+    local, bits = gadget.l_score._local, np.arange(1 << K)[:, None] >> np.arange(K) & 1
+    families = [[np.array(list(compress(near, chosen)), dtype=np.int32) for chosen in bits] for near in gadget.C_array]
+    gadget.score_array = np.array([[local(v, family) for family in of_v] for v, of_v in enumerate(families)])
+    gadget._precompute_candidate_restricted_scoring()
+    gadget._precompute_candidate_complement_scoring()
+    gadget._init_mcmc()
+    steps, partitions = 0, []
+    while time.process_time() - start < seconds or not partitions:
+        partition = gadget.mcmc.sample()[0]
+        steps += 1
+        if steps % d == 0:
+            partitions.append(partition)
+    partitions = partitions[len(partitions) // 4 :]
+    gadget.Rs = partitions[:: -(-len(partitions) // SUMU_DRAWS)]
+    shares = np.zeros((d, d))
+    for dag in gadget._sample_dags()[0]:
+        for v, *parents in dag:
+            shares[list(*parents), v] += 1 / len(gadget.Rs)
+    return shares, steps

@@ -2,8 +2,9 @@
 
 Known networks and random linear-Gaussian DAGs, samples of 500 and 5,000 rows that no setting was chosen on.
 Probabilities of edges by `structure_posterior`, which samples all DAGs, and by the tree (exact, at its default
-temperature) stand beside the shares of edges in bootstrapped peers and beside a plain chain over orders; each peer had
-the processor time of `structure_posterior`. A cell is one sample; what is stored is not run again.
+temperature) stand beside the shares of edges in bootstrapped peers and beside a published sampler of DAGs (sumu); each
+peer had the processor time of `structure_posterior`. What is stored is one sample; what is stored is not run again.
+The pairs of all samples of a cell are binned together before their calibration error is taken: a sample has too few.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bif import read_bif
+from common.edges import calibration_error, error_by_chance, pooled
 from common.store import stamp
 from common.tables import table
 from numpy.typing import NDArray
+from peers import causal_learn_boss, pyagrum_hill_climbing, sumu_partitions
 from sklearn.metrics import average_precision_score
 
 from brainet_pl.structure import GGT, PreparedData, find_score, learn_structure, rai, structure_posterior
@@ -34,7 +36,7 @@ NETWORKS = ["alarm", "child", "insurance", "hailfinder", "hepar2"]
 SIZES = [500, 5000]
 GAUSSIANS = [(50, 2), (50, 4)]  # variables, average degree
 FIRST_SEED = 30  # samples before were looked at while settings were chosen
-MCMC, MCMC_CANDIDATES, MCMC_PARENTS = "order MCMC", 8, 3
+MCMC = "partition MCMC"
 ONLY_DISCRETE = ["hill climbing, bootstrapped"]
 SAMPLED = 1000  # DAGs drawn from the posterior over all of them
 DRAWS = 50  # sub-networks in the average of held-out likelihoods
@@ -54,13 +56,12 @@ def edge_measures(p: NDArray[np.float64], true: NDArray[np.bool_]) -> dict[str, 
     p = np.clip(p, 0.0, 1.0)
     kept = p > 0.05
     place = np.minimum((p[kept] * BINS).astype(int), BINS - 1)
-    sums = [np.bincount(place, weights=w, minlength=BINS) for w in (None, p[kept], true[kept].astype(float))]
-    gap = np.abs(sums[1] - sums[2]).sum() / max(1, kept.sum())
+    sums = [np.bincount(place, weights=w, minlength=BINS).tolist() for w in (None, p[kept], true[kept].astype(float))]
     return {
         "ap": float(average_precision_score(true, p)),
         "brier": float(((p - true) ** 2).sum() / true.sum()),
-        "ece": float(gap),
-        "bins": [part.tolist() for part in sums],
+        "ece": calibration_error(sums),
+        "bins": sums,
     }
 
 
@@ -112,7 +113,7 @@ class GraphScore:
         return sum(self.local(x, tuple(np.flatnonzero(dag[:, x]).tolist())) for x in range(len(dag)))
 
 
-def score_of(x: NDArray[Any], discrete: bool, ess: float = 1.0) -> GraphScore:
+def score_of(x: NDArray[Any], discrete: bool, ess: float) -> GraphScore:
     """BDeu or BGe of a DAG over the columns of `x`, as the tree scores its leaves."""
     data = PreparedData.prepare(x, 3)
     local = find_score("bdeu" if discrete else "bge", "discrete" if discrete else "gaussian").on(data, ess)
@@ -164,63 +165,9 @@ def cell(dag: Dag, x: NDArray[Any], fresh: NDArray[Any], peers: dict[str, Learne
     for name, learner in peers.items():
         shares, samples = bootstrapped(learner, x, seconds, 0)
         result[name] = edge_measures(shares[np.triu_indices(len(shares), 1)], true) | {"samples": samples}
-    local = score_of(x, discrete).local
-    shares, samples = order_mcmc(local, x.shape[1], seconds, 0)
+    shares, samples = sumu_partitions(x, seconds, 0)
     result[MCMC] = edge_measures(joined(shares), true) | {"samples": samples}
     return result
-
-
-def order_mcmc(
-    local: Callable[[int, tuple[int, ...]], float], d: int, seconds: float, seed: int
-) -> tuple[NDArray[np.float64], int]:
-    """(d, d) probabilities of arrows by a chain over orders (Friedman & Koller 2003), and how many orders it visits.
-
-    Each variable's parents are up to three of the eight candidates that alone raise its score most. The chain swaps two
-    variables and is taken by Metropolis' rule; the probabilities of arrows given an order are exact sums. The first
-    quarter of the time does not count; the time of the table does.
-    """
-    start, rng = time.process_time(), np.random.default_rng(seed)
-    candidates, places, sets, scores = [], [], [], []
-    for x in range(d):
-        others = [v for v in range(d) if v != x]
-        gain = [local(x, (v,)) for v in others]
-        near = sorted(others[i] for i in np.argsort(gain)[::-1][:MCMC_CANDIDATES])
-        families = [f for size in range(MCMC_PARENTS + 1) for f in combinations(near, size)]
-        candidates.append(np.array(near))
-        places.append(1 << np.arange(len(near)))
-        sets.append(np.array([sum(1 << near.index(v) for v in f) for f in families]))
-        scores.append(np.array([local(x, f) for f in families]))
-
-    def of(x: int, rank: NDArray[np.intp]) -> NDArray[np.float64]:
-        before = int(((rank[candidates[x]] < rank[x]) * places[x]).sum())
-        return np.where(sets[x] & ~before, -np.inf, scores[x])
-
-    def total(x: int, rank: NDArray[np.intp]) -> float:
-        return float(np.logaddexp.reduce(of(x, rank)))
-
-    rank = rng.permutation(d)
-    now = np.array([total(x, rank) for x in range(d)])
-    arrows, counted, steps = np.zeros((d, d)), 0, 0
-    burn_in = (time.process_time() - start) + 0.25 * max(0.0, seconds - (time.process_time() - start))
-    while not counted or time.process_time() - start < seconds:
-        a, b = rng.choice(d, 2, replace=False)
-        if rng.random() < 0.8:  # mostly neighbours: others are seldom taken
-            b = int(np.flatnonzero(np.abs(rank - rank[a]) == 1)[0])
-        other = rank.copy()
-        other[a], other[b] = rank[b], rank[a]
-        low, high = sorted((rank[a], rank[b]))
-        changed = np.flatnonzero((rank >= low) & (rank <= high))
-        new = now.copy()
-        new[changed] = [total(int(x), other) for x in changed]
-        if np.log(rng.random()) < new.sum() - now.sum():
-            rank, now = other, new
-        steps += 1
-        if steps % d == 0 and (time.process_time() - start > burn_in or time.process_time() - start > seconds):
-            counted += 1
-            for x in range(d):
-                p = np.exp(of(x, rank) - now[x])
-                arrows[candidates[x], x] += [p[(sets[x] & bit) > 0].sum() for bit in places[x]]
-    return arrows / counted, steps
 
 
 def cells(data: Path, seeds: int, peers: dict[str, Learner]) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
@@ -247,8 +194,6 @@ def cells(data: Path, seeds: int, peers: dict[str, Learner]) -> Iterator[tuple[s
 
 def posterior(data: Path, seeds: int, out: Path, match: str = "") -> None:
     """Compute what is missing, print the table, draw the figure."""
-    from peers import causal_learn_boss, pyagrum_hill_climbing
-
     warnings.filterwarnings("ignore")
 
     def boss(x: NDArray[Any]) -> NDArray[np.bool_]:
@@ -286,8 +231,13 @@ def show(known: dict[str, Any], peers: list[str]) -> None:
             contents = found if method is None else [c[method] for c in found if method in c]
             return float(np.mean([c[key] for c in contents])) if contents else float("nan")
 
+        def error(method: str, found: list[dict[str, Any]] = found) -> float:
+            bins = [c[method]["bins"] for c in found if method in c]
+            return calibration_error(pooled(bins)) if bins else float("nan")
+
         ap, others = mean("ap", "posterior"), [mean("ap", peer) for peer in peers]
-        calibrated += mean("ece", "posterior") <= 0.05
+        chance = error_by_chance(pooled(c["posterior"]["bins"] for c in found))
+        calibrated += error("posterior") <= 0.05
         ahead += ap >= np.nanmax(others)
         best += mean("MAP less rai") > -1e-6
         rows.append(
@@ -297,16 +247,17 @@ def show(known: dict[str, Any], peers: list[str]) -> None:
                 f"{mean('MAP less truth'):+.0f}",
                 f"{ap:.3f} / {mean('ap', 'tree'):.3f}",
                 " / ".join("–" if np.isnan(other) else f"{other:.3f}" for other in others),
-                f"{mean('ece', 'posterior'):.3f} / {mean('ece', 'tree'):.3f}",
-                " / ".join("–" if np.isnan(mean("ece", peer)) else f"{mean('ece', peer):.3f}" for peer in peers),
+                f"{error('posterior'):.3f} / {error('tree'):.3f}",
+                f"{chance:.3f}",
+                " / ".join("–" if np.isnan(error(peer)) else f"{error(peer):.3f}" for peer in peers),
                 f"{mean('brier', 'posterior'):.2f}",
                 f"{mean('disagreement'):.2f}",
                 f"{mean('held out, average less MAP'):+.3f}",
                 f"{mean('seconds'):.1f}",
             ]
         )
-    header = ["cell", "MAP less rai", "MAP less truth", "AP / tree's", "AP of peers", "ECE / tree's", "ECE of peers"]
-    table([*header, "Brier", "disagreement", "held out, average less MAP", "seconds"], rows)
+    header = ["cell", "MAP less rai", "MAP less truth", "AP / tree's", "AP of peers", "ECE / tree's", "by chance"]
+    table([*header, "ECE of peers", "Brier", "disagreement", "held out, average less MAP", "seconds"], rows)
     print(f"peers: {', '.join(peers)}")
     print(
         f"of {len(rows)} cells: ECE at most 0.05 in {calibrated}, AP at least that of every peer in {ahead},", end=" "

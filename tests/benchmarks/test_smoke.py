@@ -448,18 +448,36 @@ def test_posterior(load, structure, chain, tmp_path, monkeypatch):
     monkeypatch.setattr(posterior, "SIZES", [300, 500])
     monkeypatch.setattr(posterior, "GAUSSIANS", [(8, 2)])
     monkeypatch.setattr(posterior, "SAMPLED", 100)
-    peers = importlib.import_module("peers")  # by the name under which the other script imports it
-    monkeypatch.setattr(peers, "pyagrum_hill_climbing", lambda x: rai(x, test="g2"))
-    monkeypatch.setattr(peers, "causal_learn_boss", lambda x, score: rai(x))
+    monkeypatch.setattr(posterior, "pyagrum_hill_climbing", lambda x: rai(x, test="g2"))
+    monkeypatch.setattr(posterior, "causal_learn_boss", lambda x, score: rai(x))
+    monkeypatch.setattr(posterior, "sumu_partitions", lambda x, seconds, seed: (rai(x).adjacency / 2, 1))
     posterior.posterior(tmp_path, 1, tmp_path)
     cells = json.loads((tmp_path / "structure_posterior.json").read_text())
     assert len(cells) == 4
-    cell = cells["asia/500/20"]
-    for method in ("tree", "posterior", "order MCMC"):
+    cell = cells["asia/500/30"]
+    for method in ("tree", "posterior", "partition MCMC"):
         assert cell[method]["ap"] > 0.9
     assert cell["MAP less rai"] > -1e-6
     assert sum(cell["tree"]["bins"][0]) >= 4
     assert (tmp_path / "structure_posterior.png").is_file()
+
+
+def test_sampler_of_partitions(structure):
+    pytest.importorskip("sumu")
+    dag, x = structure.linear_gaussian(8, 2, 500, 0)
+    shares, steps = importlib.import_module("peers").sumu_partitions(x, 1.0, 0)
+    assert steps > 100
+    assert ((shares + shares.T > 0.5) == (dag | dag.T)).mean() > 0.85
+
+
+def test_pairs_of_all_samples_are_binned_together(load):
+    edges = importlib.import_module("common.edges")
+    samples = [[[4, 0], [1.0, 0.0], [2, 0]], [[4, 2], [1.0, 2.0], [0, 2]]]
+    assert edges.pooled(samples) == [[8, 2], [2.0, 2.0], [2, 2]]
+    assert [edges.calibration_error(one) for one in samples] == [0.25, pytest.approx(1 / 6)]
+    assert edges.calibration_error(edges.pooled(samples)) == 0.0
+    # of n pairs with probability 1/2, |share - 1/2| is sqrt(1 / 2 pi n) on average
+    assert edges.error_by_chance([[200], [100.0], [0]]) == pytest.approx((2 * np.pi * 200) ** -0.5, rel=0.15)
 
 
 def test_measures_of_edges(load):
