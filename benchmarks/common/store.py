@@ -31,12 +31,19 @@ def numbers_of_code() -> dict[str, str]:
     return found
 
 
+CODE = ["brainet_pl", "callbacks", "datamodules", "benchmarks/*.py"]  # what results depend on, and no results
+
+
 @cache
 def stamp() -> str:
-    """What a new result is measured with: "version / algorithm / layout / commit", a + if files differ from it."""
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    return " / ".join([*numbers_of_code().values(), done.stdout.strip() if done.returncode == 0 else "?"])
+    """What a new result is measured with: "version / algorithm / layout / commit", a + if the code differs from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else "?"
+
+    changed = git("status", "--porcelain", "--", *CODE)
+    return " / ".join([*numbers_of_code().values(), git("rev-parse", "--short=7", "HEAD") + "+" * bool(changed)])
 
 
 class Store:
