@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -179,14 +180,16 @@ def samples_at(s: tuple[int, ...], level: int) -> int:
 def strongest_neighbours(test: Margins, X: Ints, most: int) -> Ints:
     """For each variable of X the `most` others of X that the test finds most dependent on it, the strongest first.
 
-    Returns (d, k) for numbers of variables up to the largest of X; rows of others hold nothing of use. Margins are
-    compared to six digits, below which they depend on the order of sums; of equal ones the first variable counts.
+    Returns (d, k) for numbers of variables up to the largest of X; rows of others hold nothing of use. Margins, or the
+    test's own `dependence`, are compared to six digits, below which they depend on the order of sums; of equal ones the
+    first variable counts.
     """
     k = min(most, len(X) - 1)
     neighbours = np.zeros((int(X.max()) + 1, k), dtype=np.intp)
     if not k:
         return neighbours
-    margins = np.array(test.block((), X, X), dtype=np.float64)
+    by_strength: Callable[[Ints, Ints], Floats] = getattr(test, "dependence", partial(test.block, ()))
+    margins = np.array(by_strength(X, X), dtype=np.float64)
     np.fill_diagonal(margins, -np.inf)
     # Places make equal margins differ by less than the digits that count: then the largest can be looked for alone.
     keys = -np.clip(np.round(margins, 6), -LARGEST, LARGEST) + 1e-12 * np.arange(len(X))

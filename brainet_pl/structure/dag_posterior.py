@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal, get_args
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl._utils import checks
+from brainet_pl.structure.brai import NEIGHBOURS, strongest_neighbours
 from brainet_pl.structure.climb import climb_from
 from brainet_pl.structure.copies import find_copies
 from brainet_pl.structure.data import DataKind, PreparedData, Weights, column_names
@@ -18,9 +20,10 @@ from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.export import Edge, edge_table
 from brainet_pl.structure.ggt import GGT
-from brainet_pl.structure.independence import IndependenceTest
+from brainet_pl.structure.independence import IndependenceTest, find_test
 from brainet_pl.structure.knowledge import Constraints, Knowledge, check_knowledge
 from brainet_pl.structure.learn import learn_structure
+from brainet_pl.structure.networks import tree_of_networks
 from brainet_pl.structure.orders import BestParents, improve_order
 from brainet_pl.structure.pdag import PDAG, Bools, Ints, dag_extension, topological_order
 from brainet_pl.structure.plain_rai import ESS, rai
@@ -61,6 +64,7 @@ class StructurePosterior:
         disagreement: the largest difference of an edge's probability between a chain and all of them: 0 is best.
         equivalent: (d, d) the graph of all DAGs that are equivalent to the best one and break nothing known.
         names: of the variables, where the data had some.
+        settings: what they were drawn with: test, score, ess, bins, seed and max_rows.
     """
 
     draws: Bools
@@ -71,6 +75,7 @@ class StructurePosterior:
     disagreement: float
     equivalent: Bools
     names: tuple[str, ...] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def joined_probabilities(self) -> Floats:
@@ -84,6 +89,40 @@ class StructurePosterior:
     def edges(self, least: float = 0.05) -> list[Edge]:
         """The edges that are at least `least` probable, the likeliest first, with the probabilities of both arrows."""
         return edge_table(self.graph(), self.edge_probabilities, least)
+
+    def tree(self, features: Any, networks: int = SAMPLES[0], max_order: int = 1) -> GGT:
+        """A tree of some different draws, for a head or a density in place of that of `learn_structure`.
+
+        How heads and densities fare with it is in docs/benchmarks/measurements.md.
+
+        Args:
+            features: The table that the draws are of.
+            networks: Number of draws; fewer where fewer are different.
+            max_order: How often the sets of a network are split; the tree has at most `max_order + 1` levels.
+        """
+        checks.whole("networks", networks, 1, hint="it is the number of draws that become branches")
+        checks.whole("max_order", max_order, 0, hint="it is how often the sets of a network are split")
+        bins, max_rows, seed = (self.settings[name] for name in ("bins", "max_rows", "seed"))
+        data = PreparedData.prepare(features, bins, max_rows)
+        if data.d != self.draws.shape[1]:
+            raise ValueError(
+                f"expected the {self.draws.shape[1]} columns that the draws are of, got {data.d}: give the same table"
+            )
+        test = find_test(self.settings["test"])
+        local = find_score(self.settings["score"], test.kind).on(data, self.settings["ess"])
+        place = np.argsort(data.columns)
+        threshold = test.check_threshold(None, data.d)
+        near = strongest_neighbours(test.on(data, None, threshold), np.arange(data.d), NEIGHBOURS)
+
+        def score(x: int, parents: tuple[int, ...]) -> float:
+            return local(int(place[x]), tuple(sorted(place[list(parents)].tolist())))
+
+        order = np.random.default_rng(seed).permutation(len(self.draws))
+        different = {self.draws[i].tobytes(): self.draws[i] for i in order}
+        chosen = list(different.values())[:networks]
+        root = tree_of_networks(chosen, score, lambda x: tuple(data.columns[near[place[x]]].tolist()), max_order)
+        record = {**self.settings, "posterior": "score", "threshold": threshold, "max_order": max_order}
+        return GGT(root, data.d, data.n, record | {"s": [len(chosen), 1], "data": data.digest}, self.names)
 
 
 def structure_posterior(
@@ -178,6 +217,14 @@ def structure_posterior(
         map=found.map[every],
         equivalent=found.equivalent[every],
         names=names,
+        settings={
+            "test": chosen.name,
+            "score": scoring.name,
+            "ess": ess,
+            "bins": bins,
+            "seed": seed,
+            "max_rows": max_rows,
+        },
     )
 
 

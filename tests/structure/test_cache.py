@@ -8,18 +8,19 @@ import pytest
 import torch
 
 from brainet_pl._utils.shared import warn_if_shared
-from brainet_pl.structure import GGT, Branch, Leaf, Node, cache, learn_structure
+from brainet_pl.structure import GGT, Branch, Leaf, Node, cache, find_test, learn_structure
 from brainet_pl.structure.cache import ALGORITHM, cache_key, load, store
 from brainet_pl.structure.independence import PartialCorrelation
 
 # The trees of `integer_table` and the ALGORITHM they belong to. When a change of the learner makes this test fail, the
 # trees that users have cached are not those that it would learn now: raise ALGORITHM, and update both here.
 KNOWN_ALGORITHM = 6
+KNOWN_VERSIONS = {"cmi": 1, "g2": 2, "gaussian": 1, "fisher_z": 2}
 KNOWN_TREES = {
     "cmi": "f886d2942f13f31f",
-    "g2": "6f74374dfee0f971",
+    "g2": "65d26b388f49beec",
     "gaussian": "a53b4bed116eefd3",
-    "fisher_z": "787610d1ded57947",
+    "fisher_z": "9653b61905c51976",
 }
 
 
@@ -42,14 +43,14 @@ def without_scores(node):
 
 
 def test_learned_trees_belong_to_the_number_of_the_algorithm():
-    learned = {}
-    for test in ("cmi", "g2", "gaussian", "fisher_z"):
+    learned, versions = {}, {test: find_test(test).version for test in KNOWN_TREES}
+    for test in KNOWN_TREES:
         ggt = learn_structure(integer_table(), test=test, max_order=2, progress=False)
         learned[test] = GGT(without_scores(ggt.root), ggt.num_variables, ggt.num_rows).fingerprint
-    assert (ALGORITHM, learned) == (KNOWN_ALGORITHM, KNOWN_TREES), (
+    assert (ALGORITHM, versions, learned) == (KNOWN_ALGORITHM, KNOWN_VERSIONS, KNOWN_TREES), (
         "learned trees or brainet_pl.structure.cache.ALGORITHM have changed: if the trees differ from KNOWN_TREES, "
-        f"raise ALGORITHM (now {ALGORITHM}) so that cached trees are learned again, then set KNOWN_ALGORITHM to it and "
-        f"KNOWN_TREES to {learned}"
+        f"raise ALGORITHM (now {ALGORITHM}), or the `version` of the tests whose trees differ (now {versions}): cached "
+        f"trees are then learned again. Set KNOWN_ALGORITHM or KNOWN_VERSIONS to it and KNOWN_TREES to {learned}"
     )
 
 

@@ -294,3 +294,73 @@ def test_what_can_not_be_sampled_is_refused():
     assert not one.draws.any()
     few = structure_posterior(four_columns(200, 0), max_seconds=0)
     assert len(few.draws) >= 1
+
+
+def an_effect(rng, n=300):
+    a, b, noise, more = rng.normal(size=(4, n))
+    c = 1.5 * a + 0.7 * b + noise
+    return np.stack([c, a, 0.5 * c + more, b], axis=1)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "categories"])
+def test_a_tree_of_draws_has_the_draws_as_its_networks(kind):
+    x = an_effect(np.random.default_rng(0), 60)
+    x = x if kind == "numbers" else (x > 0).astype(int)
+    found = structure_posterior(x, draws=40, edge_cost=0.5, bootstraps=0)
+    ggt = found.tree(x, networks=5)
+    ways = list(ggt.enumerate())
+    drawn = {dag.tobytes(): score for dag, score in zip(found.draws, found.scores, strict=True)}
+    dags = [ggt.dag(way) for way in ways]
+    assert len({dag.tobytes() for dag in dags}) == len(dags) == 5
+    for way, dag in zip(ways, dags, strict=True):  # the scores of draws are less the cost of edges
+        assert ggt.score(way) == pytest.approx(drawn[dag.tobytes()] + 0.5 * dag.sum())
+
+
+def test_sets_of_a_tree_of_draws_have_no_parents_in_later_ones():
+    x = np.random.default_rng(1).normal(size=(200, 7)) @ np.random.default_rng(2).normal(size=(7, 7))
+    ggt = structure_posterior(x, draws=60, bootstraps=0).tree(x, networks=6, max_order=2)
+    assert ggt.depth > 1
+
+    def check(node, before):
+        if not hasattr(node, "branches"):
+            assert set().union(*node.parents) <= before | set(node.variables)
+            return
+        for branch in node.branches:
+            for part in branch.ancestors:
+                check(part, before)
+            check(branch.descendant, before.union(*(part.variables for part in branch.ancestors)))
+
+    check(ggt.root, set())
+
+
+def test_a_tree_of_draws_does_not_depend_on_the_order_of_columns():
+    x = an_effect(np.random.default_rng(3))
+    order = np.array([2, 0, 3, 1])
+    ggt, turned = (structure_posterior(rows, draws=20).tree(rows, networks=20) for rows in (x, x[:, order]))
+    dags = {ggt.dag(way)[np.ix_(order, order)].tobytes() for way in ggt.enumerate()}
+    assert dags == {turned.dag(way).tobytes() for way in turned.enumerate()}
+    (near,) = {leaf.neighbours[leaf.variables.index(0)] for leaf in ggt.leaves(ggt.map()) if 0 in leaf.variables}
+    information = np.abs(np.corrcoef(x.T)[0])
+    assert list(near) == sorted([1, 2, 3], key=lambda v: -information[v])
+
+
+def test_a_tree_of_draws_makes_a_head_and_a_density():
+    torch = pytest.importorskip("torch")
+    from brainet_pl.network import Tree
+    from brainet_pl.scores import TreeDensity
+
+    x = an_effect(np.random.default_rng(4))
+    ggt = structure_posterior(x, draws=50).tree(x)
+    rows = torch.tensor(x, dtype=torch.float32)
+    assert Tree().build(4, 3, ggt)(rows).shape[-2:] == (300, 3)
+    density = TreeDensity(ggt, 1, normalize=False).fit(rows, torch.zeros(300, dtype=torch.long))
+    assert density(rows).mean() > density(rows + 10).mean()
+
+
+def test_a_tree_of_draws_wants_the_same_table():
+    x = an_effect(np.random.default_rng(5))
+    found = structure_posterior(x, draws=10)
+    with pytest.raises(ValueError, match=r"expected the 4 columns that the draws are of, got 3"):
+        found.tree(x[:, :3])
+    with pytest.raises(ValueError, match="networks"):
+        found.tree(x, networks=0)

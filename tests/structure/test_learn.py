@@ -387,3 +387,20 @@ print(peak() - before)
         monkeypatch.setattr("brainet_pl.structure.learn.physical_memory", lambda memory=memory: memory)
         with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="expected at most"):
             check_memory(data, (settings.get("s", 2),) * 2)
+
+
+@pytest.mark.parametrize("test", ["fisher_z", "g2"])
+def test_neighbours_of_a_significance_test_are_the_strongest(test):
+    """All strong dependences have p-values of 0, which says nothing about their order."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 1))
+    weights = np.array([0.6, 2.0, 0.9, 3.0, 1.4])
+    columns = np.hstack([x, weights * x + rng.normal(size=(2000, 5))])
+    columns = columns if test == "fisher_z" else (columns > 0).astype(int)
+    ggt = learn_structure(columns, test=test, progress=False)
+    near = [
+        leaf.neighbours[leaf.variables.index(0)]
+        for leaf in ggt.nodes
+        if isinstance(leaf, Leaf) and 0 in leaf.variables
+    ]
+    assert set(near) == {tuple(1 + np.argsort(-weights))}

@@ -35,6 +35,8 @@ class Margins(Protocol):
     An object may also have `keeps_all`; if that is true, no pair is ever called independent and nothing is tested. With
     `strength`, (d, d) numbers that rise with the dependence of two variables given nothing, condition sets are drawn
     from the strongest where there are very many; with `weakest` (`SingleMargins`) single conditions are tested faster.
+    `dependence(left, right)`, numbers (L, R) of the same meaning, stands in for margins that can't rank strong
+    dependences: p-values are 0 for all of them.
     """
 
     def block(self, condition: tuple[int, ...], left: Ints, right: Ints) -> Floats:

@@ -107,6 +107,7 @@ class GSquare(CountTest):
     """
 
     name = "g2"
+    version = 2
     unit = "significance level"
     default_threshold = 0.01
 
@@ -116,6 +117,10 @@ class GSquare(CountTest):
         untested, degrees = self.threshold if order else 1.0, freedom()
         p = np.where(degrees > 0, gammaincc(np.maximum(degrees, 1) / 2.0, information), untested)
         return np.asarray(self.threshold - p)
+
+    def dependence(self, left: Ints, right: Ints) -> Floats:
+        """Computes the information (L, R) that left and right have about each other, in nats."""
+        return information(self.sample.joint((), left, right), self.sample.n_log_n) / self.sample.total
 
 
 def table_information(counts: NDArray[np.int64], n_log_n: Floats) -> Floats:

@@ -78,6 +78,7 @@ class FisherZ(PartialCorrelationTest):
     """
 
     name = "fisher_z"
+    version = 2
     unit = "significance level"
     default_threshold = 0.01
 
@@ -98,6 +99,10 @@ class FisherZ(PartialCorrelationTest):
     def on(cls, data: PreparedData, weights: Weights | None, threshold: float) -> FisherZ:
         """The test on the normal scores of `data`, rows counted as often as `weights` (N,) says."""
         return cls(data.correlation(weights), threshold, data.n if weights is None else int(weights.sum()))
+
+    def dependence(self, left: Ints, right: Ints) -> Floats:
+        """Computes the size of the correlations (L, R)."""
+        return np.abs(self.correlation[np.ix_(left, right)])
 
     def margin(self, rho: Floats, order: int) -> Floats:
         """Significance level less the p-value."""
