@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl._utils import checks
-from brainet_pl.structure.brai import NEIGHBOURS, strongest_neighbours
 from brainet_pl.structure.climb import climb_from
 from brainet_pl.structure.copies import find_copies
 from brainet_pl.structure.data import DataKind, PreparedData, Weights, column_names
@@ -23,7 +22,7 @@ from brainet_pl.structure.ggt import GGT
 from brainet_pl.structure.independence import IndependenceTest, find_test
 from brainet_pl.structure.knowledge import Constraints, Knowledge, check_knowledge
 from brainet_pl.structure.learn import learn_structure
-from brainet_pl.structure.networks import tree_of_networks
+from brainet_pl.structure.networks import with_networks
 from brainet_pl.structure.orders import BestParents, improve_order
 from brainet_pl.structure.pdag import PDAG, Bools, Ints, dag_extension, topological_order
 from brainet_pl.structure.plain_rai import ESS, rai
@@ -90,39 +89,34 @@ class StructurePosterior:
         """The edges that are at least `least` probable, the likeliest first, with the probabilities of both arrows."""
         return edge_table(self.graph(), self.edge_probabilities, least)
 
-    def tree(self, features: Any, networks: int = SAMPLES[0], max_order: int = 1) -> GGT:
-        """A tree of some different draws, for a head or a density in place of that of `learn_structure`.
+    def tree(self, features: Any, **settings: Any) -> GGT:
+        """The tree of `learn_structure`, with draws of this posterior as its networks; for heads and densities.
 
-        How heads and densities fare with it is in docs/benchmarks/measurements.md.
+        The sets of variables that a head is wired by stay those of the tests. The parents that a density is made of,
+        and the scores that branches are weighed by, are those of different draws, one for each branch of the root.
 
         Args:
             features: The table that the draws are of.
-            networks: Number of draws; fewer where fewer are different.
-            max_order: How often the sets of a network are split; the tree has at most `max_order + 1` levels.
+            settings: Of `learn_structure`; knowledge is known already.
         """
-        checks.whole("networks", networks, 1, hint="it is the number of draws that become branches")
-        checks.whole("max_order", max_order, 0, hint="it is how often the sets of a network are split")
         bins, max_rows, seed = (self.settings[name] for name in ("bins", "max_rows", "seed"))
         data = PreparedData.prepare(features, bins, max_rows)
         if data.d != self.draws.shape[1]:
             raise ValueError(
                 f"expected the {self.draws.shape[1]} columns that the draws are of, got {data.d}: give the same table"
             )
-        test = find_test(self.settings["test"])
-        local = find_score(self.settings["score"], test.kind).on(data, self.settings["ess"])
-        place = np.argsort(data.columns)
-        threshold = test.check_threshold(None, data.d)
-        near = strongest_neighbours(test.on(data, None, threshold), np.arange(data.d), NEIGHBOURS)
+        scoring = find_score(self.settings["score"], find_test(self.settings["test"]).kind)
+        local, place = scoring.on(data, self.settings["ess"]), np.argsort(data.columns)
 
         def score(x: int, parents: tuple[int, ...]) -> float:
             return local(int(place[x]), tuple(sorted(place[list(parents)].tolist())))
 
+        ggt = learn_structure(features, **settings)
         order = np.random.default_rng(seed).permutation(len(self.draws))
         different = {self.draws[i].tobytes(): self.draws[i] for i in order}
-        chosen = list(different.values())[:networks]
-        root = tree_of_networks(chosen, score, lambda x: tuple(data.columns[near[place[x]]].tolist()), max_order)
-        record = {**self.settings, "posterior": "score", "threshold": threshold, "max_order": max_order}
-        return GGT(root, data.d, data.n, record | {"s": [len(chosen), 1], "data": data.digest}, self.names)
+        root = with_networks(ggt.root, list(different.values()), score)
+        record = {**ggt.settings, "score": scoring.name, "ess": self.settings["ess"], "posterior": "score"}
+        return GGT(root, data.d, ggt.num_rows, record, self.names)
 
 
 def structure_posterior(

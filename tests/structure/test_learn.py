@@ -399,8 +399,6 @@ def test_neighbours_of_a_significance_test_are_the_strongest(test):
     columns = columns if test == "fisher_z" else (columns > 0).astype(int)
     ggt = learn_structure(columns, test=test, progress=False)
     near = [
-        leaf.neighbours[leaf.variables.index(0)]
-        for leaf in ggt.nodes
-        if isinstance(leaf, Leaf) and 0 in leaf.variables
+        leaf.neighbours[leaf.variables.index(0)] for leaf in ggt.nodes if isinstance(leaf, Leaf) and 0 in leaf.variables
     ]
     assert set(near) == {tuple(1 + np.argsort(-weights))}
