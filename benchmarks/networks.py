@@ -4,9 +4,10 @@
     python benchmarks/networks.py --smoke
 
 `learn_structure` with its defaults, and `structure_posterior(…).tree(…)`, which has the same sets and neighbours, but
-the posterior's networks. A head of each is trained as `defaults.py` does; NLL of validation rows, on the seeds that look at
-nothing else. A density of each (`TreeDensity`, Gaussian, one for each class) is measured by the mean log-likelihood of
-validation rows, in nats; "shuffled" is the density of the learned tree with its variables exchanged at random.
+the posterior's networks. A head of each is trained as `defaults.py` does; NLL of validation rows, on the seeds that
+look at nothing else. A density of each (`TreeDensity`, Gaussian, one for each class) is measured by the mean
+log-likelihood of validation rows, in nats; "shuffled" is the density of the learned tree with its variables exchanged
+at random.
 """
 
 from __future__ import annotations

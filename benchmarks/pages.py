@@ -479,6 +479,24 @@ def posterior(cells: Cells) -> str:
     return markdown(["cell", "samples", *measures, "MAP less rai", "seconds"], rows)
 
 
+def networks(cells: Cells) -> str:
+    """Heads and densities of a tree with the posterior's networks, beside those of the tree as it is learned."""
+    paired = benchmark("defaults").paired
+    by_task: dict[str, list[Any]] = {}
+    for key, cell in cells.items():
+        by_task.setdefault(key.split("/")[0], []).append(cell)
+    rows = []
+    for task, found in by_task.items():
+        of = {key: [one[key] for one in found] for key in found[0]}
+        row = [task, len(found)]
+        for kind, digits in (("head", 4), ("density", 2)):
+            row += [f"{fmean(of[f'{kind}, {name}']):.{digits}f}" for name in ("learned", "drawn")]
+            row.append(str(paired(of[f"{kind}, drawn"], of[f"{kind}, learned"])))
+        rows.append([*row, f"{fmean(of['density, shuffled']):.2f}", f"{fmean(of['seconds of the posterior']):.1f}"])
+    names = [f"{kind}, {name}" for kind in ("head", "density") for name in ("as learned", "of draws", "difference")]
+    return markdown(["task", "seeds", *names, "density, shuffled", "seconds for draws"], rows)
+
+
 def scale(cells: Cells) -> str:
     """Large tables."""
     extraction, rows = cells["scale"]["resnet20_extraction_seconds"], []
@@ -488,7 +506,7 @@ def scale(cells: Cells) -> str:
             if name.startswith("ResNet"):
                 took += f" ({cell['seconds'] / extraction:.2f} of ResNet-20's extraction)"
             rows.append([name, took, f"{cell['tests']:,}", f"{cell['peak_gib']:.2f}"])
-    return markdown(["data, test", "seconds", "CI tests", "peak GiB so far"], rows)
+    return markdown(["data, test", "seconds of processor time", "CI tests", "peak GiB so far"], rows)
 
 
 def counts(cells: Cells) -> str:
@@ -843,6 +861,7 @@ TABLES = {
     "posterior": Table(
         "structure_posterior.json", f"python benchmarks/structure.py posterior {DATA} --seeds 3", posterior
     ),
+    "networks": Table("networks.json", f"python benchmarks/networks.py {DATA}", networks),
     "scale": Table("structure.json", f"python benchmarks/structure.py scale {DATA}", scale, "scale"),
     "counts": Table("structure.json", "python benchmarks/structure.py counts", counts, "counts"),
     "head": Table("head.json", "python benchmarks/head.py", head),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import ks_2samp
+from sklearn.datasets import load_iris
 
 from brainet_pl.backbones.cifar import CifarResNet
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
@@ -127,6 +128,22 @@ def test_hierarchy(load, tmp_path):
     arms = ["four structures", "s=2, norm and block"]
     hierarchy.main(["--smoke", "--out", str(tmp_path), "--arms", *arms])
     assert set(cells_of(tmp_path / "hierarchy.json")) == {f"digits/{arm}/0" for arm in arms}
+
+
+def test_networks(load, tmp_path, monkeypatch):
+    networks = load("networks")
+
+    def flowers(seed):
+        draw = torch.Generator().manual_seed(seed)
+        x, y = map(torch.from_numpy, load_iris(return_X_y=True))
+        parts = [(x[rows].float(), y[rows]) for rows in torch.randperm(150, generator=draw).split([90, 30, 30])]
+        return networks.Sample(*parts, networks.Classification(3))
+
+    monkeypatch.setattr(networks, "entries", lambda *_: {"iris": networks.Entry(flowers, 2, 2)})
+    networks.main(["--smoke", "--out", str(tmp_path)])
+    (cell,) = cells_of(tmp_path / "networks.json").values()
+    assert cell["density, drawn"] > cell["density, shuffled"] + 0.1
+    assert np.isfinite(cell["head, drawn"])
 
 
 def test_thresholds(load, tmp_path, capsys):
@@ -413,7 +430,7 @@ def test_scale(structure, tmp_path):
     images[:, 10:16, 10:16] = rng.integers(0, 256, (300, 6, 6))
     (raw / "train-images-idx3-ubyte").write_bytes(bytes(16) + images.tobytes())
     structure.scale(tmp_path)
-    assert len(json.loads((tmp_path / "structure.json").read_text())["scale"]) == 10
+    assert len(json.loads((tmp_path / "structure.json").read_text())["scale"]) == 11
 
 
 def test_counts(structure, tmp_path):
