@@ -3,6 +3,8 @@
 Markdown cells stand as they are, code cells become blocks, what they printed follows as a plain block, and what they
 drew as pictures. Nothing is executed here (`tests/test_notebooks.py` does that), and nothing but mkdocs is needed.
 
+Columns of numbers are aligned at their right edges, so that decimals stand below each other.
+
 The theme would fetch a script that makes search work in a folder of pages; `_worker.js` stands in its place.
 """
 
@@ -14,6 +16,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
 FETCHED = "https://unpkg.com/iframe-worker/shim"
 WORKER = "assets/javascripts/worker.js"
+NUMBER = re.compile(r"\**[-+−]?[\d,]*\.?\d+( ± [\d,]*\.?\d+)?( %)?\**")
 
 
 def pages(path):
@@ -52,8 +55,26 @@ def on_files(files, config):
     return files
 
 
+def align_numbers(markdown):
+    """Tables, with columns that hold numbers alone aligned to the right; a number and its ± are never parted."""
+    return re.sub(r"^\|.*\|\n\|[-:| ]+\|\n(?:\|.*\|\n?)+", lambda match: _aligned(match[0]), markdown, flags=re.M)
+
+
+def _aligned(table):
+    header, rule, *rows = table.rstrip("\n").split("\n")
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+    rules = rule.strip("|").split("|")
+    for i in range(len(rules)):
+        column = [row[i] for row in cells if i < len(row) and row[i] not in ("", "–")]
+        if column and all(map(NUMBER.fullmatch, column)):
+            rules[i] = "---:"
+    rows = [row.replace(" ± ", "\u00a0±\u00a0") for row in rows]
+    return "\n".join([header, f"|{'|'.join(rules)}|", *rows]) + "\n" * table.endswith("\n")
+
+
 def on_page_markdown(markdown, **_):
-    """Files of the repository are no pages: a link to one becomes its name and path."""
+    """Align numbers in tables. Files of the repository are no pages: a link to one becomes its name and path."""
+    markdown = align_numbers(markdown)
     return re.sub(r"\[`?([^\]`]+)`?\]\((?:\.\./)+([^)]+\.py)\)", r'<code title="\2">\1</code>', markdown)
 
 

@@ -175,6 +175,19 @@ def test_every_page_is_in_the_navigation_of_the_site():
     assert sorted(listed) == sorted({*PAGES, *notebooks, "reference/changelog.md"})  # made by docs/_hooks.py
 
 
+def test_numbers_in_tables_of_the_site_stand_below_each_other():
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "_hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    rows = "| `x` | **0.1** | -1.2 ± 0.3 | 5 |\n| 2 | – | +2 | 5 / 6 |\n"
+    table = f"Text | not a table.\n\n| a | b | c | d |\n|---|---|---|---|\n{rows}"
+    said = hooks.align_numbers(table + "\nMore.\n")
+    assert "\n|---|---:|---:|---|\n" in said
+    assert "-1.2\u00a0±\u00a00.3" in said
+    assert said.replace("---:", "---").replace("\u00a0", " ") == table + "\nMore.\n"
+    assert hooks.align_numbers(PAGES["benchmarks/defaults.md"]).count("---:") > 20
+
+
 def test_names_of_the_reference_exist():
     names = re.findall(r"^::: ([\w.]+)$", "".join(text for page, text in PAGES.items() if "reference/" in page), re.M)
     assert len(names) > 30
