@@ -11,6 +11,7 @@ The theme would fetch a script that makes search work in a folder of pages; `_wo
 import base64
 import json
 import re
+import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
@@ -22,7 +23,8 @@ NUMBER = re.compile(r"\**[-+−]?[\d,]*\.?\d+( ± [\d,]*\.?\d+)?( %)?\**")
 def pages(path):
     """A notebook → its page as Markdown, and its pictures by the names they have beside the page."""
     lines, pictures = [], {}
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             lines.append(source)
@@ -37,8 +39,20 @@ def pages(path):
                 name = f"{path.stem}_{len(pictures) + 1}.png"
                 pictures[name] = base64.b64decode("".join(drawn))
                 lines.append(f"![What the block above draws]({name})")
-    lines.append(f"This page is the notebook `examples/notebooks/{path.name}`, as it was run last.")
+    said = run_with(notebook["metadata"]["measured"])
+    lines.append(f"*This page is the notebook `examples/notebooks/{path.name}`, as it was run last: {said}.*")
     return "\n\n".join(lines) + "\n", pictures
+
+
+def run_with(measured):
+    """The version that a notebook was run with, and whether structures or heads have changed since."""
+    folder = str(FOLDER.parents[1] / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    from common.pages import measured_with
+    from common.store import numbers_of_code
+
+    return measured_with([measured], numbers_of_code())
 
 
 def on_files(files, config):

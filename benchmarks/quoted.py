@@ -1,0 +1,256 @@
+"""Numbers in sentences of README and docs, and where in docs/results each comes from; `pages.py` compares them.
+
+A sentence is not written by a program: if a number changes, `make results-pages` and the fast tests name the page, and
+say what it should say. A new one: the words around it with {} in its place, the file, and a function of its cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from common.pages import Quoted, benchmark
+
+Cells = Mapping[str, Any]
+Number = Callable[[Cells], float | str]
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+README, INDEX, LIMITS = "README.md", "docs/index.md", "docs/explanation/limits.md"
+SWAP, UNKNOWN, PRETRAINED = "docs/howto/swap.md", "docs/howto/unknown.md", "docs/tutorials/pretrained.md"
+DEFAULTS, HONEST = "docs/benchmarks/defaults.md", "docs/benchmarks/honest.md"
+
+
+def plain(value: float, digits: int) -> str:
+    """A number without the zero in front, as pages write shares.
+
+    >>> plain(0.119, 3), plain(1.5, 1)
+    ('.119', '1.5')
+    """
+    text = f"{value:.{digits}f}"
+    return text[1:] if text.startswith("0.") else text
+
+
+def quotes(page: str, file: str, said: Iterable[tuple[str, Number, str]]) -> list[Quoted]:
+    """Sentences of one page that repeat numbers of one file."""
+    return [Quoted(page, sentence, file, number, form) for sentence, number, form in said]
+
+
+# -- honest predictions, calibration under shift ----------------------------------------------------------------------
+
+
+def of_cifar(row: str, key: str, digits: int | None = None) -> Number:
+    """A number of benchmarks/honest.py on CIFAR-10."""
+
+    def number(cells: Cells) -> float | str:
+        value: float = cells["cifar"][row][key]
+        return value if digits is None else plain(value, digits)
+
+    return number
+
+
+def fitted(key: str) -> Number:
+    """A number of benchmarks/tempered.py: `DensityScaling` as it is fitted by default; "ratio" is to temperature's."""
+
+    def number(cells: Cells) -> float:
+        script = benchmark("tempered")
+        point = next(point for point in cells[script.OURS] if point["dial"] == script.SHOWN)
+        return float(point["ece"] / cells["temperature scaling"][0]["ece"] if key == "ratio" else point[key])
+
+    return number
+
+
+def at_one_percent(row: str) -> Number:
+    """The calibration error of a method under corruption, at a price of 1 % on test images."""
+
+    def number(cells: Cells) -> str:
+        script = benchmark("tempered")
+        return plain(script.at_budget([script.Point(**cell) for cell in cells[row]]).ece, 3)
+
+    return number
+
+
+OURS_AT, MORE, TEMPERATURE = "stages, learned, 0.01", "stages, learned, 0.04", "temperature scaling"
+SHIFT = [
+    *quotes(README, "tempered.json", [("images is {} of temperature scaling's", fitted("ratio"), "{:.2f}")]),
+    *quotes(README, "tempered.json", [("at a price of {} in the NLL of clean test", fitted("price"), "{:.1%}")]),
+    *quotes(INDEX, "tempered.json", [("error is {} of temperature scaling's", fitted("ratio"), "{:.2f}")]),
+    *quotes(INDEX, "tempered.json", [("at a price of {} in the NLL of clean ones", fitted("price"), "{:.1%}")]),
+    *quotes(
+        UNKNOWN,
+        "tempered.json",
+        [
+            ("calibration error under corruption ({}) than these", at_one_percent("`DensityScaling`, stages"), "{}"),
+            ("({} by the first neighbour;", at_one_percent("density-aware calibration, k = 1"), "{}"),
+            ("neighbour; {} by the 50th", at_one_percent("density-aware calibration, k = 50"), "{}"),
+            ("({} of all stages,", at_one_percent("k-NN tempering, all stages"), "{}"),
+            ("stages, {} of the last layer)", at_one_percent("k-NN tempering, last layer"), "{}"),
+            ("five heads ({}, at", at_one_percent("ensemble of 5 heads"), "{}"),
+            ("Density-Softmax ({}) is two", at_one_percent("Density-Softmax"), "{}"),
+            ("as fitted** is {} on test images", fitted("price"), "{:.1%}"),
+        ],
+    ),
+    *quotes(
+        HONEST,
+        "honest.json",
+        [
+            ("falls to {} of temperature scaling's", of_cifar(OURS_AT, "shifted ece ratio"), "{:.3f}"),
+            ("at `cost=0.04` to {},", of_cifar(MORE, "shifted ece ratio", 2), "{}"),
+            ("at the highest severity to {};", of_cifar(MORE, "worst ece ratio", 2), "{}"),
+            ("a mean confidence of {} in the place", of_cifar(MORE, "svhn confidence", 2), "{}"),
+            ("in the place of {}, and the largest", of_cifar(TEMPERATURE, "svhn confidence", 2), "{}"),
+            ("with an AUROC of {} in the place", of_cifar(MORE, "svhn auroc"), "{:.1f}"),
+            ("in the place of {}. Clean ECE", of_cifar(TEMPERATURE, "svhn auroc"), "{:.1f}"),
+        ],
+    ),
+    *quotes(LIMITS, "honest.json", [("of them 1 % became {} on test images", of_cifar(OURS_AT, "cost"), "{:.1%}")]),
+]
+
+# -- heads with their defaults, tables that nobody tuned --------------------------------------------------------------
+
+HEADS = ("BRAINet", "BRAINet, shuffled", "linear", "MLP", "MC-dropout", "ensemble", "Bayes")
+
+
+def losses(cells: Cells, task: str, head: str) -> list[float]:
+    """Test NLL of all seeds."""
+    return [cells[key]["test"]["nll"] for key in sorted(cells) if key.rsplit("/", 1)[0] == f"{task}/{head}"]
+
+
+def last_layer(choose: Callable[[Sequence[float]], float], *heads: str) -> Number:
+    """The mean test NLL on the last layer of the ResNet-20, of one head or chosen of several."""
+    return lambda cells: choose([fmean(losses(cells, "last layer, 50,000", head)) for head in heads])
+
+
+def tasks_first(cells: Cells) -> str:
+    """On how many tasks BRAINet is first, or within a standard error of the first; the control does not count."""
+    script, tasks = benchmark("defaults"), {key.split("/")[0] for key in cells}
+    ahead = 0
+    for task in tasks:
+        best = min((h for h in HEADS[2:]), key=lambda head: fmean(losses(cells, task, head)))
+        ahead += script.outcome(script.paired(losses(cells, task, "BRAINet"), losses(cells, task, best))) != "loss"
+    return f"{WORDS[ahead]} of the {WORDS[len(tasks)]}"
+
+
+def tables_behind(cells: Cells) -> str:
+    """On how many tables the best peer's loss is lower by more than 5 % of it."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for key, cell in cells.items():
+        if key.startswith("quality/"):
+            _, task, head, _ = key.split("/")
+            found.setdefault(task, {}).setdefault(head, []).append(cell.get("log_loss", cell.get("rmse")))
+    behind = 0
+    for heads in found.values():
+        means = {head: fmean(values) for head, values in heads.items()}
+        behind += means.pop("BRAINet") > 1.05 * min(means.values())
+    return f"{WORDS[behind]} of {'twenty' if len(found) == 20 else len(found)}"
+
+
+OTHERS = ("MLP", "MC-dropout", "ensemble", "Bayes")
+COMPARED = [
+    *quotes(README, "defaults.json", [("within a standard error of the first, on {}.", tasks_first, "{}")]),
+    *quotes(README, "battery.json", [("on {} by more than 5 %", tables_behind, "{}")]),
+    *quotes(DEFAULTS, "defaults.json", [("layer is better** ({} against", last_layer(min, "linear"), "{:.3f}")]),
+    *quotes(DEFAULTS, "defaults.json", [("against {}), and than all", last_layer(min, "BRAINet"), "{:.3f}")]),
+    *quotes(LIMITS, "defaults.json", [("NLL {} linear,", last_layer(min, "linear"), "{:.3f}")]),
+    *quotes(LIMITS, "defaults.json", [("linear, {} to", last_layer(min, *OTHERS), "{:.3f}")]),
+    *quotes(LIMITS, "defaults.json", [("to {} the others,", last_layer(max, *OTHERS), "{:.3f}")]),
+    *quotes(LIMITS, "defaults.json", [("the others, {} a BRAINet", last_layer(min, "BRAINet"), "{:.3f}")]),
+]
+
+# -- swapped heads ----------------------------------------------------------------------------------------------------
+
+
+def folds(cells: Cells, key: str, name: str) -> list[float]:
+    """A number of every fold in which a cell of benchmarks/swap.py was measured."""
+    return [cell[name] for at, cell in sorted(cells.items()) if at.rsplit("/", 1)[0] == key]
+
+
+def swapped(key: str, name: str = "nll", first: int | None = None) -> Number:
+    """The mean over folds, all or the first few."""
+    return lambda cells: fmean(folds(cells, key, name)[:first])
+
+
+def less(cells: Cells) -> float:
+    """How much lower the NLL of a BRAINet on chosen layers is than that of a linear layer on the last."""
+    return 1 - fmean(folds(cells, "clothing/auto/BRAINet", "nll")) / fmean(folds(cells, "clothing/last/Linear", "nll"))
+
+
+def apart(layers: str, head: str) -> Number:
+    """The size of the paired difference in NLL between a BRAINet and another head, ± its standard error."""
+
+    def number(cells: Cells) -> str:
+        ours, theirs = (folds(cells, f"clothing/{layers}/{one}", "nll") for one in ("BRAINet", head))
+        found = benchmark("defaults").paired(ours, theirs)
+        return f"{abs(found.mean):.3f} ± {found.error:.3f}"
+
+    return number
+
+
+SWAPPED = quotes(
+    SWAP,
+    "swap.json",
+    [
+        ("`fit` chooses has {} less NLL", less, "{:.0%}"),
+        ("the last one ({} against", swapped("clothing/auto/BRAINet"), "{:.3f}"),
+        ("against {}), and", swapped("clothing/last/Linear"), "{:.3f}"),
+        ("and {} in place of", swapped("clothing/auto/BRAINet", "err"), "{:.1f}"),
+        ("in place of {} % errors", swapped("clothing/last/Linear", "err"), "{:.1f}"),
+        ("the benchmark chose has {};", swapped("clothing/auto/BRAINet", first=2), "{:.3f}"),
+        ("than the ensemble's by {},", apart("last", "Ensemble"), "{}"),
+        ("the linear layer's by {},", apart("last", "Linear"), "{}"),
+        ("an MLP's by {} and", apart("last", "MLP"), "{}"),
+        ("MC-dropout's by {}.", apart("last", "MCDropout"), "{}"),
+        ("comes closest: {}.", apart("last", "logistic regression"), "{}"),
+        ("behind MC-dropout ({})", apart("auto", "MCDropout"), "{}"),
+        ("and the ensemble ({})", apart("auto", "Ensemble"), "{}"),
+        ("could show: {} on the last", apart("last", "shuffled"), "{}"),
+        ("last layer, {} on the chosen", apart("auto", "shuffled"), "{}"),
+        ("nothing is lost: {}.", swapped("cifar10/auto/one call"), "{:.3f}"),
+    ],
+)
+
+# -- unknown inputs ---------------------------------------------------------------------------------------------------
+
+
+def detector(name: str, key: str) -> Number:
+    """A number of the leaderboard."""
+    return lambda cells: cells["test"][name][key]
+
+
+CALL = "left out/auto/one call"
+DETECTED = [
+    *quotes(
+        UNKNOWN,
+        "unknown.json",
+        [
+            ("every single score ({};", detector("joint", "far auroc"), "{:.1f}"),
+            ("`Mahalanobis` {}, `Stages`", detector("mahalanobis", "far auroc"), "{:.1f}"),
+            ("`Stages` {}, `KNN`", detector("stages", "far auroc"), "{:.1f}"),
+            ("energy {}, `GEN`", detector("energy", "far auroc"), "{:.1f}"),
+            ("it is behind the energy ({})", detector("energy", "near auroc"), "{:.1f}"),
+            ("`NNGuide` ({}), `GEN`", detector("nnguide", "near auroc"), "{:.1f}"),
+            ("and `FDBD` ({}), and ahead", detector("fdbd", "near auroc"), "{:.1f}"),
+            ("ahead of `KNN` ({})", detector("knn", "near auroc"), "{:.1f}"),
+        ],
+    ),
+    *quotes(
+        SWAP,
+        "swap.json",
+        [
+            ("verdict calls {} % of them unknown", swapped(CALL, "left out/called unknown"), "{:.0f}"),
+            ("(AUROC {}), and", swapped(CALL, "left out/verdict"), "{:.1f}"),
+            ("and {} % of known clothes", swapped(CALL, "called unknown"), "{:.1f}"),
+            ("all stages alone has an AUROC of {},", swapped(CALL, "left out/stages"), "{:.1f}"),
+            ("the energy {}, the", swapped(CALL, "left out/energy"), "{:.1f}"),
+            ("largest probability {}.", swapped(CALL, "left out/one_minus_max_p"), "{:.1f}"),
+            ("in turn, was {} %", swapped(CALL, "expected"), "{:.0f}"),
+        ],
+    ),
+    *quotes(
+        PRETRAINED,
+        "swap.json",
+        [
+            ("`fit` expected to notice {} %", swapped(CALL, "expected"), "{:.0f}"),
+        ],
+    ),
+]
+QUOTED = [*SHIFT, *COMPARED, *SWAPPED, *DETECTED]
