@@ -18,6 +18,7 @@ WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight",
 README, INDEX, LIMITS = "README.md", "docs/index.md", "docs/explanation/limits.md"
 SWAP, UNKNOWN, PRETRAINED = "docs/howto/swap.md", "docs/howto/unknown.md", "docs/tutorials/pretrained.md"
 DEFAULTS, HONEST = "docs/benchmarks/defaults.md", "docs/benchmarks/honest.md"
+BATTERY = "docs/benchmarks/battery.md"
 
 
 def plain(value: float, digits: int) -> str:
@@ -130,24 +131,36 @@ def tasks_first(cells: Cells) -> str:
     return f"{WORDS[ahead]} of the {WORDS[len(tasks)]}"
 
 
-def tables_behind(cells: Cells) -> str:
-    """On how many tables the best peer's loss is lower by more than 5 % of it."""
+def ratios(cells: Cells) -> list[float]:
+    """The loss of BRAINet on each table of the battery, to that of the best peer."""
     found: dict[str, dict[str, list[float]]] = {}
     for key, cell in cells.items():
         if key.startswith("quality/"):
             _, task, head, _ = key.split("/")
             found.setdefault(task, {}).setdefault(head, []).append(cell.get("log_loss", cell.get("rmse")))
-    behind = 0
-    for heads in found.values():
-        means = {head: fmean(values) for head, values in heads.items()}
-        behind += means.pop("BRAINet") > 1.05 * min(means.values())
-    return f"{WORDS[behind]} of {'twenty' if len(found) == 20 else len(found)}"
+    means = [{head: fmean(values) for head, values in heads.items()} for heads in found.values()]
+    return [heads.pop("BRAINet") / min(heads.values()) for heads in means]
+
+
+def tables_behind(cells: Cells) -> str:
+    """On how many tables the best peer's loss is lower by more than 5 % of it."""
+    found = ratios(cells)
+    return f"{WORDS[sum(one > 1.05 for one in found)]} of {'twenty' if len(found) == 20 else len(found)}"
 
 
 OTHERS = ("MLP", "MC-dropout", "ensemble", "Bayes")
 COMPARED = [
     *quotes(README, "defaults.json", [("within a standard error of the first, on {}.", tasks_first, "{}")]),
     *quotes(README, "battery.json", [("on {} by more than 5 %", tables_behind, "{}")]),
+    *quotes(
+        BATTERY,
+        "battery.json",
+        [
+            ("best peer on {} of", lambda cells: sum(one <= 1.05 for one in ratios(cells)), "{}"),
+            ("ahead of all peers on {}**", lambda cells: sum(one < 1 for one in ratios(cells)), "{}"),
+            ("at the most {} times the best", lambda cells: max(ratios(cells)), "{:.2f}"),
+        ],
+    ),
     *quotes(DEFAULTS, "defaults.json", [("layer is better** ({} against", last_layer(min, "linear"), "{:.3f}")]),
     *quotes(DEFAULTS, "defaults.json", [("against {}), and than all", last_layer(min, "BRAINet"), "{:.3f}")]),
     *quotes(LIMITS, "defaults.json", [("NLL {} linear,", last_layer(min, "linear"), "{:.3f}")]),
