@@ -18,7 +18,7 @@ WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight",
 README, INDEX, LIMITS = "README.md", "docs/index.md", "docs/explanation/limits.md"
 SWAP, UNKNOWN, PRETRAINED = "docs/howto/swap.md", "docs/howto/unknown.md", "docs/tutorials/pretrained.md"
 DEFAULTS, HONEST = "docs/benchmarks/defaults.md", "docs/benchmarks/honest.md"
-BATTERY = "docs/benchmarks/battery.md"
+BATTERY, PRODUCTION = "docs/benchmarks/battery.md", "docs/howto/production.md"
 
 
 def plain(value: float, digits: int) -> str:
@@ -266,4 +266,72 @@ DETECTED = [
         ],
     ),
 ]
-QUOTED = [*SHIFT, *COMPARED, *SWAPPED, *DETECTED]
+
+# -- in production ----------------------------------------------------------------------------------------------------
+
+
+def slower(size: int) -> Number:
+    """Processor time of the exported folder to that of the bare backbone."""
+
+    def number(cells: Cells) -> float:
+        exported, bare = (cells[f"{what}, {size} at a time"] for what in ("exported folder", "bare backbone"))
+        return float(exported["processor, ms"] / bare["processor, ms"])
+
+    return number
+
+
+def watched(size: int, key: str, times: float = 1.0) -> Number:
+    """A number of the drift alarm."""
+    return lambda cells: times * cells[f"drift alarm, {size} at a time"][key]
+
+
+def rows_ahead(*pools: str) -> Callable[[Cells], int]:
+    """On how many changes the monitor's delay is at most that of the best peer, at thresholds of equal rates."""
+
+    def number(cells: Cells) -> int:
+        ahead = 0
+        for pool in pools:
+            ours = cells[f"{pool}, monitor"]["monitor, equal rate"]
+            peers = [
+                delays
+                for key, cell in cells.items()
+                if key.startswith(f"{pool}, ") and key.split(", ")[1] in ("KS", "CVM", "MMD", "LSDD")
+                for delays in cell.values()
+            ]
+            changes = set(ours) - {"false alarms", "window"}
+            ahead += sum(ours[change] <= min(delays[change] for delays in peers) for change in changes)
+        return ahead
+
+    return number
+
+
+def clean(pool: str, key: str) -> Number:
+    """False alarms of the guaranteed threshold in clean streams, and their standard error, in %."""
+    return lambda cells: 100 * cells[f"{pool}, clean"][key]
+
+
+SERVED = [
+    *quotes(
+        PRODUCTION,
+        "serve.json",
+        [
+            ("takes {} times as long as the bare", slower(1), "{:.2f}"),
+            ("and {} times for 64", slower(64), "{:.2f}"),
+            ("take {} µs of processor time an input", watched(64, "processor, ms", 1000), "{:.0f}"),
+            ("That is {} of the exported", watched(64, "share of inference"), "{:.1%}"),
+            ("256 at a time take {} µs,", watched(256, "processor, ms", 1000), "{:.0f}"),
+            ("25 µs, {} (`benchmarks", watched(256, "share of inference"), "{:.1%}"),
+        ],
+    ),
+    *quotes(
+        PRODUCTION,
+        "drift.json",
+        [
+            ("best peer on {} of 18 rows", rows_ahead("digits", "CIFAR-10"), "{}"),
+            ("rows**: {} of 9 of digits", rows_ahead("digits"), "{}"),
+            ("of digits, {} of 9 of CIFAR-10", rows_ahead("CIFAR-10"), "{}"),
+            ("guaranteed threshold**: {} % ±", clean("CIFAR-10", "false alarms"), "{:.1f}"),
+        ],
+    ),
+]
+QUOTED = [*SHIFT, *COMPARED, *SWAPPED, *DETECTED, *SERVED]
