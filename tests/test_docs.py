@@ -189,12 +189,19 @@ def test_numbers_in_tables_of_the_site_stand_below_each_other():
 
 
 def test_names_of_the_reference_exist():
-    names = re.findall(r"^::: ([\w.]+)$", "".join(text for page, text in PAGES.items() if "reference/" in page), re.M)
+    text = "".join(text for page, text in PAGES.items() if "reference/" in page)
+    names = re.findall(r"^::: ([\w.]+)$", text, re.M)
     assert len(names) > 30
     for name in names:
         module, _, attribute = name.rpartition(".")
         found = importlib.import_module(module)
         assert hasattr(found, attribute), name
+    chosen = re.findall(r"^::: ([\w.]+)\n    options: \{.*?members: \[(\w[^\]]*)\]", text, re.M)
+    assert len(chosen) > 10
+    for name, members in chosen:  # one that is gone would be left out of the page in silence
+        module, _, attribute = name.rpartition(".")
+        for member in members.split(", "):
+            assert hasattr(getattr(importlib.import_module(module), attribute), member), (name, member)
     listed = {name.rpartition(".")[2] for name in names}
     for package in ("", ".callbacks", ".datamodules", ".scores", ".calibration", ".network", ".tasks", ".structure"):
         public = set(importlib.import_module(f"brainet_pl{package}").__all__) - {"__version__"}
