@@ -64,7 +64,10 @@ def some_slow(names, slow):
     return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
-@pytest.mark.parametrize("name", some_slow(PYTHON, {"howto/export.md-0", "howto/production.md-0", "howto/wandb.md-0"}))
+LONG = {"howto/export.md-0", "howto/production.md-0", "howto/wandb.md-0", "tutorials/pretrained.md-0"}
+
+
+@pytest.mark.parametrize("name", some_slow(PYTHON, LONG))
 def test_python_blocks(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
