@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo docs release-check results-pages test test-all test-min lint clean help
+.PHONY: demo docs notebooks release-check results-pages test test-all test-min lint clean help
 
 help:
 	@echo "make demo      fit and test on digits, and write a report of it"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-all  the same with the slow tests, and all that touches Lightning once more under \`lightning\`"
 	@echo "make docs      the documentation as pages, in site/"
 	@echo "make results-pages  tables of README and docs from docs/results"
+	@echo "make notebooks  runs examples/notebooks and stores what they print and draw"
 	@echo "make release-check  builds sdist and wheel, installs each in an environment of its own, runs the first commands"
 	@echo "make test-min  the fast tests with the least versions that pyproject.toml allows, in .venv-min"
 
@@ -57,6 +58,9 @@ docs: $(READY)
 
 results-pages: $(READY)
 	$(BIN)/python benchmarks/pages.py
+
+notebooks: $(READY)
+	$(BIN)/python benchmarks/notebooks.py
 
 release-check: $(READY)
 	$(BIN)/python -m pip install --quiet twine

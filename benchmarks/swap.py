@@ -2,6 +2,7 @@
 
     python benchmarks/swap.py --data DIR          # docs/results/swap.json, some 90 minutes on two cores
     python benchmarks/swap.py --data DIR --quick  # two folds of clothing alone
+    python benchmarks/swap.py --data DIR --unknown  # hats and shoes left out of the clothing, some 15 minutes
     python benchmarks/swap.py --smoke
 
 Tasks: photographs of ten kinds of clothes by an EfficientNet-Lite0 of ImageNet (five folds), and CIFAR-10 by a
@@ -9,7 +10,8 @@ ResNet-20 that was trained on it (10,000 training images, three draws). Layers: 
 chooses by the training images of a fold. All heads train alike, as `swap_head(…).fit()` trains its own: with weight
 decay, the better of two dropouts of features and a rate that falls, up to the epoch that validates best; all get a
 temperature by the same held-out rows. "network" is the network's own logits with one, "one call" is
-`swap_head(…).fit()` on the images, as a user calls it, with its verdict. Finished cells are kept.
+`swap_head(…).fit()` on the images, as a user calls it, with its verdict. With `--unknown` the network is to know eight
+kinds of clothes, and hats and shoes are the unknown images. Finished cells are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import argparse
 import copy
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +60,7 @@ HEADS: dict[str, network.HeadSettings] = {
     name: getattr(network, name)() for name in ("Linear", "MLP", "MCDropout", "Ensemble", "Laplace", "VBLL", "SNGP")
 }
 UNKNOWN = 2000  # images of an unknown set
+LEFT_OUT = ("hat", "shoes")  # kinds of clothes that `--unknown` trains nothing on
 CALLS = 2  # folds of a task in which `swap_head(…).fit()` itself is called
 TRAINING = ("patience", "batch_size", "learning_rate", "weight_decay")
 DEFAULTS: dict[str, Any] = {name: inspect.signature(SwappedModel.fit).parameters[name].default for name in TRAINING} | {
@@ -87,19 +90,21 @@ class Task(NamedTuple):
     folds: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
     network: nn.Module
     own_classes: bool
-    unknown: dict[str, Dataset[Any]]
+    unknown: Mapping[str, Dataset[Any]]
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def clothing(data: Path, folds: int) -> Task:
-    """Photographs of clothes, and a network that never saw them."""
+def clothing(data: Path, folds: int, left_out: Sequence[str] = ()) -> Task:
+    """Photographs of clothes, and a network that never saw them; kinds that are left out are the unknown images."""
     from efficientnet_lite_pytorch import EfficientNet
 
     model = EfficientNet.from_name("efficientnet-lite0")
     model.load_state_dict(torch.load(data / "efficientnet_lite0.pth", weights_only=True))
-    files = sorted((data / "clothing").glob("*/*/*.jpg"))
+    every = sorted((data / "clothing").glob("*/*/*.jpg"))
+    files = [path for path in every if path.parent.name not in left_out]
+    others = [path for path in every if path.parent.name in left_out]
     names = sorted({path.parent.name for path in files})
     labels = [names.index(path.parent.name) for path in files]
     prepare = transforms.Compose(
@@ -114,9 +119,9 @@ def clothing(data: Path, folds: int) -> Task:
     for rest, test in StratifiedKFold(5, shuffle=True, random_state=0).split(labels, labels):
         train, val = train_test_split(rest, test_size=0.15, random_state=0, stratify=np.array(labels)[rest])
         parts.append((train, val, test))
-    return Task(
-        "clothing", Labelled(files, labels, prepare), torch.tensor(labels), parts[:folds], model.eval(), False, {}
-    )
+    unknown = {"left out": Labelled(others, [0] * len(others), prepare)} if left_out else {}
+    name, images = ("left out" if left_out else "clothing"), Labelled(files, labels, prepare)
+    return Task(name, images, torch.tensor(labels), parts[:folds], model.eval(), False, unknown)
 
 
 def cifar(data: Path, draws: int, images: int = 10_000, tested: int = 5000) -> Task:
@@ -221,12 +226,16 @@ def measure(val: Tensor, test: Tensor, sample: Sample) -> Cell:
     return quality_of(scale(test, tau), sample.test[1]) | {"tau": float(tau)}
 
 
-def regression(sample: Sample) -> Cell:
+def regression(sample: Sample, unknown: Mapping[str, Tensor] | None = None) -> Cell:
     """Logistic regression, its strength chosen by three-fold cross-validation of the training rows."""
     x, y = sample.train
     model = LogisticRegressionCV(Cs=5, cv=3, max_iter=300, scoring="neg_log_loss").fit(x.numpy(), y.numpy())
     val, test = (torch.tensor(model.predict_proba(part[0].numpy())) for part in (sample.val, sample.test))
-    return measure(val, test, sample)
+    cell = measure(val, test, sample)
+    for name, rows in (unknown or {}).items():
+        least = torch.tensor(model.predict_proba(rows.numpy())).amax(dim=1)
+        cell[f"{name}/one_minus_max_p"] = 100 * curves.roc_area(1 - test.amax(dim=1), 1 - least)
+    return cell
 
 
 def fit(
@@ -288,16 +297,21 @@ def one_call(task: Task, fold: int) -> Cell:
     def run(images: Dataset[Any]) -> dict[str, Tensor]:
         with torch.no_grad():
             found = [model.predict(batch[0]) for batch in DataLoader(images, BATCH)]
-        return {name: torch.cat([one[name] for one in found]) for name in ("probabilities", "known_p")}
+        return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
     known = run(test)
+    scores = [name for name in model.scores.units if name in known]
     cell = quality_of(known["probabilities"], task.labels[task.folds[fold][2]])
     cell["called unknown"] = 100 * float((known["known_p"] <= 0.05).double().mean())
     cell["blend"] = model.blend.head if model.blend.active else math.inf
+    cell["expected"] = 100 * model.expected_noticed
     for name, images in task.unknown.items():
-        p = run(images)["known_p"]
+        found = run(images)
+        p = found["known_p"]
         cell[f"{name}/called unknown"] = 100 * float((p <= 0.05).double().mean())
         cell[f"{name}/verdict"] = 100 * curves.separation(-known["known_p"], -p)["AUROC"]
+        for score in scores:
+            cell[f"{name}/{score}"] = 100 * curves.roc_area(known[score], found[score])
     return cell
 
 
@@ -338,6 +352,22 @@ def run_fold(store: Store, task: Task, fold: int, cache: Path, epochs: int) -> N
         cell("shuffled", lambda g=wrong, s=sample, u=unknown: fit(network.Tree(), s, g, u, epochs))  # type: ignore[misc]
 
 
+def run_left_out(store: Store, task: Task, cache: Path) -> None:
+    """A new last layer, and `swap_head(…).fit()`: known clothes, and kinds that neither was trained on."""
+    for fold, rows in enumerate(task.folds):
+        features = read_features(task, None, "the last", cache / f"{task.name.replace(' ', '_')}_last.pt")
+        train = features.x[torch.as_tensor(rows[0])]
+        mean, std = train.mean(0), train.std(0).clamp_min(1e-6)
+        unknown = {name: (x - mean) / std for name, x in features.unknown.items()}
+        sample = standard(features, task.labels, rows)
+        made = {
+            "last/logistic regression": lambda s=sample, u=unknown: regression(s, u),  # type: ignore[misc]
+            "auto/one call": lambda f=fold: one_call(task, f),
+        }
+        for head, make in made.items():
+            print(f"{task.name}, fold {fold}, {head}: {store.cell(f'{task.name}/{head}/{fold}', make)}", flush=True)
+
+
 def _plain(taps: Taps | None, summary: str) -> dict[str, Any]:
     layers, pools = (None, None) if taps is None else (list(taps.layers), list(taps.pools))
     return {"layers": layers, "pools": pools, "summary": summary}
@@ -371,6 +401,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="folder with clothing, efficientnet_lite0.pth and CIFAR-10")
     parser.add_argument("--cache", type=Path, help="folder for features; DIR/cache if not given")
     parser.add_argument("--quick", action="store_true", help="two folds of clothing alone")
+    parser.add_argument("--unknown", action="store_true", help="clothing alone, hats and shoes left out, three folds")
     parser.add_argument("--folds", type=int, default=5, help="folds of clothing; of CIFAR-10, draws up to 3")
     add_out(parser)
     args = parser.parse_args(argv)
@@ -383,6 +414,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         tasks += [] if args.quick else [cifar(args.data, min(args.folds, 3))]
     cache.mkdir(parents=True, exist_ok=True)
     store = Store(args.out / "swap.json", {"size": SIZE, "epochs": epochs})
+    if args.unknown:
+        left_out = tasks[0] if args.smoke else clothing(args.data, min(args.folds, 3), LEFT_OUT)
+        run_left_out(store, left_out, cache)
+        return
     for task in tasks:
         for fold in range(len(task.folds)):
             run_fold(store, task, fold, cache, epochs)

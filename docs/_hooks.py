@@ -3,23 +3,28 @@
 Markdown cells stand as they are, code cells become blocks, what they printed follows as a plain block, and what they
 drew as pictures. Nothing is executed here (`tests/test_notebooks.py` does that), and nothing but mkdocs is needed.
 
+Columns of numbers are aligned at their right edges, so that decimals stand below each other.
+
 The theme would fetch a script that makes search work in a folder of pages; `_worker.js` stands in its place.
 """
 
 import base64
 import json
 import re
+import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
 FETCHED = "https://unpkg.com/iframe-worker/shim"
 WORKER = "assets/javascripts/worker.js"
+NUMBER = re.compile(r"\**[-+−]?[\d,]*\.?\d+( ± [\d,]*\.?\d+)?( %)?\**")
 
 
 def pages(path):
     """A notebook → its page as Markdown, and its pictures by the names they have beside the page."""
     lines, pictures = [], {}
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             lines.append(source)
@@ -34,8 +39,20 @@ def pages(path):
                 name = f"{path.stem}_{len(pictures) + 1}.png"
                 pictures[name] = base64.b64decode("".join(drawn))
                 lines.append(f"![What the block above draws]({name})")
-    lines.append(f"This page is the notebook `examples/notebooks/{path.name}`, as it was run last.")
+    said = run_with(notebook["metadata"]["measured"])
+    lines.append(f"*This page is the notebook `examples/notebooks/{path.name}`, as it was run last: {said}.*")
     return "\n\n".join(lines) + "\n", pictures
+
+
+def run_with(measured):
+    """The version that a notebook was run with, and whether structures or heads have changed since."""
+    folder = str(FOLDER.parents[1] / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    from common.pages import measured_with
+    from common.store import numbers_of_code
+
+    return measured_with([measured], numbers_of_code())
 
 
 def on_files(files, config):
@@ -52,8 +69,26 @@ def on_files(files, config):
     return files
 
 
+def align_numbers(markdown):
+    """Tables, with columns that hold numbers alone aligned to the right; a number and its ± are never parted."""
+    return re.sub(r"^\|.*\|\n\|[-:| ]+\|\n(?:\|.*\|\n?)+", lambda match: _aligned(match[0]), markdown, flags=re.M)
+
+
+def _aligned(table):
+    header, rule, *rows = table.rstrip("\n").split("\n")
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+    rules = rule.strip("|").split("|")
+    for i in range(len(rules)):
+        column = [row[i] for row in cells if i < len(row) and row[i] not in ("", "–")]
+        if column and all(map(NUMBER.fullmatch, column)):
+            rules[i] = "---:"
+    rows = [row.replace(" ± ", "\u00a0±\u00a0") for row in rows]
+    return "\n".join([header, f"|{'|'.join(rules)}|", *rows]) + "\n" * table.endswith("\n")
+
+
 def on_page_markdown(markdown, **_):
-    """Files of the repository are no pages: a link to one becomes its name and path."""
+    """Align numbers in tables. Files of the repository are no pages: a link to one becomes its name and path."""
+    markdown = align_numbers(markdown)
     return re.sub(r"\[`?([^\]`]+)`?\]\((?:\.\./)+([^)]+\.py)\)", r'<code title="\2">\1</code>', markdown)
 
 

@@ -64,7 +64,10 @@ def some_slow(names, slow):
     return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
-@pytest.mark.parametrize("name", some_slow(PYTHON, {"howto/export.md-0", "howto/production.md-0", "howto/wandb.md-0"}))
+LONG = {"howto/export.md-0", "howto/production.md-0", "howto/wandb.md-0", "tutorials/pretrained.md-0"}
+
+
+@pytest.mark.parametrize("name", some_slow(PYTHON, LONG))
 def test_python_blocks(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
@@ -175,13 +178,33 @@ def test_every_page_is_in_the_navigation_of_the_site():
     assert sorted(listed) == sorted({*PAGES, *notebooks, "reference/changelog.md"})  # made by docs/_hooks.py
 
 
+def test_numbers_in_tables_of_the_site_stand_below_each_other():
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "_hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    rows = "| `x` | **0.1** | -1.2 ± 0.3 | 5 |\n| 2 | – | +2 | 5 / 6 |\n"
+    table = f"Text | not a table.\n\n| a | b | c | d |\n|---|---|---|---|\n{rows}"
+    said = hooks.align_numbers(table + "\nMore.\n")
+    assert "\n|---|---:|---:|---|\n" in said
+    assert "-1.2\u00a0±\u00a00.3" in said
+    assert said.replace("---:", "---").replace("\u00a0", " ") == table + "\nMore.\n"
+    assert hooks.align_numbers(PAGES["benchmarks/defaults.md"]).count("---:") > 20
+
+
 def test_names_of_the_reference_exist():
-    names = re.findall(r"^::: ([\w.]+)$", "".join(text for page, text in PAGES.items() if "reference/" in page), re.M)
+    text = "".join(text for page, text in PAGES.items() if "reference/" in page)
+    names = re.findall(r"^::: ([\w.]+)$", text, re.M)
     assert len(names) > 30
     for name in names:
         module, _, attribute = name.rpartition(".")
         found = importlib.import_module(module)
         assert hasattr(found, attribute), name
+    chosen = re.findall(r"^::: ([\w.]+)\n    options: \{.*?members: \[(\w[^\]]*)\]", text, re.M)
+    assert len(chosen) >= 10
+    for name, members in chosen:  # one that is gone would be left out of the page in silence
+        module, _, attribute = name.rpartition(".")
+        for member in members.split(", "):
+            assert hasattr(getattr(importlib.import_module(module), attribute), member), (name, member)
     listed = {name.rpartition(".")[2] for name in names}
     for package in ("", ".callbacks", ".datamodules", ".scores", ".calibration", ".network", ".tasks", ".structure"):
         public = set(importlib.import_module(f"brainet_pl{package}").__all__) - {"__version__"}

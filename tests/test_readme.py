@@ -44,5 +44,10 @@ def test_shell_lines():
 
 def test_pictures_and_links_exist():
     text = (ROOT / "README.md").read_text()
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
+    found = re.findall(r"\]\(([^)#\s]+)(?:#([\w-]+))?\)", text)
+    assert any(anchor for _, anchor in found)
+    for target, anchor in found:
         assert (ROOT / target).exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", (ROOT / target).read_text(encoding="utf-8"), re.M)
+            assert anchor in [re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings], anchor

@@ -41,13 +41,13 @@ class Table(NamedTuple):
         file: of docs/results.
         command: that measures it.
         make: results → Markdown.
-        of: beginning of the names of the cells that are in it, where a file has more.
+        of: beginning, or beginnings, of the names of the cells that are in it, where a file has more.
     """
 
     file: str
     command: str
     make: Callable[[Mapping[str, Any]], str]
-    of: str = ""
+    of: str | tuple[str, ...] = ""
 
 
 class Quoted(NamedTuple):

@@ -480,19 +480,23 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
         probs = self.predict_proba(X)
         return np.asarray(self.classes_[probs.argmax(axis=1)])
 
-    def predict_set(self, X: Any, level: float = 0.9, method: str = "lac") -> NDArray[np.bool_]:
+    def predict_set(
+        self, X: Any, level: float = 0.9, method: str = "lac", *, per_class: bool = False
+    ) -> NDArray[np.bool_]:
         """Gives sets (N, C) of classes that hold the true one for at least `level` of rows like those of `fit`.
 
         Args:
             X: (N, d) rows.
             level: the share of rows whose set is to hold the true class.
             method: "lac" (the smallest sets), "aps" or "raps" (sets that adapt to how hard a row is).
+            per_class: keep the level for the rows of each class, not only for all rows together. A class needs enough
+                rows of its own in `fit`, 9 for a level of 0.9 and 19 for 0.95, or it is in every set.
         """
         from brainet_pl.calibration import Conformal
 
         final = self._final(X)
-        held = self.network_.held_out()
-        return np.asarray(Conformal(method, level).fit(*held)(final)["set"].numpy(), dtype=bool)  # type: ignore[arg-type]
+        sets = Conformal(method, level, per_class=per_class).fit(*self.network_.held_out())  # type: ignore[arg-type]
+        return np.asarray(sets(final)["set"].numpy(), dtype=bool)
 
     def _class_names(self) -> list[str]:
         return [str(name) for name in self.classes_]

@@ -357,6 +357,15 @@ def test_swap(load, tmp_path, capsys):
     assert "synthetic, auto layers" in capsys.readouterr().out
 
 
+def test_swap_with_kinds_left_out(load, tmp_path):
+    load("swap").main(["--smoke", "--unknown", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "swap.json")
+    assert set(cells) == {"synthetic/last/logistic regression/0", "synthetic/auto/one call/0"}
+    assert cells["synthetic/auto/one call/0"]["noise/called unknown"] > 90
+    assert cells["synthetic/auto/one call/0"]["noise/stages"] > 90
+    assert 0 <= cells["synthetic/last/logistic regression/0"]["noise/one_minus_max_p"] <= 100
+
+
 def test_uci(load, tmp_path, capsys):
     uci = load("uci")
     for part in ("tune", "run", "table", "speed"):

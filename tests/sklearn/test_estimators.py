@@ -60,6 +60,22 @@ def test_sets_hold_the_class_as_often_as_promised(classifier, method, level):
     assert level - 3 * np.sqrt(level * (1 - level) * (1 / 300 + 1 / 4000)) < covered < 1.0
 
 
+def test_sets_with_a_threshold_for_each_class(classifier):
+    """By hand: of the rows of a class that were held back, the ⌈(n + 1) · level⌉-th smallest 1 - p of the class."""
+    x, _ = blobs(400, 2)
+    held, target = (values.numpy() for values in classifier.network_.held_out())
+    probs, limits = classifier.predict_proba(x), []
+    for one in (0, 1):
+        doubts = np.sort(1 - held[target == one, one])
+        limits.append(doubts[int(np.ceil((len(doubts) + 1) * 0.9)) - 1])
+    expected = 1 - probs <= np.array(limits) + 1e-6
+    expected[np.arange(len(x)), probs.argmax(axis=1)] = True  # a set always holds the most probable class
+    assert (classifier.predict_set(x, 0.9, per_class=True) == expected).all()
+    assert (classifier.predict_set(x, 0.9) != expected).any()
+    with pytest.warns(UserWarning, match="of each class with finite predictions for a level of 0.9999"):
+        assert classifier.predict_set(x, 0.9999, per_class=True).all()
+
+
 @pytest.mark.parametrize("method", ["scaled", "quantile"])
 def test_intervals_hold_the_number_as_often_as_promised(regressor, method):
     x, y = make_friedman1(3000, 8, random_state=1)

@@ -498,8 +498,8 @@ def _structure(ggt: GGT | None, temperature: float | None) -> list[Block]:
         "sub-networks": _count(ggt.num_subnetworks),
         "unique structures": _count(ggt.num_unique_structures),
         "depth": str(ggt.depth),
-        "temperature": f"{ggt.auto_temperature if temperature is None else temperature:.4g}",
-        "perplexity of the posterior": f"{ggt.perplexity(temperature):.4g}",
+        "temperature of the posterior": f"{ggt.auto_temperature if temperature is None else temperature:.4g}",
+        "sub-networks that count (perplexity)": f"{ggt.perplexity(temperature):.4g}",
         "fingerprint": ggt.fingerprint,
     }
     table = PageTable("The learned structure", ["property", "value"], [[Cell(k), Cell(v)] for k, v in facts.items()])
