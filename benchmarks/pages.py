@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -416,6 +416,16 @@ def _means(samples: list[Any]) -> list[str]:
     ]
 
 
+def close_to_the_better(cells: Cells) -> tuple[int, int]:
+    """In how many cells `rai` is at most 10 % above the better of BOSS and GRaSP, and how many all three finish."""
+    means = [
+        [fmean(cell["shd"] for cell in by[method]) for method in METHODS]
+        for by in _samples(cells).values()
+        if all("shd" in cell for method in METHODS for cell in by[method])
+    ]
+    return sum(ours <= 1.1 * min(peers) for ours, *peers in means), len(means)
+
+
 def accuracy(cells: Cells) -> str:
     """Distance to the true graph beside BOSS and GRaSP, the mean over samples; "> limit" where one ran out of time."""
 
@@ -450,31 +460,54 @@ def accuracy_means(cells: Cells) -> str:
     return markdown(["", "SHD", "F1", "seconds"], rows)
 
 
-def posterior(cells: Cells) -> str:
-    """Probabilities of edges beside peers; the pairs of all samples of a cell are binned together."""
-    peers = ("BOSS, bootstrapped", "hill climbing, bootstrapped", "partition MCMC")
+PROBABILITIES = ("BOSS, bootstrapped", "hill climbing, bootstrapped", "partition MCMC")  # the peers
+
+
+def _by_cell(cells: Cells) -> dict[str, list[Any]]:
+    """The samples of each network and size."""
     by_cell: dict[str, list[Any]] = {}
     for key, cell in cells.items():
         by_cell.setdefault(key.rsplit("/", 1)[0], []).append(cell)
+    return by_cell
+
+
+def _precision(samples: list[Any], method: str) -> float | None:
+    found = [sample[method]["ap"] for sample in samples if method in sample]
+    return fmean(found) if found else None
+
+
+def _gap(samples: list[Any], method: str) -> float | None:
+    """The ECE of the pairs of all samples together."""
+    found = [sample[method]["bins"] for sample in samples if method in sample]
+    return calibration_error(pooled(found)) if found else None
+
+
+def posterior_bars(cells: Cells) -> dict[str, int]:
+    """In how many cells edges are ranked at least as well as by every peer, and in how many calibrated."""
+    found = _by_cell(cells).values()
+    peers = [[p for p in (_precision(samples, m) for m in PROBABILITIES) if p is not None] for samples in found]
+    return {
+        "cells": len(found),
+        "AP": sum((_precision(one, "posterior") or 0.0) >= max(of) for one, of in zip(found, peers, strict=True)),
+        "ECE": sum((_gap(samples, "posterior") or 0.0) <= 0.05 for samples in found),
+    }
+
+
+def posterior(cells: Cells) -> str:
+    """Probabilities of edges beside peers; the pairs of all samples of a cell are binned together."""
+
+    def shown(of: Callable[[list[Any], str], float | None], samples: list[Any], *methods: str) -> str:
+        values = [of(samples, method) for method in methods]
+        return " / ".join("–" if value is None else f"{value:.3f}" for value in values)
+
     rows = []
-    for name, samples in by_cell.items():
-
-        def of(method: str, show: Callable[[list[Any]], float], samples: list[Any] = samples) -> str:
-            found = [sample[method] for sample in samples if method in sample]
-            return f"{show(found):.3f}" if found else "–"
-
-        def ap(found: list[Any]) -> float:
-            return fmean(one["ap"] for one in found)
-
-        def ece(found: list[Any]) -> float:
-            return calibration_error(pooled(one["bins"] for one in found))
-
+    for name, samples in _by_cell(cells).items():
         chance = error_by_chance(pooled(sample["posterior"]["bins"] for sample in samples))
+        row = [name, len(samples), shown(_precision, samples, "posterior"), shown(_precision, samples, *PROBABILITIES)]
+        row += [f"{shown(_gap, samples, 'posterior')} ({chance:.3f})", shown(_gap, samples, *PROBABILITIES)]
         ahead = fmean(sample["MAP less rai"] for sample in samples)
-        row = [name, len(samples), of("posterior", ap), " / ".join(of(peer, ap) for peer in peers)]
-        row += [f"{of('posterior', ece)} ({chance:.3f})", " / ".join(of(peer, ece) for peer in peers), of("tree", ece)]
         seconds = fmean(sample["seconds"] for sample in samples)
-        rows.append([*row, f"{round(ahead, 1) + 0.0:+.1f}", f"{seconds:.1f}"])  # no -0.0
+        rows.append([*row, shown(_gap, samples, "tree"), f"{round(ahead, 1) + 0.0:+.1f}", f"{seconds:.1f}"])  # no -0.0
     names = "of BOSS / hill climbing / partition MCMC"
     measures = ["AP", f"AP {names}", "ECE (by chance)", f"ECE {names}", "ECE of the tree"]
     return markdown(["cell", "samples", *measures, "MAP less rai", "seconds"], rows)

@@ -18,6 +18,7 @@ WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight",
 README, INDEX, LIMITS = "README.md", "docs/index.md", "docs/explanation/limits.md"
 SWAP, UNKNOWN, PRETRAINED = "docs/howto/swap.md", "docs/howto/unknown.md", "docs/tutorials/pretrained.md"
 DEFAULTS, HONEST = "docs/benchmarks/defaults.md", "docs/benchmarks/honest.md"
+MEASUREMENTS = "docs/benchmarks/measurements.md"
 BATTERY, PRODUCTION = "docs/benchmarks/battery.md", "docs/howto/production.md"
 
 
@@ -366,4 +367,46 @@ SERVED = [
         ],
     ),
 ]
-QUOTED = [*SHIFT, *COMPARED, *SWAPPED, *DETECTED, *SERVED]
+# -- graphs ---------------------------------------------------------------------------------------------------------
+
+
+def mean_distance(method: str, key: str = "shd") -> Number:
+    """Over the cells that `rai`, BOSS and GRaSP finish."""
+    return lambda cells: fmean(sample[key] for sample in benchmark("pages")._finished_by_all(cells)[method])
+
+
+def of_ges(place: int) -> Number:
+    """The distance of `rai` (0) or GES (1) on the samples that GES finishes."""
+    return lambda cells: fmean(pair[place]["shd"] for pair in benchmark("pages").beside_ges(cells))
+
+
+def bar(key: str) -> Number:
+    """In how many cells the posterior over graphs is as good as was aimed at."""
+    return lambda cells: int(benchmark("pages").posterior_bars(cells)[key])
+
+
+BOSS, GRASP = "causal-learn BOSS", "causal-learn GRaSP"
+GRAPHS = [
+    *quotes(
+        MEASUREMENTS,
+        "structure.json",
+        [
+            ("the lowest mean distance, {} against", mean_distance("rai"), "{:.1f}"),
+            ("against {} (BOSS)", mean_distance(BOSS), "{:.1f}"),
+            ("(BOSS) and {} (GRaSP)", mean_distance(GRASP), "{:.1f}"),
+            ("in {} s of processor time", mean_distance("rai", "seconds"), "{:.1f}"),
+            ("better of the two in {} of", lambda cells: benchmark("pages").close_to_the_better(cells)[0], "{}"),
+            ("GES has {} on the samples", of_ges(1), "{:.1f}"),
+            ("where `rai` has {}.", of_ges(0), "{:.1f}"),
+        ],
+    ),
+    *quotes(
+        MEASUREMENTS,
+        "structure_posterior.json",
+        [
+            ("at least as well as by every peer in {} of 14", bar("AP"), "{}"),
+            ("ECE is at most 0.05 in {} of 14", bar("ECE"), "{}"),
+        ],
+    ),
+]
+QUOTED = [*GRAPHS, *SHIFT, *COMPARED, *SWAPPED, *DETECTED, *SERVED]
