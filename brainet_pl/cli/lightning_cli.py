@@ -162,6 +162,18 @@ class BrainetCLI(LightningCLI):
         if self.subcommand == "predict" and chosen.get("return_predictions") is None:
             chosen["return_predictions"] = False  # PredictionFile writes them as they come; memory need not hold all
 
+    def instantiate_classes(self) -> None:
+        """Make all parts; a value that one of them refuses is an error of the command, nothing was begun yet."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            said: BaseException | None = error
+            while said is not None and not str(said).startswith("expected"):  # jsonargparse wraps it in many lines
+                said = said.__cause__
+            if said is None:
+                raise
+            raise UsageError(str(said)) from error
+
     def before_fit(self) -> None:
         """Find the checkpoint to resume from, and enter its run's folder or a new one."""
         checkpoint = self._find_checkpoint()
