@@ -336,20 +336,20 @@ class _Covariance(NamedTuple):
         common: S, (d, d).
         own: n_c·S_c, (C, d, d); None where S alone serves all classes, C is 1 then.
         prior: ν.
-        count: n_c, (C,).
+        rows: n_c, (C,).
     """
 
     common: Tensor
     own: Tensor | None
     prior: float
-    count: Tensor
+    rows: Tensor
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         common = self.common[i, j].unsqueeze(0)
         if self.own is None:
             return common
         own = self.own[:, i, j]
-        weight = (self.prior + self.count).view(-1, *[1] * (own.dim() - 1))
+        weight = (self.prior + self.rows).view(-1, *[1] * (own.dim() - 1))
         return (self.prior * common + own) / weight
 
 
