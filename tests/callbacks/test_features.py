@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -294,6 +295,15 @@ def test_the_comparison_after_a_fit_reads_tapped_features_from_the_disk(tmp_path
     for taps in views:
         assert torch.equal(in_memory.output.view(taps), from_disk.output.view(taps))
     assert torch.equal(in_memory.output.base_logits, from_disk.output.base_logits)
+
+
+def test_the_size_of_a_batch_of_features_is_not_guessed(tmp_path, quiet_trainer):
+    """Of a network that had no classifier there are no logits, for which Lightning counts one sample."""
+    features = Backbone(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), layers=None, head_layer="")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fit(tmp_path, quiet_trainer, FeatureCache("", progress=False), backbone=features)
+    assert not [one for one in said if "infer the `batch_size`" in str(one.message)]
 
 
 class Noisy(Digits):
