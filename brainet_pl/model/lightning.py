@@ -292,13 +292,14 @@ class BRAINet(FittedModule):
             if not finds_learning_rate(self.trainer):
                 self.guard.handle(self.predictor, before, x, outputs, loss, self.current_epoch, batch_idx)
                 return None
-        rows = {"batch_size": len(y)}  # Lightning would guess it, and warn where features take the place of inputs
-        self.log("train/loss", loss, prog_bar=True, **rows)
+        rows = len(y)  # Lightning would guess it, and warn where features take the place of inputs
+        self.log("train/loss", loss, prog_bar=True, batch_size=rows)
         with torch.no_grad():
             outputs = outputs.detach()
             predicted = self.task.predictive(outputs if outputs.dim() == 3 else outputs.unsqueeze(0), None)
         self._update(self.train_metrics, predicted, y)
-        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=False, on_epoch=True, **rows)
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.log("train/lr", rate, on_step=False, on_epoch=True, batch_size=rows)
         return torch.as_tensor(loss)
 
     def on_train_epoch_start(self) -> None:

@@ -28,6 +28,7 @@ from brainet_pl.structure.ggt import GGT, Leaf
 Kind = Literal["gaussian", "discrete"]
 Family = tuple[int, tuple[int, ...]]
 _ROOM = 2**25  # numbers held at a time while scoring, so that memory does not grow with the batch
+_WIDTHS = (2, 4, 8, 16, 32)  # numbers of parents up to which families are computed together
 _CELLS = 2**20  # of a discrete family's table; data would fill next to none of a larger one
 # A column that hardly varies, such as a pixel at the border, would make any noise an event of many deviations. Its
 # kurtosis tells it from others (3 for a normal one), and half of its size where it does vary is its least deviation.
@@ -135,7 +136,8 @@ class TreeDensity(DataSizedBuffers):
     def forward(self, features: Tensor) -> Tensor:
         """Maps features (B, d) to log p(x | c), (B, C), averaged over sub-networks; differentiable."""
         self._check(features)
-        rows = max(1, _ROOM // self.families.numbers)
+        room = _ROOM // 4 if features.device.type == "cpu" else _ROOM  # of which a processor's cache holds more
+        rows = max(1, room // self.families.numbers)
         with torch.autocast(features.device.type, enabled=False):  # never in 16 bits, as in `_apply`
             return in_parts(lambda part: self.average(self.families(self.prepare(part))), features, rows)
 
@@ -366,6 +368,8 @@ class GaussianFamilies(nn.Module):
     slopes: Tensor
     intercept: Tensor
     log_variance: Tensor
+    _by_size: Tensor
+    _place: Tensor
 
     def __init__(self, families: list[Family], d: int, num_classes: int, prior: float, max_parents: int) -> None:
         super().__init__()
@@ -378,6 +382,15 @@ class GaussianFamilies(nn.Module):
         self.register_buffer("slopes", torch.zeros(len(families), most, 1 if self.tied else num_classes))
         self.register_buffer("intercept", torch.zeros(len(families), 1, num_classes))
         self.register_buffer("log_variance", torch.zeros(len(families), 1, num_classes))
+        # A few families have many parents. So that not all are computed as wide, those of like size are computed
+        # together: width → how many have no more parents than that, and more than the width before.
+        sizes = torch.tensor([min(len(parents), most) for _, parents in families], dtype=torch.long)
+        widths = torch.tensor([width for width in _WIDTHS if width < most] + [most])
+        counts = torch.bincount(torch.bucketize(sizes, widths), minlength=len(widths)).tolist()
+        self._widths = {width: n for width, n in zip(widths.tolist(), counts, strict=True) if n}
+        by_size = sizes.argsort(stable=True)
+        self.register_buffer("_by_size", by_size, persistent=False)
+        self.register_buffer("_place", by_size.argsort(), persistent=False)
 
     def fit(self, x: Tensor, labels: Tensor, shared: bool = False) -> None:
         """From features (N, d) and labels (N,); classes without a row get the common covariance around the mean.
@@ -449,9 +462,23 @@ class GaussianFamilies(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps features (B, d) to the log-density of each family in each class, (F, B, C)."""
         columns = F.pad(x, (0, 1)).t()
-        expected = torch.bmm(columns[self.parents].transpose(1, 2), self.slopes) + self.intercept
-        error = columns[self.variable].unsqueeze(2) - expected
-        return -0.5 * (error**2 * (-self.log_variance).exp() + self.log_variance + math.log(2 * math.pi))
+        if len(self._widths) == 1:
+            expected = torch.bmm(columns[self.parents].transpose(1, 2), self.slopes)
+        else:
+            parts = [self._expected(columns, rows, width) for rows, width in self._of_like_size()]
+            expected = torch.cat(parts).index_select(0, self._place)
+        error = columns[self.variable].unsqueeze(2) - self.intercept - expected
+        constant = -0.5 * (self.log_variance + math.log(2 * math.pi))
+        return torch.addcmul(constant, error**2, -0.5 * (-self.log_variance).exp())
+
+    def _of_like_size(self) -> Iterator[tuple[Tensor, int]]:
+        """The rows of families in the order of their sizes, those up to a width at a time."""
+        return zip(self._by_size.split(list(self._widths.values())), self._widths, strict=True)  # type: ignore[no-untyped-call]
+
+    def _expected(self, columns: Tensor, rows: Tensor, width: int) -> Tensor:
+        """Σ slopes · parents of some families that have no more than `width` parents, (n, B, C)."""
+        parents, slopes = self.parents[:, :width].index_select(0, rows), self.slopes[:, :width].index_select(0, rows)
+        return torch.bmm(columns[parents].transpose(1, 2), slopes)
 
 
 class DiscreteFamilies(nn.Module):

@@ -110,6 +110,28 @@ def test_blocks_of_families_are_the_families_one_at_a_time(data, max_parents, ro
     assert seen == set(range(min(max_parents, 7) + 1))
 
 
+@pytest.mark.parametrize("most", [3, 40])
+def test_families_of_like_size_together_are_those_of_one_width(most):
+    """Families of 0 to 40 parents: values and gradients are those of one product in which all are as wide."""
+    rng = np.random.default_rng(0)
+    x, y = torch.tensor(rng.normal(size=(400, 41)) @ rng.normal(size=(41, 41))), torch.tensor(rng.integers(0, 3, 400))
+    drawn = [(v, {int(p) for p in rng.permutation(41)[:width]}) for v, width in enumerate(rng.permutation(41))]
+    every = [(v, tuple(sorted(parents - {v}))) for v, parents in drawn]
+    families = GaussianFamilies(every, 41, CLASSES, 30.0, most).double()
+    families.fit(x, y)
+    families.double()
+    assert (len(families._widths), sum(families._widths.values())) == ({3: 2, 40: 6}[most], 41)
+    rows = x[:7].clone().requires_grad_()
+    columns = torch.cat([rows, rows.new_zeros(7, 1)], dim=1).t()
+    expected = columns[families.parents].transpose(1, 2) @ families.slopes + families.intercept
+    error = columns[families.variable][:, :, None] - expected
+    slow = -0.5 * (error**2 / families.log_variance.exp() + families.log_variance + math.log(2 * math.pi))
+    (wanted,) = torch.autograd.grad(slow.square().sum(), rows)
+    (found,) = torch.autograd.grad(families(rows).square().sum(), rows)
+    torch.testing.assert_close(families(rows), slow)
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("max_parents", [0, 1, 2])
 def test_discrete_densities_are_those_of_every_network_in_turn(data, ggt, max_parents):
     x, y = data
