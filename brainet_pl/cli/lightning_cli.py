@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -167,12 +168,14 @@ class BrainetCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            said: BaseException | None = error
-            while said is not None and not str(said).startswith("expected"):  # jsonargparse wraps it in many lines
-                said = said.__cause__
-            if said is None:
+            # jsonargparse wraps it in many lines, or in an error that it is the cause of.
+            texts, said = [str(error)], error.__cause__
+            while said is not None:
+                texts, said = [*texts, str(said)], said.__cause__
+            ours = next(filter(None, (re.search(r"(?:^|\n[ -]*)(expected .+)", text) for text in texts)), None)
+            if ours is None:
                 raise
-            raise UsageError(str(said)) from error
+            raise UsageError(ours[1]) from error
 
     def before_fit(self) -> None:
         """Find the checkpoint to resume from, and enter its run's folder or a new one."""

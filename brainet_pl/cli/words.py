@@ -261,8 +261,8 @@ def short_error(message: str, options: Iterable[str]) -> str:
         return f"expected {key} to be a list, got {given}: --{key}+={given} adds one to it"
     unknown = re.search(r"[Uu]nrecognized arguments: (--?[\w.]+)", message)
     if unknown:
-        names = [name for name in options if name.startswith("--")]
-        return f"expected a setting that there is, got {unknown[1]!r}{nearest(unknown[1], names)}"
+        names = [name.removeprefix("--") for name in options if name.startswith("--")]
+        return f"expected a setting that there is, got {unknown[1]!r}{nearest(unknown[1].lstrip('-'), names, '--')}"
     missing = re.search(r"No module named '([\w.]+)'", message)
     if missing:
         return no_module(key or "a class", given or missing[1], missing[1])
@@ -279,7 +279,8 @@ def short_error(message: str, options: Iterable[str]) -> str:
 def _leaves(message: str, key: str, given: str) -> str:
     """The innermost lines of a message, without those that say how it came to them."""
     noise = (
-        "Parser key|Expected a path but|Given value|Subtypes|Errors?:|Does not validate|Problem with given|.*NoneType"
+        "Parser key|Expected a path but|Given value|Subtypes|Errors?:|Does not validate|Problem with given|.*NoneType|"
+        "Cannot take a Union"
     )
     lines = [line.strip(" -") for line in message.splitlines()]
     said = [line for line in dict.fromkeys(lines) if line and not re.match(noise, line)]

@@ -154,7 +154,7 @@ def test_right_words_are_let_through(folder):
             "model.scores to be a list, got Generative: --model.scores+=Generative",
         ),
         (["--trainer.max_epochs=three"], "expected trainer.max_epochs to be int, got three"),
-        (["--model.head.num_params=abc"], "expected model.head.num_params to be int or 'auto', got abc"),
+        (["--model.head.num_params=abc"], "expected model.head.num_params to be int"),
         (["--config={here}/own.yaml"], "there is no module 'nothere' in {here} or among the installed packages"),
         (["--model.backbone=mine:Net"], "expected a class or a function of mine as the backbone, got 'Net'"),
     ],
