@@ -54,6 +54,22 @@ def runs(tmp_path_factory):
     return folder, dict(zip(KINDS, map(read_wandb, written), strict=True))
 
 
+def test_a_fit_that_fails_leaves_neither_a_run_nor_links_to_one(tmp_path):
+    env = {k: v for k, v in os.environ.items() if "WANDB" not in k} | {"WANDB_MODE": "offline"}
+    env["PYTHONPATH"] = str(Path(brainet_pl.__file__).parents[1])
+    words = ["fit", "--config", "digits", "--data.class_path", "fails.Data"]
+    failing = (
+        "from brainet_pl.datamodules import Digits\n\nclass Data(Digits):\n    def setup(self, stage):\n        1 / 0\n"
+    )
+    (tmp_path / "fails.py").write_text(failing)
+    command = [sys.executable, "-m", "brainet_pl.cli", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ZeroDivisionError: division by zero (--debug shows where)" in done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(("version_", "offline-run", "latest-run"))]
+    assert not (tmp_path / "runs" / "wandb").exists()
+
+
 def artifacts(run):
     """(kind, whether it was used rather than made, name) of the package's own artifacts, in their order."""
     return [(a.type, a.use_after_commit, a.name) for a in run.artifacts if a.type in OWN]

@@ -17,6 +17,14 @@ class UsageError(FileNotFoundError):
     """The command names something that is not there."""
 
 
+PLAIN = frozenset((bool, int, float, str, bytes, type(None)))
+
+
+def all_plain(values: Iterable[Any]) -> bool:
+    """Whether these are numbers, texts and None alone: a list of them has nothing inside to look for."""
+    return PLAIN.issuperset(map(type, values))
+
+
 def whole(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
     """A whole number between `least` and `most` as an `int`; 3.0 and NumPy's integers count as whole, True does not."""
     if not _is_number(value) or value != value or math.isinf(value) or value != int(value):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from brainet_pl._utils.checks import all_plain
+
 
 def fingerprint(value: Any) -> str:
     """64 hexadecimal digits that name tensors and primitives, however deep they sit in dictionaries and lists."""
@@ -35,6 +37,9 @@ def _feed(found: Any, value: Any) -> None:
             _feed(found, item)
     elif isinstance(value, list | tuple):
         found.update(f"list {len(value)};".encode())
+        if all_plain(value):  # at once: a tree of thousands of features has a hundred thousand such items
+            found.update("".join([f"{type(item).__name__} {item!r};" for item in value]).encode())
+            return
         for item in value:
             _feed(found, item)
     else:

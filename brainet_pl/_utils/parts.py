@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from brainet_pl._utils.checks import shown
+from brainet_pl._utils.checks import all_plain, shown
 
 P = TypeVar("P", bound="Part")
 
@@ -115,7 +115,7 @@ def primitive(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: primitive(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [primitive(v) for v in value]
+        return list(value) if all_plain(value) else [primitive(v) for v in value]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # NumPy's and torch's scalars
         return value.item()
     return value

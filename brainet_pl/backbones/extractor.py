@@ -182,26 +182,19 @@ class FeatureExtractor(nn.Module):
 
         With `shared`, the other processes hold more outputs, and this is a collective.
         """
-        # The head's view is asked for by None.
-        waiting: list[tuple[Taps | None, View]] = [
-            (None if i == 0 and self.taps is not None else view.taps, view)
-            for i, view in enumerate(self.views)
-            if not view.has_scale
-        ]
-        sums = [_sums([part.view(taps) for part in outputs]) for taps, _ in waiting]
+        waiting = self.without_scale()
+        sums = [_sums([part.view(taps) for part in outputs]) for taps in waiting]
         shares = [share for share in all_gather(sums) if share[0] is not None] if shared else [sums]
-        for i, (_, view) in enumerate(waiting):
+        for i, view in enumerate(waiting.values()):
             count, first, second = (sum(column) for column in zip(*(share[i] for share in shares), strict=True))
             mean = first / count
             view.set_scale(mean, (second / count - mean.square()).clamp_min(0).sqrt())
-        scales = dict(waiting)
+        return [scaled(part, waiting) for part in outputs]
 
-        def scaled(part: BackboneOutput) -> BackboneOutput:
-            features = scales[None].scaled(part.features) if None in scales else part.features
-            more = {taps: scales[taps].scaled(x) if taps in scales else x for taps, x in part.more.items()}
-            return BackboneOutput(features, more, part.base_logits)
-
-        return [scaled(part) for part in outputs]
+    def without_scale(self) -> dict[Taps | None, View]:
+        """The views whose scale is not known yet, by their taps; None is the head's."""
+        views = ((None if i == 0 and self.taps is not None else view.taps, view) for i, view in enumerate(self.views))
+        return {taps: view for taps, view in views if not view.has_scale}
 
     def train(self, mode: bool = True) -> FeatureExtractor:
         """Switches the mode as any module does, except that a frozen backbone stays in evaluation mode."""
@@ -346,6 +339,13 @@ def _two_samples(x: Any) -> Any:
     """Two samples of inputs, or one of them twice: one alone does not tell which axis is that of the batch."""
     which = [0, 1] if batches.size(x) > 1 else [0, 0]
     return batches.rows(x, which)
+
+
+def scaled(output: BackboneOutput, views: Mapping[Taps | None, View]) -> BackboneOutput:
+    """An output that was made before these views had a scale, standardised by the one they have now."""
+    features = views[None].scaled(output.features) if None in views else output.features
+    more = {taps: views[taps].scaled(x) if taps in views else x for taps, x in output.more.items()}
+    return BackboneOutput(features, more, output.base_logits)
 
 
 def _sums(tables: list[Tensor]) -> tuple[int, Tensor, Tensor] | None:

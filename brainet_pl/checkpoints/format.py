@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from brainet_pl._utils.checks import all_plain
 from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.inside import leads_out
@@ -132,7 +133,8 @@ def _is_shared(part: Any) -> bool:
         value = waiting.pop()
         if hasattr(value, "to_local"):
             return True
-        waiting += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        waiting += () if all_plain(inside) else inside
     return False
 
 

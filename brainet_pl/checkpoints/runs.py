@@ -254,6 +254,16 @@ def _remove_offline(trainer: pl.Trainer) -> None:
         if run is not None and place.name.startswith("offline-run-") and run.step == 0:
             run.finish(exit_code=1)
             shutil.rmtree(place, ignore_errors=True)
+            _remove_dead_links(place.parent)
+
+
+def _remove_dead_links(folder: Path) -> None:
+    """Remove links of W&B (`latest-run`, `debug.log`) that point to a removed run, and the folder if that was all."""
+    for path in folder.glob("*"):
+        if path.is_symlink() and not path.exists():
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # other runs are there
+        folder.rmdir()
 
 
 class Rows(ExperimentWriter):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from brainet_pl import __version__
 from brainet_pl._utils.checks import UsageError
-from brainet_pl.cli.words import ALL, HELP, check_words, short_help
+from brainet_pl.cli.words import ALL, HELP, check_words, nearest, short_help
 
 if TYPE_CHECKING:
     from brainet_pl.cli.lightning_cli import BrainetCLI
@@ -62,14 +62,20 @@ def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
     if command in LIGHTNING and _wants_short_help(words[1:]):
         print(short_help(command, LIGHTNING[command]))
         sys.exit(0)  # as argparse does
-    if command in LIGHTNING or (command.startswith("-") and not _asks(words)):
+    if command in LIGHTNING or (command.startswith("-") and set(words) & set(LIGHTNING) and not _asks(words)):
         check_words(words)
         if words[-2:-1] and words[-2] in HELP and words[-1] == ALL:
             words = words[:-1]
         from brainet_pl.cli.lightning_cli import lightning
 
         return lightning(words)
-    parser().parse_args(words[:1])  # help, or what is wrong
+    if not words:
+        parser().print_help(sys.stderr)
+        sys.exit(2)
+    if not _asks(words):
+        known = (*LIGHTNING, *OWN)
+        raise UsageError(f"expected a command ({', '.join(known)}), got {command!r}{nearest(command, known)}")
+    parser().parse_args(words[:1])
     return None
 
 

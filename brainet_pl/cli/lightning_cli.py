@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -161,6 +162,20 @@ class BrainetCLI(LightningCLI):
         infer_task(chosen)
         if self.subcommand == "predict" and chosen.get("return_predictions") is None:
             chosen["return_predictions"] = False  # PredictionFile writes them as they come; memory need not hold all
+
+    def instantiate_classes(self) -> None:
+        """Make all parts; a value that one of them refuses is an error of the command, nothing was begun yet."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            # jsonargparse wraps it in many lines, or in an error that it is the cause of.
+            texts, said = [str(error)], error.__cause__
+            while said is not None:
+                texts, said = [*texts, str(said)], said.__cause__
+            ours = next(filter(None, (re.search(r"(?:^|\n[ -]*)(expected .+)", text) for text in texts)), None)
+            if ours is None:
+                raise
+            raise UsageError(ours[1]) from error
 
     def before_fit(self) -> None:
         """Find the checkpoint to resume from, and enter its run's folder or a new one."""

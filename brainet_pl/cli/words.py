@@ -1,7 +1,7 @@
 """The words of a command line: what is wrong with them, said in a line or two with the nearest names, and short help.
 
-What can be told without torch and Lightning is told before they are loaded: names of configurations, heads and
-checkpoints, and a command without data.
+What can be told without torch and Lightning is told before they are loaded: names of configurations, checkpoints,
+classes and their settings, and a command without data.
 """
 
 from __future__ import annotations
@@ -16,13 +16,30 @@ from pathlib import Path
 from typing import Any
 
 from brainet_pl import configs
+from brainet_pl._utils.bounded_yaml import load_yaml
 from brainet_pl._utils.checks import UsageError
+from brainet_pl.cli import source
 
 HEADS = (
     "Bayes", "Ensemble", "Laplace", "Linear", "MCDropout", "MLP", "SNGP", "Tree", "TreeDropout", "TreeEnsemble", "VBLL"
 )  # fmt: skip
 KEYWORDS = ("best", "last", "hpc", "null", "None", "")  # of Lightning, in place of a checkpoint's file
 SHARDED = "meta.pt"  # in a folder that is the checkpoint of a sharded fit
+# Setting that holds a class → folder of the package where those stand, their base, and the one that is taken without.
+PARTS = {
+    "model.head": ("network", "HeadSettings", "Tree"),
+    "model.calibration": ("calibration", "Calibrator", None),
+    "model.task": ("tasks", "Task", None),
+    "model.scores": ("scores", "Score", None),
+    "data": ("datamodules", "SplitData", None),
+}
+# Group of settings → folder and class whose arguments they are; the Trainer's are Lightning's.
+GROUPS = {
+    "model": ("model", "BRAINet"),
+    "structure": ("callbacks", "StructureLearning"),
+    "predictions": ("callbacks", "PredictionFile"),
+}
+OF_A_CLASS = ("class_path", "init_args", "dict_kwargs", "help")  # jsonargparse's own words after the name of a setting
 SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
 HELP = ("-h", "--help")
 ALL = "all"
@@ -55,10 +72,13 @@ def check_words(words: Sequence[str]) -> None:
     for name, value in pairwise(parts):
         if name in ("--config", "-c") and not Path(value).is_file():
             config_path(value)
-        elif name in ("--model.head", "--model.head.class_path"):
-            check_head(value)
         elif name == "--ckpt_path":
             check_ckpt_path(value)
+        else:
+            check_class(name, value)
+    for word in parts:
+        if re.fullmatch(r"--[a-z_]+\.[\w.]+\+?", word):
+            check_setting(word.rstrip("+"), parts)
     if not command.startswith("-") and not any(w in NEEDS_NO_DATA or w.startswith("--data") for w in parts):
         raise UsageError(no_data(command))
 
@@ -72,13 +92,81 @@ def no_data(command: str) -> str:
     )
 
 
-def check_head(name: str) -> None:
-    """Refuse a short name that no head has; a class of the user's own has a dot, and a dictionary a brace."""
-    if re.fullmatch(r"\w+", name) and name not in (*HEADS, "null", "None") and not Path(name).is_file():
-        raise UsageError(
-            f"expected --model.head to be one of {', '.join(HEADS)}, or package.Class of your own, got {name!r}"
-            f"{nearest(name, HEADS)}"
-        )
+def check_class(name: str, value: str) -> None:
+    """Refuse a class that there is none of; one of the user's own has a dot, and settings written out have a brace."""
+    setting = name.removeprefix("--").removesuffix("+").removesuffix(".class_path").removesuffix("+")
+    own = setting == "model.backbone" and re.fullmatch(r"([\w.]+):\w+", value)
+    if setting in PARTS and not Path(value).is_file():
+        folder, base, _ = PARTS[setting]
+        own = re.fullmatch(r"(\w+(?:\.\w+)*)\.\w+", value)
+        listed = setting != "model.scores" or name.rstrip("+") != name
+        if listed and re.fullmatch(r"\w+", value) and value not in (*source.classes(folder), "null", "None"):
+            known = source.parts(folder, base)
+            raise UsageError(
+                f"expected --{setting} to be one of {', '.join(known)}, or package.Class of your own, got {value!r}"
+                f"{nearest(value, known)}"
+            )
+    if own and not source.can_be_found(own[1]):
+        raise UsageError(no_module(f"--{setting}", value, own[1].partition(".")[0]))
+
+
+def no_module(setting: str, value: str, module: str) -> str:
+    """What to say of a class whose module is not there."""
+    return (
+        f"expected {setting} to be a class that can be imported, got {value!r}: there is no module {module!r} in "
+        f"{Path.cwd()} or among the installed packages"
+    )
+
+
+def check_setting(word: str, words: Sequence[str]) -> None:
+    """Refuse a setting that neither the group nor the class in it has; the beginning of a name is as good as the name.
+
+    Args:
+        word: `--model.head.num_params`.
+        words: All words of the command, which say what class it is.
+    """
+    group, _, rest = word.removeprefix("--").partition(".")
+    part = next((one for one in PARTS if f"{group}.{rest}".startswith(f"{one}.") and one != "model.scores"), None)
+    if part is not None:
+        _check_setting_of_part(part, word, words)
+        return
+    known = source.trainer_settings() if group == "trainer" else source.settings(*GROUPS.get(group, ("", "")))
+    name = rest.partition(".")[0]
+    if known is not None and not any(one.startswith(name) for one in (*known, *OF_A_CLASS)):
+        raise UsageError(f"expected a setting of {group}, got {word!r}{nearest(name, known, f'--{group}.')}")
+
+
+def _check_setting_of_part(part: str, word: str, words: Sequence[str]) -> None:
+    name = word.removeprefix(f"--{part}.").removeprefix("init_args.").partition(".")[0]
+    cls = _named_class(part, words)
+    known = source.settings(PARTS[part][0], cls) if cls else None
+    if known is not None and name not in (*known, *OF_A_CLASS):
+        raise UsageError(_no_such_setting(part, cls or "", name, known))
+
+
+def _no_such_setting(part: str, cls: str, name: str, known: Sequence[str]) -> str:
+    return f"expected a setting of {cls} ({', '.join(known)}) for {part}, got {name!r}{nearest(name, known)}"
+
+
+def _named_class(part: str, words: Sequence[str]) -> str | None:
+    """The class of this package that a part of a command has; None where the words and their files do not tell.
+
+    A checkpoint brings settings of its own, and is not read here.
+    """
+    found: Any = None if "--ckpt_path" in words else PARTS[part][2]
+    for name, value in pairwise(words):
+        if name in (f"--{part}", f"--{part}.class_path"):
+            found = value
+        elif name in ("--config", "-c"):
+            try:
+                given = load_yaml((Path(value) if Path(value).is_file() else config_path(value)).read_text("utf-8"))
+                for key in part.split("."):
+                    given = given.get(key) or {}
+                found = (given if isinstance(given, str) else given.get("class_path")) or found
+            except (ValueError, AttributeError, OSError):
+                return None  # no plain settings: the parser will say what is wrong with the file
+    package, _, cls = str(found).rpartition(".")
+    return cls if package in ("", f"brainet_pl.{PARTS[part][0]}") else None
 
 
 def shipped() -> dict[str, Path]:
@@ -110,15 +198,15 @@ def check_ckpt_path(path: str) -> None:
         )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`: did you mean "digits"?`, or nothing where no name is near.
+def nearest(name: str, known: Iterable[str], before: str = "") -> str:
+    """`: did you mean "digits"?`, or nothing where no name is near; what all begin with is not compared.
 
     >>> nearest("digitz", ["mnist", "digits"]), nearest("zzz", ["mnist"])
     (": did you mean 'digits'?", '')
     """
     lower = {one.lower(): one for one in known}
     found = difflib.get_close_matches(name.lower(), lower, n=2)
-    return f": did you mean {' or '.join(repr(lower[one]) for one in found)}?" if found else ""
+    return f": did you mean {' or '.join(repr(before + lower[one]) for one in found)}?" if found else ""
 
 
 def short_help(command: str, summary: str) -> str:
@@ -166,25 +254,18 @@ def short_error(message: str, options: Iterable[str]) -> str:
     wrong = re.search(r"Option '([\w.]+)' is not accepted", message)
     of = re.search(r"class_path '([\w.]+)'", message)
     if wrong and of:
-        accepted = _arguments(of[1])
-        return (
-            f"expected a setting of {of[1].rpartition('.')[2]} ({', '.join(accepted)}) for {key}, got {wrong[1]!r}"
-            f"{nearest(wrong[1], accepted)}"
-        )
+        return _no_such_setting(key, of[1].rpartition(".")[2], wrong[1], _arguments(of[1]))
     if "required: " in message and message.endswith("data"):
         return no_data("fit")
     if "Expected a <class 'list'>" in message:
         return f"expected {key} to be a list, got {given}: --{key}+={given} adds one to it"
     unknown = re.search(r"[Uu]nrecognized arguments: (--?[\w.]+)", message)
     if unknown:
-        names = [name for name in options if name.startswith("--")]
-        return f"expected a setting that there is, got {unknown[1]!r}{nearest(unknown[1], names)}"
+        names = [name.removeprefix("--") for name in options if name.startswith("--")]
+        return f"expected a setting that there is, got {unknown[1]!r}{nearest(unknown[1].lstrip('-'), names, '--')}"
     missing = re.search(r"No module named '([\w.]+)'", message)
     if missing:
-        return (
-            f"expected {key or 'a class'} to be a class that can be imported, got {given or missing[1]!r}: there is no "
-            f"module {missing[1]!r} in {Path.cwd()} or among the installed packages"
-        )
+        return no_module(key or "a class", given or missing[1], missing[1])
     bare = re.search(r"Expected a dot import path string: (\w+)", message)
     names = _subclasses(message)
     if bare and names:
@@ -198,10 +279,15 @@ def short_error(message: str, options: Iterable[str]) -> str:
 def _leaves(message: str, key: str, given: str) -> str:
     """The innermost lines of a message, without those that say how it came to them."""
     noise = (
-        "Parser key|Expected a path but|Given value|Subtypes|Errors?:|Does not validate|Problem with given|.*NoneType"
+        "Parser key|Expected a path but|Given value|Subtypes|Errors?:|Does not validate|Problem with given|.*NoneType|"
+        "Cannot take a Union"
     )
     lines = [line.strip(" -") for line in message.splitlines()]
     said = [line for line in dict.fromkeys(lines) if line and not re.match(noise, line)]
+    types = [re.fullmatch(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.+)\])", line) for line in said]
+    if types and all(types):
+        keys = ".".join(re.findall(r'Parser key "([\w.]+)"', message))
+        return f"expected {keys} to be {' or '.join(found[1] or found[2] for found in types if found)}, got {given}"
     text = "; ".join(said[:3]) or " ".join(message.split())
     got = f", got {given}" if given else ""
     return f"expected {f'a value that fits {key}' if key else 'settings that can be read'}{got}: {text}"

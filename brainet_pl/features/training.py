@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
+from brainet_pl.backbones.extractor import scaled
 from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.backbones.taps import Taps, View
 from brainet_pl.distributed.collectives import exchange, run_or_fail_together
 from brainet_pl.features import store
 from brainet_pl.features.extraction import (
@@ -44,6 +46,28 @@ class FeatureFolder(ABC):
     @abstractmethod
     def feature_folder(self, trainer: Any) -> Path | None:
         """The folder for the features of a fit, or None where none are kept."""
+
+
+class _Unscaled(NamedTuple):
+    """Features as they are on disk, and the views of the backbone whose scale they told.
+
+    Attributes:
+        outputs: Of batches, or one of all samples.
+        targets: Theirs.
+        views: Taps → view, as of `FeatureExtractor.without_scale`.
+    """
+
+    outputs: list[BackboneOutput]
+    targets: list[Tensor]
+    views: dict[Taps | None, View]
+
+    def share(self) -> ExtractedShare:
+        """The batches, standardised."""
+        return ExtractedShare([scaled(output, self.views) for output in self.outputs], self.targets)
+
+    def all(self) -> Extracted:
+        """The samples of the only batch, standardised."""
+        return Extracted(scaled(self.outputs[0], self.views), self.targets[0])
 
 
 class TrainingFeatures:
@@ -84,6 +108,8 @@ class TrainingFeatures:
         self._all: Extracted | None = None
         self._share: ExtractedShare | None = None
         self._samples: dict[str, Extracted] = {}
+        self._unscaled: _Unscaled | None = None
+        self._mapped = False  # whether the last features were mapped from the disk
 
     def choose_layers(self, check: Callable[[Tensor], Tensor] | None = None, progress: bool = True) -> None:
         """Let a sample of the training data choose the layers that the backbone reads, where that was asked for.
@@ -119,9 +145,12 @@ class TrainingFeatures:
         if self._all is not None:
             return self._all.sample(max_rows)
         most = None if stored else max_rows  # what is stored is whole, whoever wants how much of it
-        found = self._extract(self._loader(most), most, progress)
-        if self.backbone.needs_scale:
-            found = Extracted(self.backbone.set_scale([found.output])[0], found.targets)
+        if self._unscaled is not None:
+            found = self._unscaled.all()
+        else:
+            found = self._extract(self._loader(most), most, progress)
+            if self.backbone.needs_scale:
+                found = self._scale([found.output], [found.targets]).all()
         if self.backbone.frozen and (most is None or len(found.features) < most):
             self._all = found
         return found.sample(max_rows)
@@ -136,10 +165,13 @@ class TrainingFeatures:
             readings, targets = self._all.sample(max_rows)
             mine = slice(self.rank, None, self.processes)
             return ExtractedShare([readings[mine]], [targets[mine]])
-        loader = self._loader(max_rows, self.processes, self.rank)
-        found = run_or_fail_together(lambda: self._extract_share(loader, progress))
-        if self.backbone.needs_scale:
-            found = found._replace(outputs=self.backbone.set_scale(found.outputs, shared=True))
+        if self._unscaled is not None and max_rows is None:
+            found = self._unscaled.share()
+        else:
+            loader = self._loader(max_rows, self.processes, self.rank)
+            found = run_or_fail_together(lambda: self._extract_share(loader, progress))
+            if self.backbone.needs_scale:
+                found = self._scale(*found, shared=True).share()
         if self.backbone.frozen and max_rows is None:
             self._share = found
         return found
@@ -224,6 +256,17 @@ class TrainingFeatures:
             self._samples["training"] = self._all.sample(SAMPLE_ROWS)
         self._all = self._share = None
 
+    def _scale(self, outputs: list[BackboneOutput], targets: list[Tensor], shared: bool = False) -> _Unscaled:
+        """Learn the scale of tapped features; what was read from the disk for it is kept, where it takes no memory.
+
+        With a scale a backbone has another name in the store, where nothing is found of the training data.
+        """
+        views = self.backbone.without_scale()
+        self.backbone.set_scale(outputs, shared=shared)
+        found = _Unscaled(outputs, targets, views)
+        self._unscaled = found if self._mapped else None
+        return found
+
     def _loader(self, max_rows: int | None = None, every: int = 1, first: int = 0) -> Iterable[Any]:
         return batches_of(self.source, max_rows, every, first)
 
@@ -233,7 +276,9 @@ class TrainingFeatures:
             return None
         settings: dict[str, Any] = {"device": self.device, "progress": progress, "columns": self.columns, "seed": seed}
         try:
-            return store.extract(self.store, self.backbone, loader, **settings)
+            found = store.extract(self.store, self.backbone, loader, **settings)
+            self._mapped = found is not None
+            return found
         except store.NotStored as error:
             warnings.warn(f"features are not kept on disk: {error}", stacklevel=2)
             return None

@@ -292,12 +292,14 @@ class BRAINet(FittedModule):
             if not finds_learning_rate(self.trainer):
                 self.guard.handle(self.predictor, before, x, outputs, loss, self.current_epoch, batch_idx)
                 return None
-        self.log("train/loss", loss, prog_bar=True)
+        rows = len(y)  # Lightning would guess it, and warn where features take the place of inputs
+        self.log("train/loss", loss, prog_bar=True, batch_size=rows)
         with torch.no_grad():
             outputs = outputs.detach()
             predicted = self.task.predictive(outputs if outputs.dim() == 3 else outputs.unsqueeze(0), None)
         self._update(self.train_metrics, predicted, y)
-        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=False, on_epoch=True)
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.log("train/lr", rate, on_step=False, on_epoch=True, batch_size=rows)
         return torch.as_tensor(loss)
 
     def on_train_epoch_start(self) -> None:
@@ -427,7 +429,7 @@ class BRAINet(FittedModule):
 
     def _update(self, metrics: MetricCollection, predicted: Tensor, target: Tensor) -> None:
         metrics.update(predicted, target)
-        self.log_dict(metrics, on_step=False, on_epoch=True, add_dataloader_idx=False)
+        self.log_dict(metrics, on_step=False, on_epoch=True, add_dataloader_idx=False, batch_size=len(target))
 
     def configure_optimizers(self) -> Any:
         """Adam with a fixed rate (the paper) unless told otherwise; the backbone in a group of its own."""

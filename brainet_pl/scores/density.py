@@ -10,9 +10,8 @@ within a branch and mixing branches with their posterior probabilities. The para
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from itertools import islice
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from brainet_pl.structure.ggt import GGT, Leaf
 Kind = Literal["gaussian", "discrete"]
 Family = tuple[int, tuple[int, ...]]
 _ROOM = 2**25  # numbers held at a time while scoring, so that memory does not grow with the batch
+_WIDTHS = (2, 4, 8, 16, 32)  # numbers of parents up to which families are computed together
 _CELLS = 2**20  # of a discrete family's table; data would fill next to none of a larger one
 # A column that hardly varies, such as a pixel at the border, would make any noise an event of many deviations. Its
 # kurtosis tells it from others (3 for a normal one), and half of its size where it does vary is its least deviation.
@@ -136,7 +136,8 @@ class TreeDensity(DataSizedBuffers):
     def forward(self, features: Tensor) -> Tensor:
         """Maps features (B, d) to log p(x | c), (B, C), averaged over sub-networks; differentiable."""
         self._check(features)
-        rows = max(1, _ROOM // self.families.numbers)
+        room = _ROOM // 4 if features.device.type == "cpu" else _ROOM  # of which a processor's cache holds more
+        rows = max(1, room // self.families.numbers)
         with torch.autocast(features.device.type, enabled=False):  # never in 16 bits, as in `_apply`
             return in_parts(lambda part: self.average(self.families(self.prepare(part))), features, rows)
 
@@ -321,6 +322,39 @@ def typical_scale(variances: Tensor) -> Tensor:
     return usual.clamp_min(1e-12)
 
 
+def _class_products(x: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Rows (N, d) and labels (N,) → the sum (C, d, d) of xᵀx over the rows of each class."""
+    found = x.new_empty(classes, x.shape[1], x.shape[1])
+    counts = torch.bincount(labels, minlength=classes).tolist()
+    for c, part in enumerate(x[labels.argsort(stable=True)].split(counts)):  # type: ignore[no-untyped-call]
+        torch.mm(part.t(), part, out=found[c])
+    return found
+
+
+class _Covariance(NamedTuple):
+    """Elements (C, …) of the covariances (ν·S + n_c·S_c)/(ν + n_c) of all classes, which are never held as a whole.
+
+    Attributes:
+        common: S, (d, d).
+        own: n_c·S_c, (C, d, d); None where S alone serves all classes, C is 1 then.
+        prior: ν.
+        rows: n_c, (C,).
+    """
+
+    common: Tensor
+    own: Tensor | None
+    prior: float
+    rows: Tensor
+
+    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
+        common = self.common[i, j].unsqueeze(0)
+        if self.own is None:
+            return common
+        own = self.own[:, i, j]
+        weight = (self.prior + self.rows).view(-1, *[1] * (own.dim() - 1))
+        return (self.prior * common + own) / weight
+
+
 class GaussianFamilies(nn.Module):
     """x_i | parents, c ~ N(intercept_c + slopes_c · parents, variance_c).
 
@@ -334,6 +368,8 @@ class GaussianFamilies(nn.Module):
     slopes: Tensor
     intercept: Tensor
     log_variance: Tensor
+    _by_size: Tensor
+    _place: Tensor
 
     def __init__(self, families: list[Family], d: int, num_classes: int, prior: float, max_parents: int) -> None:
         super().__init__()
@@ -346,6 +382,15 @@ class GaussianFamilies(nn.Module):
         self.register_buffer("slopes", torch.zeros(len(families), most, 1 if self.tied else num_classes))
         self.register_buffer("intercept", torch.zeros(len(families), 1, num_classes))
         self.register_buffer("log_variance", torch.zeros(len(families), 1, num_classes))
+        # A few families have many parents. So that not all are computed as wide, those of like size are computed
+        # together: width → how many have no more parents than that, and more than the width before.
+        sizes = torch.tensor([min(len(parents), most) for _, parents in families], dtype=torch.long)
+        widths = torch.tensor([width for width in _WIDTHS if width < most] + [most])
+        counts = torch.bincount(torch.bucketize(sizes, widths), minlength=len(widths)).tolist()
+        self._widths = {width: n for width, n in zip(widths.tolist(), counts, strict=True) if n}
+        by_size = sizes.argsort(stable=True)
+        self.register_buffer("_by_size", by_size, persistent=False)
+        self.register_buffer("_place", by_size.argsort(), persistent=False)
 
     def fit(self, x: Tensor, labels: Tensor, shared: bool = False) -> None:
         """From features (N, d) and labels (N,); classes without a row get the common covariance around the mean.
@@ -359,7 +404,8 @@ class GaussianFamilies(nn.Module):
         n, sums = count.sum(), over_all(onehot.t() @ x)
         mean = torch.where(count[:, None] > 0, sums / count.clamp_min(1)[:, None], sums.sum(dim=0) / n)
         residual = x - mean[labels]
-        common = over_all(residual.t() @ residual) / n
+        own = None if self.tied else over_all(_class_products(residual, labels, classes))  # Σ of each class (C, d, d)
+        common = (over_all(residual.t() @ residual) if own is None else own.sum(dim=0)) / n
         own_scale = common.diagonal()
         fourth = over_all(residual.pow(4).sum(dim=0)) / n
         magnitude = fourth / own_scale.clamp_min(1e-30)  # squared, of a column that is mostly one value: when it is not
@@ -370,37 +416,69 @@ class GaussianFamilies(nn.Module):
         floor = 1e-3 * own_scale + 1e-6 * typical
         floor = torch.where(rare, floor.maximum(RARE_FLOOR**2 * magnitude), floor)
         floor = torch.where(own_scale <= 1e-9 * typical, typical, floor)  # nobody knows the scale of a constant
-        covariance = common.unsqueeze(0)
-        if not self.tied:
-            own = over_all(torch.stack([residual[labels == c].t() @ residual[labels == c] for c in range(classes)]))
-            covariance = (self.prior * common + own) / (self.prior + count)[:, None, None]
-        deviation = own_scale.clamp_min(1e-30).sqrt()
+        covariance = _Covariance(common, own, self.prior, count)
         step, first = (processes(), rank()) if shared else (1, 0)
-        for i, (v, parents) in islice(enumerate(self._families), first, None, step):  # all classes: (C, p, p), (C, p)
-            p = torch.tensor(parents, dtype=torch.long, device=x.device)
-            if len(p) > self.parents.shape[1]:
-                strength = (common[v, p] / deviation[p]).abs()
-                p = p[strength.topk(self.parents.shape[1]).indices.sort().values]
-            self.parents[i, : len(p)] = p
-            among, with_v = covariance[:, p][:, :, p], covariance[:, p, v]
-            slopes = torch.linalg.solve(among + 1e-3 * torch.diag(floor[p]), with_v)
-            variance = covariance[:, v, v] - 2 * (slopes * with_v).sum(dim=1)
-            variance = variance + torch.einsum("cp,cpq,cq->c", slopes, among, slopes)
-            self.slopes[i, : len(p)] = slopes.t().float()
-            self.intercept[i, 0] = (mean[:, v] - (slopes * mean[:, p]).sum(dim=1)).float()
-            self.log_variance[i, 0] = variance.clamp_min(floor[v]).log().float()
+        for rows, variables, parents in self._blocks(common, range(first, len(self._families), step)):
+            among, with_v = (
+                covariance(parents[:, :, None], parents[:, None, :]),
+                covariance(parents, variables[:, None]),
+            )
+            slopes = torch.linalg.solve(among + 1e-3 * torch.diag_embed(floor[parents]), with_v)  # (C, B, p)
+            variance = covariance(variables, variables) - 2 * (slopes * with_v).sum(dim=2)
+            variance = variance + ((among @ slopes.unsqueeze(3)).squeeze(3) * slopes).sum(dim=2)
+            self.parents[rows, : parents.shape[1]] = parents
+            self.slopes[rows, : parents.shape[1]] = slopes.permute(1, 2, 0).to(self.slopes)
+            expected = mean[:, variables] - (slopes * mean[:, parents]).sum(dim=2)
+            self.intercept[rows, 0] = expected.t().to(self.intercept)
+            self.log_variance[rows, 0] = variance.maximum(floor[variables]).log().t().to(self.log_variance)
         if shared:
             mine = torch.arange(len(self._families), device=x.device) % step == first
             for buffer in (self.parents, self.slopes, self.intercept, self.log_variance):
                 buffer[~mine.to(buffer.device)] = 0
                 buffer.copy_(total(buffer))
 
+    def _blocks(self, common: Tensor, rows: Iterable[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Families of one number of parents p at a time: their rows (B,), variables (B,) and parents (B, p).
+
+        Of more parents than `max_parents` those most correlated with the variable are kept.
+        """
+        deviation, most = common.diagonal().clamp_min(1e-30).sqrt(), self.parents.shape[1]
+        groups: dict[int, list[tuple[int, int, Sequence[int]]]] = {}
+        for row in rows:
+            v, parents = self._families[row]
+            kept: Sequence[int] = parents
+            if len(parents) > most:
+                p = torch.tensor(parents, device=common.device)
+                strength = (common[v, p] / deviation[p]).abs()
+                kept = p[strength.topk(most).indices.sort().values].tolist()
+            groups.setdefault(len(kept), []).append((row, v, kept))
+        for p_count, group in sorted(groups.items()):
+            size = max(1, _ROOM // (self._classes * max(1, p_count) ** 2))
+            for start in range(0, len(group), size):
+                numbers, variables, parents = zip(*group[start : start + size], strict=True)
+                found = [torch.tensor(part, dtype=torch.long, device=common.device) for part in (numbers, variables)]
+                yield found[0], found[1], torch.tensor(parents, dtype=torch.long, device=common.device)
+
     def forward(self, x: Tensor) -> Tensor:
         """Maps features (B, d) to the log-density of each family in each class, (F, B, C)."""
         columns = F.pad(x, (0, 1)).t()
-        expected = torch.bmm(columns[self.parents].transpose(1, 2), self.slopes) + self.intercept
-        error = columns[self.variable].unsqueeze(2) - expected
-        return -0.5 * (error**2 * (-self.log_variance).exp() + self.log_variance + math.log(2 * math.pi))
+        if len(self._widths) == 1:
+            expected = torch.bmm(columns[self.parents].transpose(1, 2), self.slopes)
+        else:
+            parts = [self._expected(columns, rows, width) for rows, width in self._of_like_size()]
+            expected = torch.cat(parts).index_select(0, self._place)
+        error = columns[self.variable].unsqueeze(2) - self.intercept - expected
+        constant = -0.5 * (self.log_variance + math.log(2 * math.pi))
+        return torch.addcmul(constant, error**2, -0.5 * (-self.log_variance).exp())
+
+    def _of_like_size(self) -> Iterator[tuple[Tensor, int]]:
+        """The rows of families in the order of their sizes, those up to a width at a time."""
+        return zip(self._by_size.split(list(self._widths.values())), self._widths, strict=True)  # type: ignore[no-untyped-call]
+
+    def _expected(self, columns: Tensor, rows: Tensor, width: int) -> Tensor:
+        """Σ slopes · parents of some families that have no more than `width` parents, (n, B, C)."""
+        parents, slopes = self.parents[:, :width].index_select(0, rows), self.slopes[:, :width].index_select(0, rows)
+        return torch.bmm(columns[parents].transpose(1, 2), slopes)
 
 
 class DiscreteFamilies(nn.Module):

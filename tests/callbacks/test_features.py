@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.callbacks import FeatureCache, StructureLearning
+from brainet_pl.callbacks.baseline import BaselineComparison
 from brainet_pl.datamodules import Digits
 from brainet_pl.datamodules.base import Samples
 from brainet_pl.features.extraction import Extracted, extract, unshuffled
@@ -268,6 +270,40 @@ def test_structure_scores_and_taps_are_served_alike(tmp_path, quiet_trainer):
     assert_same(twin, first)
     assert_same(first, again)
     assert again[0].ggt == twin[0].ggt
+
+
+def test_the_comparison_after_a_fit_reads_tapped_features_from_the_disk(tmp_path, quiet_trainer, monkeypatch):
+    """Their scale gives the backbone another name in the store, under which there is nothing of the training data."""
+    monkeypatch.setattr("brainet_pl.callbacks.baseline.SAMPLE_ROWS", 100)  # so that it wants all of them
+    compared = []
+    keep = BaselineComparison._compare
+    monkeypatch.setattr(BaselineComparison, "_compare", lambda *args: (compared.append(args[-1]), keep(*args)))
+    taps = {"backbone": Backbone(Body(), layers=["body"], pool="2x2"), "scores": [KNN(layers=["pool"], pool="mean")]}
+    twin = fit(tmp_path / "a", quiet_trainer, FeatureCache("", progress=False), **taps)
+    found = fit(tmp_path / "b", quiet_trainer, FeatureCache(progress=False), **taps)
+    data = Digits(images=True)
+    data.setup("fit")
+    once = len(data.train_set) + len(data.val_set)
+    assert once <= sum(shape[0] for shape in found[1]) <= once + 32  # and a few to trace layers with
+    from_disk = compared[1]
+    in_memory = compared[0].sample(len(from_disk.targets))
+    assert len(data.train_set) - 64 < len(from_disk.targets)  # an epoch has no incomplete batch
+    assert torch.equal(in_memory.targets, from_disk.targets)
+    assert_same(twin, found)
+    views = [None, *in_memory.output.more]
+    assert len(views) == 2
+    for taps in views:
+        assert torch.equal(in_memory.output.view(taps), from_disk.output.view(taps))
+    assert torch.equal(in_memory.output.base_logits, from_disk.output.base_logits)
+
+
+def test_the_size_of_a_batch_of_features_is_not_guessed(tmp_path, quiet_trainer):
+    """Of a network that had no classifier there are no logits, for which Lightning counts one sample."""
+    features = Backbone(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), layers=None, head_layer="")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fit(tmp_path, quiet_trainer, FeatureCache("", progress=False), backbone=features)
+    assert not [one for one in said if "infer the `batch_size`" in str(one.message)]
 
 
 class Noisy(Digits):

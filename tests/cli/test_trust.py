@@ -660,7 +660,7 @@ def console(monkeypatch, capsys, *words):
         (["fit", "--config", "imagenet"], "one of the shipped configurations (cifar10_resnet18, ", 2),
         (["test", "--ckpt_path", "broken.ckpt"], "the file is damaged or no checkpoint", 1),
         (["test", "--ckpt_path", "foreign.ckpt"], "expected a checkpoint of BRAINet", 1),
-        (["fit", "--data=Digits", "--model.num_classes=8", "--structure.bins=-1"], "expected", 1),
+        (["fit", "--data=Digits", "--model.num_classes=8", "--structure.bins=-1"], "expected bins of at least 2", 2),
         (["report", "nowhere"], "expected the folder of a run", 2),
         (["report", "malformed"], "expected JSON in malformed/record.json", 1),
         (["report", "structure"], "expected a learned structure in structure/structure.json", 1),

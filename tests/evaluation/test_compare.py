@@ -131,10 +131,10 @@ def test_tables_hold_the_numbers(runs, tmp_path, capsys):
     markdown = (tmp_path / "out" / "all.md").read_text()
     assert markdown in printed
     mlp = found.values[1]["cls/Acc"]
-    shown = f"{100 * mlp.mean:.2f}\u00a0% ±\u00a0{100 * mlp.deviation:.2f}\u00a0%\u00a0▲"
+    shown = f"{100 * mlp.mean:.2f}\u00a0% ±\u00a0{100 * mlp.deviation:.2f}\u00a0%\u00a0✓"
     assert f"| MLP | 3 | {shown} |" in markdown
     latex = (tmp_path / "out" / "all.tex").read_text()
-    assert r"\blacktriangle" in latex
+    assert r"\checkmark" in latex
     assert latex.count(r"\\") == 3
     assert "%" not in latex.replace(r"\%", "")
     page = (tmp_path / "out" / "all.html").read_text()
@@ -206,6 +206,14 @@ def test_a_test_is_never_averaged_with_a_validation(tmp_path):
     assert f"Not tested: {tmp_path / 'tree1'}." in page
     assert "Accuracy, validation" in page
     assert "Not tested" not in compare.render_page(compare.page_of(found_in(tmp_path / "tree1")))  # validation alone
+
+
+def test_curves_of_one_run_alone_are_no_section(tmp_path):
+    for name, head, tested in (("tree", "Tree", True), ("fitted", "MLP", False), ("tested", "MLP", True)):
+        write_run(tmp_path / name, head, tested=tested)
+    for other in ("fitted", "tested"):
+        page = compare.render_page(compare.page_of(found_in(tmp_path / "tree", tmp_path / other)))
+        assert (">Curves<" in page) == (other == "tested")
 
 
 def test_a_seed_counts_once_by_its_latest_run(tmp_path):

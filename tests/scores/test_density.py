@@ -9,6 +9,7 @@ import torch
 from scipy.stats import norm
 
 from brainet_pl.scores import Generative, ScoreContext, TreeDensity
+from brainet_pl.scores.density import RARE_KURTOSIS, GaussianFamilies
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.structure import learn_structure
 from brainet_pl.structure.ggt import GGT, Leaf
@@ -65,6 +66,70 @@ def test_gaussian_densities_are_those_of_every_network_in_turn(data, ggt):
         return norm.logpdf(test[:, v], expected, np.sqrt(s[v, v] - s[v, p] @ slopes))
 
     np.testing.assert_allclose(score(x[:20]), mixture(score, test, log_family), rtol=2e-3, atol=2e-2)
+
+
+def fit_one_family_at_a_time(families, floor, common, covariance, mean):
+    """The slow twin of `GaussianFamilies.fit`, from the covariances (C, d, d) of all classes on."""
+    for i, (v, parents) in enumerate(families._families):
+        p = torch.tensor(parents, dtype=torch.long)
+        most = families.parents.shape[1]
+        if len(p) > most:
+            strength = (common[v, p] / common.diagonal()[p].sqrt()).abs()
+            p = p[strength.topk(most).indices.sort().values]
+        slopes = torch.linalg.solve(covariance[:, p][:, :, p] + 1e-3 * torch.diag(floor[p]), covariance[:, p, v])
+        variance = covariance[:, v, v] - 2 * (slopes * covariance[:, p, v]).sum(1)
+        variance = variance + torch.einsum("cp,cpq,cq->c", slopes, covariance[:, p][:, :, p], slopes)
+        intercept = mean[:, v] - (slopes * mean[:, p]).sum(1)
+        yield i, p, slopes, intercept, variance.clamp_min(floor[v]).log()
+
+
+@pytest.mark.parametrize(("max_parents", "room"), [(64, 2**25), (2, 2**25), (64, 30)])
+def test_blocks_of_families_are_the_families_one_at_a_time(data, max_parents, room, monkeypatch):
+    """Families of 0 to 7 parents, more than are kept, and in blocks of a few."""
+    monkeypatch.setattr("brainet_pl.scores.density._ROOM", room)
+    x, y = data[0].double(), data[1]
+    x = x / x.std(0)
+    every = [(v, tuple(p for p in range(8) if p != v)[:count]) for v in range(8) for count in range(8)]
+    families = GaussianFamilies(every, 8, CLASSES, 30.0, max_parents)
+    families.fit(x, y)
+    mean = torch.stack([x[y == c].mean(0) for c in range(CLASSES)])
+    residual = x - mean[y]
+    common, count = residual.t() @ residual / len(x), torch.bincount(y)[:, None, None]
+    assert (residual.pow(4).mean(0) < RARE_KURTOSIS * common.diagonal().square()).all()  # else the floor is another
+    own = torch.stack([residual[y == c].t() @ residual[y == c] for c in range(CLASSES)])
+    floor = 1e-3 * common.diagonal() + 1e-6 * common.diagonal().mean()
+    covariance = (30 * common + own) / (30 + count)
+    seen = set()
+    for i, p, slopes, intercept, log_variance in fit_one_family_at_a_time(families, floor, common, covariance, mean):
+        assert families.parents[i].tolist() == [*p.tolist(), *[8] * (families.parents.shape[1] - len(p))]
+        torch.testing.assert_close(families.slopes[i, : len(p)].double(), slopes.t(), atol=1e-6, rtol=1e-5)
+        assert not families.slopes[i, len(p) :].any()
+        torch.testing.assert_close(families.intercept[i, 0].double(), intercept, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(families.log_variance[i, 0].double(), log_variance, atol=1e-6, rtol=1e-5)
+        seen.add(len(p))
+    assert seen == set(range(min(max_parents, 7) + 1))
+
+
+@pytest.mark.parametrize("most", [3, 40])
+def test_families_of_like_size_together_are_those_of_one_width(most):
+    """Families of 0 to 40 parents: values and gradients are those of one product in which all are as wide."""
+    rng = np.random.default_rng(0)
+    x, y = torch.tensor(rng.normal(size=(400, 41)) @ rng.normal(size=(41, 41))), torch.tensor(rng.integers(0, 3, 400))
+    drawn = [(v, {int(p) for p in rng.permutation(41)[:width]}) for v, width in enumerate(rng.permutation(41))]
+    every = [(v, tuple(sorted(parents - {v}))) for v, parents in drawn]
+    families = GaussianFamilies(every, 41, CLASSES, 30.0, most).double()
+    families.fit(x, y)
+    families.double()
+    assert (len(families._widths), sum(families._widths.values())) == ({3: 2, 40: 6}[most], 41)
+    rows = x[:7].clone().requires_grad_()
+    columns = torch.cat([rows, rows.new_zeros(7, 1)], dim=1).t()
+    expected = columns[families.parents].transpose(1, 2) @ families.slopes + families.intercept
+    error = columns[families.variable][:, :, None] - expected
+    slow = -0.5 * (error**2 / families.log_variance.exp() + families.log_variance + math.log(2 * math.pi))
+    (wanted,) = torch.autograd.grad(slow.square().sum(), rows)
+    (found,) = torch.autograd.grad(families(rows).square().sum(), rows)
+    torch.testing.assert_close(families(rows), slow)
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("max_parents", [0, 1, 2])

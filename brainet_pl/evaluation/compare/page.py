@@ -34,7 +34,7 @@ def page_of(found: Comparison) -> Page:
     first = found.groups[0].name
     count = min((gap.runs for row in found.differences[1:] for gap in row.values() if gap.error is not None), default=0)
     note = (
-        f"Mean ± standard deviation over the runs of a configuration, one for each seed. ▲ and ▼: better or worse than "
+        f"Mean ± standard deviation over the runs of a configuration, one for each seed. ✓ and ✗: better or worse than "
         f"{first} by more than two standard errors of the difference, taken seed by seed where seeds are shared; ?: "
         f"fewer than {LEAST_SEEDS} runs can't tell."
     )
@@ -199,7 +199,7 @@ def _overlays(found: Comparison, styles: Mapping[str, int]) -> list[Block]:
     """Charts that runs have in common, one line for each run, of the headline's or the only curve of each."""
     drawings = [drawing_of(_same_axes(chart), styles) for chart in _overlaid(found, _test_curves)]
     several = [drawing for drawing in drawings if sum(key.kind != "guide" for key in drawing.keys) > 1]
-    return [Charts(several)] if drawings else []
+    return [Charts(several)] if several else []
 
 
 def _test_curves(member: Member) -> Iterator[tuple[Chart, Series]]:

@@ -13,10 +13,10 @@ from brainet_pl.evaluation.schema import MetricValue
 
 LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-    "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "≠": r"$\neq$", "–": "--", "↑": r"$\uparrow$",
+    "✓": r"$\checkmark$", "✗": r"$\times$", "≠": r"$\neq$", "–": "--", "↑": r"$\uparrow$",
     "↓": r"$\downarrow$", "\u00a0": "~",
 }  # fmt: skip
-MARKS = {True: "▲", False: "▼"}
+MARKS = {True: "✓", False: "✗"}  # not arrows: those at the heads of columns say which way is better
 
 
 def text_of(metric: MetricValue, value: float) -> str:
@@ -36,7 +36,7 @@ def cell(metric: MetricValue, value: Value) -> str:
 
 
 def verdict(metric: MetricValue, difference: Difference) -> str:
-    """▲ clearly better, ▼ clearly worse, ≠ clearly other, "" not clear; "?" where there are too few runs to tell."""
+    """✓ clearly better, ✗ clearly worse, ≠ clearly other, "" not clear; "?" where there are too few runs to tell."""
     if difference.error is None:
         return "?" if difference.value else ""
     if not difference.clear:
