@@ -97,7 +97,7 @@ class StructurePosterior:
 
         Args:
             features: The table that the draws are of.
-            settings: Of `learn_structure`; knowledge is known already.
+            settings: Of `learn_structure`. Its knowledge is about the sets; that of the draws they have already.
         """
         bins, max_rows, seed = (self.settings[name] for name in ("bins", "max_rows", "seed"))
         data = PreparedData.prepare(features, bins, max_rows)
