@@ -157,20 +157,23 @@ class Members(Head):
     @contextmanager
     def fixed_draws(self, count: int, seed: int) -> Iterator[None]:
         """Within it, every member takes the sub-networks that it draws when all begin at `seed`."""
-        each = math.ceil(count / len(self._heads))
         with ExitStack() as stack, isolated_rng(seed):
-            for head in self._heads:
+            for head, each in zip(self._heads, self._passes_of_each(count), strict=True):
                 drawn = 0 if head.averages_all(each) else int(torch.randint(2**62, (1,)))  # as `stochastic` does
                 stack.enter_context(head.fixed_draws(each, drawn))
             yield
 
+    def _passes_of_each(self, count: int) -> list[int]:
+        """How many passes each member has of `count` in all; one with few sub-networks averages all of them."""
+        heads = self._heads
+        return [count if h.ggt.num_subnetworks <= count else math.ceil(count / len(heads)) for h in heads]
+
     def passes(self, x: Tensor, count: int) -> Outputs:
         """Features (B, d) → outputs (T, B, O), as many of each member."""
         heads = self._heads
-        each = math.ceil(count / len(heads))
-        found = [  # few sub-networks are averaged exactly
-            head.passes(x[:, : head.in_features], count if head.ggt.num_subnetworks <= count else each)
-            for head in heads
+        found = [
+            head.passes(x[:, : head.in_features], each)
+            for head, each in zip(heads, self._passes_of_each(count), strict=True)
         ]
         shares = self.shares.repeat(len(heads) // len(self.shares)) * len(self.shares) / len(heads)
         weights = [share * _all_weights(one) for one, share in zip(found, shares, strict=True)]

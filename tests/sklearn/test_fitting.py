@@ -1,9 +1,12 @@
 """Columns that hardly vary: their scale, and what a little noise on them does to a density."""
 
+import pytest
 import torch
 
+from brainet_pl._utils.rng import isolated_rng
+from brainet_pl.network import Tree
 from brainet_pl.scores.density import TreeDensity
-from brainet_pl.sklearn.fitting import Standardize
+from brainet_pl.sklearn.fitting import Members, Standardize
 from brainet_pl.structure import learn_structure
 
 
@@ -29,3 +32,20 @@ def test_a_little_noise_on_columns_that_hardly_vary_is_no_event():
     assert change.abs().max() < 2  # with the variance of the columns alone it is hundreds of nats
     far = x[:50] + torch.tensor([0.0, 0.0, 50.0])
     assert (density.scores(far)["generative"] - density.scores(x[:50])["generative"]).min() > 100
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_members_that_average_all_sub_networks_do_so_in_an_export_too(count):
+    """Five passes of three members are two of each, but a tree of four sub-networks is averaged whole."""
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+    ggt = learn_structure(x @ torch.triu(torch.ones(6, 6)), progress=False)
+    assert ggt.num_subnetworks == 4
+    torch.manual_seed(0)
+    members = Members([Tree().build(6, 2, ggt).eval() for _ in range(3)], 3)
+    with torch.no_grad(), members.fixed_draws(count, 0):
+        held = members.passes(x, count)
+    with torch.no_grad(), isolated_rng(0):
+        free = members.passes(x, count)
+    assert held.values.shape[0] == 3 * (1 if count == 2 else 4)
+    torch.testing.assert_close(held.values, free.values)
+    torch.testing.assert_close(held.weights, free.weights)
