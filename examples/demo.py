@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
 
 from brainet_pl._utils.framework import NAMESPACE
 from brainet_pl.callbacks import log_figure
@@ -49,6 +50,7 @@ class Quality(NamedTuple):
 
 def demo() -> None:
     """Everything that a first run shows: learn, train, test, compare known with unknown digits."""
+    torch.set_num_threads(1)  # of small tensors; more would wait for each other, above all on a busy machine
     warnings.filterwarnings("ignore", module=NAMESPACE.replace(".", r"\."))
     logging.getLogger(NAMESPACE).setLevel(logging.WARNING)
     print("learning a structure from the pixels of 8 digits, and training a head on it …")
@@ -100,6 +102,7 @@ def compare(epochs: int = EPOCHS) -> dict[str, list[Quality]]:
     x, y = (torch.cat(part) for part in zip(*(next(iter(DataLoader(s, len(s)))) for s in sets), strict=True))  # type: ignore[arg-type]
     folds = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).chunk(FOLDS)
     found: dict[str, list[Quality]] = {name: [] for name in HEADS}
+    bar = tqdm(total=FOLDS * len(HEADS), desc="comparing heads", leave=False)
     for i, test in enumerate(folds):
         rest = torch.cat([fold for j, fold in enumerate(folds) if j != i])
         parts = [(x[rows], y[rows]) for rows in (rest[HELD:], rest[:HELD], test)]
@@ -108,6 +111,8 @@ def compare(epochs: int = EPOCHS) -> dict[str, list[Quality]]:
             torch.manual_seed(i)
             head = settings.build(x.shape[1], data.num_classes, ggt if settings.needs_tree else None)
             found[name].append(_fit(head, parts, epochs))
+            bar.update()
+    bar.close()
     return found
 
 

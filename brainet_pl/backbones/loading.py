@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +135,13 @@ def make_backbone(
     elif backbone.startswith("torchvision/"):
         from torchvision.models import get_model
 
-        model = get_model(backbone.removeprefix("torchvision/"), weights=published, **more)
+        try:
+            model = get_model(backbone.removeprefix("torchvision/"), weights=published, **more)
+        except URLError as error:
+            raise UsageError(
+                f"expected to download the weights {published} of {backbone}, got {error.reason}: where there is no "
+                "connection, give a file of weights in their place"
+            ) from error
     elif backbone.startswith("timm/"):
         try:
             import timm

@@ -187,7 +187,8 @@ class FittedModule(RestorableModule):
         found = self.predictor.expected
         if found is not None and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             bare = found.unreliable and not any(score.needs_fit for score in self.scores)
-            hint = "; give the model a score of its features, such as scores=['Generative']" if bare else ""
+            hint = "; give the model a score of its features, scores=['Generative'] (--model.scores '[Generative]')"
+            hint = hint if bare else ""
             (rank_zero_warn if found.unreliable else rank_zero_info)(f"{found}{hint}")
 
 

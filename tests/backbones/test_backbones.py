@@ -1,4 +1,5 @@
 import warnings
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import BRAINet, swap_head
+from brainet_pl._utils.checks import UsageError
 from brainet_pl.backbones.cifar import CIFAR
 from brainet_pl.backbones.extractor import FeatureExtractor
 from brainet_pl.backbones.loading import Backbone, load_weights, make_backbone
@@ -156,3 +158,13 @@ def test_a_frozen_network_without_weights_is_warned_of(tmp_path, quiet_trainer):
     assert not said(BRAINet.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True))
     assert not said(fresh(weights=str(tmp_path / "weights.pth")))
     assert not said(fresh(freeze=False))
+
+
+def test_weights_that_cannot_be_downloaded_say_what_to_do(monkeypatch, tmp_path):
+    def offline(*_, **__):
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", offline)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=r"weights DEFAULT of torchvision/resnet18, got Name .* a file of weights"):
+        make_backbone("torchvision/resnet18", "DEFAULT")
