@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from brainet_pl import configs
-from brainet_pl._utils.bounded_yaml import load_yaml
 from brainet_pl._utils.checks import UsageError
 from brainet_pl.cli import source
 
@@ -153,6 +152,8 @@ def _named_class(part: str, words: Sequence[str]) -> str | None:
 
     A checkpoint brings settings of its own, and is not read here.
     """
+    from brainet_pl._utils.bounded_yaml import load_yaml  # a server has no yaml
+
     found: Any = None if "--ckpt_path" in words else PARTS[part][2]
     for name, value in pairwise(words):
         if name in (f"--{part}", f"--{part}.class_path"):

@@ -286,9 +286,9 @@ def test_help_is_readable(capsys):
 
 LIGHT = """
 import sys
-from brainet_pl.cli import main
+from brainet_pl.cli import console
 try:
-    main(sys.argv[1:])
+    console()
 except SystemExit as end:
     print("status", end.code)
 print("loaded", *sorted({"torch", "pytorch_lightning", "lightning", "matplotlib", "wandb"} & set(sys.modules)))
@@ -303,8 +303,8 @@ print("loaded", *sorted({"torch", "pytorch_lightning", "lightning", "matplotlib"
         (["report", "--help"], 0, "usage: brainet report"),
         (["compare", "--help"], 0, "usage: brainet compare"),
         (["sweep", "--help"], 0, "usage: brainet sweep"),
-        ([], 2, "required: COMMAND"),
-        (["fti"], 2, "invalid choice: 'fti'"),
+        ([], 2, "usage: brainet"),
+        (["fti"], 2, "got 'fti': did you mean 'fit'?"),
     ],
 )
 def test_what_needs_no_torch_starts_without_it(words, status, said):
