@@ -87,8 +87,11 @@ def _aligned(table):
 
 
 def on_page_markdown(markdown, **_):
-    """Align numbers in tables. Files of the repository are no pages: a link to one becomes its name and path."""
+    """Align numbers in tables. A link to a notebook, which a reader of the repository follows, becomes one to its page;
+    other files of the repository are no pages, and a link to one becomes its name and path.
+    """
     markdown = align_numbers(markdown)
+    markdown = re.sub(r"\(\.\./((?:\.\./)*)examples/notebooks/(\w+)\.ipynb\)", r"(\1notebooks/\2.md)", markdown)
     return re.sub(r"\[`?([^\]`]+)`?\]\((?:\.\./)+([^)]+\.py)\)", r'<code title="\2">\1</code>', markdown)
 
 

@@ -49,9 +49,12 @@ def report_swapped(
             record.add(name, seen.numbers, steps.sample_batch(model, seen, with_shifts=False))
     record = record.gather()
     values = {key: float(value) for part in metrics.values() for key, value in _computed(part).items()}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as scratch:
+        page = Path(path).resolve()
+        folder = Path(scratch, page.parent.name or "report", page.stem)  # a page is titled by its folder
+        folder.mkdir(parents=True)
         content = _content(model, record, metrics, values)
-        Path(folder, "record.json").write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+        (folder / "record.json").write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
         write_report(folder, path)
     return values
 

@@ -310,6 +310,7 @@ def test_a_state_loads_into_a_model_of_the_same_tree():
 
 def test_the_page_and_the_graph(honest, tmp_path):
     found = honest.report(tmp_path / "page.html", rows(300, 2), {"far away": 5 + rows(100, 3)[0]})
+    assert f"<title>{tmp_path.name} / page" in (tmp_path / "page.html").read_text()
     page = (tmp_path / "page.html").read_text()
     assert "far away" in page
     assert f"{found['test/scaled/cls/NLL']:.3g}"[:4] in page
