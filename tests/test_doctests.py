@@ -18,7 +18,12 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("name", MODULES)
+TRAINS = "brainet_pl.sklearn.estimators"  # whole models
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.integration) if name == TRAINS else name for name in MODULES]
+)
 def test_examples(name):
     module = importlib.import_module(name)
     with warnings.catch_warnings():

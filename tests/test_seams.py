@@ -160,6 +160,7 @@ def toys(tmp_path, monkeypatch):
     wandb.finish()
 
 
+@pytest.mark.integration
 def test_a_toy_of_each_kind_through_fit_and_test(toys):
     words = [
         "fit", "--model.num_classes=3", "--model.head=toys.Noisy", "--model.head.noise=0.2",

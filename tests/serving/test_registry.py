@@ -8,6 +8,8 @@ import pytest
 from brainet_pl import ExportedModel
 from brainet_pl.serving.registry import register_wandb, save_mlflow
 
+pytestmark = pytest.mark.integration  # a model is exported
+
 
 class OnlineRun:
     """What `register_wandb` asks of a run that is online."""
