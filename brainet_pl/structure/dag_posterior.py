@@ -43,7 +43,10 @@ MOST_VARIABLES = 300
 BURN_IN = 0.25  # share of the steps before the first that counts
 STEPS = 8  # from one draw that is kept to the next
 SHARE = 1 / 3  # of the bootstrap samples in the probabilities and draws
-EDGE_COST = 1.5  # times log d: with 1, weak edges are more often chance than their probabilities say
+EDGE_COST: dict[DataKind, float] = {  # times log d, by what the score is made of
+    "discrete": 1.0,  # weak edges are more often true than their probabilities would say with 1.5
+    "gaussian": 1.5,  # and more often chance with 1
+}
 SAMPLE_CHAINS, SAMPLE_STEPS = 4, 4  # of a bootstrap sample: what differs between samples is more than within one
 DOUBTFUL = 0.5  # difference of an edge's probability between chains that is warned of
 
@@ -63,7 +66,7 @@ class StructurePosterior:
         disagreement: the largest difference of an edge's probability between a chain and all of them: 0 is best.
         equivalent: (d, d) the graph of all DAGs that are equivalent to the best one and break nothing known.
         names: of the variables, where the data had some.
-        settings: what they were drawn with: test, score, ess, bins, seed and max_rows.
+        settings: what they were drawn with: test, score, ess, edge_cost, bins, seed and max_rows.
     """
 
     draws: Bools
@@ -151,8 +154,9 @@ def structure_posterior(
         test: The test of `rai` and the tree, which also says whether columns are categories. "auto" is as in `rai`.
         score: "bdeu", "bge", "bic" or a subclass of `Score`; None is the one that belongs to the test.
         ess: Equivalent sample size of BDeu, weight of the prior of BGe.
-        edge_cost: What each edge costs by the prior over graphs, in nats. None is 1.5 log d; log d expects about one
-            parent a variable; 0 takes all DAGs as equally likely before the data are seen.
+        edge_cost: What each edge costs by the prior over graphs, in nats. None is log d for categories and 1.5 log d
+            for numbers; log d expects about one parent a variable; 0 takes all DAGs as equally likely before the data
+            are seen.
         bins: Number of levels of a continuous column in the discrete tests and scores.
         draws: Number of DAGs to keep.
         chains: Number of chains that share the work and are compared with each other.
@@ -182,7 +186,7 @@ def structure_posterior(
     bootstraps = checks.whole("bootstraps", bootstraps, 0, 1000, hint="0 is the posterior of the score given all rows")
     seed = checks.whole("seed", seed, 0, hint="any number from 0 on will do")
     ess = checks.number("ess", ess, 1e-12, hint="it is the weight of the score's prior")
-    edge_cost = checks.number_or_none("edge_cost", edge_cost, 0, "None is 1.5 log d")
+    edge_cost = checks.number_or_none("edge_cost", edge_cost, 0, "None is log d for categories, 1.5 log d for numbers")
     _, max_seconds = check_limits(None, max_seconds)
     budget = Budget(max_seconds=max_seconds)
     data = PreparedData.prepare(features, bins, max_rows)
@@ -194,7 +198,7 @@ def structure_posterior(
     warn_of_few_rows(data, stacklevel=3)
     chosen = choose_test(test, data, "fisher_z")
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
-    cost = EDGE_COST * float(np.log(data.d)) if edge_cost is None else edge_cost
+    cost = EDGE_COST[scoring.kind] * float(np.log(data.d)) if edge_cost is None else edge_cost
     names = column_names(features)
     if knowledge is not None:
         knowledge = knowledge.numbered(data.d, names)
@@ -215,6 +219,7 @@ def structure_posterior(
             "test": chosen.name,
             "score": scoring.name,
             "ess": ess,
+            "edge_cost": cost,
             "bins": bins,
             "seed": seed,
             "max_rows": max_rows,

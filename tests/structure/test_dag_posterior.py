@@ -20,7 +20,7 @@ from brainet_pl.structure.sampler import Chains, Families, PairProbabilities
 from brainet_pl.structure.score import one_by_one
 from brainet_pl.structure.statistics import bootstrap_weights
 
-COST = 1.5  # of an edge, times log d
+OF_LEVELS, OF_NUMBERS = 1.0, 1.5  # what an edge costs, times log d
 
 
 def is_acyclic(dag):
@@ -215,12 +215,14 @@ def test_probabilities_are_those_of_an_enumeration(discrete):
     found = structure_posterior(x, draws=2000, chains=32, bootstraps=0)
     data = PreparedData.prepare(x, 3)
     local = find_score("bdeu" if discrete else "bge", "discrete" if discrete else "gaussian").on(data, 5.0)
-    exact = exactly(all_dags(4), local, COST * np.log(4))
+    cost = (OF_LEVELS if discrete else OF_NUMBERS) * np.log(4)
+    assert found.settings["edge_cost"] == pytest.approx(cost)
+    exact = exactly(all_dags(4), local, cost)
     back = np.argsort(data.columns)
     assert np.abs(found.edge_probabilities - exact[np.ix_(back, back)]).max() < 0.04
     assert np.abs(found.draws.mean(axis=0) - found.edge_probabilities).max() < 0.05
     assert found.draws.shape == (2000, 4, 4)
-    best = max(total(dag, local, COST * np.log(4)) for dag in all_dags(4))
+    best = max(total(dag, local, cost) for dag in all_dags(4))
     assert found.map_score == pytest.approx(best)
     assert found.scores.max() <= best + 1e-9
     assert found.joined_probabilities.max() <= 1
@@ -234,7 +236,7 @@ def test_bootstrap_samples_are_averaged_with_all_rows():
     dags, scoring = all_dags(4), find_score("bdeu", "discrete")
 
     def enumerated(weights):
-        return exactly(dags, scoring.on(data.resampled(weights), 5.0), COST * np.log(4))
+        return exactly(dags, scoring.on(data.resampled(weights), 5.0), OF_LEVELS * np.log(4))
 
     alone = enumerated(np.ones(data.n, dtype=np.int64))
     samples = np.mean([enumerated(bootstrap_weights(data.n, 0, (b,))) for b in range(3)], axis=0)
@@ -244,7 +246,10 @@ def test_bootstrap_samples_are_averaged_with_all_rows():
     assert np.abs(found.draws.mean(axis=0) - found.edge_probabilities).max() < 0.05
     assert len(found.draws) == 3000
     assert found.scores == pytest.approx(
-        [total(dag[np.ix_(data.columns, data.columns)], scoring.on(data, 5.0), COST * np.log(4)) for dag in found.draws]
+        [
+            total(dag[np.ix_(data.columns, data.columns)], scoring.on(data, 5.0), OF_LEVELS * np.log(4))
+            for dag in found.draws
+        ]
     )
 
 
@@ -257,8 +262,8 @@ def test_the_best_graph_is_never_below_that_of_rai():
     local = find_score("bge", "gaussian").on(data, 5.0)
     order = data.columns
     by_rai = dag_extension(rai(x).adjacency)
-    assert found.map_score >= total(by_rai[np.ix_(order, order)], local, COST * np.log(12)) - 1e-9
-    assert found.map_score == pytest.approx(total(found.map[np.ix_(order, order)], local, COST * np.log(12)))
+    assert found.map_score >= total(by_rai[np.ix_(order, order)], local, OF_NUMBERS * np.log(12)) - 1e-9
+    assert found.map_score == pytest.approx(total(found.map[np.ix_(order, order)], local, OF_NUMBERS * np.log(12)))
     assert found.graph() == cpdag(found.map)
 
 
