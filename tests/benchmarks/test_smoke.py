@@ -480,7 +480,7 @@ def test_posterior(load, structure, chain, tmp_path, monkeypatch):
     posterior.posterior(tmp_path, 1, tmp_path)
     cells = json.loads((tmp_path / "structure_posterior.json").read_text())
     assert len(cells) == 4
-    cell = cells["asia/500/30"]
+    cell = cells["asia/500/40"]
     for method in ("tree", "posterior", "partition MCMC"):
         assert cell[method]["ap"] > 0.9
     assert cell["MAP less rai"] > -1e-6
