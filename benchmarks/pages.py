@@ -487,7 +487,6 @@ def posterior_bars(cells: Cells) -> dict[str, int]:
     found = _by_cell(cells).values()
     peers = [[p for p in (_precision(samples, m) for m in PROBABILITIES) if p is not None] for samples in found]
     return {
-        "cells": len(found),
         "AP": sum((_precision(one, "posterior") or 0.0) >= max(of) for one, of in zip(found, peers, strict=True)),
         "ECE": sum((_gap(samples, "posterior") or 0.0) <= 0.05 for samples in found),
     }
@@ -554,7 +553,7 @@ def counts(cells: Cells) -> str:
 
 def head(cells: Cells) -> str:
     """Steps, passes and memory beside an MLP of equal size."""
-    ratios = ("step / MLP, per sample", "step / MLP, per batch", "simultaneous / MLP", "15 passes / MC-dropout")
+    ratios = ("step / MLP", "step / MLP, one a batch", "simultaneous / MLP", "15 passes / MC-dropout")
     ratios += ("memory / MLP", "operations of a sampled network")
     rows = [
         [r["features"], f"{r['parameters']:,}", r["threshold"], r["sub-networks"], *(f"{r[k]:.2f}" for k in ratios)]
