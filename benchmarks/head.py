@@ -4,18 +4,21 @@
     python benchmarks/head.py --smoke    # shows in a few seconds that everything works
 
 Batch 256; 16k and 240k parameters; 64, 512 and 784 features. MC-dropout runs on the MLP, its passes folded into one
-large batch or one after the other, whichever is faster.
+large batch or one after the other, whichever is faster. Then a whole network: a ResNet-18 at 224 pixels by itself, with
+its head swapped, and with all that `predict` says, in seconds of processor time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torchvision
 from common.command import add_out, results_folder
 from common.data import relu_features
 from common.store import stamp, write_whole
@@ -24,11 +27,13 @@ from common.timing import race
 from common.training import loss
 from torch import Tensor, nn
 
+from brainet_pl import swap_head
 from brainet_pl.network import BRAINetHead
 from brainet_pl.network.mlp import hidden_width, mlp_layers
 from brainet_pl.structure import GGT, learn_structure
 
 CLASSES, BATCH, PASSES = 10, 256, 15
+STAGES = [f"layer{i}" for i in (1, 2, 3, 4)]  # of a ResNet
 EVERY = 10**6  # draws: as many as it takes for every branch of every node
 
 
@@ -129,6 +134,32 @@ def compare(ggt: GGT, d: int, num_params: int, seconds: float) -> dict[str, Any]
     }
 
 
+def whole_network(layers: list[str] | None, size: int, seconds: float) -> dict[str, Any]:
+    """A ResNet-18 of 1,000 classes whose head is swapped for one of 10, for one image and for 16 at a time."""
+    torch.manual_seed(0)
+    y = torch.arange(900) % CLASSES
+    x = torch.rand(900, 3, 64, 64) + y[:, None, None, None] / CLASSES
+    network = torchvision.models.resnet18().eval()
+    swapped = swap_head(network, (x[:600], y[:600]), held=(x[600:], y[600:]), layers=layers).fit(
+        max_epochs=2, progress=False
+    )
+    found: dict[str, Any] = {
+        "layers": "the last" if layers is None else "all four stages",
+        "features": swapped.head.ggt.num_variables,
+    }
+    for batch in (1, 16):
+        images = torch.rand(batch, 3, size, size)
+        calls = {"network": network, "swapped": swapped.eval(), "predict": swapped.predict}
+        timed = {name: torch.no_grad()(lambda call=call, images=images: call(images)) for name, call in calls.items()}
+        times = {name: t.median for name, t in race(timed, seconds, clock=time.process_time).items()}
+        found |= {
+            f"network ms, {batch}": 1e3 * times["network"] / batch,
+            f"swapped / network, {batch}": times["swapped"] / times["network"],
+            f"predict / network, {batch}": times["predict"] / times["network"],
+        }
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,7 +184,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     header = [k for k in rows[0] if k != "buckets"]
     table(header, [[row[k] for k in header] for row in rows])
-    write_whole(results_folder(args) / "head.json", json.dumps({"measured": stamp(), "rows": rows}, indent=1))
+    networks = [whole_network(layers, 64 if args.smoke else 224, 5 * args.seconds) for layers in (None, STAGES)]
+    table(list(networks[0]), [list(row.values()) for row in networks])
+    content = {"measured": stamp(), "rows": rows, "networks": networks}
+    write_whole(results_folder(args) / "head.json", json.dumps(content, indent=1))
 
 
 if __name__ == "__main__":

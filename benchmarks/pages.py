@@ -562,6 +562,16 @@ def head(cells: Cells) -> str:
     return markdown(["features", "parameters", "threshold", "sub-networks", *ratios], rows)
 
 
+def whole_network(cells: Cells) -> str:
+    """A ResNet-18 by itself, with its head swapped, and with all that `predict` says."""
+    ratios = [f"{what} / network, {batch}" for batch in (1, 16) for what in ("swapped", "predict")]
+    rows = [
+        [r["layers"], r["features"], f"{r['network ms, 1']:.0f}", *(f"{r[key]:.2f}" for key in ratios)]
+        for r in cells["networks"]
+    ]
+    return markdown(["layers read", "features", "network alone, ms", *ratios], rows)
+
+
 def uci(cells: Cells, family: str, metric: str) -> str:
     """Appendix D of the paper, and how often BRAINet is ahead."""
     table, tally = benchmark("uci").compared(cells["rows"], family, metric)
@@ -914,6 +924,7 @@ TABLES = {
     "scale": Table("structure.json", f"python benchmarks/structure.py scale {DATA}", scale, "scale"),
     "counts": Table("structure.json", "python benchmarks/structure.py counts", counts, "counts"),
     "head": Table("head.json", "python benchmarks/head.py", head),
+    "whole_network": Table("head.json", "python benchmarks/head.py", whole_network),
     "uci speed": Table("uci_speed.json", "python benchmarks/uci.py speed", uci_speed),
     "fuzz": Table("reliability.json", "python benchmarks/reliability.py fuzz --cases 100", fuzz, "fuzz"),
     "load": Table("reliability.json", "python benchmarks/reliability.py load --sizes 1000000", load, "load"),

@@ -299,9 +299,11 @@ def test_finetune(load, tmp_path, capsys):
 
 def test_head(load, tmp_path):
     load("head").main(["--smoke", "--out", str(tmp_path)])
-    rows = json.loads((tmp_path / "head.json").read_text())
-    assert len(rows) == 4
-    assert all(row["step / MLP"] > 0 for row in rows)
+    found = json.loads((tmp_path / "head.json").read_text())
+    assert len(found["rows"]) == 4
+    assert all(row["step / MLP"] > 0 for row in found["rows"])
+    assert [row["features"] for row in found["networks"]] == [512, 960]
+    assert all(row["predict / network, 1"] > 0.8 for row in found["networks"])
 
 
 def test_device(load, tmp_path, capsys):
