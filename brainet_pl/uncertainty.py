@@ -15,7 +15,7 @@ def entropy(probs: Tensor) -> Tensor:
     >>> entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0.0000, 0.6931])
     """
-    return torch.as_tensor(torch.special.entr(probs).sum(dim=-1))
+    return torch.xlogy(-probs, probs).sum(dim=-1)  # special.entr is no ONNX with torch 2.10 and 2.11
 
 
 def predictive(probs: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from brainet_pl.network.weights import ACTIVATIONS, LayerWeights, LevelTensors, repeat_columns
+from brainet_pl.network.weights import ACTIVATIONS, LayerWeights, LevelTensors, join_rows, repeat_columns
 from brainet_pl.structure.ggt import SubNetwork
 
 
@@ -205,7 +205,7 @@ class Executor(LayerWeights):
                     if dropout:  # a mask, and so a copy, for each pass
                         first_row[:, node] += len(neurons) * np.arange(len(subnetworks))
                 if dropout:
-                    neurons = _drop(neurons.expand(len(subnetworks), -1, -1), dropout, generator).flatten(0, 1)
+                    neurons = join_rows(_drop(neurons.expand(len(subnetworks), -1, -1), dropout, generator))
                 state = torch.cat([state, neurons])
                 continue
             for bucket, (weight, bias) in zip(level.branch_buckets, self._folded_branches(tensors), strict=True):
@@ -218,7 +218,7 @@ class Executor(LayerWeights):
                 at = torch.as_tensor(g, device=device)
                 y = self.activate(torch.baddbmm(bias[at].to(read.dtype), weight[at], read))
                 first_row[draw, bucket.nodes[g]] = len(state) + np.arange(len(draw)) * y.shape[1]
-                state = torch.cat([state, _drop(y, dropout, generator).flatten(0, 1)])
+                state = torch.cat([state, join_rows(_drop(y, dropout, generator))])
         top = first_row[:, :1] + np.arange(len(plan.root_rows))
         if not plan.levels:
             top = np.tile(1 + plan.root_rows, (len(subnetworks), 1))
@@ -286,7 +286,9 @@ class Executor(LayerWeights):
             else:
                 rows = gathered[0].index_select(1, bucket.rows).view(-1, weight.shape[2], batch)
             y = _product(weight, rows, bias)
-            outputs.append(y if y.dim() == 3 and y.shape[0] == self.members else y.view(self.members, -1, batch))
+            if y.dim() != 3 or y.shape[0] != self.members:
+                y = y.flatten().view(self.members, -1, batch)  # flat first, as in `join_rows`
+            outputs.append(y)
         together = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return together if level.in_order else together.index_select(1, level.arrange)
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from brainet_pl._utils import checks
 from brainet_pl.network.base import Norm
+from brainet_pl.network.weights import join_rows
 
 SkipKind = Literal["auto", "linear", "base_logits", "base_logits_or_linear"]
 SkipSetting = Literal[SkipKind, "own", "own_or_linear"]  # the last two as older files and configs have them
@@ -120,7 +121,7 @@ class BranchOutput(nn.Module):
     def mixed(self, rows: Tensor) -> Tensor:
         """Rows (s, R, N), each branch times its probability → the mean of the branches' outputs (N, O)."""
         weight = self.weight.transpose(0, 1).flatten(1)  # (O, s·R)
-        return self._add_bias(torch.mm(weight, rows.flatten(0, 1)).t())
+        return self._add_bias(torch.mm(weight, join_rows(rows)).t())
 
     def _add_bias(self, outputs: Tensor) -> Tensor:
         return outputs + self.bias.to(outputs.dtype)  # under autocast a product has fewer bits than the bias

@@ -174,6 +174,14 @@ def repeat_columns(part: Tensor, columns: int) -> Tensor:
     return part.repeat(1, 1, -(-columns // have)).narrow(2, 0, columns)
 
 
+def join_rows(blocks: Tensor) -> Tensor:
+    """Rows of blocks (N, R, B), one block after the other, (N·R, B).
+
+    They are made flat first: torch 2.10 can't export, for any B, a view that joins N and R alone.
+    """
+    return blocks.flatten().view(blocks.shape[0] * blocks.shape[1], blocks.shape[2])
+
+
 def index_buffer(module: nn.Module, name: str, values: NDArray[Any]) -> None:
     """Register whole numbers as a buffer that moves with the module and stays out of the state dict."""
     if not len(values):  # nobody reads it; but torch.export.save takes all empty tensors for one and stumbles
