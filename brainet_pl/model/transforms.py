@@ -22,7 +22,7 @@ TRIED = 8  # images that steps and a transform are compared on
 def class_names_of(data: Any, num_classes: int) -> tuple[str, ...] | None:
     """The names of the classes of a data set or its loader, from `classes`; None where it does not name each class."""
     source = _dataset(data)
-    names = getattr(source, "classes", None)
+    names: Any = getattr(source, "classes", None)
     if getattr(source, "target_transform", None) is not None or not checks.are_texts(names):
         return None
     return tuple(names) if len(set(names)) == len(names) == num_classes else None
