@@ -159,6 +159,13 @@ class Encoder:
         """Turns N texts of the column into numbers (N, d)."""
         return np.asarray(self.transformer.transform(self.cells(values)), dtype=np.float64)
 
+    def unseen(self, values: Sequence[str]) -> list[str]:
+        """Those of these texts that are categories which no training row had."""
+        if not isinstance(self.transformer, OneHotEncoder):
+            return []
+        known = set(self.transformer.categories_[0])
+        return [text for text in map(category, values) if text not in known]
+
 
 def numeric_encoder(name: str, values: Sequence[str]) -> Encoder:
     """Standardise by the training rows; a missing value is their mean, and marked where training rows miss some."""

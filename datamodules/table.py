@@ -12,6 +12,7 @@ from torch import Tensor
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import rank_zero_info, rank_zero_warn
 from brainet_pl._utils.missing import is_missing
+from brainet_pl._utils.unseen import about_unseen
 from brainet_pl.datamodules import columns as csv_columns
 from brainet_pl.datamodules.base import Samples, SplitData, check_share
 from brainet_pl.datamodules.columns import Encoder, TextColumns
@@ -137,6 +138,7 @@ class Table(SplitData):
         self.encoders: list[Encoder] = []
         self.classes: list[str] = []
         self._warned_of_ids = False
+        self._said_of_unseen: set[str] = set()
 
     @property
     def num_classes(self) -> int:
@@ -171,6 +173,8 @@ class Table(SplitData):
         self.val_set, self.test_set = samples["val"], samples["test"]
         self.predict_set = samples.get("predict", self.test_set)
         warn_of_far_values([cell for name in parts for cell in self._far(samples[name].x, parts[name])])
+        if stage in ("test", "predict"):
+            self._warn_of_unseen(parts.get(stage, parts["test"]))
 
     def _read(self, file: str) -> FileRows:
         columns = csv_columns.read_csv(file, self.delimiter, self.encoding)
@@ -194,6 +198,14 @@ class Table(SplitData):
                 f"expected inputs that say something of a row, got {', '.join(map(repr, ids))}, different in every "
                 "row: name it in id to find rows again in predictions.csv, or in drop"
             )
+
+    def _warn_of_unseen(self, rows: FileRows) -> None:
+        """Say once of a file which of its categories no training row had."""
+        cells = {encoder.name: encoder.unseen(rows.columns[encoder.name]) for encoder in self.encoders}
+        said = about_unseen(cells, f" of {rows.file}")
+        if said is not None and said not in self._said_of_unseen:
+            self._said_of_unseen.add(said)
+            rank_zero_warn(said)
 
     def _parts(self, count: int) -> tuple[list[int], list[int], list[int]]:
         """Rows of `file` for training, validation and test; the last do not depend on the seed."""

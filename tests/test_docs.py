@@ -241,3 +241,10 @@ def test_the_site_is_built_and_asks_nothing_of_a_network(tmp_path):
         for script in re.findall(r'<script src="([^"]+)"', text):
             assert page.name == "404.html" or (page.parent / script).is_file(), (page, script)
         assert "<p>from sklearn" not in text  # examples of docstrings are code, not quotations
+
+
+def test_words_that_the_library_prints_are_in_the_glossary():
+    words = {
+        line.split("|")[1].strip() for line in PAGES["reference/glossary.md"].splitlines() if line.startswith("| ")
+    }
+    assert {"joint", "stage", "modularity", "combined", "surprise", "verdict"} <= words

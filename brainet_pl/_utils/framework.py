@@ -16,6 +16,8 @@ import warnings
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from brainet_pl._utils.warn import warn
+
 SETTING = "BRAINET_LIGHTNING"
 OLD, NEW = "pytorch_lightning", "lightning.pytorch"
 
@@ -62,7 +64,7 @@ if TYPE_CHECKING or NAMESPACE == OLD:
     from pytorch_lightning.loggers.csv_logs import ExperimentWriter
     from pytorch_lightning.plugins import TorchCheckpointIO
     from pytorch_lightning.trainer.states import TrainerFn
-    from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+    from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
     from pytorch_lightning.utilities.combined_loader import CombinedLoader
     from pytorch_lightning.utilities.exceptions import SIGTERMException
 else:
@@ -79,7 +81,7 @@ else:
     from lightning.pytorch.loggers.csv_logs import ExperimentWriter
     from lightning.pytorch.plugins import TorchCheckpointIO
     from lightning.pytorch.trainer.states import TrainerFn
-    from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+    from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
     from lightning.pytorch.utilities.combined_loader import CombinedLoader
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -204,6 +206,15 @@ def _check_for(namespace: str) -> Callable[[object], None]:
         refuse_mix(instance, namespace)
 
     return check
+
+
+# -- warnings ---------------------------------------------------------------------------------------------------------
+
+
+@rank_zero_only
+def rank_zero_warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the user's line, in the first process alone."""
+    warn(message, category)
 
 
 # -- noise ------------------------------------------------------------------------------------------------------------

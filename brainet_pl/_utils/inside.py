@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from brainet_pl._utils.atomic import atomic_write
+from brainet_pl._utils.warn import warn
 
 MOST_BYTES = 2**28  # of a file that is read at once; the record of a test has a few megabytes
 
@@ -25,7 +25,7 @@ def find_inside(folder: str | os.PathLike[str], name: str) -> Path | None:
         if not path.is_file():
             return None
         if leads_out(folder, path):
-            warnings.warn(f"ignored {path}: it is a link out of its folder, to {path.resolve()}", stacklevel=2)
+            warn(f"ignored {path}: it is a link out of its folder, to {path.resolve()}")
             return None
     except (OSError, ValueError):  # a name that no file can have: too long, or with a zero byte
         return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-import warnings
 from pathlib import Path
+
+from brainet_pl._utils.warn import warn
 
 _WARNED: set[str] = set()
 
@@ -26,8 +27,7 @@ def warn_if_shared(folder: str | os.PathLike[str], holds: str) -> None:
     if (open_to_all or others) and str(folder) not in _WARNED:
         _WARNED.add(str(folder))
         who = "every user of this machine may write" if open_to_all else "another user owns, and may write"
-        warnings.warn(
+        warn(
             f"{holds} are taken from {folder}, to which {who}: who writes there decides what a fit uses; give a folder "
-            "of your own, or take away the right (chmod o-w)",
-            stacklevel=3,
+            "of your own, or take away the right (chmod o-w)"
         )

@@ -182,7 +182,7 @@ def risk_coverage_chart(scores: Mapping[str, Tensor], wrong: Tensor, score: str 
     return make_chart(
         "test/risk_coverage",
         "What refusing to answer buys: the error rate when only the most certain share is answered. Behind the names: "
-        "the area under each curve (AURC).",
+        "the area under each curve (AURC), that is, where samples are ordered by that score.",
         f"Error rate against coverage for {len(curves)} scores: {percent(float(wrong.mean()))} when all are answered; "
         f"the smallest area, {area(curves[order[0]])}, is that of {readable(order[0])}",
         Panel(

@@ -20,7 +20,6 @@ import os
 import shutil
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -32,6 +31,7 @@ from torch import Tensor
 from brainet_pl._utils import digest
 from brainet_pl._utils.framework import rank_zero_info
 from brainet_pl._utils.shared import warn_if_shared
+from brainet_pl._utils.warn import warn
 from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.output import BackboneOutput
@@ -353,7 +353,7 @@ def mark_bad(folder: Path, why: str) -> None:
     with contextlib.suppress(OSError):  # another process was faster, or the folder is read-only
         shutil.rmtree(bad, ignore_errors=True)
         os.replace(folder, bad)
-    warnings.warn(f"renamed {folder} to {bad.name}, and features are extracted again: {why}", stacklevel=2)
+    warn(f"renamed {folder} to {bad.name}, and features are extracted again: {why}")
 
 
 # -- what is there ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from brainet_pl._utils.framework import rank_zero_info
 from brainet_pl._utils.rng import isolated_rng
+from brainet_pl._utils.warn import warn
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
@@ -280,7 +280,7 @@ class TrainingFeatures:
             self._mapped = found is not None
             return found
         except store.NotStored as error:
-            warnings.warn(f"features are not kept on disk: {error}", stacklevel=2)
+            warn(f"features are not kept on disk: {error}")
             return None
 
     def _extract(self, loader: Any, max_rows: int | None, progress: bool, seed: int = 0) -> Extracted:

@@ -43,7 +43,7 @@ CATALOGUE: Mapping[str, Facts] = {
         Facts("cal/aECE", "Calibration error, adaptive bins", "share"),
         Facts("cal/MCE", "Calibration error, worst bin", "share"),
         Facts("cal/smECE", "Calibration error, smooth", "share"),
-        Facts("sc/AURC", "Risk–coverage area", "share"),
+        Facts("sc/AURC", "Risk–coverage area, by confidence", "share"),
         Facts("sc/AUGRC", "Wrong answers, mean over coverages", "share"),
         Facts("sc/Risk@#Cov", "Errors among the # % most certain", "share"),  # "#" is a percentage
         Facts("ens/Disagreement", "Passes that answer differently", "share", None),

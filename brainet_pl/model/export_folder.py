@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brainet_pl._utils import checks
 from brainet_pl.backbones import batches
 from brainet_pl.model.export import FEATURES, example_of, export_onnx, input_names
 from brainet_pl.model.int8 import int8_graph
 from brainet_pl.model.lightning import BRAINet
 from brainet_pl.model.predictor import Predictor
+from brainet_pl.model.transforms import read_transform
 from brainet_pl.monitoring.columns import Columns
 from brainet_pl.monitoring.signals import signals_of
 from brainet_pl.serving import ExportedModel
@@ -49,7 +51,7 @@ def export_folder(
     example: Any = None,
     *,
     class_names: Sequence[str] | None = None,
-    images: ImageSteps | None = None,
+    images: ImageSteps | Callable[..., Any] | None = None,
     features: Sequence[Feature] | None = None,
     held: Any = None,
     int8: bool = False,
@@ -63,7 +65,9 @@ def export_folder(
         folder: is made, or replaced where it is the folder of an exported model.
         example: inputs of any batch size; None is made after the first inputs that the model ever got.
         class_names: names of the classes; None takes those that the model knows.
-        images: how image files are prepared; None is what the backbone's weights expect, where they say so.
+        images: how image files are prepared: steps, or a transform of torchvision that can be written as such. None is
+            what the model knows: a swapped one from the data that it was fitted on, any other from its backbone's
+            weights, where they say so.
         features: how rows of a table are prepared; None takes numbers.
         held: held-out inputs, or an iterable of batches of them. Their answers, and up to 512 features, are the
             reference of the drift alarm; None takes the scores of validation data that the model keeps, without classes
@@ -79,8 +83,7 @@ def export_folder(
         raise ValueError(
             f"expected a new folder, or one of an exported model, got {place} with other files: name another"
         )
-    if images is None and isinstance(model, BRAINet) and model.preset is not None:
-        images = ImageSteps(**model.preset.to_dict())
+    steps = _image_steps(model, images)
     names = class_names if class_names is not None else getattr(model, "class_names", None)
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as inside:
@@ -104,7 +107,7 @@ def export_folder(
             "outputs": [_output(predictor, name) for name in outputs],
             "verdict": {"score": _verdict_score(predictor), "level": predictor.verdict.level},
             "conformal": None if predictor.conformal is None else predictor.conformal.settings(),
-            "images": None if images is None else images.to_dict(),
+            "images": None if steps is None else steps.to_dict(),
             "features": None if features is None else [one.to_dict() for one in features],
             "int8": checked,
             "held_out": _reference(predictor),
@@ -122,6 +125,21 @@ def export_folder(
             shutil.rmtree(place)
         made.replace(place)
     return place
+
+
+def _image_steps(model: BRAINet | Predictor, given: Any) -> ImageSteps | None:
+    """How image files are prepared: as was asked for, or as the model knows."""
+    if given is None and isinstance(model, BRAINet):
+        return None if model.preset is None else ImageSteps(**model.preset.to_dict())
+    if given is None or isinstance(given, ImageSteps):
+        return getattr(model, "images", None) if given is None else given
+    steps = read_transform(given)
+    if steps is None:
+        raise ValueError(
+            f"expected images to be resizing, a crop in the middle and normalisation, got {checks.shown(given)}, which "
+            "does something else, or draws: give ImageSteps(resize, crop, mean, std), or prepare images yourself"
+        )
+    return steps
 
 
 def named(inputs: Any) -> dict[str, Tensor]:

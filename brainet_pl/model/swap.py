@@ -23,9 +23,11 @@ from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.model.predictor import Predictor
 from brainet_pl.model.swap_data import BATCH, InputScale, labelled_batches
 from brainet_pl.model.swap_fit import Blend, Comparison, Given, Training, fit_swapped, learn_tree
+from brainet_pl.model.transforms import class_names_of, image_steps_of
 from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
 from brainet_pl.network.base import LEAST, Outputs, train_head
 from brainet_pl.scores import Score, Verdict
+from brainet_pl.serving.images import ImageSteps
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
 
@@ -46,6 +48,8 @@ class SwappedModel(Predictor):
     Attributes:
         blend: how much the network's own layer and the new head count in a prediction.
         comparison: the NLL of held-out samples beside that of other heads; None before `fit`.
+        class_names: names of the classes, where the training data set has them as `classes`.
+        images: how image files are prepared, where the transform of the data set tells it; for `export_folder`.
     """
 
     task: Classification
@@ -64,6 +68,8 @@ class SwappedModel(Predictor):
         self.settings, self.columns = settings, columns
         self.blend, self.input_scale = Blend(), InputScale()
         self.comparison: Comparison | None = None
+        self.class_names: tuple[str, ...] | None = None
+        self.images: ImageSteps | None = None
         self._given = Given()
 
     def forward(self, x: Any = None, **named: Tensor) -> Tensor:
@@ -177,6 +183,7 @@ class SwappedModel(Predictor):
         self.fit_scores(features, wanted, progress)
         features.prepare_backbone()
         inside = extract(self.backbone, labelled_batches(held, "held"), progress=progress, columns=self.columns)
+        self._describe(train, held)
         return self.calibrate_on(features.sample(), inside)
 
     @torch.no_grad()
@@ -275,8 +282,14 @@ class SwappedModel(Predictor):
         }
         with isolated_rng(seed):
             self.comparison = fit_swapped(self, train, held, training, said, self._given, progress)
+        self._describe(train, held)
         self._given = self._given.without_data()
         return self.eval()
+
+    def _describe(self, train: Any, held: Any) -> None:
+        """Take the names of classes and the preparation of images from data sets; held-out images have no draws."""
+        self.class_names = class_names_of(train, self.task.num_classes) or self.class_names
+        self.images = image_steps_of(held) or image_steps_of(train) or self.images
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 

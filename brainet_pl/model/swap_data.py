@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from brainet_pl._utils import checks
 from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.rng import isolated_rng
+from brainet_pl._utils.warn import warn
 from brainet_pl.backbones.batches import Columns, rows, size
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import bounded, inputs_and_target, inputs_of, unshuffled
@@ -236,10 +236,9 @@ def rows_not_repeated(seen: list[bytes], held: list[bytes]) -> Tensor:
     if repeated > MOST_REPEATED * len(held):
         _refuse_overlap(repeated, len(held))
     if repeated:
-        warnings.warn(
+        warn(
             f"{repeated} of {len(held):,} held-out samples are in the training data too, and were left out of the "
-            "held-out set",
-            stacklevel=2,
+            "held-out set"
         )
     return fresh
 
@@ -319,8 +318,7 @@ class InputScale(DataSizedBuffers):
         got, usual = mean.mean(dim=1), self.mean.mean(dim=1)
         names = ["mean", "deviation"][: len(usual)]
         shown = ", ".join(f"{n} {g:.3g} (training {u:.3g})" for n, g, u in zip(names, got, usual, strict=True))
-        warnings.warn(
+        warn(
             f"expected {name} on the scale of the training data, got {shown}: prepare them as in training, such as "
-            "pixels from 0 to 1 or 255, normalised or not",
-            stacklevel=3,
+            "pixels from 0 to 1 or 255, normalised or not"
         )

@@ -18,7 +18,9 @@ from brainet_pl.model.finite import first_bad_weight
 from brainet_pl.model.restoring import named_layers
 from brainet_pl.model.swap import SwappedModel
 from brainet_pl.network import HeadSettings
+from brainet_pl.serving.images import ImageSteps
 from brainet_pl.structure import GGT
+from brainet_pl.tasks.classification import check_class_names
 
 FORMAT = 1
 KIND = "SwappedModel"
@@ -54,6 +56,8 @@ def save_swapped(model: SwappedModel, path: str | Path) -> None:
             "verdict": vars(model.verdict),
             "columns": None if model.columns is None else vars(model.columns),
             "passes": model.num_passes,
+            "class_names": model.class_names,
+            "images": None if model.images is None else model.images.to_dict(),
         }
     )
     content["weights"] = dict(model.state_dict())
@@ -106,5 +110,8 @@ def _rebuild(stored: Mapping[str, Any], model: nn.Module) -> SwappedModel:
     made = SwappedModel(backbone, settings.build(features, classes, tree), classes, settings=settings, columns=columns)
     made.in_features, made.num_passes = features, stored["passes"]
     made.attach(stored["scores"], stored["calibration"], stored["conformal"], stored["verdict"])
+    names, images = stored.get("class_names"), stored.get("images")  # older files have neither
+    made.class_names = check_class_names(names, made.task)
+    made.images = None if images is None else ImageSteps(**images)
     made.load_state_dict(weights)
     return made.eval()

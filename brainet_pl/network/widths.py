@@ -6,12 +6,12 @@ bottleneck. So layers have a few neurons at the least, `WIDE`, where the budget 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from brainet_pl._utils.warn import warn
 from brainet_pl.network.base import TIMES_NEEDED, resolve_budget
 from brainet_pl.structure.ggt import GGT, Leaf, Tree
 
@@ -121,10 +121,9 @@ def solve_width(
         low, high = (middle, high) if count(middle) < num_params else (low, middle)
     best = min((low, high), key=lambda factor: abs(count(factor) - num_params))
     if abs(count(best) - num_params) > 0.02 * num_params:
-        warnings.warn(
+        warn(
             f"expected {num_params:,} parameters within 2 %, got {count(best):,}: widths are whole numbers, and one "
-            "neuron more in every node of this tree is a larger step than that",
-            stacklevel=3,
+            "neuron more in every node of this tree is a larger step than that"
         )
     return best
 

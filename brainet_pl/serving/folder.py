@@ -96,7 +96,10 @@ class ExportedModel:
     def predict_images(self, files: Sequence[bytes]) -> dict[str, NDArray[Any]]:
         """The bytes of image files → all that the model says of each."""
         if self.images is None:
-            raise ValueError("expected numbers: this model was exported without a way to prepare images; send inputs")
+            raise ValueError(
+                "expected numbers: this model was exported without a way to prepare images; send inputs, or export it "
+                "again with one, export_folder(…, images=…)"
+            )
         return self.predict(np.stack([self.images(file) for file in files]))
 
     def predict_rows(self, rows: Sequence[Mapping[str, Any] | Sequence[Any]]) -> dict[str, NDArray[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ class ImageSteps:
     """How an image becomes what a network reads: upright, resized, its middle cut out, scaled.
 
     Attributes:
-        resize: the shorter side, in pixels.
+        resize: the shorter side, in pixels; or both, height and width.
         crop: the side of the square in the middle.
         mean: what is subtracted from each channel, whose values are between 0 and 1; nothing where it is empty.
         std: what each channel is divided by.
@@ -29,7 +29,7 @@ class ImageSteps:
         channels: 3 is colour, 1 is grey.
     """
 
-    resize: int
+    resize: int | Sequence[int]
     crop: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -73,10 +73,12 @@ def decode(file: bytes, channels: int = 3) -> Bytes:
     return upright.transpose(2, 0, 1) if channels == 3 else upright[None]
 
 
-def resized(image: Bytes, side: int, how: str) -> Bytes:
-    """Bytes (C, H, W) with the shorter side as long as `side`, in the fixed-point arithmetic of torch's own kernel."""
+def resized(image: Bytes, side: int | Sequence[int], how: str) -> Bytes:
+    """Bytes (C, H, W) with the shorter side, or both, as long as asked, in the fixed-point arithmetic of torch."""
     height, width = image.shape[1:]
-    if height <= width:
+    if not isinstance(side, int):
+        size = side[0], side[1]
+    elif height <= width:
         size = side, int(side * width / height)
     else:
         size = int(side * height / width), side

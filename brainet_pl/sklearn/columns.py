@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl._utils.missing import is_missing
+from brainet_pl._utils.unseen import about_unseen
+from brainet_pl._utils.warn import warn
 from brainet_pl.serving.tables import Feature
 
 Floats = NDArray[np.float64]
@@ -70,6 +72,13 @@ class Column:
         texts = np.array(_texts(array, missing="missing"), dtype=object)
         return np.stack([texts == known for known in self.categories], axis=1).astype(np.float64)
 
+    def unseen(self, values: Any) -> list[str]:
+        """Those of these values that are categories which `fit` did not see."""
+        if self.categories is None:
+            return []
+        known = set(self.categories)
+        return [text for text in _texts(np.asarray(values), missing="missing") if text not in known]
+
     def _numbers(self, array: NDArray[Any]) -> Floats:
         if array.dtype.kind in "fiub":
             return array.astype(np.float64)
@@ -120,6 +129,9 @@ def encode(columns: Sequence[Column], frame: Any) -> Floats:
     missing = [column.name for column in columns if column.name not in names]
     if missing:
         raise ValueError(f"expected the columns of fit, got none called {', '.join(missing)}: add them")
+    said = about_unseen({column.name: column.unseen(frame[names[column.name]]) for column in columns})
+    if said is not None:
+        warn(said)
     return np.concatenate([column.encode(frame[names[column.name]]) for column in columns], axis=1)
 
 

@@ -30,6 +30,7 @@ from sklearn.utils.validation import (
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.threads import limit_threads
+from brainet_pl._utils.warn import warn
 from brainet_pl.serving.tables import Feature
 from brainet_pl.sklearn.columns import Column, encode, read_columns
 
@@ -166,10 +167,9 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         """For each member the numbers of the rows to train on, and of those to hold back."""
         every = np.arange(rows)
         if rows < LEAST_ROWS:
-            warnings.warn(
+            warn(
                 f"probabilities are not calibrated, and nothing can be called unknown: expected at least {LEAST_ROWS} "
-                f"rows to hold some back, got {rows}; give more rows",
-                stacklevel=3,
+                f"rows to hold some back, got {rows}; give more rows"
             )
         if rows < LEAST_ROWS or not self.validation_fraction:
             return [(every, every[:0])]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from brainet_pl._utils import checks
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl._utils.tensor_file import check_build, check_sizes
+from brainet_pl._utils.warn import warn
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import Extracted
@@ -341,11 +341,10 @@ class TablePredictor(Predictor):
         """The conformal p-value (N,) of rows (N, d): (1 + #{held back at least as strange}) / (H + 1)."""
         self._require_held("known_p")
         if len(self.held_target) + 1 < 1 / self.verdict.level:
-            warnings.warn(
+            warn(
                 f"no row can be called unknown at {self.verdict.level:.0%}: its p-value is no finer than "
                 f"1/{len(self.held_target) + 1}, by the rows held back in fit; fit with more rows, or a larger "
-                "validation_fraction",
-                stacklevel=3,
+                "validation_fraction"
             )
         self.eval()
         found = []

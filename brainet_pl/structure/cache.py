@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from brainet_pl._utils import atomic
 from brainet_pl._utils.inside import check_size
+from brainet_pl._utils.warn import warn
 from brainet_pl.structure.canonical import canonical_order
 from brainet_pl.structure.data import PreparedData, as_table
 from brainet_pl.structure.ggt import GGT
@@ -96,7 +96,7 @@ def load(path: str | os.PathLike[str], num_variables: int | None = None) -> GGT 
         aside = path.with_name(f"{path.name}.bad")
         with contextlib.suppress(OSError):  # another run was faster, or the folder can only be read
             os.replace(path, aside)
-        warnings.warn(f"set {path} aside as {aside.name} and go on without it: {error}", stacklevel=2)
+        warn(f"set {path} aside as {aside.name} and go on without it: {error}")
         return None
 
 

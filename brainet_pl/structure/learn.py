@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import pathlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.warn import warn
 from brainet_pl.structure.brai import BRAI, NEIGHBOURS, autonomous_sets, samples_at
 from brainet_pl.structure.copies import find_copies, tree_with_copies
 from brainet_pl.structure.data import Path, PreparedData, TableData, column_names
@@ -133,10 +133,9 @@ def learn_structure(
         tree, cut_short = _learn(prepared, threshold, budget, on_leaf)
     cut_short, tests = cut_short or search.spent, search.tests + budget.tests
     if cut_short:
-        warnings.warn(
+        warn(
             f"the budget was spent after {tests:,} tests: the tree is valid but smaller than the "
-            f"data would give ({leaves} leaves); raise max_tests or max_seconds, or lower max_order",
-            stacklevel=2,
+            f"data would give ({leaves} leaves); raise max_tests or max_seconds, or lower max_order"
         )
     record: dict[str, Any] = {
         "s": settings.samples[0] if len(set(settings.samples)) == 1 else list(settings.samples),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.warn import warn
 from brainet_pl.structure import pdag
 from brainet_pl.structure.autonomy import increase_separation, is_leaf
 from brainet_pl.structure.climb import MOST_ARROWS, climb_from
@@ -154,7 +154,7 @@ def rai(
             A = climb_from(A, allowed, unexplained, score, growth, float(np.log(d)), budget, constraints)
     A = with_copies(A, original)
     if budget.spent:
-        warnings.warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay", stacklevel=2)
+        warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay")
     return PDAG(A).permute(np.argsort(columns)).named(names)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -10,6 +9,7 @@ from typing import Any, Literal, get_args
 from numpy.typing import NDArray
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.warn import warn
 from brainet_pl.structure.data import PreparedData, are_categories
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.independence import IndependenceTest, find_test
@@ -108,11 +108,10 @@ def choose_test(
     return find_test(test)
 
 
-def warn_of_few_rows(data: PreparedData, stacklevel: int = 4) -> None:
-    """Warn where there are fewer rows than columns; by default past the decorator of the caller."""
+def warn_of_few_rows(data: PreparedData, stacklevel: int = 0) -> None:  # the level is no longer read
+    """Warn where there are fewer rows than columns."""
     if data.n < data.d:
-        warnings.warn(
+        warn(
             f"expected more rows than columns, got {data.n:,} rows of {data.d:,}: much that is found will be chance; "
-            "give more rows, or fewer features",
-            stacklevel=stacklevel,
+            "give more rows, or fewer features"
         )

@@ -445,3 +445,25 @@ def test_ordinary_tables_give_no_warning(csv_file):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Table(csv_file, "price", drop=["id"]).setup("fit")
+
+
+def test_categories_that_no_training_row_had_are_told_once_at_test_and_predict_time(csv_file, tmp_path):
+    new = tmp_path / "new.csv"
+    new.write_text("size,colour,id,country\n" + "".join(f"80,{c},x,nl\n" for c in ["pink", "red", "pink", "p" * 99]))
+    data = Table(csv_file, "price", drop=["id"], predict=str(new))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data.setup("fit")
+    with pytest.warns(UserWarning, match=r"of .*houses.csv: 'missing' \(1 row\)"):  # the house without a colour
+        data.setup("test")
+    with pytest.warns(UserWarning, match="expected categories of the training rows") as record:
+        data.setup("predict")
+    (said,) = [str(one.message) for one in record]
+    assert f"in column 'colour' of {new}: 'pink', '{'p' * 39}…' (3 rows); such a value counts as none" in said
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data.setup("predict")
+    test = Table(csv_file, "price", drop=["id"], test=str(new))
+    new.write_text("size,colour,id,country,price\n80,pink,x,nl,3\n")
+    with pytest.warns(UserWarning, match=r"'pink' \(1 row\)"):
+        test.setup("test")

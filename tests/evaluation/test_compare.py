@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def a_chart(name, group, *lines):
          "high": None, "shown": True, "group": ""}
         for line in lines
     ]  # fmt: skip
-    panel = {"key": "p", "title": f"Of {name}", "x": AXIS, "y": AXIS, "series": series}
+    key = "risk" if name == "test/risk_coverage" else "p"
+    panel = {"key": key, "title": f"Of {name}", "x": AXIS, "y": AXIS, "series": series}
     return {"name": name, "group": group, "caption": "", "alt": "", "panels": [panel], "choose": False}
 
 
@@ -140,7 +142,10 @@ def test_tables_hold_the_numbers(runs, tmp_path, capsys):
     page = (tmp_path / "out" / "all.html").read_text()
     assert f"<strong>{shown}</strong>" in page
     assert "Accuracy: MLP is best" in page
-    assert "clearly ahead of Tree" in page
+    assert re.search(r'<li class="plain">Accuracy: MLP is best, .*, clearly ahead of Tree', page)  # without praise
+    assert "td strong" not in page  # bold, in no colour
+    shadow = re.search(r"\.scroll \{ overflow-x: auto;(.*?)\}", page, re.DOTALL)[1]  # a cue that there is more beside
+    assert shadow.count("no-repeat local") == shadow.count("no-repeat scroll") == 1
     assert "by chance in 18 % of the comparisons" in page
     assert page.count('<figure class="chart ') == 2 + 2  # risk and coverage, ROC; two of training
     assert "0.9 (entropy)" in page
@@ -245,7 +250,7 @@ def test_two_seeds_are_too_few_for_an_interval(tmp_path):
     assert "90.55\u00a0%\u00a0?" in table
     page = compare.render_page(compare.page_of(two))
     assert "Too few runs for an interval, fewer than 3 seeds (Tree: 2; MLP: 2)" in page
-    assert '<li class="fair">Accuracy: MLP is best, 90.55\u00a0%, ahead of Tree; too few runs to tell' in page
+    assert '<li class="plain">Accuracy: MLP is best, 90.55\u00a0%, ahead of Tree; too few runs to tell' in page
     three = found_in(*(tmp_path / f"{name}{seed}" for name in ("tree", "mlp") for seed in range(3)))
     assert three.differences[1]["cls/Acc"].clear
     assert "±" in compare.as_markdown(three)
@@ -293,7 +298,8 @@ def test_unknown_sets_are_judged_by_the_score_behind_the_verdict(tmp_path):
     assert "judged by energy (Tree); entropy (MLP), the score behind the verdict." in page
     (block,) = next(section.blocks for section in compare.page_of(found).sections if section.key == "charts")
     shown = [key.note for chart in block.charts for key in chart.keys]
-    assert shown == ["0.9 (entropy)", "0.9 (entropy)", "0.9 (energy)", "0.9 (entropy)"]  # risk by what ranks
+    area = "area 0.9, by entropy"  # by what ranks, where the table has that by the largest probability
+    assert shown == [area, area, "0.9 (energy)", "0.9 (entropy)"]
 
 
 def test_a_number_that_a_run_lacks_is_left_out(tmp_path):

@@ -113,7 +113,7 @@ def a_record():
             metric("test/cls/Brier", None, "Brier score", "", "lower"),
             metric("test/cal/ECE", 0.1281, "Calibration error", "share", "lower"),
             metric("test/scaled/cal/ECE", 0.0237, "Calibration error", "share", "lower"),
-            metric("test/sc/AURC", 0.0021, "Risk–coverage area", "share", "lower"),
+            metric("test/sc/AURC", 0.0021, "Risk–coverage area, by confidence", "share", "lower"),
         ],
         "separation": [
             row("held_out", "entropy", 0.931, 0.811, 0.821, 0.301, 0.141, 1433, 354),
@@ -303,11 +303,27 @@ def test_headlines_are_those_of_the_record(written):
     assert cards(render(read_run(written))) == {
         "Accuracy": ("98.13 %", "higher is better"),
         "NLL": ("0.0567", "nats, lower is better"),
-        "Calibration error": ("12.81 %", "lower is better; 2.37 % after scaling"),
-        "Risk–coverage area": ("0.21 %", "lower is better"),
+        "Calibration error": ("2.37 %", "lower is better; calibrated; 12.81 % before"),
+        "Risk–coverage area, by confidence": ("0.21 %", "lower is better"),
         "Unknown: held out": ("93.10 %", "AUROC by entropy, higher is better"),
         "Unknown: svhn": ("71.10 %", "AUROC by entropy, higher is better"),
     }
+
+
+def test_headlines_are_of_the_calibrated_predictions(tmp_path):
+    record = a_record()
+    record["metrics"] += [
+        metric("test/scaled/cls/Acc", 0.98127, "Accuracy", "share", "higher"),
+        metric("test/scaled/cls/NLL", 0.0456, "NLL", "nats", "lower"),
+        metric("test/scaled/sc/AURC", None, "Risk–coverage area, by confidence", "share", "lower"),
+        metric("test/sc/Risk@80Cov", 0.009, "Errors", "share", "lower"),
+        metric("test/scaled/sc/Risk@80Cov", 0.002, "Errors", "share", "lower"),
+    ]
+    text = page_with(tmp_path, record)
+    assert cards(text)["Accuracy"] == ("98.13 %", "higher is better")  # nothing changed
+    assert cards(text)["NLL"] == ("0.0456", "nats, lower is better; calibrated; 0.0567 before")
+    assert cards(text)["Risk–coverage area, by confidence"] == ("0.21 %", "lower is better")
+    assert "the surest 80\u00a0% takes errors from 1.9\u00a0% to 0.2\u00a0%" in text
 
 
 def test_names_units_and_directions_are_those_of_the_record(tmp_path):

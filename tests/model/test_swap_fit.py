@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 
 import pytest
@@ -313,7 +314,7 @@ def test_the_page_and_the_graph(honest, tmp_path):
     assert f"<title>{tmp_path.name} / page" in (tmp_path / "page.html").read_text()
     page = (tmp_path / "page.html").read_text()
     assert "far away" in page
-    assert f"{found['test/scaled/cls/NLL']:.3g}"[:4] in page
+    assert re.search(rf"<dt>NLL</dt><dd><b>{found['test/scaled/cls/NLL']:.4f}</b>", page)  # of what `predict` says
     x, y = rows(300, 2)
     expected = F.nll_loss(honest.predict(x)["probabilities"].log(), y)
     assert found["test/scaled/cls/NLL"] == pytest.approx(float(expected), rel=1e-4)

@@ -13,9 +13,20 @@ import torch
 from PIL import Image
 from sklearn.datasets import make_friedman1
 from torch import nn
+from torch.utils.data import DataLoader, Subset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder as TorchvisionFolder
 from torchvision.transforms import InterpolationMode, v2
 
-from brainet_pl import BRAINet, BRAINetClassifier, BRAINetRegressor, ExportedModel, export_folder
+from brainet_pl import (
+    BRAINet,
+    BRAINetClassifier,
+    BRAINetRegressor,
+    ExportedModel,
+    export_folder,
+    load_swapped,
+    swap_head,
+)
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.cli import main
 from brainet_pl.datamodules import Digits, ImageFolder, Table
@@ -217,6 +228,36 @@ def test_images_from_file_to_answer(tmp_path, quiet_trainer):
             exported.predict_images([bad])
     with pytest.raises(ValueError, match="exported without a way to prepare rows"):
         exported.predict_rows([{"a": 1}])
+
+
+@pytest.mark.integration
+def test_a_swapped_model_brings_the_names_and_the_preparation_of_the_data_that_it_was_fitted_on(tmp_path):
+    for kind in ("cat", "dog"):
+        (tmp_path / "train" / kind).mkdir(parents=True)
+        for i in range(80):
+            picture(i + 500 * (kind == "dog"), 30 + i % 7, 41).save(tmp_path / "train" / kind / f"{i}.png")
+    augmented, plain = (
+        transforms.Compose([*steps, transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.3] * 3)])
+        for steps in ([transforms.RandomResizedCrop(24)], [transforms.Resize(28), transforms.CenterCrop(24)])
+    )
+    drawn, files = (TorchvisionFolder(tmp_path / "train", transform=how) for how in (augmented, plain))
+    train, held = Subset(drawn, [i for i in range(160) if i % 4]), DataLoader(Subset(files, range(0, 160, 4)), 16)
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 2))
+    honest = swap_head(body.eval(), train, held=held, head=Linear(), progress=False)
+    honest.fit(max_epochs=2, copies=0, progress=False)
+    honest.save(tmp_path / "honest.pt")
+    again = load_swapped(tmp_path / "honest.pt", body)
+    exported = ExportedModel(export_folder(again, tmp_path / "model"))
+    assert exported.class_names == ["cat", "dog"]
+    found = exported.predict_images([Path(path).read_bytes() for path, _ in files.samples[:8]])
+    expected = honest.predict(torch.stack([files[i][0] for i in range(8)]))["probabilities"]
+    np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=0.01)  # Pillow rounds in another way
+    with pytest.raises(ValueError, match="which does something else, or draws: give ImageSteps"):
+        export_folder(honest, tmp_path / "refused", images=augmented)
+    exported.images = None
+    with pytest.raises(ValueError, match="export it again with one, export_folder"):
+        exported.predict_images([b""])
 
 
 CONFIG = """

@@ -13,7 +13,7 @@ from scipy import stats
 from brainet_pl.evaluation.chart import readable
 from brainet_pl.evaluation.compare.runs import Member, RunGroup, differing, group_runs
 from brainet_pl.evaluation.report.read import History
-from brainet_pl.evaluation.report.view import SCALED_ECE
+from brainet_pl.evaluation.report.verdict import CALIBRATED
 from brainet_pl.evaluation.schema import MetricValue
 from brainet_pl.metrics.catalogue import SEPARATION, facts_of
 
@@ -74,7 +74,7 @@ def numbers_of(member: Member) -> dict[str, MetricValue]:
         return {}
     tested = {metric.key: metric for metric in member.record.metrics if metric.value is not None}
     found = {key: replace(tested[f"test/{key}"], key=key) for key in COMPARED if f"test/{key}" in tested}
-    scaled = tested.get(SCALED_ECE)
+    scaled = tested.get(f"{CALIBRATED}cal/ECE")
     if scaled is not None:
         found["scaled/cal/ECE"] = replace(scaled, key="scaled/cal/ECE", title=f"{scaled.title}, calibrated")
     for row in member.record.separation:

@@ -106,7 +106,7 @@ def _differences(found: Comparison) -> list[Block]:
 
 
 def _verdict(found: Comparison) -> list[Line]:
-    """For each of a few metrics, who is best and whether that is clear."""
+    """For each of a few metrics, who is best and whether that is clear; no praise, for the best of them may be bad."""
     lines = []
     for metric in found.metrics[:6]:
         order = [i for i, row in enumerate(found.values) if metric.key in row]
@@ -120,11 +120,11 @@ def _verdict(found: Comparison) -> list[Line]:
         )
         other = found.groups[second].name
         if gap.clear:
-            lines.append(Line(f"{named}, clearly ahead of {other}.", "good"))
+            lines.append(Line(f"{named}, clearly ahead of {other}."))
         elif gap.error is None:
-            lines.append(Line(f"{named}, ahead of {other}; too few runs to tell whether that is chance.", "fair"))
+            lines.append(Line(f"{named}, ahead of {other}; too few runs to tell whether that is chance."))
         else:
-            lines.append(Line(f"{named}; {other} is within two standard errors.", "fair"))
+            lines.append(Line(f"{named}; {other} is within two standard errors."))
     return lines
 
 
@@ -211,6 +211,7 @@ def _test_curves(member: Member) -> Iterator[tuple[Chart, Series]]:
             title += f": {readable(chart.name.split('/')[1])}" if chart.group == "ood" else ""
             many = sum(s.kind == "line" for s in panel.series) > 1
             note = f"{series.note.replace('ECE ', '')} ({series.name})" if many else series.note.replace("ECE ", "")
+            note = f"area {series.note}, by {series.name}" if panel.key == "risk" else note
             guides = [s for s in panel.series if s.kind == "guide" and s.name != "best possible"]
             empty = Panel(panel.key, title, panel.x, panel.y, guides)
             line = Series(series.name, series.x, series.y, note=note)

@@ -33,11 +33,12 @@ class Bins(NamedTuple):
 def verdict_of(record: Record, history: History | None = None) -> list[Line]:
     """The sentences that a record, and the curves of its fit, allow; see `rules.RULES` for their colours."""
     values = {metric.key: metric.value for metric in record.metrics if metric.value is not None}
+    final = values | {f"test/{k.removeprefix(CALIBRATED)}": v for k, v in values.items() if k.startswith(CALIBRATED)}
     samples = next((part.samples for part in record.sets if part.role == "known"), 0)
     chart = next((chart for chart in record.charts if chart.name == "test/reliability"), None)
     lines = [
-        _accuracy(values, samples),
-        _errors(values, samples),
+        _accuracy(final, samples),
+        _errors(final, samples),
         _calibration(values, chart, samples),
         _intervals(values, samples),
         _calibrator(record, values),
@@ -45,7 +46,7 @@ def verdict_of(record: Record, history: History | None = None) -> list[Line]:
         *_unknown(record),
         _known(record),
         _expected(record),
-        _refusal(values),
+        _refusal(final),
         *_baselines(history or {}),
     ]
     return [line for line in lines if line is not None]

@@ -19,7 +19,7 @@ from brainet_pl.evaluation.chart import Matrix, readable
 from brainet_pl.evaluation.report.plot import Drawing, chart_of_history, drawing_of, styles_of
 from brainet_pl.evaluation.report.read import Run
 from brainet_pl.evaluation.report.rules import RULES
-from brainet_pl.evaluation.report.verdict import Line, verdict_of
+from brainet_pl.evaluation.report.verdict import CALIBRATED, Line, verdict_of
 from brainet_pl.evaluation.schema import CellValue, MetricValue, Record, RecordTable, SeparationMeasure, Thumbnail
 from brainet_pl.metrics.catalogue import facts_of
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 # Which numbers are headlines, in this order.
 CARDS = ("cls/Acc", "reg/RMSE", "reg/NLL", "cls/NLL", "cal/ECE", "cal/QCE", "cal/coverage95", "sc/AURC")
-ECE, SCALED_ECE = "test/cal/ECE", "test/scaled/cal/ECE"  # before and after temperature scaling
 UNIT_NOTES = {"share": "", "nats": "nats", "": "", "target": "in units of the target"}
 ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
 TRAINING = ("train/loss", "cls/NLL", "reg/NLL", "cls/Acc", "reg/RMSE", "cal/ECE", "cal/QCE", "train/lr")  # curves
@@ -282,25 +281,28 @@ def metrics_of(run: Run) -> dict[str, MetricValue]:
 
 
 def _metric_cards(run: Run) -> list[Card]:
+    """Headlines of the predictions that a user gets: after calibration, where there is one."""
     found = metrics_of(run)
-    stage = "test" if any(key.startswith("test/") for key in found) else "val"
+    stage = "test/" if any(key.startswith("test/") for key in found) else "val/"
     cards = []
-    for key in (f"{stage}/{card}" for card in CARDS):
-        if key in found:
-            scaled = found.get(SCALED_ECE) if key == ECE else None
-            cards.append(metric_card(found[key], scaled.value if scaled else None))
+    for card in CARDS:
+        before, after = found.get(stage + card), found.get(CALIBRATED + card) if stage == "test/" else None
+        if after is not None and after.value is not None:
+            cards.append(metric_card(after, None if before is None else before.value))
+        elif before is not None:
+            cards.append(metric_card(before))
     return [card for card in cards if card]
 
 
-def metric_card(metric: MetricValue, scaled: float | None = None) -> Card | None:
-    """The card of a number, with the same number after scaling; None if it has no value."""
+def metric_card(metric: MetricValue, before: float | None = None) -> Card | None:
+    """The card of a number, with the same number before calibration where it was another; None if it has no value."""
     if metric.value is None:
         return None
     show = share if metric.unit == "share" else number
     direction = f"{metric.better} is better" if metric.better else ""
-    note = ", ".join(filter(None, (UNIT_NOTES[metric.unit], direction)))
-    after = f"{show(scaled)} after scaling" if scaled is not None else ""
-    return Card(metric.title, show(metric.value), "; ".join(filter(None, (note, after))))
+    note, shown = ", ".join(filter(None, (UNIT_NOTES[metric.unit], direction))), show(metric.value)
+    changed = "" if before is None or show(before) == shown else f"calibrated; {show(before)} before"
+    return Card(metric.title, shown, "; ".join(filter(None, (note, changed))))
 
 
 def _separation_cards(record: Record | None) -> list[Card]:
