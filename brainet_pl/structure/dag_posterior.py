@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.warn import warn
 from brainet_pl.structure.climb import climb_from
 from brainet_pl.structure.copies import find_copies
 from brainet_pl.structure.data import DataKind, PreparedData, Weights, column_names
@@ -195,7 +196,7 @@ def structure_posterior(
             f"expected at most {MOST_VARIABLES} columns to sample structures of, got {data.d}: rai and learn_structure "
             "take more"
         )
-    warn_of_few_rows(data, stacklevel=3)
+    warn_of_few_rows(data)
     chosen = choose_test(test, data, "fisher_z")
     scoring = find_score(chosen.default_score if score is None else score, chosen.kind)
     cost = EDGE_COST[scoring.kind] * float(np.log(data.d)) if edge_cost is None else edge_cost
@@ -323,9 +324,9 @@ def _sampled(problem: _Problem, draws: int, chains: int, bootstraps: int) -> Str
     found = _explore(prior, known, starts, of_all, chains, STEPS, most, np.random.default_rng(seed), budget)
     disagreement = found.disagreement
     if disagreement > DOUBTFUL:
-        warnings.warn(
-            f"expected chains to agree about edges, got probabilities that differ by {disagreement:.2f}: raise draws",
-            stacklevel=3,
+        warn(
+            f"expected chains to agree about edges, got probabilities that differ by {disagreement:.2f}: take more "
+            f"draws, such as {4 * draws:,}"
         )
     dags, edges, of_samples = [found.dags[-of_all:]], found.by_chain.mean(axis=0), []
     for number in range(bootstraps):

@@ -108,7 +108,7 @@ def choose_test(
     return find_test(test)
 
 
-def warn_of_few_rows(data: PreparedData, stacklevel: int = 0) -> None:  # the level is no longer read
+def warn_of_few_rows(data: PreparedData) -> None:
     """Warn where there are fewer rows than columns."""
     if data.n < data.d:
         warn(
