@@ -918,7 +918,7 @@ TABLES = {
         "accuracy",
     ),
     "posterior": Table(
-        "structure_posterior.json", f"python benchmarks/structure.py posterior {DATA} --seeds 3", posterior
+        "structure_posterior.json", f"python benchmarks/structure.py posterior {DATA} --seeds 6", posterior
     ),
     "networks": Table("networks.json", f"python benchmarks/networks.py {DATA}", networks),
     "scale": Table("structure.json", f"python benchmarks/structure.py scale {DATA}", scale, "scale"),

@@ -187,7 +187,7 @@ def test_twenty_lines_with_lightning(tmp_path):
 
 # A test of each kind; `make test-all` runs all of them.
 SAMPLE = (
-    "tests/callbacks/test_swap.py::test_fit_kill_resume_test_and_report[lightning]",
+    "tests/callbacks/test_swap.py::test_fit_stop_resume_test_and_report",
     "tests/callbacks/test_logging.py",
     "tests/model/test_fit_scores.py::test_a_checkpoint_brings_scores_that_the_model_was_not_given",
     "tests/datamodules/test_datamodules.py::test_lightning_takes_loaders_by_name",
