@@ -60,7 +60,8 @@ class Answers(nn.Module):
         self.named = isinstance(example, Mapping)
         self.inputs = input_names(example)
         size = batches.size(example)
-        self.outputs = tuple(k for k, v in predictor.predict(example).items() if v.dim() and v.shape[0] == size)
+        answer = predictor.describe(predictor.passes(example))  # no `predict`: it warns of inputs that are made up here
+        self.outputs = tuple(k for k, v in answer.items() if v.dim() and v.shape[0] == size)
         if features:
             self.outputs += (FEATURES,)
 

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -248,7 +249,9 @@ def test_a_swapped_model_brings_the_names_and_the_preparation_of_the_data_that_i
     honest.fit(max_epochs=2, copies=0, progress=False)
     honest.save(tmp_path / "honest.pt")
     again = load_swapped(tmp_path / "honest.pt", body)
-    exported = ExportedModel(export_folder(again, tmp_path / "model"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "expected inputs on the scale")  # of inputs that the export makes up
+        exported = ExportedModel(export_folder(again, tmp_path / "model"))
     assert exported.class_names == ["cat", "dog"]
     found = exported.predict_images([Path(path).read_bytes() for path, _ in files.samples[:8]])
     expected = honest.predict(torch.stack([files[i][0] for i in range(8)]))["probabilities"]
