@@ -34,9 +34,9 @@ from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.backbones.cifar import CifarResNet
 from brainet_pl.metrics.curves import roc_area
-from brainet_pl.model.swap import SwappedModel
 from brainet_pl.scores import Generative, Score, Stages
 from brainet_pl.structure import learn_structure
+from brainet_pl.swap.model import SwappedModel
 from brainet_pl.tasks import Classification
 
 PASSES, BATCH = 8, 100

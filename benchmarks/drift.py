@@ -39,7 +39,7 @@ from brainet_pl._utils.framework import pl
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import StructureLearning
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.monitoring import DriftMonitor
 from brainet_pl.monitoring.signals import half_for_the_first, signals_of
 from brainet_pl.network import Tree

@@ -29,7 +29,7 @@ from brainet_pl._utils.framework import pl
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.calibration import DensityScaling, TemperatureScaling
 from brainet_pl.datamodules.corruptions import FIFTEEN, corrupt_image
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.monitoring import estimate_accuracy
 from brainet_pl.network import MLP
 from brainet_pl.scores import Mahalanobis

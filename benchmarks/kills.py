@@ -41,23 +41,23 @@ class Moment(NamedTuple):
 
 
 WRITING = Moment("torch:save", 4, "half")  # two checkpoints an epoch: the last one of the second epoch
-VALIDATING = Moment("brainet_pl.model.lightning:BRAINet.validation_step", 4)
+VALIDATING = Moment("brainet_pl.lightning.module:BRAINet.validation_step", 4)
 FITTING = [
     Moment("brainet_pl.features.extraction:extract_features", 1, "after"),
     Moment("brainet_pl.callbacks.structure:learn_structure"),
     Moment("brainet_pl.callbacks.structure:learn_structure", 1, "after"),
     Moment("os:replace"),  # the learned tree is written, but has not its name yet
-    Moment("brainet_pl.model.lightning:BRAINet.training_step", 3),
+    Moment("brainet_pl.lightning.module:BRAINet.training_step", 3),
     Moment("torch:save", 1, "half"),
     Moment("brainet_pl.callbacks:LastCheckpoint.on_train_epoch_end", 2),  # the best one is there, the last one not
     WRITING,
     VALIDATING,
-    Moment("brainet_pl.model.lightning:BRAINet.optimizer_step", 20, "after"),
-    Moment("brainet_pl.checkpoints.runs:Rows.save", 2, "after"),
-    Moment("brainet_pl.checkpoints.runs:Rows.rewind"),
+    Moment("brainet_pl.lightning.module:BRAINet.optimizer_step", 20, "after"),
+    Moment("brainet_pl.storage.runs:Rows.save", 2, "after"),
+    Moment("brainet_pl.storage.runs:Rows.rewind"),
 ]
 TESTING = [
-    Moment("brainet_pl.model.lightning:BRAINet.test_step", 2),
+    Moment("brainet_pl.lightning.module:BRAINet.test_step", 2),
     Moment("brainet_pl.callbacks.evaluation:write_scores", 1, "after"),
 ]
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from brainet_pl._utils.framework import pl
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.scores import Mahalanobis
 

@@ -48,10 +48,10 @@ from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.features.extraction import extract
 from brainet_pl.features.layers import choose_layers, sample_rows
 from brainet_pl.metrics import curves
-from brainet_pl.model.swap import SwappedModel
-from brainet_pl.model.swap_fit import DROPOUTS
 from brainet_pl.network.training import fit_head
 from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.swap.fit import DROPOUTS
+from brainet_pl.swap.model import SwappedModel
 from brainet_pl.tasks import Classification
 
 BATCH = 64

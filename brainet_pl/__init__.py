@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brainet_pl.backbones.loading import Backbone
-    from brainet_pl.checkpoints.runs import continue_run
-    from brainet_pl.model.export import export_onnx, export_program
-    from brainet_pl.model.export_folder import export_folder
-    from brainet_pl.model.in_place import swap_layer
-    from brainet_pl.model.lightning import BRAINet
-    from brainet_pl.model.swap import SwappedModel, swap_head
-    from brainet_pl.model.swap_file import load_swapped
-    from brainet_pl.model.swapped_layer import restore_layers
+    from brainet_pl.export.folder import export_folder
+    from brainet_pl.export.graph import export_onnx, export_program
+    from brainet_pl.lightning.module import BRAINet
     from brainet_pl.monitoring import DriftMonitor
     from brainet_pl.network import BRAINetHead
     from brainet_pl.scores import GenerativeScore, TreeDensity
     from brainet_pl.serving import ExportedModel
     from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
+    from brainet_pl.storage.runs import continue_run
     from brainet_pl.structure import GGT, learn_structure, rai
+    from brainet_pl.swap.file import load_swapped
+    from brainet_pl.swap.in_place import swap_layer
+    from brainet_pl.swap.layer import restore_layers
+    from brainet_pl.swap.model import SwappedModel, swap_head
 
 __version__ = "0.3.0"
 
@@ -57,7 +57,7 @@ __all__ = [
 
 _HOMES = {
     "GGT": "structure",
-    "BRAINet": "model.lightning",
+    "BRAINet": "lightning.module",
     "BRAINetClassifier": "sklearn",
     "BRAINetHead": "network",
     "BRAINetRegressor": "sklearn",
@@ -65,18 +65,18 @@ _HOMES = {
     "DriftMonitor": "monitoring",
     "ExportedModel": "serving",
     "GenerativeScore": "scores",
-    "SwappedModel": "model.swap",
+    "SwappedModel": "swap.model",
     "TreeDensity": "scores",
-    "continue_run": "checkpoints.runs",
-    "export_folder": "model.export_folder",
-    "export_onnx": "model.export",
-    "export_program": "model.export",
+    "continue_run": "storage.runs",
+    "export_folder": "export.folder",
+    "export_onnx": "export.graph",
+    "export_program": "export.graph",
     "learn_structure": "structure",
-    "load_swapped": "model.swap_file",
+    "load_swapped": "swap.file",
     "rai": "structure",
-    "restore_layers": "model.swapped_layer",
-    "swap_head": "model.swap",
-    "swap_layer": "model.in_place",
+    "restore_layers": "swap.layer",
+    "swap_head": "swap.model",
+    "swap_layer": "swap.in_place",
 }
 
 

@@ -12,7 +12,7 @@ from brainet_pl.callbacks.structure import StructureLearning
 from brainet_pl.callbacks.swap import SwapHead
 from brainet_pl.callbacks.threads import Threads
 from brainet_pl.callbacks.tracking import Tracking
-from brainet_pl.model.lightning import register_standard_callbacks
+from brainet_pl.lightning.module import register_standard_callbacks
 
 __all__ = [
     "BaselineComparison",

@@ -15,13 +15,13 @@ from brainet_pl.backbones import FeatureExtractor, batches
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.removal import logits_of
 from brainet_pl.features.extraction import inputs_and_target, inputs_of, is_sharded, unshuffled
-from brainet_pl.model import steps
-from brainet_pl.model.in_place import Forward, run_model
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.predictor import Predictor
-from brainet_pl.model.steps import EvaluatedBatch
-from brainet_pl.model.swap_data import input_batches
-from brainet_pl.model.swapped_layer import SwappedLayer, swapped_layers
+from brainet_pl.lightning import steps
+from brainet_pl.lightning.module import BRAINet
+from brainet_pl.lightning.steps import EvaluatedBatch
+from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.swap.data import input_batches
+from brainet_pl.swap.in_place import Forward, run_model
+from brainet_pl.swap.layer import SwappedLayer, swapped_layers
 from brainet_pl.tasks import Classification
 from brainet_pl.tasks.passes import Passes
 

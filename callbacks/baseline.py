@@ -19,10 +19,10 @@ from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.distributed.samples import on_rank_zero
 from brainet_pl.features.extraction import Extracted, is_sharded
 from brainet_pl.features.training import SAMPLE_ROWS
-from brainet_pl.model.finite import finite_samples
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import BRAINetHead, Head, Tree
 from brainet_pl.network.base import LEAST, HeadInputs, run_head
+from brainet_pl.prediction.finite import finite_samples
 from brainet_pl.tasks import Classification, Regression, Task
 from brainet_pl.tasks.linear import ROWS_PER_CLASS
 

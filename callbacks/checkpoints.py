@@ -10,7 +10,7 @@ import torch
 from brainet_pl._utils import atomic, lightning_private
 from brainet_pl._utils.framework import ModelCheckpoint, SIGTERMException, TorchCheckpointIO, pl
 from brainet_pl._utils.tensor_file import check_file
-from brainet_pl.checkpoints.sharded import is_sharded_folder, read_whole
+from brainet_pl.storage.sharded import is_sharded_folder, read_whole
 
 
 class WholeCheckpointIO(TorchCheckpointIO):

@@ -29,13 +29,13 @@ from brainet_pl.evaluation.report.read import read_history, read_record
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.evaluation.terminal import lines_of_test
 from brainet_pl.features.extraction import inputs_of, is_sharded
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.sets import check_set_names
 from brainet_pl.metrics.shift import LOADER, is_shift, means
-from brainet_pl.model import costs
-from brainet_pl.model.in_place import Forward
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.prediction import costs
 from brainet_pl.structure.draw import draw_ggt
+from brainet_pl.swap.in_place import Forward
 from brainet_pl.tasks import Classification
 
 LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size

@@ -14,7 +14,7 @@ from brainet_pl._utils.framework import Callback, pl
 from brainet_pl._utils.lightning_private import loader_source, set_loader_source
 from brainet_pl.features.extraction import data_source, is_sized
 from brainet_pl.features.training import FeatureFolder
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 
 
 @dataclass

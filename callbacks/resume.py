@@ -11,9 +11,9 @@ from brainet_pl._utils import lightning_private
 from brainet_pl._utils.framework import Callback, TorchCheckpointIO, TrainerFn, is_csv, pl, rank_zero_warn
 from brainet_pl._utils.rng import States, collect, put_back
 from brainet_pl.callbacks.checkpoints import WholeCheckpointIO
-from brainet_pl.checkpoints import runs
-from brainet_pl.checkpoints.format import RANDOM, RUN
 from brainet_pl.distributed.samples import all_gather
+from brainet_pl.storage import runs
+from brainet_pl.storage.format import RANDOM, RUN
 
 SEED = "PL_GLOBAL_SEED"  # of seed_everything; Lightning seeds the samplers of several processes with it
 

@@ -17,8 +17,8 @@ from brainet_pl.callbacks.logging import log_figure, log_files, run_folder
 from brainet_pl.distributed.samples import first_asks, on_rank_zero
 from brainet_pl.features.extraction import data_source
 from brainet_pl.features.training import TrainingFeatures
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.sharding import refuse_sharding
+from brainet_pl.lightning.module import BRAINet
+from brainet_pl.lightning.sharding import refuse_sharding
 from brainet_pl.network import Head
 from brainet_pl.network.carry import carry
 from brainet_pl.structure import GGT, cache, learn_structure

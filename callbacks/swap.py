@@ -28,15 +28,12 @@ from brainet_pl.backbones.batches import Columns
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.callbacks.resume import ExactResume
 from brainet_pl.callbacks.structure import StructureLearning
-from brainet_pl.checkpoints.sharded import WEIGHTS, read_parts
 from brainet_pl.distributed.samples import Places
 from brainet_pl.features.extraction import data_source, inputs_and_target, is_sharded
 from brainet_pl.features.training import TrainingFeatures, loader_of
-from brainet_pl.model import steps
-from brainet_pl.model.finite import finite_samples
-from brainet_pl.model.in_place import Forward, LayerInputs, build_layer, find_layer, first_inputs, keep_modes
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.sharding import (
+from brainet_pl.lightning import steps
+from brainet_pl.lightning.module import BRAINet
+from brainet_pl.lightning.sharding import (
     broadcast_buffers,
     configure_early,
     is_model_parallel,
@@ -44,10 +41,13 @@ from brainet_pl.model.sharding import (
     refuse_sharding,
     shard,
 )
-from brainet_pl.model.swapped_layer import SwappedLayer, rebuild_layers, swapped_layers, watch_state
 from brainet_pl.network import HeadSettings
 from brainet_pl.network.base import LEAST, MOST_PASSES
+from brainet_pl.prediction.finite import finite_samples
 from brainet_pl.scores import Score, Verdict
+from brainet_pl.storage.sharded import WEIGHTS, read_parts
+from brainet_pl.swap.in_place import Forward, LayerInputs, build_layer, find_layer, first_inputs, keep_modes
+from brainet_pl.swap.layer import SwappedLayer, rebuild_layers, swapped_layers, watch_state
 
 
 class SwapHead(Callback):

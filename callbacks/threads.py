@@ -8,7 +8,7 @@ from brainet_pl._utils import checks
 from brainet_pl._utils.framework import Callback, pl
 from brainet_pl._utils.threads import SMALL, limit_threads
 from brainet_pl.features.training import FeatureFolder
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 
 
 class Threads(Callback):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from brainet_pl._utils import lightning_private
 from brainet_pl._utils.framework import Callback, ModelCheckpoint, is_wandb, pl, rank_zero_info
 from brainet_pl.callbacks.logging import log_files, log_use
-from brainet_pl.checkpoints.format import RUN, wandb_id
 from brainet_pl.distributed.samples import on_rank_zero
+from brainet_pl.storage.format import RUN, wandb_id
 
 
 class Tracking(Callback):

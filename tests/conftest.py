@@ -14,7 +14,7 @@ from brainet_pl._utils.framework import CSVLogger, ModelCheckpoint, pl
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Tree
 
 sys.path.insert(0, str(Path(__file__).parent))

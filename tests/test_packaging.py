@@ -92,7 +92,7 @@ def test_the_package_is_imported_piece_by_piece():
     subprocess.run([sys.executable, "-c", code], check=True)
     code = (  # torchvision and matplotlib come with Lightning's torchmetrics
         "import sys, pytorch_lightning; known = set(sys.modules); "
-        "import brainet_pl.model.lightning, brainet_pl.model.swap; "
+        "import brainet_pl.lightning.module, brainet_pl.swap.model; "
         "found = {'sklearn', 'wandb', 'pandas', 'timm', 'transformers', 'onnx'} & (set(sys.modules) - known); "
         "assert not found, found"
     )

@@ -11,8 +11,8 @@ from brainet_pl._utils.framework import pl
 from brainet_pl._utils.parts import arguments, make_part, part_classes
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.cli import BrainetCLI, main
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.measures import Measure
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.scores import Score
 from brainet_pl.structure import IndependenceTest

@@ -15,18 +15,18 @@ import torch
 from brainet_pl import datamodules
 from brainet_pl._utils import atomic, checks
 from brainet_pl.backbones.loading import Backbone
-from brainet_pl.checkpoints.format import Checkpoint
 from brainet_pl.cli.lightning_cli import TRUST, stored_config
 from brainet_pl.cli.trust import vet
 from brainet_pl.cli.words import check_ckpt_path
 from brainet_pl.datamodules import ImageFolder, Table
+from brainet_pl.export.folder import export_folder, features_of_table
+from brainet_pl.export.graph import TRACED, export_onnx, export_program
 from brainet_pl.features.extraction import inputs_of
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.sets import TEST
-from brainet_pl.model.export import TRACED, export_onnx, export_program
-from brainet_pl.model.export_folder import export_folder, features_of_table
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.serving.folder import read_about
 from brainet_pl.serving.images import ImageSteps
+from brainet_pl.storage.format import Checkpoint
 
 
 def main(args: Sequence[str]) -> None:

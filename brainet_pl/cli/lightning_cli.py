@@ -35,17 +35,17 @@ from brainet_pl._utils.framework import (
 from brainet_pl._utils.inside import find_inside, read_inside, write_inside
 from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.callbacks.logging import run_folder
-from brainet_pl.checkpoints import runs
-from brainet_pl.checkpoints.format import CONFIG, Checkpoint
-from brainet_pl.checkpoints.sharded import is_checkpoint
 from brainet_pl.cli.commands import ABOUT
 from brainet_pl.cli.trust import ADVICE, Given, Untrusted, given_by, vet
 from brainet_pl.cli.words import check_ckpt_path, config_path, short_error, split_words
 from brainet_pl.datamodules.table import read_task
 from brainet_pl.evaluation.report.read import read_history
 from brainet_pl.evaluation.terminal import lines_of_fit
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.sharding import is_model_parallel
+from brainet_pl.lightning.module import BRAINet
+from brainet_pl.lightning.sharding import is_model_parallel
+from brainet_pl.storage import runs
+from brainet_pl.storage.format import CONFIG, Checkpoint
+from brainet_pl.storage.sharded import is_checkpoint
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 TRUST = "--trust_checkpoint"

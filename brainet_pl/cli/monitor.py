@@ -100,7 +100,7 @@ def read_reference(reference: str, columns: Sequence[str] | None = None) -> Watc
 def _validation_scores(path: Path) -> dict[str, Floats]:
     """Scores of the validation data, as a checkpoint has them."""
     from brainet_pl._utils.tensor_file import read_tensors
-    from brainet_pl.checkpoints.format import Checkpoint
+    from brainet_pl.storage.format import Checkpoint
 
     Checkpoint.read(path)  # refuses what is none
     state = read_tensors(path)["state_dict"]

@@ -27,8 +27,8 @@ from brainet_pl._utils.parts import arguments, part_classes
 from brainet_pl.backbones.loading import Backbone, check_stored_backbone
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.callbacks import FeatureCache, StructureLearning
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.measures import Measure
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import HeadSettings
 from brainet_pl.scores import Score
 from brainet_pl.structure import IndependenceTest

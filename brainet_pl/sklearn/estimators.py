@@ -264,7 +264,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
     def export(self, folder: str | Path, held: Any = None, level: float = 0.9) -> Path:
         """Write the fitted estimator as a folder with an ONNX graph that needs no torch, encoders of columns included.
 
-        See `brainet_pl.model.export_folder`: `brainet_pl.serving.ExportedModel` and `brainet serve` run it.
+        See `brainet_pl.export.folder`: `brainet_pl.serving.ExportedModel` and `brainet serve` run it.
 
         Args:
             folder: is made, or replaced where it is the folder of an exported model.
@@ -274,7 +274,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         import torch
 
         from brainet_pl.calibration import Conformal
-        from brainet_pl.model.export_folder import export_folder
+        from brainet_pl.export.folder import export_folder
 
         check_is_fitted(self)
         network, before = self.network_, self.network_.conformal

@@ -22,11 +22,11 @@ from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.metrics.losses import weighted_mean
-from brainet_pl.model.predictor import Predictor
 from brainet_pl.network import BRAINetHead, HeadSettings
 from brainet_pl.network.base import Head, Outputs
 from brainet_pl.network.training import fit_head
 from brainet_pl.network.tree import Tree, smallest_budget
+from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreContext
 from brainet_pl.scores.density import density_threshold
 from brainet_pl.scores.fitting import fit_score

@@ -15,9 +15,9 @@ from brainet_pl.calibration.affine import OWN_SPREAD, fit_affine
 from brainet_pl.calibration.isotonic import choose_weight, interpolate
 from brainet_pl.calibration.temperature import fit_temperature
 from brainet_pl.datamodules import Digits
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.curves import residual_sums, smooth_calibration_error
 from brainet_pl.metrics.measures import MaximumCalibrationError, SmoothCalibrationError
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear, MCDropout
 from brainet_pl.tasks import Classification
 from brainet_pl.uncertainty import disagreement

@@ -17,8 +17,8 @@ from brainet_pl._utils.framework import ModelCheckpoint
 from brainet_pl.calibration import Calibrator, Conformal, TemperatureScaling, conformal
 from brainet_pl.callbacks import Evaluation, PredictionFile
 from brainet_pl.datamodules import Digits
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.measures import BoundCoverage, BoundWidth, SetCoverage, SetSize, WorstClassCoverage
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear
 from brainet_pl.tasks import Classification, Regression
 

@@ -32,9 +32,9 @@ from brainet_pl.calibration.perturb import perturbed_copies, swap_within_classes
 from brainet_pl.calibration.temperature import HIGHEST, PRIOR, STEPS, best_temperature, fit_temperature, scale
 from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.export.graph import export_onnx, export_program
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
-from brainet_pl.model.export import export_onnx, export_program
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
 from brainet_pl.scores import KNN, Combined, Verdict
 from brainet_pl.scores.reference import fit_surprise, p_values

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl.callbacks import DriftAlarm
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Linear
 from brainet_pl.scores import Generative, TreeDensity
 from brainet_pl.scores.moved import moved_features

@@ -26,11 +26,11 @@ from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation import charts
 from brainet_pl.evaluation import record as record_module
 from brainet_pl.evaluation.record import SampleBatch
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.curves import separation
 from brainet_pl.metrics.measures import NegativeLogLikelihood
 from brainet_pl.metrics.passes import trace_passes
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
@@ -586,7 +586,7 @@ import warnings
 from brainet_pl._utils.framework import pl
 from brainet_pl.callbacks import Evaluation
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.structure import GGT
 

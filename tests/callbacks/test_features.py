@@ -23,7 +23,7 @@ from brainet_pl.callbacks.baseline import BaselineComparison
 from brainet_pl.datamodules import Digits
 from brainet_pl.datamodules.base import Samples
 from brainet_pl.features.extraction import Extracted, extract, unshuffled
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
 from brainet_pl.scores import KNN
 

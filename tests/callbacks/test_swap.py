@@ -20,10 +20,10 @@ from brainet_pl import restore_layers, swap_layer
 from brainet_pl._utils.framework import CSVLogger, pl
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.callbacks import Evaluation, LastCheckpoint, StructureLearning
-from brainet_pl.model.every_branch import every_branch
-from brainet_pl.model.swapped_layer import SwappedLayer, stored_layers, swapped_layers
 from brainet_pl.network import MLP, Ensemble, Tree
 from brainet_pl.network.base import train_head
+from brainet_pl.swap.every_branch import every_branch
+from brainet_pl.swap.layer import SwappedLayer, stored_layers, swapped_layers
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "foreign_modules.py"

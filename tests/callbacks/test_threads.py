@@ -6,7 +6,7 @@ import torch
 from brainet_pl._utils.framework import Callback
 from brainet_pl.callbacks import Threads
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import MLP
 
 

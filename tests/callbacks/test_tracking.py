@@ -6,7 +6,7 @@ from brainet_pl._utils.framework import ModelCheckpoint, WandbLogger
 from brainet_pl.callbacks import LastCheckpoint, Tracking
 from brainet_pl.callbacks import tracking as tracking_module
 from brainet_pl.callbacks.tracking import chosen
-from brainet_pl.checkpoints.wandb import set_wandb_run_metadata
+from brainet_pl.storage.wandb import set_wandb_run_metadata
 
 
 def trainer(*loggers, stage="fit", data="digits"):

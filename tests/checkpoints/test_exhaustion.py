@@ -16,11 +16,11 @@ from brainet_pl._utils.bounded_yaml import TooManyValues, load_yaml
 from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import ModelCheckpoint
 from brainet_pl._utils.tensor_file import check_content, read_tensors
-from brainet_pl.checkpoints.format import DIGEST, add_digests
 from brainet_pl.cli.trust import Untrusted, vet
 from brainet_pl.datamodules import Digits
 from brainet_pl.network import Linear
 from brainet_pl.sklearn import BRAINetClassifier
+from brainet_pl.storage.format import DIGEST, add_digests
 from brainet_pl.structure import GGT
 
 ROOT = Path(__file__).parents[2]

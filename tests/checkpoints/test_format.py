@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from brainet_pl import BRAINet
-from brainet_pl.checkpoints import format as file_format
-from brainet_pl.checkpoints.format import CONFIG, FORMAT, STORED, Checkpoint, upgrade
 from brainet_pl.cli import main
 from brainet_pl.scores.reference import current_name
+from brainet_pl.storage import format as file_format
+from brainet_pl.storage.format import CONFIG, FORMAT, STORED, Checkpoint, upgrade
 
 OLD = Path(__file__).with_name("format5.bin")  # of version 0.2.0, with what that version predicts
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.enable_model_summary=false"]

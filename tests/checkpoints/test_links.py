@@ -9,8 +9,8 @@ import pytest
 
 from brainet_pl._utils.atomic import atomic_write
 from brainet_pl._utils.inside import find_inside, place_inside, write_inside
-from brainet_pl.checkpoints.format import check_callback_states
 from brainet_pl.cli import main
+from brainet_pl.storage.format import check_callback_states
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.enable_model_summary=false"]
 SECRET = "-----BEGIN PRIVATE KEY-----"

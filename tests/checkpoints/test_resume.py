@@ -17,7 +17,7 @@ from brainet_pl._utils.framework import Callback, ModelCheckpoint, pl
 from brainet_pl.callbacks import LastCheckpoint, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.datamodules.base import Samples
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import MCDropout, Tree
 
 EPOCHS = 3
@@ -175,7 +175,7 @@ import sys
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.callbacks import LastCheckpoint, StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import MCDropout
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ from brainet_pl._utils import atomic
 from brainet_pl._utils.framework import CSVLogger, TensorBoardLogger, WandbLogger, pl
 from brainet_pl._utils.lightning_private import logged_step
 from brainet_pl.callbacks import StructureLearning, WholeCheckpointIO
-from brainet_pl.checkpoints import runs
-from brainet_pl.checkpoints.format import FORMAT, RUN, STORED, Checkpoint
 from brainet_pl.cli import UsageError, main, shipped
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.report import write_report
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Tree
+from brainet_pl.storage import runs
+from brainet_pl.storage.format import FORMAT, RUN, STORED, Checkpoint
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 

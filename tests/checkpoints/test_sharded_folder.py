@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from brainet_pl._utils.tensor_file import Oversized
-from brainet_pl.checkpoints.sharded import is_checkpoint, numbered, read_whole
+from brainet_pl.storage.sharded import is_checkpoint, numbered, read_whole
 
 
 def trained():

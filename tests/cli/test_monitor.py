@@ -15,7 +15,7 @@ from brainet_pl.callbacks import PredictionFile
 from brainet_pl.cli import main
 from brainet_pl.cli.monitor import EXIT_ALARM, read_reference, read_rows
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.monitoring.signals import half_for_the_first, signals_of
 from brainet_pl.network import Linear
 from brainet_pl.scores import Mahalanobis

@@ -22,9 +22,9 @@ from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import NAMESPACE
 from brainet_pl._utils.parts import arguments, part_classes
 from brainet_pl.callbacks import Evaluation, PredictionFile
-from brainet_pl.checkpoints.format import Checkpoint
 from brainet_pl.cli import main, shipped, stored_config
 from brainet_pl.cli.trust import FUNCTIONS, IN_PYTHON, OTHERS, SLOTS, Given, Untrusted, given_by, vet
+from brainet_pl.storage.format import Checkpoint
 
 ROOT = Path(__file__).parents[2]
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.enable_model_summary=false"]

@@ -18,7 +18,7 @@ from brainet_pl.datamodules import ImageFolder
 from brainet_pl.datamodules.corruptions import corrupt_image
 from brainet_pl.datamodules.images import list_images, read_image
 from brainet_pl.features import identity
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Linear
 
 COLOURS = {"blue": (0, 0, 200), "green": (0, 200, 0), "red": (200, 0, 0)}

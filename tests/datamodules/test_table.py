@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from brainet_pl.callbacks import PredictionFile
 from brainet_pl.datamodules import UCI, Table
 from brainet_pl.datamodules.columns import encode, fit_encoders, is_missing, is_text, read_csv, recognise
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 
 
 def tensors(samples):

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from brainet_pl import Backbone, BRAINet
 from brainet_pl._utils.framework import pl
 from brainet_pl.callbacks import BaselineComparison, Evaluation, LastCheckpoint, StructureLearning, SwapHead
-from brainet_pl.checkpoints.sharded import read_whole
 from brainet_pl.datamodules import Digits
-from brainet_pl.model import sharding
-from brainet_pl.model.swapped_layer import SwappedLayer
+from brainet_pl.lightning import sharding
 from brainet_pl.network import Tree
+from brainet_pl.storage.sharded import read_whole
+from brainet_pl.swap.layer import SwappedLayer
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 

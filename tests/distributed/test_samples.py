@@ -15,7 +15,7 @@ import torch
 import brainet_pl
 from brainet_pl._utils.framework import pl
 from brainet_pl.calibration import TemperatureScaling
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.structure import learn_structure
 

@@ -19,8 +19,8 @@ from brainet_pl.callbacks import Evaluation, PredictionFile, StructureLearning, 
 from brainet_pl.datamodules import Digits, Shifts
 from brainet_pl.datamodules.base import Samples
 from brainet_pl.distributed.collectives import all_gather
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.passes import pass_metrics
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.scores import KNN, Generative, Mahalanobis, Verdict
 

@@ -13,8 +13,8 @@ from brainet_pl import BRAINet, swap_head
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.callbacks import Evaluation, FeatureCache, PredictionFile, StructureLearning
 from brainet_pl.features import extraction as features
-from brainet_pl.model.finite import first_bad_weight
 from brainet_pl.network import Bayes, Linear, Tree, stacked_tree
+from brainet_pl.prediction.finite import first_bad_weight
 from brainet_pl.scores import KNN, Mahalanobis
 from brainet_pl.tasks import Regression
 

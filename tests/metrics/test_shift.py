@@ -11,6 +11,7 @@ from brainet_pl.callbacks import Evaluation
 from brainet_pl.datamodules import Digits, Shifts
 from brainet_pl.evaluation import report
 from brainet_pl.evaluation.shift_charts import severity_chart
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.measures import classification_measures, collect, regression_measures
 from brainet_pl.metrics.shift import (
     Shift,
@@ -26,7 +27,6 @@ from brainet_pl.metrics.shift import (
     shift_name,
     split_by_part,
 )
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import Linear
 
 

@@ -8,7 +8,7 @@ import torch
 from brainet_pl._utils.framework import ModelCheckpoint
 from brainet_pl.callbacks import PredictionFile
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Linear
 
 NAMES = ("0", "1", "2", "3", "4", "6", "7", "9")

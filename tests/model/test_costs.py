@@ -12,8 +12,8 @@ from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.report import write_report
-from brainet_pl.model.costs import measure
 from brainet_pl.network import Linear, MCDropout, Tree
+from brainet_pl.prediction.costs import measure
 
 
 def build(head, d=36):

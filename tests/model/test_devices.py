@@ -23,9 +23,9 @@ from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.features.extraction import extract
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.labels import clamped, out_of_range
 from brainet_pl.metrics.measures import classification_measures
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import HeadSettings, Tree
 from brainet_pl.scores import GEN, KNN, RMDS, Generative, KLMatching, Mahalanobis, Score, ScoreContext
 from brainet_pl.scores.base import LastLayer

@@ -15,7 +15,7 @@ from brainet_pl.calibration import Conformal, DensityScaling, IsotonicScaling, T
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.cli import main
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.export import INPUT, export_onnx, export_program
+from brainet_pl.export.graph import INPUT, export_onnx, export_program
 from brainet_pl.network import Ensemble, Linear, MCDropout, Tree
 from brainet_pl.scores import KNN, Combined, Generative, Mahalanobis
 

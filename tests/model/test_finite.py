@@ -17,11 +17,11 @@ from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.callbacks import Evaluation, PredictionFile
 from brainet_pl.callbacks.checkpoints import LastCheckpoint
+from brainet_pl.export.graph import export_onnx, export_program
 from brainet_pl.metrics.passes import pass_sums
 from brainet_pl.metrics.shift import class_sums
-from brainet_pl.model.export import export_onnx, export_program
-from brainet_pl.model.finite import first_bad_weight, nan_rows
 from brainet_pl.network import MLP, Linear
+from brainet_pl.prediction.finite import first_bad_weight, nan_rows
 from brainet_pl.sklearn import BRAINetClassifier
 from brainet_pl.tasks import Classification, Regression
 

@@ -11,8 +11,8 @@ from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.curves import separation
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import MLP, VBLL, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import KNN, Combined, Generative, Mahalanobis, Score, ScoreSet
 from brainet_pl.scores.fitting import fit_score

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.pretrained import from_pretrained, push_to_hub
+from brainet_pl.lightning.module import BRAINet
+from brainet_pl.lightning.pretrained import from_pretrained, push_to_hub
 from brainet_pl.network import Linear
 
 hub = pytest.importorskip("huggingface_hub")

@@ -17,8 +17,8 @@ from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.features.training import batches_of
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.steps import train_size
+from brainet_pl.lightning.module import BRAINet
+from brainet_pl.lightning.steps import train_size
 from brainet_pl.network import MLP, VBLL, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import Generative
 from brainet_pl.structure import GGT
@@ -467,7 +467,7 @@ import torch
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.features.training import batches_of
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Tree
 
 

@@ -9,8 +9,8 @@ from brainet_pl._utils.framework import pl
 from brainet_pl.calibration import Conformal, DensityScaling
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.pretrained import from_pretrained, save_pretrained
+from brainet_pl.lightning.module import BRAINet
+from brainet_pl.lightning.pretrained import from_pretrained, save_pretrained
 from brainet_pl.network import Tree
 
 pytest.importorskip("safetensors")

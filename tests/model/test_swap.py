@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import BRAINet, learn_structure, swap_head
 from brainet_pl._utils.parts import make_part
-from brainet_pl.model.export import export_program
+from brainet_pl.export.graph import export_program
 from brainet_pl.network import MLP, VBLL, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.network.base import train_head
 from brainet_pl.scores import KNN, Generative, Verdict

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from torchvision import models, transforms
 from torchvision.transforms import InterpolationMode, v2
 
-from brainet_pl.model.transforms import class_names_of, image_steps_of, read_transform
+from brainet_pl.prediction.transforms import class_names_of, image_steps_of, read_transform
 from brainet_pl.serving.images import ImageSteps
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

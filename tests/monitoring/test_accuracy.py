@@ -8,7 +8,7 @@ from brainet_pl._utils.framework import pl
 from brainet_pl.calibration import DensityScaling, TemperatureScaling
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.monitoring import estimate_accuracy
 from brainet_pl.network import Tree
 from brainet_pl.scores import Generative

@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.cli import main
 from brainet_pl.datamodules import Digits
-from brainet_pl.model import steps
-from brainet_pl.model.export import export_program
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.swap import swap_head
+from brainet_pl.export.graph import export_program
+from brainet_pl.lightning import steps
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import VBLL, Laplace, LaplaceHead, Linear
 from brainet_pl.network.base import HeadInputs
 from brainet_pl.network.laplace import evidence_precision
+from brainet_pl.swap.model import swap_head
 from brainet_pl.tasks import Classification, Regression
 
 D, C, N = 4, 3, 90

@@ -10,8 +10,8 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.datamodules import Digits
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.steps import train_size
+from brainet_pl.lightning.module import BRAINet
+from brainet_pl.lightning.steps import train_size
 from brainet_pl.network import VBLL
 from brainet_pl.tasks import Classification, Regression
 

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import Backbone, BRAINet
 from brainet_pl.calibration import DensityScaling
-from brainet_pl.model.export import export_program
+from brainet_pl.export.graph import export_program
 from brainet_pl.network import Linear
 from brainet_pl.scores import Generative, ScoreContext, Stages
 from brainet_pl.scores.fitting import fit_score

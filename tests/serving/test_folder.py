@@ -31,7 +31,7 @@ from brainet_pl import (
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.cli import main
 from brainet_pl.datamodules import Digits, ImageFolder, Table
-from brainet_pl.model.export_folder import features_of_table
+from brainet_pl.export.folder import features_of_table
 from brainet_pl.network import Linear
 from brainet_pl.scores import Mahalanobis
 from brainet_pl.serving.images import ImageSteps, resized

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.callbacks import Evaluation, FeatureCache, StructureLearning
 from brainet_pl.datamodules.base import Samples, SplitData
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.measures import collect, regression_measures
-from brainet_pl.model.lightning import BRAINet
 from brainet_pl.network import MLP, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.tasks import Classification, Regression
 from brainet_pl.tasks.passes import Passes

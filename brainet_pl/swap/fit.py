@@ -23,20 +23,20 @@ from brainet_pl.calibration.density import make_density
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.features.extraction import Extracted, extract, extract_output, inputs_of, is_sized, unshuffled
 from brainet_pl.features.training import SAMPLE_ROWS, TrainingFeatures
-from brainet_pl.model import swap_data
-from brainet_pl.model.finite import finite_samples
-from brainet_pl.model.swap_data import MOST_CLASSES, DataLog, input_batches, labelled_batches
 from brainet_pl.network.base import LEAST, HeadInputs, HeadSettings, Outputs, run_head
 from brainet_pl.network.finalization import best_value
 from brainet_pl.network.laplace import Laplace
 from brainet_pl.network.training import fit_head
 from brainet_pl.network.tree import Tree
+from brainet_pl.prediction.finite import finite_samples
 from brainet_pl.scores import Generative, Score, Stages
 from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.swap import data as swap_data
+from brainet_pl.swap.data import MOST_CLASSES, DataLog, input_batches, labelled_batches
 from brainet_pl.tasks import Classification
 
 if TYPE_CHECKING:
-    from brainet_pl.model.swap import SwappedModel
+    from brainet_pl.swap.model import SwappedModel
 
 STEPS = 6  # of a fit
 COPIES = 2  # further ones of an augmented training set, each drawn anew

@@ -22,9 +22,9 @@ from brainet_pl.calibration.density import make_density
 from brainet_pl.calibration.perturb import MOST_ROWS, perturbed_copies
 from brainet_pl.features.extraction import Extracted, run_backbone
 from brainet_pl.features.training import TrainingFeatures
-from brainet_pl.model.finite import nan_rows
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import MOST_PASSES, HeadInputs, Outputs, ResidualHead, need_tree, run_head, train_head
+from brainet_pl.prediction.finite import nan_rows
 from brainet_pl.scores import (
     FDBD,
     GEN,

@@ -18,8 +18,11 @@ from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.removal import FeaturesReached
 from brainet_pl.features.extraction import inputs_of, is_sharded
 from brainet_pl.features.training import TrainingFeatures
-from brainet_pl.model.swap_data import labelled_batches
-from brainet_pl.model.swapped_layer import (
+from brainet_pl.network import HeadSettings
+from brainet_pl.scores import Score
+from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.swap.data import labelled_batches
+from brainet_pl.swap.layer import (
     SwappedLayer,
     check_rows,
     make_layer,
@@ -27,9 +30,6 @@ from brainet_pl.model.swapped_layer import (
     place_layer,
     watch_state,
 )
-from brainet_pl.network import HeadSettings
-from brainet_pl.scores import Score
-from brainet_pl.structure import GGT, learn_structure
 from brainet_pl.tasks import Classification
 
 Forward = Callable[[Any, Any], Any]  # the model and the inputs of a batch → anything, through the layer

@@ -17,11 +17,11 @@ from brainet_pl.evaluation import charts, summary
 from brainet_pl.evaluation.record import Role, TestRecord, group_means
 from brainet_pl.evaluation.report import write_report
 from brainet_pl.features.extraction import inputs_and_target, inputs_of, unshuffled
+from brainet_pl.lightning import steps
+from brainet_pl.lightning.steps import EvaluatedBatch
 from brainet_pl.metrics.sets import TEST
-from brainet_pl.model import steps
-from brainet_pl.model.steps import EvaluatedBatch
-from brainet_pl.model.swap import SwappedModel
-from brainet_pl.model.swap_data import input_batches, labelled_batches
+from brainet_pl.swap.data import input_batches, labelled_batches
+from brainet_pl.swap.model import SwappedModel
 
 
 @torch.no_grad()

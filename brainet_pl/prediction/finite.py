@@ -16,7 +16,7 @@ from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import Extracted
 
 if TYPE_CHECKING:
-    from brainet_pl.model.predictor import Predictor
+    from brainet_pl.prediction.predictor import Predictor
     from brainet_pl.tasks import Task
 
 OnNaN = Literal["stop", "skip"]

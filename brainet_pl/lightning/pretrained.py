@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from brainet_pl._utils.parts import primitive
-from brainet_pl.checkpoints.format import HPARAMS, STORED
 from brainet_pl.evaluation.report.read import read_record
 from brainet_pl.evaluation.schema import Record
-from brainet_pl.model.lightning import BRAINet
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network.base import Head
+from brainet_pl.storage.format import HPARAMS, STORED
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 VERSION = "pytorch-lightning_version"  # Lightning looks for it in a checkpoint
@@ -130,7 +130,7 @@ def model_card(model: BRAINet, record: Record | None = None) -> str:
         "",
         "## Use",
         "",
-        "    from brainet_pl.model.pretrained import from_pretrained",
+        "    from brainet_pl.lightning.pretrained import from_pretrained",
         "    model = from_pretrained(folder)",
         "",
     ]

@@ -18,7 +18,7 @@ from brainet_pl.features.extraction import is_sized
 from brainet_pl.features.training import SAMPLE_ROWS
 from brainet_pl.metrics.measures import collect
 from brainet_pl.metrics.shift import ShiftSums, parts_of, split_by_part
-from brainet_pl.model.predictor import Predictor
+from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.tasks import Task
 from brainet_pl.tasks.classification import same_classes
 from brainet_pl.tasks.passes import Passes

@@ -37,20 +37,20 @@ from brainet_pl.backbones import Backbone
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.loading import find_preset
 from brainet_pl.calibration import Calibrator, Conformal
-from brainet_pl.checkpoints.wandb import set_wandb_run_metadata
 from brainet_pl.distributed.samples import Places
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import data_source, inputs_and_target, inputs_of
+from brainet_pl.lightning import sharding, steps
+from brainet_pl.lightning.building import make_backbone, make_task, settings_of
+from brainet_pl.lightning.fitted import BuildHeadFirst, FittedModule
+from brainet_pl.lightning.steps import EvaluatedBatch
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
-from brainet_pl.model import sharding, steps
-from brainet_pl.model.building import make_backbone, make_task, settings_of
-from brainet_pl.model.finite import BufferCopy, LossGuard, OnNaN
-from brainet_pl.model.fitted import BuildHeadFirst, FittedModule
-from brainet_pl.model.predictor import Predictor
-from brainet_pl.model.steps import EvaluatedBatch
 from brainet_pl.network import HeadSettings
+from brainet_pl.prediction.finite import BufferCopy, LossGuard, OnNaN
+from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Score, Verdict
+from brainet_pl.storage.wandb import set_wandb_run_metadata
 from brainet_pl.tasks import Task
 from brainet_pl.tasks.classification import check_class_names
 

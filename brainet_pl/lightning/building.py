@@ -12,7 +12,7 @@ from brainet_pl.backbones import Backbone
 from brainet_pl.tasks import Classification, Task
 
 if TYPE_CHECKING:
-    from brainet_pl.model.lightning import BRAINet
+    from brainet_pl.lightning.module import BRAINet
 
 
 def make_task(task: Any, num_classes: int | None) -> Task:

@@ -18,13 +18,13 @@ from brainet_pl._utils.precision import wide
 from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
-from brainet_pl.checkpoints.sharded import EXTRA
 from brainet_pl.features.extraction import is_sharded
-from brainet_pl.model.every_branch import every_branch
-from brainet_pl.model.predictor import Predictor
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import train_head
+from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.storage.sharded import EXTRA
 from brainet_pl.structure import GGT
+from brainet_pl.swap.every_branch import every_branch
 from brainet_pl.tasks import Classification
 from brainet_pl.tasks.passes import Passes
 

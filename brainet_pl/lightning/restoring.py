@@ -16,21 +16,21 @@ from brainet_pl.backbones.batches import Sample
 from brainet_pl.backbones.loading import Preset, check_stored_backbone
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.backbones.taps import AUTO, STAGES, Taps
-from brainet_pl.checkpoints.format import FORMAT, STORED, Checkpoint, add_digests, check_callback_states, unpack
-from brainet_pl.checkpoints.sharded import is_sharded_folder, read_parts, read_whole
 from brainet_pl.distributed.collectives import all_gather
 from brainet_pl.features.extraction import is_sharded
-from brainet_pl.model.finite import first_bad_weight
-from brainet_pl.model.sharding import is_model_parallel, load_shares_of_checkpoints, shard_network
+from brainet_pl.lightning.sharding import is_model_parallel, load_shares_of_checkpoints, shard_network
+from brainet_pl.prediction.finite import first_bad_weight
 from brainet_pl.scores import Score
+from brainet_pl.storage.format import FORMAT, STORED, Checkpoint, add_digests, check_callback_states, unpack
+from brainet_pl.storage.sharded import is_sharded_folder, read_parts, read_whole
 from brainet_pl.structure import GGT
 from brainet_pl.tasks.classification import check_class_names, same_classes
 
 if TYPE_CHECKING:
     from brainet_pl.backbones import FeatureExtractor
     from brainet_pl.calibration import Calibrator, Conformal
-    from brainet_pl.model.predictor import Predictor
     from brainet_pl.network import Head, HeadSettings
+    from brainet_pl.prediction.predictor import Predictor
     from brainet_pl.scores import ScoreSet, Verdict
     from brainet_pl.tasks import Task
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from brainet_pl._utils import atomic, checks
 from brainet_pl.backbones import batches
-from brainet_pl.model.finite import first_bad_weight
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.predictor import Predictor
+from brainet_pl.lightning.module import BRAINet
+from brainet_pl.prediction.finite import first_bad_weight
+from brainet_pl.prediction.predictor import Predictor
 
 INPUT = "input"  # the name of an only tensor
 FEATURES = "features"  # the name of what the head reads

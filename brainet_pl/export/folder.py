@@ -16,13 +16,13 @@ from torch import Tensor
 
 from brainet_pl._utils import checks
 from brainet_pl.backbones import batches
-from brainet_pl.model.export import FEATURES, example_of, export_onnx, input_names
-from brainet_pl.model.int8 import int8_graph
-from brainet_pl.model.lightning import BRAINet
-from brainet_pl.model.predictor import Predictor
-from brainet_pl.model.transforms import read_transform
+from brainet_pl.export.graph import FEATURES, example_of, export_onnx, input_names
+from brainet_pl.export.int8 import int8_graph
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.monitoring.columns import Columns
 from brainet_pl.monitoring.signals import signals_of
+from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.prediction.transforms import read_transform
 from brainet_pl.serving import ExportedModel
 from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, FORMAT, GRAPH, digest
 from brainet_pl.serving.images import ImageSteps
@@ -73,7 +73,7 @@ def export_folder(
             reference of the drift alarm; None takes the scores of validation data that the model keeps, without classes
             and features.
         int8: whether the backbone counts in 8 bits: a smaller and faster graph, which is refused unless classes and
-            verdict stay the same, see `brainet_pl.model.int8`. It needs `held`.
+            verdict stay the same, see `brainet_pl.export.int8`. It needs `held`.
         passes: sub-networks of a head that draws; None is the model's own number.
         seed: of their draw.
     """

@@ -20,15 +20,15 @@ from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.features.extraction import Extracted, extract, run_backbone
 from brainet_pl.features.training import TrainingFeatures
-from brainet_pl.model.predictor import Predictor
-from brainet_pl.model.swap_data import BATCH, InputScale, labelled_batches
-from brainet_pl.model.swap_fit import Blend, Comparison, Given, Training, fit_swapped, learn_tree
-from brainet_pl.model.transforms import class_names_of, image_steps_of
 from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
 from brainet_pl.network.base import LEAST, Outputs, train_head
+from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.prediction.transforms import class_names_of, image_steps_of
 from brainet_pl.scores import Score, Verdict
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.structure import GGT
+from brainet_pl.swap.data import BATCH, InputScale, labelled_batches
+from brainet_pl.swap.fit import Blend, Comparison, Given, Training, fit_swapped, learn_tree
 from brainet_pl.tasks import Classification
 
 
@@ -295,7 +295,7 @@ class SwappedModel(Predictor):
 
     def save(self, path: str | Path) -> None:
         """Write the model to a file of tensors and plain values, which `load_swapped` reads without running code."""
-        from brainet_pl.model.swap_file import save_swapped
+        from brainet_pl.swap.file import save_swapped
 
         save_swapped(self, path)
 
@@ -306,7 +306,7 @@ class SwappedModel(Predictor):
             path: a file that ends in .onnx.
             example: inputs; None is made after those that the model has met.
         """
-        from brainet_pl.model.export import export_onnx
+        from brainet_pl.export.graph import export_onnx
 
         return export_onnx(self, path, example)
 
@@ -318,7 +318,7 @@ class SwappedModel(Predictor):
             test: inputs and labels that neither `train` nor `held` had.
             unknown: name → inputs unlike the training data, to see whether they are noticed.
         """
-        from brainet_pl.model.swap_report import report_swapped
+        from brainet_pl.swap.report import report_swapped
 
         return report_swapped(self, path, test, unknown)
 

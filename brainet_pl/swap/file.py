@@ -14,12 +14,12 @@ from brainet_pl.backbones import Backbone
 from brainet_pl.backbones.batches import Columns, Sample
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.backbones.taps import Taps
-from brainet_pl.model.finite import first_bad_weight
-from brainet_pl.model.restoring import named_layers
-from brainet_pl.model.swap import SwappedModel
+from brainet_pl.lightning.restoring import named_layers
 from brainet_pl.network import HeadSettings
+from brainet_pl.prediction.finite import first_bad_weight
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.structure import GGT
+from brainet_pl.swap.model import SwappedModel
 from brainet_pl.tasks.classification import check_class_names
 
 FORMAT = 1

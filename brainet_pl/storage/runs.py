@@ -15,8 +15,8 @@ from typing import Any
 from brainet_pl._utils import atomic, inside, lightning_private
 from brainet_pl._utils.framework import ExperimentWriter, is_csv, is_tensorboard, is_wandb, pl, rank_zero_info
 from brainet_pl._utils.inside import read_inside, write_inside
-from brainet_pl.checkpoints.format import Checkpoint
-from brainet_pl.checkpoints.sharded import is_checkpoint
+from brainet_pl.storage.format import Checkpoint
+from brainet_pl.storage.sharded import is_checkpoint
 
 LAST = "last"  # as a path of a checkpoint: the newest run's
 VERSION = "BRAINET_VERSION"  # in the environment of further processes of a run: the folder that the first has claimed

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from brainet_pl.backbones import batches
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import run_backbone
-from brainet_pl.model.predictor import Predictor
 from brainet_pl.network.base import run_head
+from brainet_pl.prediction.predictor import Predictor
 
 REPEATS = 5  # of which the median is taken; a first run, which sets things up, does not count
 

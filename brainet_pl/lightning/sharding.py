@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from brainet_pl._utils.framework import pl
-from brainet_pl.checkpoints.sharded import STATES, WEIGHTS, Place, numbered, read_parts, room
-from brainet_pl.model.predictor import Predictor
+from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.storage.sharded import STATES, WEIGHTS, Place, numbered, read_parts, room
 
 # What computes with weights beside `forward`. Inner calls need none of it: the head stays whole after a pass.
 METHODS = (

@@ -19,7 +19,7 @@ from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.inside import leads_out
 from brainet_pl._utils.tensor_file import Oversized, check_content, check_sizes, read_tensors
-from brainet_pl.checkpoints.sharded import META, FolderWeights, is_sharded_folder
+from brainet_pl.storage.sharded import META, FolderWeights, is_sharded_folder
 
 FORMAT = 6
 STORED = "brainet"  # the entry with everything that rebuilds the head

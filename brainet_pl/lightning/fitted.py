@@ -12,11 +12,11 @@ from brainet_pl.backbones.batches import Columns
 from brainet_pl.distributed.samples import on_rank_zero
 from brainet_pl.features.extraction import Extracted, data_source, is_sharded
 from brainet_pl.features.training import FeatureFolder, TrainingFeatures
-from brainet_pl.model import steps
-from brainet_pl.model.finite import finite_samples
-from brainet_pl.model.restoring import RestorableModule
-from brainet_pl.model.sharding import is_model_parallel
+from brainet_pl.lightning import steps
+from brainet_pl.lightning.restoring import RestorableModule
+from brainet_pl.lightning.sharding import is_model_parallel
 from brainet_pl.network.base import LEAST
+from brainet_pl.prediction.finite import finite_samples
 from brainet_pl.scores import Score
 from brainet_pl.structure import GGT
 

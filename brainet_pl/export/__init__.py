@@ -1,0 +1,1 @@
+"""A fitted model as a graph or a folder that runs without torch."""

@@ -1,0 +1,1 @@
+"""The LightningModule `BRAINet`: Lightning's hooks around a `Predictor`."""

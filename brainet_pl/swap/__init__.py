@@ -1,0 +1,1 @@
+"""A BRAINet head in the place of a layer of a trained model, inside and outside of Lightning."""
