@@ -48,10 +48,10 @@ from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.features.extraction import extract
 from brainet_pl.features.layers import choose_layers, sample_rows
 from brainet_pl.metrics import curves
-from brainet_pl.network.training import fit_head
+from brainet_pl.network.base import HeadInputs
+from brainet_pl.network.training import TrainingSettings, fit_head
 from brainet_pl.structure import GGT, learn_structure
-from brainet_pl.swap.fit import DROPOUTS
-from brainet_pl.swap.model import SwappedModel
+from brainet_pl.swap.model import DROPOUTS, SwappedModel
 from brainet_pl.tasks import Classification
 
 BATCH = 64
@@ -251,13 +251,12 @@ def fit(
     for rate in DROPOUTS:
         torch.manual_seed(0)
         head = settings.build(sample.in_features, sample.task.out_features, ggt)
-        training = DEFAULTS | {"input_dropout": rate, "max_epochs": epochs}
-        taken = fit_head(head, *sample.train, sample.task.loss, validate, **training)
+        training = TrainingSettings(max_epochs=epochs, input_dropout=rate, **DEFAULTS)
+        taken = fit_head(head, HeadInputs(*sample.train), training, sample.task.loss, validate)
         with torch.no_grad():
             tried.append((validate(), taken, rate, head.eval()))
     _, taken, rate, head = min(tried, key=lambda one: one[0])
     if head.finalizes:
-        from brainet_pl.network.base import HeadInputs
 
         def nll(outputs: Tensor, weights: Tensor | None, target: Tensor) -> Tensor:
             return sample.task.nll(sample.task.predictive(outputs, weights), target)  # type: ignore[return-value]

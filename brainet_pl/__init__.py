@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from brainet_pl.storage.runs import continue_run
     from brainet_pl.structure import GGT, learn_structure, rai
     from brainet_pl.swap.file import load_swapped
-    from brainet_pl.swap.in_place import swap_layer
+    from brainet_pl.swap.in_place import calibrate_layer, swap_layer
     from brainet_pl.swap.layer import restore_layers
     from brainet_pl.swap.model import SwappedModel, swap_head
 
@@ -43,6 +43,7 @@ __all__ = [
     "SwappedModel",
     "TreeDensity",
     "__version__",
+    "calibrate_layer",
     "continue_run",
     "export_folder",
     "export_onnx",
@@ -67,6 +68,7 @@ _HOMES = {
     "GenerativeScore": "scores",
     "SwappedModel": "swap.model",
     "TreeDensity": "scores",
+    "calibrate_layer": "swap.in_place",
     "continue_run": "storage.runs",
     "export_folder": "export.folder",
     "export_onnx": "export.graph",

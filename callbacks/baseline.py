@@ -21,7 +21,7 @@ from brainet_pl.features.extraction import Extracted, is_sharded
 from brainet_pl.features.training import SAMPLE_ROWS
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import BRAINetHead, Head, Tree
-from brainet_pl.network.base import LEAST, HeadInputs, run_head
+from brainet_pl.network.base import MIN_VALIDATION, HeadInputs, run_head
 from brainet_pl.prediction.finite import finite_samples
 from brainet_pl.tasks import Classification, Regression, Task
 from brainet_pl.tasks.linear import ROWS_PER_CLASS
@@ -78,9 +78,9 @@ class BaselineComparison(Callback):
 
     def _compare(self, trainer: pl.Trainer, module: BRAINet, seen: Extracted) -> None:
         held = module.validation_sample()
-        if module.head is None or held is None or len(held.targets) < LEAST:
+        if module.head is None or held is None or len(held.targets) < MIN_VALIDATION:
             count = 0 if held is None else len(held.targets)
-            rank_zero_info(f"{NOT_COMPARED}: {count} validation samples are fewer than {LEAST}")
+            rank_zero_info(f"{NOT_COMPARED}: {count} validation samples are fewer than {MIN_VALIDATION}")
             return
         rows, name = module.predictor.head_inputs(held), _name(module)
         head, when = _best_head(trainer, module)

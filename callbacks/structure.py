@@ -130,6 +130,7 @@ class StructureLearning(Callback):
         if not pl_module.needs_structure:
             return
         refuse_sharding(trainer)
+        pl_module.choose_layers()
         pl_module.set_structure(self.learn(trainer, pl_module.training_features, _names_of(trainer, pl_module)))
 
     def learn(self, trainer: pl.Trainer, features: TrainingFeatures, names: Names = _no_names) -> GGT:

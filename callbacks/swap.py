@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,15 +12,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import (
     Callback,
-    CombinedLoader,
-    TrainerFn,
     is_averaging,
     pl,
     rank_zero_info,
     rank_zero_warn,
     watch_mixes,
 )
-from brainet_pl._utils.lightning_private import average_model, keep_integers, train_loaders
+from brainet_pl._utils.lightning_private import average_model, keep_integers
 from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.calibration import Calibrator, Conformal
@@ -31,7 +27,7 @@ from brainet_pl.callbacks.structure import StructureLearning
 from brainet_pl.distributed.samples import Places
 from brainet_pl.features.extraction import data_source, inputs_and_target, is_sharded
 from brainet_pl.features.training import TrainingFeatures, loader_of
-from brainet_pl.lightning import steps
+from brainet_pl.fitting.settle import Answered
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.lightning.sharding import (
     broadcast_buffers,
@@ -41,9 +37,10 @@ from brainet_pl.lightning.sharding import (
     refuse_sharding,
     shard,
 )
+from brainet_pl.lightning.validation import ValidationTeacher, teaches
 from brainet_pl.network import HeadSettings
-from brainet_pl.network.base import LEAST, MOST_PASSES
-from brainet_pl.prediction.finite import finite_samples
+from brainet_pl.network.base import MOST_PASSES
+from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Score, Verdict
 from brainet_pl.storage.sharded import WEIGHTS, read_parts
 from brainet_pl.swap.in_place import Forward, LayerInputs, build_layer, find_layer, first_inputs, keep_modes
@@ -67,7 +64,8 @@ class SwapHead(Callback):
         structure: how the structure is learned; null is `StructureLearning()`.
         num_classes: number of classes, where the layer does not tell.
         scores: further scores of inputs unlike the training data, for `Evaluation`.
-        calibration: calibrator that learns from the validations of a fit; null leaves probabilities as they are.
+        calibration: calibrator that learns from the validations of a fit; "auto" is a temperature, null leaves
+            probabilities as they are.
         conformal: sets of classes that hold the truth at a chosen level.
         verdict: which score decides `known`, and at which level.
         passes: number of sub-networks that a prediction averages, for heads that draw.
@@ -83,7 +81,7 @@ class SwapHead(Callback):
         structure: StructureLearning | None = None,
         num_classes: int | None = None,
         scores: Sequence[Score | str | Mapping[str, Any]] = (),
-        calibration: Calibrator | str | Mapping[str, Any] | None = None,
+        calibration: Calibrator | str | Mapping[str, Any] | None = "auto",
         conformal: Conformal | str | Mapping[str, Any] | None = None,
         verdict: Verdict | None = None,
         passes: int = 15,
@@ -102,6 +100,7 @@ class SwapHead(Callback):
         }
         self.passes = checks.whole("passes", passes, 1, MOST_PASSES)
         self._features: TrainingFeatures | None = None
+        self._teacher: ValidationTeacher | None = None
         self._places = Places()
         self._said: set[str] = set()
 
@@ -119,7 +118,7 @@ class SwapHead(Callback):
         self._restore_early(trainer, pl_module)
         _resume_exactly(trainer, self)
         if stage == "fit":
-            self._said, self._features = set(), None
+            self._said, self._features, self._teacher = set(), None, None
             if self._find(pl_module) is None:
                 self._refuse_earlier_copies(trainer)
                 with keep_modes(pl_module):
@@ -237,33 +236,18 @@ class SwapHead(Callback):
         layer.seen.zero_()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Fit scores again where features move, and let the head choose what needs no training; keep what comes."""
-        if not self._learns(trainer) or self._features is None:
+        """Let the head choose what needs no training, with the current weights; keep what the layer gives."""
+        if not teaches(trainer) or self._features is None:
             return
         if trainer.world_size > 1:  # each process has trained batch norm on its own samples
             broadcast_buffers(pl_module)
         _, layer = self._require(pl_module)
-        predictor, features = layer.predictor, self._features
-        moving = not features.backbone.frozen
+        if self._teacher is None or self._teacher.predictor is not layer.predictor:
+            self._teacher = ValidationTeacher(layer.predictor)
         with keep_modes(pl_module), torch.no_grad():
-            if moving:
-                predictor.fit_scores(features, [score for score in predictor.scores if score.needs_fit], False)
-            if layer.head.finalizes:
-                self._finalize_head(trainer, layer, features)
+            self._teacher.before(trainer, self._features)
+        self._teacher.share_choices(self._averages(trainer))
         layer.keep = True
-        for other in self._averages(trainer):
-            for name in layer.head.not_averaged:
-                other.head.get_buffer(name).copy_(layer.head.get_buffer(name))
-
-    def _finalize_head(self, trainer: pl.Trainer, layer: SwappedLayer, features: TrainingFeatures) -> None:
-        processes, loaders = trainer.world_size, trainer.val_dataloaders
-        flat = [] if loaders is None else CombinedLoader(loaders, "sequential").flattened
-        few = steps.reach((*trainer.num_val_batches, 0)[0], flat, processes) if flat else 0
-        held = finite_samples(features.validation_sample(flat[0], few)) if few else None
-        rows = steps.reach(trainer.num_training_batches, train_loaders(trainer), processes)
-        size = steps.train_size(trainer) if math.isfinite(trainer.num_training_batches) else 0
-        enough = held if held is not None and len(held.targets) >= LEAST else None
-        layer.predictor.finalize_head(finite_samples(features.sample(rows)), enough, size)
 
     def on_validation_batch_end(
         self,
@@ -276,7 +260,7 @@ class SwapHead(Callback):
     ) -> None:
         """Let calibration and verdict observe what the module's own step has computed."""
         _, layer = self._require(pl_module)
-        if not layer.keep or dataloader_idx or layer.kept is None:
+        if not layer.keep or dataloader_idx or layer.kept is None or self._teacher is None:
             layer.kept = None
             return
         passes, predictor = layer.take_kept(), layer.predictor
@@ -284,31 +268,36 @@ class SwapHead(Callback):
         if len(target) != len(passes.predicted):
             return
         numbers = self._places.of_batch(trainer, len(target), batch_idx)
-        n = len(numbers)
-        scores = {name: values[:n] for name, values in predictor.scores(passes).items()}
-        predictor.observe(passes.first(n), scores, target[:n].to(passes.predicted.device), numbers)
+        count = len(numbers)
+        scores = {name: values[:count] for name, values in predictor.scores(passes).items()}
+        kept = target[:count].to(passes.predicted.device)
+        self._teacher.observe(Answered(passes.first(count), scores, kept, numbers))
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Learn from what was observed, before a checkpoint is written."""
         _, layer = self._require(pl_module)
-        if not layer.keep:
+        if not layer.keep or self._teacher is None or self._features is None:
             return
         layer.keep, layer.kept = False, None
-        learned = layer.predictor.finalize()
-        for other in self._averages(trainer):
-            other.predictor.scores = copy.deepcopy(layer.predictor.scores)
-        pl_module.log_dict({f"val/{name}": value for name, value in learned.items()})
+        with keep_modes(pl_module), torch.no_grad():
+            numbers = self._teacher.after(trainer, self._features)
+        self._teacher.share_scores(self._averages(trainer))
+        pl_module.log_dict(numbers)
 
-    @staticmethod
-    def _learns(trainer: pl.Trainer) -> bool:
-        """Whether this is a validation of a fit, which alone may teach calibrators and scores."""
-        return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say which score tells unknown inputs, and how many it is expected to notice."""
+        if self._teacher is not None:
+            self._teacher.report(trainer)
 
-    def _averages(self, trainer: pl.Trainer) -> list[SwappedLayer]:
-        """The same layer in the copies of the module that callbacks which average weights keep."""
-        copies = [average_model(callback) for callback in trainer.callbacks]  # type: ignore[attr-defined]
-        found = [self._find(other) for other in copies if isinstance(other, nn.Module)]
-        return [one[1] for one in found if one is not None]
+    def _averages(self, trainer: pl.Trainer) -> list[Predictor]:
+        """The predictors of the copies of the module that callbacks which average weights keep."""
+        predictors = []
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            average = average_model(callback)
+            layer = self._find(average) if isinstance(average, nn.Module) else None
+            if layer is not None:
+                predictors.append(layer[1].predictor)
+        return predictors
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,8 @@ from brainet_pl.cli import lightning
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation.report import write_report
 from brainet_pl.network import MLP, Ensemble, Head, HeadSettings, Linear, Tree
-from brainet_pl.network.training import fit_head
+from brainet_pl.network.base import HeadInputs
+from brainet_pl.network.training import TrainingSettings, fit_head
 from brainet_pl.structure import learn_structure
 from brainet_pl.structure.draw import draw_network
 from brainet_pl.tasks import Classification
@@ -119,8 +120,9 @@ def compare(epochs: int = EPOCHS) -> dict[str, list[Quality]]:
 def _fit(head: Head, parts: Sequence[tuple[Tensor, Tensor]], epochs: int) -> Quality:
     """Train with Adam, keep the epoch with the best likelihood of the validation digits, measure on the test digits."""
     (x, y), val, test = parts
-    pace = {"max_epochs": epochs, "patience": PATIENCE, "batch_size": BATCH, "learning_rate": RATE}
-    fit_head(head, x, y, Classification(int(y.max()) + 1).loss, lambda: _measure(head, *val).nll, **pace)
+    settings = TrainingSettings(max_epochs=epochs, patience=PATIENCE, batch_size=BATCH, learning_rate=RATE)
+    loss = Classification(int(y.max()) + 1).loss
+    fit_head(head, HeadInputs(x, y), settings, loss, lambda: _measure(head, *val).nll)
     return _measure(head, *test)
 
 

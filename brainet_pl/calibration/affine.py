@@ -17,7 +17,7 @@ from brainet_pl.calibration.temperature import fit_temperature
 from brainet_pl.tasks import Classification, Task
 
 Floats = NDArray[np.float64]
-LEAST = 1e-12  # a probability of 0 would be -∞, whatever the weights
+MIN_PROBABILITY = 1e-12  # a probability of 0 would be -∞, whatever the weights
 # Prior deviation of a class's own weight and bias around temperature scaling; chosen on six tables, shown on seven
 # others (docs/howto/calibration.md).
 OWN_SPREAD = 0.1
@@ -34,7 +34,7 @@ def fit_affine(
     near to what was predicted.
     """
     centre = 1.0 / float(fit_temperature(probs, target))
-    logs, y = probs.double().clamp_min(LEAST).log().cpu().numpy(), target.long().cpu().numpy()
+    logs, y = probs.double().clamp_min(MIN_PROBABILITY).log().cpu().numpy(), target.long().cpu().numpy()
     n, c = logs.shape
     hot = np.eye(c)[y]
     scale = np.where(np.eye(c) > 0, own_spread**-2, 1.0 if spread is None else spread**-2)
@@ -90,7 +90,7 @@ class VectorScaling(Calibrator):
 
     def forward(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
         """Maps averaged probabilities (B, C) to scaled ones (B, C); the answer may change."""
-        logs = predicted.clamp_min(LEAST).log()
+        logs = predicted.clamp_min(MIN_PROBABILITY).log()
         return (logs @ self.weight.to(logs).T + self.bias.to(logs)).softmax(dim=-1)
 
     def label(self) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.search import places
-from brainet_pl.calibration.affine import LEAST
+from brainet_pl.calibration.affine import MIN_PROBABILITY
 from brainet_pl.calibration.base import Calibrator
 
 FOLDS = 5
@@ -68,7 +68,7 @@ def choose_weight(probs: Tensor, target: Tensor) -> float:
     gains, losses = [], []
     for fold in range(FOLDS):
         inside, others = order[fold::FOLDS], torch.cat([order[k::FOLDS] for k in range(FOLDS) if k != fold])
-        plain = probs[inside].clamp_min(LEAST)
+        plain = probs[inside].clamp_min(MIN_PROBABILITY)
         curved = torch.lerp(apply_curves(plain, *fit_isotonic(probs[others], target[others])), plain, 1 / (n + 1))
         ratios = (torch.lerp(plain, curved, weight).log() - plain.log() for weight in weights)
         pairs = [(ratio.gather(1, target[inside, None])[:, 0], -(plain * ratio).sum(dim=1)) for ratio in ratios]

@@ -69,7 +69,7 @@ class Answers(nn.Module):
         """Maps tensors in the order of `inputs` to a tuple in the order of `outputs`."""
         given = dict(zip(self.inputs, tensors, strict=True)) if self.named else tensors[0]
         passes = self.predictor.passes(given)
-        answer = self.predictor.describe(passes) | {FEATURES: passes.features}
+        answer = self.predictor.describe(passes).to_dict() | {FEATURES: passes.features}
         return tuple(answer[name] for name in self.outputs)
 
 

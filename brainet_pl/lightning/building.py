@@ -9,6 +9,7 @@ from torch import nn
 
 from brainet_pl._utils.parts import make_part, primitive
 from brainet_pl.backbones import Backbone
+from brainet_pl.prediction.predictor import AUTO_CALIBRATION
 from brainet_pl.tasks import Classification, Task
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def settings_of(model: BRAINet, backbone: Backbone) -> dict[str, Any]:
         "head": model.head_settings,
         "task": model.task,
         "scores": list(model.scores),
-        "calibration": model.calibration,
+        "calibration": AUTO_CALIBRATION if model._calibrates_by_default else model.calibration,
         "verdict": vars(model.verdict),
         "conformal": model.conformal,
         "columns": None if model.columns is None else vars(model.columns),

@@ -17,14 +17,12 @@ from brainet_pl._utils.framework import (
     LRSchedulerCallable,
     OptimizerCallable,
     TrainerFn,
-    is_averaging,
     pl,
     rank_zero_warn,
     refuse_mix,
     watch_mixes,
 )
 from brainet_pl._utils.lightning_private import (
-    average_model,
     compiler_context,
     data_given,
     finds_learning_rate,
@@ -41,14 +39,18 @@ from brainet_pl.distributed.samples import Places
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import data_source, inputs_and_target, inputs_of
+from brainet_pl.fitting.settle import Answered
 from brainet_pl.lightning import sharding, steps
 from brainet_pl.lightning.building import make_backbone, make_task, settings_of
-from brainet_pl.lightning.fitted import BuildHeadFirst, FittedModule
+from brainet_pl.lightning.fitted import FittedModule, build_head_before_averaging
 from brainet_pl.lightning.steps import EvaluatedBatch
+from brainet_pl.lightning.validation import teaches
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
 from brainet_pl.network import HeadSettings
 from brainet_pl.prediction.finite import BufferCopy, LossGuard, OnNaN
-from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.prediction.modes import evaluation_mode
+from brainet_pl.prediction.prediction import Prediction
+from brainet_pl.prediction.predictor import AUTO_CALIBRATION, Predictor
 from brainet_pl.scores import Score, Verdict
 from brainet_pl.storage.wandb import set_wandb_run_metadata
 from brainet_pl.tasks import Task
@@ -58,7 +60,7 @@ if not TYPE_CHECKING:  # what the command line offers: with modules in it, help 
     BackboneLike = Backbone | str | None
     HeadLike = HeadSettings | None
     TaskLike = Task | None
-    CalibratorLike = Calibrator | None
+    CalibratorLike = Calibrator | Literal["auto"] | None
     ConformalLike = Conformal | None
     ScoresLike = list[Score] | Literal["all"] | None
     MeasuresLike = list[Measure] | None
@@ -100,7 +102,8 @@ class BRAINet(FittedModule):
         task: `Classification` or `Regression` with their settings; null is a classification of `num_classes`.
         scores: Further scores of inputs unlike the training data: `Generative`, `Stages`, `KNN`, `Mahalanobis`, `Own`,
             `ViM` …; "all" is every one that the model can have.
-        calibration: The calibrator fitted on validation data, such as `TemperatureScaling`; null predicts as it is.
+        calibration: The calibrator fitted on validation data, such as `TemperatureScaling`; "auto" is that for classes,
+            and none for numbers; null predicts as it is.
         verdict: Which score decides `known_p` and `known` of a prediction, and at which level; null is `Verdict()`, at
             most 5 % of known inputs called unknown.
         conformal: Sets of classes or intervals of numbers that hold the truth at a chosen level, `Conformal`; null has
@@ -128,7 +131,7 @@ class BRAINet(FittedModule):
         head: HeadLike = None,
         task: TaskLike = None,
         scores: ScoresLike = None,
-        calibration: CalibratorLike = None,
+        calibration: CalibratorLike = "auto",
         verdict: Verdict | None = None,
         conformal: ConformalLike = None,
         metrics: MeasuresLike = None,
@@ -144,8 +147,17 @@ class BRAINet(FittedModule):
         self.head_settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
         made = make_task(task, num_classes)
         chosen = make_backbone(backbone)
-        said: dict[str, Any] = {"calibration": calibration, "conformal": conformal, "verdict": verdict}
-        self.predictor = Predictor(chosen.build(), made, num_passes=passes, scores=scores or (), **said)
+        self.predictor = Predictor(
+            chosen.build(),
+            made,
+            num_passes=passes,
+            scores=scores or (),
+            calibration=calibration,
+            conformal=conformal,
+            verdict=verdict,
+        )
+        self._calibrates_by_default = isinstance(calibration, str) and calibration == AUTO_CALIBRATION
+        self.forget_fit()
         self.columns = Columns(**columns) if isinstance(columns, Mapping) else columns
         self.lr, self._backbone_lr = checks.above_zero("lr", lr), chosen.lr
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
@@ -177,15 +189,12 @@ class BRAINet(FittedModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """The callbacks that every run has; this is the first hook of a run, which may be one of other data."""
         set_wandb_run_metadata(self.trainer, type(self.head_settings).__name__, type(self.task).__name__)
-        there: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        for thing in (data_given(self.trainer.fit_loop), *there):  # it may be a datamodule of the other kind
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for thing in (data_given(self.trainer.fit_loop), *callbacks):  # it may be a datamodule of the other kind
             refuse_mix(thing)
-        averaging = [callback for callback in there if is_averaging(callback)]
-        if averaging:  # they copy the model when they are set up
-            before = [c for c in there if c not in averaging and not isinstance(c, BuildHeadFirst)]
-            there[:] = [*before, BuildHeadFirst(), *averaging]
+        build_head_before_averaging(callbacks)
         self.forget_fit()
-        given = tuple(type(callback) for callback in there)
+        given = tuple(type(callback) for callback in callbacks)
         return [kind() for kind in _standard_callbacks if not any(issubclass(c, kind) for c in given)]  # type: ignore[arg-type]
 
     def setup(self, stage: str) -> None:
@@ -202,7 +211,7 @@ class BRAINet(FittedModule):
         names = getattr(data_source(self.trainer, self), "class_names", None)
         self.class_names = check_class_names(names, self.task) or self.class_names
         if self.calibration is not None and not self.trainer.enable_validation:
-            steps.missing_validation(self.calibration)
+            steps.missing_validation(self.calibration, self._calibrates_by_default)
         self.prepare_head()
         if self.task.needs_targets:
             self.task.prepare(self.training_features.targets())
@@ -235,7 +244,7 @@ class BRAINet(FittedModule):
         if self.backbone.frozen or self.backbone.base_layer is not None:  # they are meant to stay in evaluation
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
         keep_integers(self.trainer)
-        self.fit_scores(self.scores.unfitted if self.backbone.frozen else list(self.scores))
+        self.fit_scores(all_scores=not self.backbone.frozen)
         self.training_features.release()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -246,12 +255,12 @@ class BRAINet(FittedModule):
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Any = None, **named: Tensor) -> Tensor:
-        """Inputs → the calibrated mean over passes: class probabilities (B, C), or mean and variance (B, 2).
+        """Inputs → the logarithm of calibrated probabilities (B, C): `softmax` of it is what `predict_step` says.
 
-        Inputs are a tensor, a dictionary of tensors, or tensors by the names that the backbone takes.
+        Of a regression: mean and variance (B, 2). Inputs are a tensor, a dictionary of tensors, or tensors by the names
+        that the backbone takes. The answer is given in evaluation mode, whatever mode the model is in.
         """
-        passes = self.predictor.passes(named if x is None else x)
-        return self.predictor.calibrated(passes, self.scores(passes) if self.calibration is not None else {})
+        return torch.as_tensor(self.predictor(named if x is None else x))
 
     def _compiled(self, name: str) -> Any:
         """A method of the predictor, compiled where the user has compiled the model."""
@@ -307,51 +316,33 @@ class BRAINet(FittedModule):
         self.train_metrics.reset()
 
     def on_train_epoch_end(self) -> None:
-        """Where nothing is validated, follow the weights here: checkpoints are written after this hook."""
+        """Where nothing is validated, let the head choose here: checkpoints are written after this hook."""
         self.guard.report(self.current_epoch, self.trainer.num_training_batches)
         if not self.trainer.enable_validation:
-            self.follow_weights()
+            self.before_validation()
 
     def on_validation_start(self) -> None:
-        """Follow the weights of a fit; a validation alone checks that labels mean the classes that were trained."""
+        """Choose by the data of a fit; a validation alone checks that labels mean the classes that were trained."""
         if self.trainer.world_size > 1:  # each process has trained batch norm on its own samples
             sharding.broadcast_trained_buffers(self.predictor)
-        if self._finalizes:
-            self.follow_weights()
+        if teaches(self.trainer):
+            self.before_validation()
         if self.trainer.state.fn == TrainerFn.VALIDATING:
             steps.check_labels(self.class_names, self.trainer.validate_loop)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Metrics of the averaged prediction."""
-        seen = self._evaluate(batch, batch_idx, scored=self._finalizes)
+        """Metrics of the averaged prediction; a validation of a fit teaches calibration and verdict."""
+        learns = teaches(self.trainer)
+        seen = self._evaluate(batch, batch_idx, scored=learns)
         assert seen.target is not None
         self._update(self.val_metrics, seen.passes.predicted, seen.target)
-        if self._finalizes:
-            self.predictor.observe(seen.passes, seen.scores, seen.target, seen.numbers)
-
-    @property
-    def _finalizes(self) -> bool:
-        """Whether this is a fit's own validation, which alone may teach calibrators and scores.
-
-        The sanity check sees a network that has not trained, and `trainer.validate` may be given any data, test data
-        included.
-        """
-        return self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking
+        if learns:
+            self.teacher.observe(Answered(seen.passes, seen.scores, seen.target, seen.numbers))
 
     def on_validation_epoch_end(self) -> None:
         """Learn from what was observed of the validation data, before a checkpoint is written."""
-        if not self._finalizes:
-            return
-        noticed = self.expect_unknown()
-        learned = self.predictor.finalize()
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            # Callbacks that average weights go through the buffers of two models: both need the same ones.
-            other = average_model(callback)
-            if isinstance(other, BRAINet):
-                other.predictor.scores = copy.deepcopy(self.scores)
-        self.log_dict({f"val/{name}": value for name, value in learned.items()})
-        self.log_dict(noticed)
-        self.log_dict({f"val/head/{name}": value for name, value in self.head_facts.items()})
+        if teaches(self.trainer):
+            self.after_validation()
 
     def on_test_start(self) -> None:
         """Labels must mean the classes that were trained. Say aloud where further sets are run for nothing."""
@@ -359,7 +350,7 @@ class BRAINet(FittedModule):
         sets = test_sets(self.trainer)
         self._shifts = steps.shift_parts(self.trainer, sets)
         self._has_unknown_sets = bool({"near", "far"} & set(sets.values()))
-        if self.calibration is not None and not self.predictor.calibrates:
+        if self.calibration is not None and not self.predictor.calibrates and not self._calibrates_by_default:
             rank_zero_warn(
                 f"{type(self.calibration).__name__} changes nothing, because it has learned nothing from validation "
                 "data: no metrics test/scaled/… are logged; fit the model with a val_dataloader, or leave calibration "
@@ -404,9 +395,10 @@ class BRAINet(FittedModule):
         self._update(self.conformal_metrics, self.conformal.measured(sets), target)
         return seen._replace(final=final, conformal=sets)
 
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """The prediction and every measure of uncertainty, from one set of passes."""
-        return self.predictor.describe(self._compiled("passes")(inputs_of(batch, self.columns)))
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Prediction:
+        """The prediction and every measure of uncertainty, from one set of passes; always in evaluation mode."""
+        with evaluation_mode(self):
+            return self.predictor.describe(self._compiled("passes")(inputs_of(batch, self.columns)))
 
     def _evaluate(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0, labelled: bool = True, scored: bool = True

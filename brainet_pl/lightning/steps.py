@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from brainet_pl._utils.framework import CombinedLoader, pl, rank_zero_warn
+from brainet_pl._utils.framework import CombinedLoader, pl, rank_zero_info, rank_zero_warn
 from brainet_pl._utils.lightning_private import data_given
 from brainet_pl.backbones import batches
 from brainet_pl.calibration import Calibrator
@@ -164,8 +164,8 @@ def _normalises(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "norm", None) is not None
 
 
-def missing_validation(calibrator: Calibrator) -> None:
-    """Refuse a fit without validation data where a calibrator can't do without; else warn that it learns nothing."""
+def missing_validation(calibrator: Calibrator, by_default: bool) -> None:
+    """Refuse a fit without validation data where a calibrator can't do without; else say that it learns nothing."""
     name = type(calibrator).__name__
     what = (
         "give the datamodule a val_dataloader, or the fit val_dataloaders, and a limit_val_batches above 0; or leave "
@@ -174,7 +174,8 @@ def missing_validation(calibrator: Calibrator) -> None:
     if calibrator.needs_validation:
         raise ValueError(f"expected validation data for {name}, got none: {what}")
     if type(calibrator).fit is not Calibrator.fit:
-        rank_zero_warn(f"{name} has no validation data to learn from, so predictions are not calibrated: {what}")
+        tell = rank_zero_info if by_default else rank_zero_warn
+        tell(f"{name} has no validation data to learn from, so predictions are not calibrated: {what}")
 
 
 def reach(batches: float, loaders: Sequence[Any] | None, processes: int = 1) -> int:

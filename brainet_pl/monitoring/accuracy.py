@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from brainet_pl._utils import checks
 
 Floats = NDArray[np.float64]
-LEAST = 30  # held-out samples below which they say too little of the calibration
+MIN_HELD_OUT = 30  # held-out samples below which they say too little of the calibration
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def estimate_accuracy(
         raise ValueError("expected confidence and correctness of held-out samples, got one of the two: give both")
     if held_confidence is not None and held_correct is not None:
         held, correct = _shares("held_confidence", held_confidence), _shares("held_correct", held_correct)
-        if len(held) != len(correct) or len(held) < LEAST:
+        if len(held) != len(correct) or len(held) < MIN_HELD_OUT:
             raise ValueError(
-                f"expected as many confidences as answers of at least {LEAST} held-out samples, got {len(held)} and "
-                f"{len(correct)}: give more, or leave both out"
+                f"expected as many confidences as answers of at least {MIN_HELD_OUT} held-out samples, got {len(held)} "
+                f"and {len(correct)}: give more, or leave both out"
             )
         gap = correct - held
         bias, variance = float(gap.mean()), variance + float(gap.var(ddof=1)) / len(gap)

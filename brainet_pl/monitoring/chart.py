@@ -13,7 +13,7 @@ from brainet_pl.monitoring.drift import DriftState
 Floats = NDArray[np.float64]
 MOST_POINTS = 1500  # of a curve
 TOP = 1e12  # evidence beyond it is drawn as this much
-LEAST = 1e-3
+LOWEST = 1e-3  # evidence below it is drawn as this much
 
 
 def drift_chart(state: DriftState, evidence: Floats, p_values: Mapping[str, Floats], alpha: float) -> Chart:
@@ -22,7 +22,7 @@ def drift_chart(state: DriftState, evidence: Floats, p_values: Mapping[str, Floa
     count = len(evidence)
     curve = thinned(evidence)
     high = min(10 * TOP, max(10 / alpha, 3 * float(evidence.max(initial=1.0))))
-    low = min(LEAST * 100, max(LEAST, 0.5 * float(evidence.min(initial=1.0))))
+    low = min(LOWEST * 100, max(LOWEST, 0.5 * float(evidence.min(initial=1.0))))
     across = Axis("input", "count", low=1.0, high=float(max(2, count)))
     ends = [1.0, float(max(2, count))]
     marks = [Series(f"alarm at 1/α = {1 / alpha:g}", ends, [1 / alpha] * 2, "guide")]

@@ -27,7 +27,7 @@ LEAST_PARAMS, PARAMS_PER_FEATURE, TIMES_NEEDED = 16_000, 250, 2
 FREE_OUTPUTS = 16  # outputs that these numbers are for; each further one brings parameters of its own
 MOST_PARAMS = 10**9  # of a head: 4 GB of weights; a slip of the keyboard should not fill the memory
 MOST_PASSES = 10**6
-LEAST = 100  # held-out samples to choose something by; with fewer, what is best among them says little
+MIN_VALIDATION = 100  # samples to choose something by; with fewer, what is best among them says little
 
 
 class Outputs(NamedTuple):
@@ -49,11 +49,14 @@ class HeadInputs(NamedTuple):
     base_logits: Tensor | None = None
     represents: float = 1.0
 
+    def rows(self, rows: slice | Tensor) -> HeadInputs:
+        """These of the samples, as a slice or by their numbers."""
+        base_logits = None if self.base_logits is None else self.base_logits[rows]
+        return self._replace(x=self.x[rows], target=self.target[rows], base_logits=base_logits)
+
     def first(self, count: int) -> HeadInputs:
         """The first `count` of the samples, and one at the least."""
-        n = max(1, count)
-        base_logits = None if self.base_logits is None else self.base_logits[:n]
-        return self._replace(x=self.x[:n], target=self.target[:n], base_logits=base_logits)
+        return self.rows(slice(max(1, count)))
 
 
 NLL = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # outputs (T, N, O), weights, targets → (N,) of the average

@@ -5,97 +5,168 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from tqdm.auto import tqdm
 
-from brainet_pl.network.base import Head, train_head
+from brainet_pl._utils import checks
+from brainet_pl.network.base import Head, HeadInputs, train_head
 
-SLOWER = 0.3  # of the learning rate, each time that training goes on from the best weights
+RATE_DECAY = 0.3  # factor on the learning rate, each time that training goes on from the best weights
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (B, O) or (M, B, O) and targets (B,) → a scalar
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How a head is trained on features in memory, with Adam.
+
+    Attributes:
+        max_epochs: Epochs at the most.
+        patience: Epochs without a better validation after which training ends, or goes on more slowly.
+        batch_size: Samples in a batch; None chooses by their number, see `choose_batch_size`.
+        learning_rate: Learning rate of Adam at the start.
+        weight_decay: Decoupled weight decay (AdamW), times the learning rate; 0 is none.
+        input_dropout: Share of the features that is set to zero, drawn anew for each sample and step.
+        rate_decays: How often, when patience ends, training goes on from the best weights with a lower learning rate.
+        final_batch: Samples in a batch when patience ends for the first time, from the best weights on, where that is
+            more: batch norm of small batches is noise, which noisy targets gain by and exact ones lose by.
+    """
+
+    max_epochs: int
+    patience: int
+    batch_size: int | None
+    learning_rate: float
+    weight_decay: float = 0.0
+    input_dropout: float = 0.0
+    rate_decays: int = 0
+    final_batch: int = 0
+
+    def __post_init__(self) -> None:
+        checks.whole("max_epochs", self.max_epochs, 1)
+        checks.whole("patience", self.patience, 1)
+        checks.whole_or_none("batch_size", self.batch_size, 2, "None chooses by the number of samples")
+        checks.above_zero("learning_rate", self.learning_rate)
+        checks.at_least("weight_decay", self.weight_decay, 0, "0 is none")
+        checks.share("input_dropout", self.input_dropout)
+        checks.whole("rate_decays", self.rate_decays, 0)
+        checks.whole("final_batch", self.final_batch, 0)
+
+
+def choose_batch_size(samples: int) -> int:
+    """A power of two near a sixteenth of the samples, from 16 to 256.
+
+    >>> [choose_batch_size(n) for n in (30, 1000, 100_000)]
+    [16, 64, 256]
+    """
+    return int(min(256, max(16, 2 ** round(math.log2(max(1, samples / 16))))))
 
 
 def fit_head(
     head: Head,
-    x: Tensor,
-    target: Tensor,
+    data: HeadInputs,
+    settings: TrainingSettings,
     loss: Loss,
     validate: Callable[[], float] | None = None,
     *,
-    max_epochs: int,
-    patience: int,
-    batch_size: int,
-    learning_rate: float,
-    base_logits: Tensor | None = None,
-    weight_decay: float = 0.0,
-    input_dropout: float = 0.0,
-    rate_decays: int = 0,
-    final_batch: int = 0,
     progress: bool = False,
 ) -> int:
-    """Train a head with Adam; at the end it has the weights of the epoch that validated best. Gives the epochs taken.
+    """Train a head; at the end it has the weights of the epoch that validated best. Gives the number of epochs taken.
 
     More epochs than needed cost time and nothing else.
 
     Args:
         head: the head, on the device of the features.
-        x: (N, d) features.
-        target: (N,) targets, as the loss takes them.
+        data: features (N, d), targets (N,) as the loss takes them, and base logits (N, O) where the head adds to them.
+        settings: epochs, batches and learning rate.
         loss: of the head's outputs for a batch.
         validate: the loss of the head in evaluation on held-out samples; None trains to the end.
-        max_epochs: epochs at the most.
-        patience: epochs without a better validation after which training ends, or the learning rate falls.
-        batch_size: samples in a batch.
-        learning_rate: learning rate of Adam.
-        base_logits: (N, O) logits that a head with `adds_base_logits` adds to; None for any other head.
-        weight_decay: decoupled weight decay (AdamW), times the learning rate.
-        input_dropout: share of the features that is set to zero, drawn anew for each sample and step.
-        rate_decays: how often, when patience ends, training goes on from the best weights with a lower learning rate.
-        final_batch: samples in a batch when patience ends for the first time, from the best weights on, where that is
-            more: batch norm of small batches is noise, which noisy targets gain by and exact ones lose by.
         progress: show a progress bar.
     """
-    parameters = list(head.parameters())
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=weight_decay, fused=True)
-        if weight_decay
-        else torch.optim.Adam(parameters, lr=learning_rate, fused=True)
-    )
-    best, best_loss, waited, epochs = copy.deepcopy(head.state_dict()), math.inf, 0, 0
-    for _ in tqdm(range(max_epochs), desc="fitting", disable=None if progress else True, delay=1, leave=False):
+    schedule = _Schedule(head, settings, len(data.x))
+    epochs = 0
+    for _ in tqdm(range(settings.max_epochs), desc="fitting", disable=None if progress else True, delay=1, leave=False):
         epochs += 1
-        head.train()
-        for rows in torch.randperm(len(x)).split(batch_size):  # type: ignore[no-untyped-call]
-            if len(rows) < 2:
-                continue  # batch norm has nothing to compare a single sample with
-            optimizer.zero_grad()
-            given = functional.dropout(x[rows], input_dropout) if input_dropout else x[rows]
-            found = loss(train_head(head, given, None if base_logits is None else base_logits[rows]), target[rows])
-            penalty = head.penalty()
-            (found if penalty is None else found + penalty / len(x)).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        _train_epoch(head, data, loss, schedule, settings.input_dropout)
         if validate is None:
             continue
         head.eval()
         with torch.no_grad():
-            value = validate()
-        waited += 1
-        if value < best_loss:
-            best, best_loss, waited = copy.deepcopy(head.state_dict()), value, 0
-        elif waited >= patience:
-            grows = min(final_batch, len(x)) > batch_size
-            if not (grows or rate_decays) or not math.isfinite(best_loss):
-                break
-            waited = 0
-            head.load_state_dict(best)
-            if grows:
-                batch_size = final_batch
-                continue
-            rate_decays -= 1
-            for group in optimizer.param_groups:
-                group["lr"] *= SLOWER
-    if math.isfinite(best_loss):
-        head.load_state_dict(best)
+            validation_loss = validate()
+        if not schedule.step(validation_loss):
+            break
+    schedule.restore_best()
     return epochs
+
+
+def _train_epoch(head: Head, data: HeadInputs, loss: Loss, schedule: _Schedule, input_dropout: float) -> None:
+    """One pass over the samples, in batches of a new order."""
+    samples = len(data.x)
+    head.train()
+    for rows in torch.randperm(samples).split(schedule.batch_size):  # type: ignore[no-untyped-call]
+        if len(rows) < 2:
+            continue  # batch norm has nothing to compare a single sample with
+        batch = data.rows(rows)
+        x = functional.dropout(batch.x, input_dropout) if input_dropout else batch.x
+        schedule.optimizer.zero_grad()
+        value = loss(train_head(head, x, batch.base_logits), batch.target)
+        penalty = head.penalty()
+        if penalty is not None:
+            value = value + penalty / samples
+        value.backward()  # type: ignore[no-untyped-call]
+        schedule.optimizer.step()
+
+
+class _Schedule:
+    """The optimizer and batch size of each epoch, and the best weights so far.
+
+    Attributes:
+        optimizer: of all parameters of the head.
+        batch_size: samples in a batch of the next epoch.
+    """
+
+    def __init__(self, head: Head, settings: TrainingSettings, samples: int) -> None:
+        parameters, rate, decay = list(head.parameters()), settings.learning_rate, settings.weight_decay
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=rate, fused=True)
+        if decay:
+            self.optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+        self.batch_size = choose_batch_size(samples) if settings.batch_size is None else settings.batch_size
+        self._final_batch = min(settings.final_batch, samples)
+        self._rate_decays = settings.rate_decays
+        self._patience = settings.patience
+        self._head = head
+        self._best_weights = copy.deepcopy(head.state_dict())
+        self._best_loss = math.inf
+        self._epochs_without_gain = 0
+
+    def step(self, validation_loss: float) -> bool:
+        """Prepare the next epoch after a validation; gives whether there is to be one."""
+        self._epochs_without_gain += 1
+        if validation_loss < self._best_loss:
+            self._best_weights, self._best_loss = copy.deepcopy(self._head.state_dict()), validation_loss
+            self._epochs_without_gain = 0
+        if self._epochs_without_gain < self._patience:
+            return True
+        return self._slow_down()
+
+    def _slow_down(self) -> bool:
+        """Go on from the best weights with a larger batch, or else a lower learning rate; gives whether that is due."""
+        larger_batch = self._final_batch > self.batch_size
+        if not (larger_batch or self._rate_decays) or not math.isfinite(self._best_loss):
+            return False
+        self.restore_best()
+        self._epochs_without_gain = 0
+        if larger_batch:
+            self.batch_size = self._final_batch
+            return True
+        self._rate_decays -= 1
+        for group in self.optimizer.param_groups:
+            group["lr"] *= RATE_DECAY
+        return True
+
+    def restore_best(self) -> None:
+        """Give the head the weights that validated best, if any did."""
+        if math.isfinite(self._best_loss):
+            self._head.load_state_dict(self._best_weights)

@@ -17,6 +17,20 @@ from brainet_pl.serving.images import ImageSteps
 
 CLOSE = 2.5 / 255  # of a pixel: Pillow and torch round the pixels of a resized image differently
 TRIED = 8  # images that steps and a transform are compared on
+# Class of a transform → what an `ImageSteps` calls its attributes; `ImageClassification` is `weights.transforms()`.
+ATTRIBUTES = {
+    "ImageClassification": {
+        "resize": "resize_size",
+        "crop": "crop_size",
+        "interpolation": "interpolation",
+        "mean": "mean",
+        "std": "std",
+    },
+    "Resize": {"resize": "size", "interpolation": "interpolation"},
+    "CenterCrop": {"crop": "size"},
+    "Normalize": {"mean": "mean", "std": "std"},
+    "Grayscale": {"channels": "num_output_channels"},
+}
 
 
 def class_names_of(data: Any, num_classes: int) -> tuple[str, ...] | None:
@@ -62,30 +76,20 @@ def _dataset(data: Any) -> Any:
 
 def _read(transform: Any) -> ImageSteps | None:
     """The steps that the attributes of a transform name."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {"channels": 3, "mean": (), "std": ()}
     for part in _parts(transform):
-        name = type(part).__name__
-        if name == "ImageClassification":  # `weights.transforms()` of torchvision
-            resize, crop, how = part.resize_size, part.crop_size, part.interpolation
-            found |= {"resize": resize, "crop": crop, "interpolation": how, "mean": part.mean, "std": part.std}
-        elif name == "Resize":
-            found |= {"resize": part.size, "interpolation": part.interpolation}
-        elif name == "CenterCrop":
-            found["crop"] = part.size
-        elif name == "Normalize":
-            found |= {"mean": part.mean, "std": part.std}
-        elif name == "Grayscale":
-            found["channels"] = part.num_output_channels
-    if "resize" not in found:
+        names = ATTRIBUTES.get(type(part).__name__, {})
+        settings |= {name: getattr(part, attribute) for name, attribute in names.items()}
+    if "resize" not in settings:
         return None
-    resize = _plain(found["resize"])
-    crop = _plain(found.get("crop", resize))
+    resize = _plain(settings["resize"])
+    crop = _plain(settings.get("crop", resize))
     side = crop if isinstance(crop, int) else crop[0]
-    if not isinstance(crop, int) and crop != (side, side):
+    if crop not in (side, (side, side)):
         return None
-    mean, std = (tuple(float(v) for v in found.get(name, ())) for name in ("mean", "std"))
-    how = getattr(found["interpolation"], "value", found["interpolation"])
-    return ImageSteps(resize, side, mean, std, how, found.get("channels", 3))
+    mean, std = tuple(map(float, settings["mean"])), tuple(map(float, settings["std"]))
+    how = getattr(settings["interpolation"], "value", settings["interpolation"])
+    return ImageSteps(resize, side, mean, std, how, settings["channels"])
 
 
 def _plain(size: Any) -> int | tuple[int, ...]:

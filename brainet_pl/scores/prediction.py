@@ -14,7 +14,7 @@ from brainet_pl.distributed.epoch_buffer import EpochBuffer
 from brainet_pl.scores.base import Score, check_name
 from brainet_pl.tasks.passes import Passes
 
-LEAST = 1e-7  # probability below which a class counts as if it had that much
+MIN_PROBABILITY = 1e-7  # a class with less counts as if it had that much
 
 
 class _OfProbabilities(Score):
@@ -53,7 +53,7 @@ class GEN(_OfProbabilities):
 
     def score(self, probs: Tensor) -> Tensor:
         """Maps probabilities (B, C) to scores (B,)."""
-        p = probs.topk(min(self.most, probs.shape[1]), dim=1).values.clamp(LEAST, 1 - LEAST)
+        p = probs.topk(min(self.most, probs.shape[1]), dim=1).values.clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
         return (p * (1 - p)).pow(self.gamma).sum(dim=1)
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:

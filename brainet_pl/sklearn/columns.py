@@ -7,7 +7,7 @@ a missing value is one. Beyond that, dates and numbers with thousands separators
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,16 +106,17 @@ def read_columns(frame: Any) -> list[Column] | None:
     """
     if not is_frame(frame):
         return None
-    found, problems = [], []
+    columns: list[Column] = []
+    problems: list[str] = []
     for name in frame.columns:
         try:
-            found.append(_read_column(str(name), np.asarray(frame[name])))
+            columns.append(_read_column(str(name), np.asarray(frame[name])))
         except ValueError as error:
             problems.append(str(error))
     if problems:
         many = f"{len(problems)} columns can't be read\n  " if len(problems) > 1 else ""
         raise ValueError(many + "\n  ".join(problems))
-    return None if all(column.plain for column in found) and _all_numbers(frame) else found
+    return None if all(column.plain for column in columns) and _all_numbers(frame) else columns
 
 
 def encode(columns: Sequence[Column], frame: Any) -> Floats:
@@ -129,10 +130,15 @@ def encode(columns: Sequence[Column], frame: Any) -> Floats:
     missing = [column.name for column in columns if column.name not in names]
     if missing:
         raise ValueError(f"expected the columns of fit, got none called {', '.join(missing)}: add them")
-    said = about_unseen({column.name: column.unseen(frame[names[column.name]]) for column in columns})
-    if said is not None:
-        warn(said)
-    return np.concatenate([column.encode(frame[names[column.name]]) for column in columns], axis=1)
+    unseen, encoded = {}, []
+    for column in columns:
+        values = frame[names[column.name]]
+        unseen[column.name] = column.unseen(values)
+        encoded.append(column.encode(values))
+    message = about_unseen(unseen)
+    if message is not None:
+        warn(message)
+    return np.concatenate(encoded, axis=1)
 
 
 def _read_column(name: str, values: NDArray[Any]) -> Column:
@@ -145,29 +151,37 @@ def _read_column(name: str, values: NDArray[Any]) -> Column:
     if values.dtype.kind == "m":
         raise ValueError(f"expected numbers, dates or categories in column {name!r}, got spans of time: give numbers")
     texts = _texts(values, missing="missing")
-    written = [text for text in texts if text != "missing" and is_text(text)]
-    if not written:
-        return Column(name)  # numbers as objects or text
     given = [text for text in texts if text != "missing"]
+    no_numbers = list(filter(is_text, given))
+    if not no_numbers:
+        return Column(name)  # numbers as objects or text
+    column = _as_dates_or_numbers(name, given, is_text)
+    if column is not None:
+        return column
+    notation = recognise(no_numbers)
+    if notation is not None:
+        raise ValueError(
+            f"expected numbers, dates or categories in column {name!r}, got {notation.name} such as {no_numbers[0]!r}: "
+            f"{notation.advice}, or write dates as 2024-12-31"
+        )
+    categories = sorted(set(texts))
+    if len(categories) > MOST_CATEGORIES:
+        raise ValueError(
+            f"expected at most {MOST_CATEGORIES} categories, got {len(categories)} in column {name!r}: drop it if it "
+            "is a name or a number of a row, or group its values"
+        )
+    return Column(name, categories)
+
+
+def _as_dates_or_numbers(name: str, given: Sequence[str], is_text: Callable[[str], bool]) -> Column | None:
+    """A column of text that is all dates, or all numbers with separators or decimal commas; None for any other."""
     if all(map(ISO_DATE.fullmatch, given)):
         return Column(name, dates=True)
     if all(GROUPED.fullmatch(text) or not is_text(text) for text in given):
         return Column(name, separators=",' \u00a0\u202f")
     if all(map(COMMA.fullmatch, given)):
         return Column(name, separators=".", decimal=",")
-    notation = recognise(written)
-    if notation is not None:
-        raise ValueError(
-            f"expected numbers, dates or categories in column {name!r}, got {notation.name} such as {written[0]!r}: "
-            f"{notation.advice}, or write dates as 2024-12-31"
-        )
-    known = sorted(set(texts))
-    if len(known) > MOST_CATEGORIES:
-        raise ValueError(
-            f"expected at most {MOST_CATEGORIES} categories, got {len(known)} in column {name!r}: drop it if it is a "
-            "name or a number of a row, or group its values"
-        )
-    return Column(name, known)
+    return None
 
 
 def _all_numbers(frame: Any) -> bool:

@@ -174,14 +174,20 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         if rows < LEAST_ROWS or not self.validation_fraction:
             return [(every, every[:0])]
         groups = self._groups(target)
-        members = (MEMBERS if rows <= MOST_CROSSED else 1) if self.members is None else self.members
-        if members > 1:
-            fold = folds_of(np.zeros(rows, dtype=np.int64) if groups is None else groups, members, seed)
-            return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(members)]
-        size = max(self.validation_fraction, min(0.3, 20 / rows))  # by 20 rows a p-value can be as small as 0.05
+        members = self.members or (MEMBERS if rows <= MOST_CROSSED else 1)
+        if members == 1:
+            return [self._split(every, groups, seed)]
+        fold = folds_of(np.zeros(rows, dtype=np.int64) if groups is None else groups, members, seed)
+        return [(np.flatnonzero(fold != number), np.flatnonzero(fold == number)) for number in range(members)]
+
+    def _split(self, rows: NDArray[Any], groups: NDArray[Any] | None, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Rows to train on and rows to hold back, for a single member."""
+        size = max(self.validation_fraction, min(0.3, 20 / len(rows)))  # by 20 rows a p-value can be as small as 0.05
         # Every class needs two rows, and either side a row of every class, to be split evenly.
-        fits = groups is not None and np.bincount(groups).min() >= 2 and size * rows >= groups.max() + 1
-        return [train_test_split(every, test_size=size, random_state=seed, stratify=groups if fits else None)]
+        can_stratify = groups is not None and np.bincount(groups).min() >= 2 and size * len(rows) >= groups.max() + 1
+        stratify = groups if can_stratify else None
+        train, held_back = train_test_split(rows, test_size=size, random_state=seed, stratify=stratify)
+        return train, held_back
 
     def _train(
         self,
@@ -193,31 +199,34 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Any, int]:
         import torch
 
-        from brainet_pl.sklearn.fitting import Training, fit_network
+        from brainet_pl.network.training import TrainingSettings
+        from brainet_pl.sklearn.fitting import FINAL_BATCH, FitSettings, Table, fit_network
+        from brainet_pl.tasks import Classification
 
+        task = self._task()
+        grows = self.batch_size is None and not isinstance(task, Classification)
+        training = TrainingSettings(
+            self.max_epochs,
+            self.patience,
+            self.batch_size,
+            self.learning_rate,
+            final_batch=FINAL_BATCH if grows else 0,
+        )
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), limit_threads(1):
             # Few rows are ordinary here; a held-out row each for hundreds of columns is what people have.
             warnings.filterwarnings("ignore", message="expected more rows than columns")
             warnings.filterwarnings("ignore", message=r"expected [0-9,]+ parameters within 2 %")
             torch.manual_seed(seed)
-            return fit_network(
-                self._task(),
+            table = Table(
                 torch.tensor(np.ascontiguousarray(x), dtype=torch.float32),
                 torch.from_numpy(np.ascontiguousarray(target)),
                 None if weights is None else torch.tensor(weights, dtype=torch.float32),
                 [(torch.from_numpy(train), torch.from_numpy(held)) for train, held in folds],
-                head=self._head_settings(),
-                learn={"s": self.s, "max_order": self.max_order, "threshold": self.threshold, "seed": seed % 1000},
-                names=self.feature_names_,
-                training=Training(
-                    self.max_epochs,
-                    self.patience,
-                    self.batch_size,
-                    self.learning_rate,
-                    self.passes,
-                    bool(self.verbose),
-                ),
+                self.feature_names_,
             )
+            learn = {"s": self.s, "max_order": self.max_order, "threshold": self.threshold, "seed": seed % 1000}
+            settings = FitSettings(self._head_settings(), learn, training, self.passes, bool(self.verbose))
+            return fit_network(task, table, settings)
 
     # -- using --------------------------------------------------------------------------------------------------------
 
@@ -235,7 +244,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
     def _final(self, X: Any) -> Tensor:
         """(N, C) probabilities, or (N, 2) means and variances; the same rows always give the same numbers."""
         rows = self._rows(X)
-        return self.network_.final(rows)  # type: ignore[no-any-return]
+        return self.network_.final_rows(rows)  # type: ignore[no-any-return]
 
     def known_p(self, X: Any) -> Floats:
         """How usual each row (N, d) is: the share of rows held back in `fit` that are at least as strange.

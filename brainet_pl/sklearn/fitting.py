@@ -21,17 +21,20 @@ from brainet_pl._utils.warn import warn
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import Extracted
-from brainet_pl.metrics.losses import weighted_mean
+from brainet_pl.fitting.settle import Answered, settle
+from brainet_pl.fitting.structure import learn_tree
+from brainet_pl.fitting.train import train as train_head
 from brainet_pl.network import BRAINetHead, HeadSettings
-from brainet_pl.network.base import Head, Outputs
-from brainet_pl.network.training import fit_head
+from brainet_pl.network.base import Head, HeadInputs, Outputs
+from brainet_pl.network.training import TrainingSettings
 from brainet_pl.network.tree import Tree, smallest_budget
+from brainet_pl.prediction.modes import evaluation_mode
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreContext
 from brainet_pl.scores.density import density_threshold
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.scores.reference import p_values
-from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
 from brainet_pl.tasks.passes import Passes
 
@@ -45,6 +48,7 @@ BINS = 6  # of a column
 MOST_WITH_BINS = 300  # columns and bins up to which bins are read: a structure of more takes long to learn
 PULL = 4.0  # rows that draw the weights of two kinds of members to a half
 SHARES = [i / 20 for i in range(1, 20)]  # of the first kind, to choose from
+VALIDATION_PASSES = 8  # sub-networks that a validation while training averages
 RARE = 0.9  # share of one value above which a column counts as one that hardly varies
 
 
@@ -143,11 +147,16 @@ class Members(Head):
         """Features (B, d) → outputs (M, B, O) of all members."""
         return torch.cat([head(x[:, : head.in_features]).unflatten(0, (-1, len(x))) for head in self._heads])
 
-    @property
-    def _heads(self) -> list[BRAINetHead]:
+    def of_fold(self, number: int) -> list[BRAINetHead]:
+        """The members of one fold, one of each kind."""
         kinds = len(self.shares)
         heads: list[BRAINetHead] = list(self.heads)  # type: ignore[arg-type]
-        return heads if self.chosen is None else heads[self.chosen * kinds : (self.chosen + 1) * kinds]
+        return heads[number * kinds : (number + 1) * kinds]
+
+    @property
+    def _heads(self) -> list[BRAINetHead]:
+        """The members that predict: all, or those of the fold that was chosen."""
+        return list(self.heads) if self.chosen is None else self.of_fold(self.chosen)  # type: ignore[arg-type]
 
     @property
     def trees(self) -> list[GGT]:
@@ -327,14 +336,16 @@ class TablePredictor(Predictor):
         return {name: torch.stack([scores[name] for scores in found]).mean(dim=0) for name in found[0]}
 
     @torch.no_grad()
-    def final(self, rows: Tensor) -> Tensor:
+    def final_rows(self, rows: Tensor) -> Tensor:
         """Rows (N, d) → calibrated probabilities (N, C), or means and variances (N, 2); always the same numbers."""
-        self.eval()
-        found = []
-        for part in rows.split(BATCH):  # type: ignore[no-untyped-call]
-            with isolated_rng(DRAW_SEED):
-                found.append(self.calibrated(self.passes(part), {}))
-        return torch.cat(found)
+        return torch.cat([self.calibrated(passes, {}) for passes in self._passes_of(rows)])
+
+    def _passes_of(self, rows: Tensor) -> Iterator[Passes]:
+        """Passes of rows (N, d), a batch at a time, with the same sub-networks for all batches."""
+        with evaluation_mode(self):
+            for part in rows.split(BATCH):  # type: ignore[no-untyped-call]
+                with isolated_rng(DRAW_SEED):
+                    yield self.passes(part)
 
     @torch.no_grad()
     def known_p(self, rows: Tensor) -> Tensor:
@@ -346,15 +357,13 @@ class TablePredictor(Predictor):
                 f"1/{len(self.held_target) + 1}, by the rows held back in fit; fit with more rows, or a larger "
                 "validation_fraction"
             )
-        self.eval()
-        found = []
-        for part in rows.split(BATCH):  # type: ignore[no-untyped-call]
-            with isolated_rng(DRAW_SEED):
-                scores = self.all_scores(self.passes(part))
+        p = []
+        for passes in self._passes_of(rows):
+            scores = self.all_scores(passes)
             name = self.scores.verdict_score(scores, self.verdict)
             assert name is not None
-            found.append(p_values(scores[name], self.scores.reference[name]))
-        return torch.cat(found)
+            p.append(p_values(scores[name], self.scores.reference[name]))
+        return torch.cat(p)
 
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Predictions and targets of the rows held back."""
@@ -377,34 +386,38 @@ class TablePredictor(Predictor):
             target: (N,) their targets.
             folds: the numbers of the rows that each fold held back.
         """
-        self.eval()
-        parts = [(k, part) for k, fold in enumerate(folds) for part in fold.split(BATCH)]  # type: ignore[no-untyped-call]
-        found = []
-        for number, part in parts:
-            with self.fold(number), isolated_rng(DRAW_SEED):
-                found.append(self.passes(rows[part]))
-        self.head.shares.copy_(self._weigh(found, [target[part] for _, part in parts]))
-        for number, part in parts:
-            with self.fold(number), isolated_rng(DRAW_SEED):
-                passes = self.passes(rows[part])
-                self.observe(passes, self.all_scores(passes), target[part])
-        self.finalize()
-        held = []
+        with evaluation_mode(self):
+            self.head.shares.copy_(self._weigh(list(self._answer_folds(rows, target, folds, scored=False))))
+            settle(self, self._answer_folds(rows, target, folds), self._split(rows, target))
+        predicted = []
         for number, fold in enumerate(folds):
             with self.fold(number):
-                held.append(self.final(rows[fold]))
-        self.held_predicted.copy_(torch.cat(held))
+                predicted.append(self.final_rows(rows[fold]))
+        self.held_predicted.copy_(torch.cat(predicted))
         self.held_target.copy_(target[torch.cat(list(folds))])
-        self._expect(self.backbone(rows)[:, : self.shapes.columns].float(), target)
 
-    def _expect(self, features: Tensor, target: Tensor) -> None:
-        """Estimate what the verdict will notice: nothing that was fitted to rows is used, so any may be held out."""
+    def _answer_folds(
+        self, rows: Tensor, target: Tensor, folds: Sequence[Tensor], scored: bool = True
+    ) -> Iterator[Answered]:
+        """What the members of each fold say of the rows that they held back, a batch at a time."""
+        for number, fold in enumerate(folds):
+            for part in fold.split(BATCH):  # type: ignore[no-untyped-call]
+                with self.fold(number), isolated_rng(DRAW_SEED):
+                    passes = self.passes(rows[part])
+                    yield Answered(passes, self.all_scores(passes) if scored else {}, target[part])
+
+    def _split(self, rows: Tensor, target: Tensor) -> tuple[Extracted, Extracted]:
+        """Features of rows to estimate by what will be noticed: nothing fitted is used, so any may be held out."""
+        features = self.backbone(rows)[:, : self.shapes.columns].float()
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(DRAW_SEED))
-        seen, held = order[: len(order) * 3 // 5], order[len(order) * 3 // 5 :][:MOST_EXPECTED]
-        parts = [Extracted(BackboneOutput(features[part]), target[part]) for part in (seen, held)]
-        self.expect(*parts)
+        cut = len(order) * 3 // 5
+        train, held_out = order[:cut], order[cut:][:MOST_EXPECTED]
+        return (
+            Extracted(BackboneOutput(features[train]), target[train]),
+            Extracted(BackboneOutput(features[held_out]), target[held_out]),
+        )
 
-    def _weigh(self, found: Sequence[Passes], targets: Sequence[Tensor]) -> Tensor:
+    def _weigh(self, answered: Sequence[Answered]) -> Tensor:
         """How much each of two kinds of members counts, (2,): what predicts rows held back best, drawn to a half."""
         before = self.head.shares
         if len(before) == 1:
@@ -414,7 +427,7 @@ class TablePredictor(Predictor):
             # Passes of the first kind come first, and both kinds have counted alike.
             new = before.new_tensor([share, 1 - share])
             total = -PULL * math.log(4 * share * (1 - share))
-            for passes, target in zip(found, targets, strict=True):
+            for passes, _, target, _ in answered:
                 assert passes.weights is not None
                 first = passes.weights.cumsum(0) < before[0] + 1e-9
                 weights = passes.weights / before[0] * torch.where(first, new[0], new[1])
@@ -440,18 +453,18 @@ class TablePredictor(Predictor):
         shapes = Shapes(*data["shapes"])
         check_sizes([settings.settings(), {"out_features": task.out_features}, shapes._asdict()], weights)
         for tree in trees:
-            check_build(partial(build_head, settings, task, tree), weights)
+            check_build(partial(build_member, settings, task, tree), weights)
         widths = [shapes.columns, shapes.columns + shapes.parts][: len(trees)]
         stored = tuple(weights["held_predicted"].shape)
         if [tree.num_variables for tree in trees] != widths or stored != (shapes.held, shapes.outputs):
             raise ValueError("expected weights of the shapes in the file, got others: take another copy")
-        heads = [build_head(settings, task, tree) for _ in range(shapes.folds) for tree in trees]
+        heads = [build_member(settings, task, tree) for _ in range(shapes.folds) for tree in trees]
         made = cls(task, heads, shapes, data["passes"]).double()
         made.load_state_dict(weights)
         return made
 
 
-def build_head(settings: HeadSettings, task: Task, ggt: GGT) -> BRAINetHead:
+def build_member(settings: HeadSettings, task: Task, ggt: GGT) -> BRAINetHead:
     """The head of a tree, with more parameters than asked for where the tree needs more."""
     if isinstance(settings, Tree) and settings.num_params != "auto":
         least = smallest_budget(ggt, task.out_features, min_width=settings.min_width or 1, norm=settings.norm)
@@ -463,121 +476,133 @@ def build_head(settings: HeadSettings, task: Task, ggt: GGT) -> BRAINetHead:
     return head
 
 
-class Training(NamedTuple):
-    """How members are trained: the settings of the estimators of these names."""
+class Table(NamedTuple):
+    """The rows of one fit.
 
-    max_epochs: int
-    patience: int
-    batch_size: int | None
-    learning_rate: float
+    Attributes:
+        rows: (N, d) numbers.
+        target: (N,) targets.
+        weights: (N,) how much each row counts while training; None is all alike.
+        folds: for each fold the numbers of the rows that its members learn from, and of those that they stop by.
+        names: (d,) names of the columns, where they have names.
+    """
+
+    rows: Tensor
+    target: Tensor
+    weights: Tensor | None
+    folds: Sequence[tuple[Tensor, Tensor]]
+    names: Sequence[str] | None
+
+
+class FitSettings(NamedTuple):
+    """How the members of an estimator are built and trained.
+
+    Attributes:
+        head: settings of the head of every member.
+        learn: settings of `learn_structure`; None is its default.
+        training: epochs, batches and learning rate.
+        passes: sub-networks that a prediction averages.
+        progress: show progress bars.
+    """
+
+    head: HeadSettings
+    learn: Mapping[str, Any]
+    training: TrainingSettings
     passes: int
-    verbose: bool
+    progress: bool
 
 
-def fit_network(
-    task: Task,
-    rows: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    folds: Sequence[tuple[Tensor, Tensor]],
-    *,
-    head: HeadSettings,
-    learn: Mapping[str, Any],
-    names: Sequence[str] | None,
-    training: Training,
-) -> tuple[TablePredictor, int]:
-    """Structure, members and calibration from rows (N, d) and targets (N,); the predictor and the most epochs it took.
+def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TablePredictor, int]:
+    """Structure, members and calibration of a table; the predictor and the most epochs that a member took.
 
-    Structures are learned once, from all rows and no targets. `folds` are the numbers of the rows that the members of
-    each fold learn from, and of those that they stop by; without the latter, training takes a quarter of `max_epochs`.
-    Each fold has a member that reads the columns, and one that reads their bins too, unless these are too many. Rows
-    count by `weights` (N,) while training.
+    Structures are learned once, from all rows and no targets. Each fold has a member that reads the columns, and one
+    that reads their bins too, unless these are too many.
     """
     if task.needs_targets:
-        task.prepare(target)
-    columns = rows.shape[1]
-    bins = Bins.learn(rows, BINS)
-    if columns + len(bins.low) > MOST_WITH_BINS or not folds[0][1].numel():
-        bins = Bins(0)
-    encoding = nn.Sequential(bins, Standardize(columns + len(bins.low)).fit(bins(rows)))
-    features = encoding(rows)
-    widths = [columns] if not len(bins.low) else [columns, features.shape[1]]
-    trees = [_learn(features[:, :width], training.verbose, **learn) for width in widths]
-    trees[0] = trees[0].named(list(names) if names else None)
-    plain = features[:, :columns]
-    density = _learn(
-        plain,
-        training.verbose,
-        test="gaussian",
-        threshold=density_threshold(DENSITY_THRESHOLD, len(rows)),
-        seed=learn["seed"],
-    )
-    labels, count = task.classes(target)
-    held = [fold for _, fold in folds if len(fold)]
-    outputs = count if isinstance(task, Classification) else 2
-    shapes = Shapes(columns, len(bins.low), len(folds), sum(map(len, held)), outputs)
-    heads = [build_head(head, task, tree) for _ in folds for tree in trees]
-    network = TablePredictor(task, heads, shapes, training.passes)
-    network.backbone.model.load_state_dict(encoding.state_dict())
+        task.prepare(table.target)
+    columns = table.rows.shape[1]
+    encoding = _learn_encoding(table)
+    features = encoding(table.rows)
+    trees = _learn_trees(features, columns, table.names, settings)
+    network = _build_network(task, table, encoding, trees, settings)
+    labels, num_classes = task.classes(table.target)
+    context = ScoreContext(num_classes, raw=True, ggt=_density_tree(features[:, :columns], settings))
     epochs = 0
-    for number, (train, fold) in enumerate(folds):
-        context = ScoreContext(count, raw=True, ggt=density)
+    for number, (train, _) in enumerate(table.folds):
         for score in network.fold_scores:
             score.fit_fold(number, context, features[train], labels[train])
-        for member in heads[number * len(trees) : (number + 1) * len(trees)]:
-            x = features[:, : member.in_features]
-            epochs = max(epochs, _fit_member(member, task, x, target, weights, train, fold, training))
+        for member in network.head.of_fold(number):
+            epochs = max(epochs, _train_member(member, task, features, table, number, settings))
     network.double()
-    if held:
-        network.hold(rows.double(), target, held)
+    held_back = [fold for _, fold in table.folds if len(fold)]
+    if held_back:
+        network.hold(table.rows.double(), table.target, held_back)
     return network, epochs
 
 
-def _learn(features: Tensor, progress: bool, **settings: Any) -> GGT:
-    given = {name: value for name, value in settings.items() if value is not None}
-    return learn_structure(features.numpy(), progress=progress, **given)
+def _learn_encoding(table: Table) -> nn.Sequential:
+    """Bins and scales of the columns; no bins where there are too many, or no rows to stop by."""
+    columns = table.rows.shape[1]
+    bins = Bins.learn(table.rows, BINS)
+    if columns + len(bins.low) > MOST_WITH_BINS or not table.folds[0][1].numel():
+        bins = Bins(0)
+    return nn.Sequential(bins, Standardize(columns + len(bins.low)).fit(bins(table.rows)))
 
 
-def _fit_member(
-    head: BRAINetHead,
-    task: Task,
-    features: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    train: Tensor,
-    held: Tensor,
-    training: Training,
+def _learn_trees(features: Tensor, columns: int, names: Sequence[str] | None, settings: FitSettings) -> list[GGT]:
+    """The tree of the columns, and that of columns and bins where there are bins."""
+    learn = {name: value for name, value in settings.learn.items() if value is not None}
+    trees = [learn_tree(features[:, :columns], learn, names or None, settings.progress)]
+    if features.shape[1] > columns:
+        trees.append(learn_tree(features, learn, progress=settings.progress))
+    return trees
+
+
+def _density_tree(features: Tensor, settings: FitSettings) -> GGT:
+    """The tree of a density of the columns, with more edges than a network of dense layers wants."""
+    threshold = density_threshold(DENSITY_THRESHOLD, len(features))
+    learn = {"test": "gaussian", "threshold": threshold, "seed": settings.learn["seed"]}
+    return learn_tree(features, learn, progress=settings.progress)
+
+
+def _build_network(
+    task: Task, table: Table, encoding: nn.Sequential, trees: Sequence[GGT], settings: FitSettings
+) -> TablePredictor:
+    """The predictor with an untrained member for each fold and tree."""
+    heads = []
+    for _ in table.folds:
+        for tree in trees:
+            heads.append(build_member(settings.head, task, tree))
+    bins = encoding[0]
+    assert isinstance(bins, Bins)
+    held_back = sum(len(fold) for _, fold in table.folds)
+    outputs = task.classes(table.target)[1] if isinstance(task, Classification) else 2
+    shapes = Shapes(table.rows.shape[1], len(bins.low), len(table.folds), held_back, outputs)
+    network = TablePredictor(task, heads, shapes, settings.passes)
+    network.backbone.model.load_state_dict(encoding.state_dict())
+    return network
+
+
+def _train_member(
+    member: BRAINetHead, task: Task, features: Tensor, table: Table, number: int, settings: FitSettings
 ) -> int:
-    """Train a head on some rows of features (N, d) and stop by others; gives the epochs it took."""
+    """Train a member on the rows of its fold, and stop by those held back; gives the epochs it took.
 
-    def loss(outputs: Tensor, rows: Tensor) -> Tensor:
-        return task.loss(outputs, target[rows], *(() if weights is None else (weights[rows],)))
-
-    def validate() -> float:
-        outputs = head.passes(features[held], 8)
-        nll = task.nll(task.predictive(outputs.values, outputs.weights), target[held])
-        assert nll is not None
-        return float(nll.mean() if weights is None else weighted_mean(nll, weights[held]))
-
-    return fit_head(
-        head,
-        features[train],
-        train,
-        loss,
-        validate if len(held) else None,
-        max_epochs=training.max_epochs if len(held) else max(1, training.max_epochs // 4),
-        patience=training.patience,
-        batch_size=choose_batch_size(len(train)) if training.batch_size is None else training.batch_size,
-        learning_rate=training.learning_rate,
-        final_batch=FINAL_BATCH if training.batch_size is None and not isinstance(task, Classification) else 0,
-        progress=training.verbose,
-    )
-
-
-def choose_batch_size(rows: int) -> int:
-    """A power of two near a sixteenth of the rows, from 16 to 256.
-
-    >>> [choose_batch_size(n) for n in (30, 1000, 100_000)]
-    [16, 64, 256]
+    Without rows to stop by, training takes a quarter of `max_epochs`.
     """
-    return int(min(256, max(16, 2 ** round(math.log2(max(1, rows / 16))))))
+    train, fold = table.folds[number]
+    x, training = features[:, : member.in_features], settings.training
+    select = HeadInputs(x[fold], table.target[fold])
+    if not len(fold):
+        training = replace(training, max_epochs=max(1, training.max_epochs // 4))
+    return train_head(
+        member,
+        task,
+        HeadInputs(x[train], table.target[train]),
+        select if len(fold) else None,
+        training,
+        passes=VALIDATION_PASSES,
+        weights=None if table.weights is None else table.weights[train],
+        select_weights=None if table.weights is None else table.weights[fold],
+        progress=settings.progress,
+    )

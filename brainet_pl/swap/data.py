@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
@@ -52,23 +54,31 @@ def labelled_batches(data: Any, name: str) -> Iterable[Any]:
 def input_batches(data: Any, max_rows: int | None) -> Iterable[Any]:
     """What a user gives as data, in batches; of a stream of unknown length at most `max_rows` rows."""
     if isinstance(data, np.ndarray):
-        if data.dtype.kind not in "fiub":
-            raise ValueError(f"expected an array of numbers, got {data.dtype}: encode what is text first")
-        data = torch.from_numpy(np.ascontiguousarray(data))
+        data = _as_tensor(data)
     if isinstance(data, Tensor):
         if not data.dim():
             raise ValueError("expected inputs of shape (samples, …), got a single number: give one row a sample")
         return data.split(BATCH)  # type: ignore[no-untyped-call, no-any-return]
     if isinstance(data, Dataset):
-        data = DataLoader(data, batch_size=BATCH)
-    if isinstance(data, Mapping) and data and all(isinstance(v, Tensor) for v in data.values()):
-        return [rows(data, slice(i, i + BATCH)) for i in range(0, size(data), BATCH)]
+        return bounded(DataLoader(data, batch_size=BATCH), max_rows)
+    if _is_mapping_of_tensors(data):
+        return [rows(data, slice(first, first + BATCH)) for first in range(0, size(data), BATCH)]
     if not isinstance(data, Iterable) or isinstance(data, str | Mapping):
         raise ValueError(
             f"expected data to be a tensor, an array, a dataset, a loader or a learned tree, got "
             f"{checks.shown(data)}: give the inputs that the model was trained on"
         )
     return bounded(data, max_rows)
+
+
+def _as_tensor(array: NDArray[Any]) -> Tensor:
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"expected an array of numbers, got {array.dtype}: encode what is text first")
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _is_mapping_of_tensors(data: Any) -> bool:
+    return isinstance(data, Mapping) and len(data) > 0 and all(isinstance(part, Tensor) for part in data.values())
 
 
 def check_first_labels(loader: Iterable[Any], num_classes: int | None, columns: Columns | None, name: str) -> Any:
@@ -113,26 +123,29 @@ def check_labels(labels: Tensor, num_classes: int | None, name: str) -> None:
 
 def count_classes(labels: Tensor, num_classes: int | None) -> int:
     """The number of classes of training labels (N,), or `num_classes` where it was given."""
-    found = torch.unique(labels.long())
-    if len(found) < 2:
+    classes = torch.unique(labels.long())
+    if len(classes) < 2:
         raise ValueError(
-            f"expected training samples of at least two classes, got {len(labels):,} of class {int(found[0])} alone: "
+            f"expected training samples of at least two classes, got {len(labels):,} of class {int(classes[0])} alone: "
             "give samples of the others too"
         )
-    total = int(found[-1]) + 1
-    if num_classes is None and len(found) < total:
-        missing = sorted(set(range(total)) - set(found.tolist()))
+    if num_classes is not None:
+        return num_classes
+    total = int(classes[-1]) + 1
+    missing = sorted(set(range(total)) - set(classes.tolist()))
+    if missing:
         listed = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
         raise ValueError(
             f"expected training samples of every class from 0 to {total - 1}, got none of {listed}: number the classes "
             "from 0 without gaps, or say how many there are, num_classes=…"
         )
-    return total if num_classes is None else num_classes
+    return total
 
 
 def rows_to_hold_back(labels: Tensor, hashes: list[bytes]) -> Tensor:
     """The numbers of `HELD_BACK` of the samples, the same share of each class; a repeated sample stays in training."""
-    repeated = torch.tensor([count > 1 for count in _counts(hashes)])
+    times = Counter(hashes)
+    repeated = torch.tensor([times[one] > 1 for one in hashes])
     generator = torch.Generator().manual_seed(0)
     chosen = []
     for label in torch.unique(labels):
@@ -140,13 +153,6 @@ def rows_to_hold_back(labels: Tensor, hashes: list[bytes]) -> Tensor:
         order = torch.randperm(len(members), generator=generator)
         chosen.append(members[order[: round(HELD_BACK * len(members))]])
     return torch.cat(chosen).sort().values
-
-
-def _counts(hashes: list[bytes]) -> list[int]:
-    total: dict[bytes, int] = {}
-    for one in hashes:
-        total[one] = total.get(one, 0) + 1
-    return [total[one] for one in hashes]
 
 
 # -- inputs that come back --------------------------------------------------------------------------------------------
@@ -173,10 +179,10 @@ class DataLog:
         """See a batch."""
         check_labels(target, self.num_classes, self.name)
         self.hashes += hash_rows(inputs)
-        found = sample_moments(inputs)
-        if found is not None:
+        moments = sample_moments(inputs)
+        if moments is not None:
             count, first, second = self.sums or (0, 0.0, 0.0)
-            self.sums = count + len(found), first + found.sum(dim=0), second + found.square().sum(dim=0)
+            self.sums = count + len(moments), first + moments.sum(dim=0), second + moments.square().sum(dim=0)
 
 
 def hash_rows(inputs: Any) -> list[bytes]:
@@ -184,14 +190,19 @@ def hash_rows(inputs: Any) -> list[bytes]:
     if isinstance(inputs, BackboneOutput):
         inputs = inputs.features
     named = dict(sorted(inputs.items())) if isinstance(inputs, Mapping) else {"": inputs}
-    parts = [
-        tensor.detach().cpu().contiguous().flatten(1).view(torch.uint8) if tensor.dim() > 1 else tensor.cpu()[:, None]
-        for tensor in named.values()
-        if isinstance(tensor, Tensor)
-    ]
-    tables = [part.contiguous().numpy() for part in parts]
-    return [hashlib.blake2b(b"".join(table[i].tobytes() for table in tables), digest_size=16).digest()
-            for i in range(size(inputs))]  # fmt: skip
+    tables = [_bytes_of_rows(tensor) for tensor in named.values() if isinstance(tensor, Tensor)]
+    hashes = []
+    for row in range(size(inputs)):
+        content = b"".join(table[row].tobytes() for table in tables)
+        hashes.append(hashlib.blake2b(content, digest_size=16).digest())
+    return hashes
+
+
+def _bytes_of_rows(tensor: Tensor) -> NDArray[Any]:
+    """The content of each sample of a tensor (B, …), one row for each."""
+    if tensor.dim() == 1:
+        return tensor.cpu()[:, None].contiguous().numpy()
+    return tensor.detach().cpu().contiguous().flatten(1).view(torch.uint8).contiguous().numpy()
 
 
 def is_augmented(loader: Any, columns: Columns | None = None) -> bool:
@@ -222,10 +233,17 @@ def _samples_of(loader: Any) -> tuple[Any, Sequence[int]]:
     data = getattr(loader, "dataset", None)
     if not hasattr(data, "__len__"):
         return None, ()
-    chosen = list(getattr(getattr(loader, "sampler", None), "indices", None) or range(len(data)))  # type: ignore[arg-type]
+    indices = getattr(getattr(loader, "sampler", None), "indices", None)
+    chosen = list(range(len(data))) if indices is None else _as_numbers(indices)  # type: ignore[arg-type]
     while isinstance(data, Subset):
-        chosen, data = [data.indices[i] for i in chosen], data.dataset
+        places = _as_numbers(data.indices)
+        chosen, data = [places[i] for i in chosen], data.dataset
     return data, chosen
+
+
+def _as_numbers(indices: Any) -> list[int]:
+    """Places of samples as whole numbers: elements of a tensor compare equal, but are no equal members of a set."""
+    return [int(place) for place in indices]
 
 
 def rows_not_repeated(seen: list[bytes], held: list[bytes]) -> Tensor:
@@ -260,16 +278,25 @@ def sample_moments(inputs: Any) -> Tensor | None:
     None where there are none to speak of: token numbers, several tensors, or features.
     """
     if isinstance(inputs, Mapping):
-        real = [v for v in inputs.values() if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 1]
-        inputs = real[0] if len(real) == 1 else None
+        inputs = _only_real_tensor(inputs)
     if not isinstance(inputs, Tensor) or inputs.dim() < 2 or inputs.is_complex():
         return None
     if inputs.dim() == 2:
-        found = inputs.detach().cpu().double()[:, None] if inputs.is_floating_point() else None
+        if not inputs.is_floating_point():
+            return None
+        moments = inputs.detach().cpu().double()[:, None]
     else:
         values = inputs.detach().flatten(2).float()
-        found = torch.stack([values.mean(dim=2), values.std(dim=2, correction=0)], dim=1).cpu().double()
-    return None if found is None else found[found.flatten(1).isfinite().all(dim=1)]
+        moments = torch.stack([values.mean(dim=2), values.std(dim=2, correction=0)], dim=1).cpu().double()
+    return moments[moments.flatten(1).isfinite().all(dim=1)]
+
+
+def _only_real_tensor(inputs: Mapping[str, Any]) -> Tensor | None:
+    """The one tensor of numbers with a decimal point, where there is one."""
+    real = [
+        part for part in inputs.values() if isinstance(part, Tensor) and part.is_floating_point() and part.dim() > 1
+    ]
+    return real[0] if len(real) == 1 else None
 
 
 class InputScale(DataSizedBuffers):
@@ -306,9 +333,9 @@ class InputScale(DataSizedBuffers):
     def warn_if_far(self, inputs: Any) -> None:
         """Warn once of inputs that were scaled in another way than those of training."""
         if not self._warned and len(self.mean):
-            found = sample_moments(inputs)
-            if found is not None and len(found):
-                self.warn_if_mean_is_far(found.mean(dim=0), len(found), "inputs")
+            moments = sample_moments(inputs)
+            if moments is not None and len(moments):
+                self.warn_if_mean_is_far(moments.mean(dim=0), len(moments), "inputs")
 
     def warn_if_mean_is_far(self, mean: Tensor, count: int, name: str) -> None:
         """Warn once of the mean of `sample_moments` over so many samples, where it is far from that of training."""

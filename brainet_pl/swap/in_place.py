@@ -16,11 +16,18 @@ from brainet_pl.backbones import batches, removal
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.removal import FeaturesReached
-from brainet_pl.features.extraction import inputs_of, is_sharded
+from brainet_pl.calibration import Calibrator
+from brainet_pl.features.extraction import extract, inputs_of, is_sharded
 from brainet_pl.features.training import TrainingFeatures
+from brainet_pl.fitting.build import base_logits_help
+from brainet_pl.fitting.calibrate import calibrate
+from brainet_pl.fitting.scores import fit_scores
+from brainet_pl.fitting.structure import learn_tree
 from brainet_pl.network import HeadSettings
-from brainet_pl.scores import Score
-from brainet_pl.structure import GGT, learn_structure
+from brainet_pl.prediction.network import device_of
+from brainet_pl.prediction.predictor import AUTO_CALIBRATION
+from brainet_pl.scores import Score, Verdict
+from brainet_pl.structure import GGT
 from brainet_pl.swap.data import labelled_batches
 from brainet_pl.swap.layer import (
     SwappedLayer,
@@ -28,6 +35,7 @@ from brainet_pl.swap.layer import (
     make_layer,
     num_classes_of,
     place_layer,
+    swapped_layers,
     watch_state,
 )
 from brainet_pl.tasks import Classification
@@ -153,19 +161,17 @@ def build_layer(
     reader = cast(LayerInputs, features.backbone)
     name, original = reader.layer, reader.model.get_submodule(reader.layer)
     classes = num_classes_of(original, name, num_classes)
-    task, width = Classification(classes), features.first().features.shape[1]
     tree = learn(features) if settings.needs_tree else None
     sample = features.sample()
+    task = Classification(classes)
     try:
-        target = task.check(sample.targets)
+        task.check(sample.targets)
     except ValueError as error:
         raise ValueError(f"labels of the training data and outputs of {name!r} do not fit: {error}") from error
-    base = sample.output.base_logits
-    helps = base is not None and task.base_fits(base.shape[1]) and task.base_helps(base, target)
-    layer = make_layer(original, settings, width, classes, tree, helps, passes, **parts)
+    helps = base_logits_help(task, sample)
+    layer = make_layer(original, settings, sample.features.shape[1], classes, tree, helps, passes, **parts)
     place_layer(reader.model, name, layer)
-    wanted = [score for score in layer.predictor.scores if score.needs_fit]
-    layer.predictor.fit_scores(features, wanted, progress)
+    fit_scores(layer.predictor, features, progress=progress)
     watch_state(reader.model)
     return layer
 
@@ -202,7 +208,8 @@ def swap_layer(
         **learn: settings of `learn_structure`.
 
     Returns:
-        The new layer. `layer.predictor.predict(features)` says all that is known of a sample.
+        The new layer. `layer.predictor.predict(features)` says all that is known of a sample, once `calibrate_layer`
+        has learned from held-out samples.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
@@ -219,13 +226,61 @@ def swap_layer(
     reader = LayerInputs(model, name, forward, frozen=True)
     features = TrainingFeatures(loader, reader, columns=columns)  # type: ignore[arg-type]
 
-    def learned(found: TrainingFeatures) -> GGT:
-        return learn_structure(found.all(learn.get("max_rows"), progress).features, **{"progress": progress, **learn})
+    def learned(source: TrainingFeatures) -> GGT:
+        return learn_tree(source.all(learn.get("max_rows"), progress).features, learn, progress=progress)
 
     settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
     given: dict[str, Any] = {"num_classes": num_classes, "passes": passes, "progress": progress, "scores": scores}
     with keep_modes(model):
         return build_layer(features, learned, settings, **given)
+
+
+@torch.no_grad()
+def calibrate_layer(
+    model: nn.Module,
+    train: Any,
+    held: Any,
+    layer: str | None = None,
+    *,
+    calibration: Calibrator | str | Mapping[str, Any] | None = AUTO_CALIBRATION,
+    scores: Sequence[Score | str | Mapping[str, Any]] | str = (),
+    verdict: Verdict | None = None,
+    forward: Forward | None = None,
+    columns: Columns | None = None,
+    progress: bool = True,
+) -> dict[str, float]:
+    """Learn how sure a model with a swapped layer may be, and which inputs it knows. Nothing is trained.
+
+    Call it when your training loop has ended; the state dict carries what was learned.
+
+    Args:
+        model: with a layer that `swap_layer` has put in.
+        train: inputs and labels that the model was trained on: a loader, a dataset or a pair of tensors.
+        held: inputs and labels that it was not trained on, 200 or more.
+        layer: path of the swapped layer; None where there is one.
+        calibration: maps probabilities to better calibrated ones; "auto" is a temperature.
+        scores: scores of how unlike the training data an input is.
+        verdict: by which score and at which level an input is called known; None is 5 %.
+        forward: runs the model on the inputs of a batch; None calls it.
+        columns: the names of inputs and labels, where batches have names that can't be guessed.
+        progress: show progress bars.
+
+    Returns:
+        What was learned, by name.
+    """
+    layers = swapped_layers(model)
+    name = next(iter(layers), "") if layer is None and len(layers) == 1 else layer
+    if name not in layers:
+        there = ", ".join(layers) or "none"
+        raise ValueError(f"expected the path of a swapped layer ({there}), got {layer!r}: call swap_layer first")
+    predictor = layers[name].predictor
+    predictor.attach(scores, calibration, None, verdict)
+    predictor.to(device_of(model))
+    reader: Any = LayerInputs(model, name, forward, frozen=True)
+    with keep_modes(model):
+        features = TrainingFeatures(labelled_batches(train, "train"), reader, columns=columns)
+        held_out = extract(reader, labelled_batches(held, "held"), progress=progress, columns=columns)
+        return calibrate(predictor, features, held_out, progress)
 
 
 def first_inputs(loader: Any, columns: Columns | None, device: torch.device | None = None) -> Any:

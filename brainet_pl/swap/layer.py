@@ -55,7 +55,7 @@ class SwappedLayer(nn.Module):
         super().__init__()
         self.settings, self.predictor = settings, predictor
         self._original = [original]  # a list: it is no part of the model any more
-        adds = predictor._adds_base_logits
+        adds = predictor.adds_base_logits
         self.base_layer = original.requires_grad_(False) if adds else None
         self.keep = False
         self.kept: Passes | None = None
@@ -93,9 +93,7 @@ class SwappedLayer(nn.Module):
         passes = self.predictor.passes(BackboneOutput(x, base_logits=base_logits))
         if self.keep:
             self.kept = passes
-        calibration = self.predictor.calibration
-        final = self.predictor.calibrated(passes, {} if calibration is None else self.predictor.scores(passes))
-        return final.clamp_min(torch.finfo(torch.float32).tiny).log()
+        return self.predictor.as_outputs(self.predictor.final(passes))
 
     def take_kept(self) -> Passes:
         """What the last evaluation gave, once."""

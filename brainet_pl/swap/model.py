@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,28 +15,34 @@ from brainet_pl._utils.parts import make_part
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.backbones.batches import Columns
-from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.calibration import Calibrator, Conformal
-from brainet_pl.features.extraction import Extracted, extract, run_backbone
+from brainet_pl.features.extraction import extract, extract_output, inputs_of, is_sized, run_backbone
 from brainet_pl.features.training import TrainingFeatures
-from brainet_pl.network import BRAINetHead, Head, HeadSettings, Tree
-from brainet_pl.network.base import LEAST, Outputs, train_head
+from brainet_pl.fitting.calibrate import calibrate
+from brainet_pl.fitting.comparison import Comparison
+from brainet_pl.fitting.structure import learn_tree
+from brainet_pl.network import Head, HeadSettings, Tree
+from brainet_pl.network.training import TrainingSettings
+from brainet_pl.prediction.modes import evaluation_mode
+from brainet_pl.prediction.prediction import Prediction
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.prediction.transforms import class_names_of, image_steps_of
 from brainet_pl.scores import Score, Verdict
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.structure import GGT
-from brainet_pl.swap.data import BATCH, InputScale, labelled_batches
-from brainet_pl.swap.fit import Blend, Comparison, Given, Training, fit_swapped, learn_tree
+from brainet_pl.swap.data import InputScale, input_batches, labelled_batches
+from brainet_pl.swap.fit import Given, Plan, fit_swapped
 from brainet_pl.tasks import Classification
+
+DROPOUTS = (0.5, 0.1)  # shares of the features set to zero, for "auto" to choose from
 
 
 class SwappedModel(Predictor):
-    """A feature extractor with a new head: logits (B, C) out, like the model it came from.
+    """A feature extractor with a new head: inputs → the logarithm of calibrated probabilities (B, C).
 
-    `fit` does all there is to do. Or train it like any module, or by its own `loss`, which has every branch of the tree
-    learn from every sample; after `calibrate`, `predict` then also says how sure it may be and which inputs it knows.
+    `fit` does all there is to do. Or train it by its own `loss`, which has every branch of the tree learn from every
+    sample; after `calibrate`, `predict` then also says how sure it may be and which inputs it knows.
 
     Args:
         backbone: the feature extractor.
@@ -46,7 +52,6 @@ class SwappedModel(Predictor):
         columns: the names of inputs and labels, where batches have names.
 
     Attributes:
-        blend: how much the network's own layer and the new head count in a prediction.
         comparison: the NLL of held-out samples beside that of other heads; None before `fit`.
         class_names: names of the classes, where the training data set has them as `classes`.
         images: how image files are prepared, where the transform of the data set tells it; for `export_folder`.
@@ -66,28 +71,14 @@ class SwappedModel(Predictor):
     ) -> None:
         super().__init__(backbone, Classification(num_classes), head)
         self.settings, self.columns = settings, columns
-        self.blend, self.input_scale = Blend(), InputScale()
+        self.input_scale = InputScale()
         self.comparison: Comparison | None = None
         self.class_names: tuple[str, ...] | None = None
         self.images: ImageSteps | None = None
         self._given = Given()
 
-    def forward(self, x: Any = None, **named: Tensor) -> Tensor:
-        """Inputs, as the model takes them: a tensor (B, …), a dictionary, or tensors by name → logits (B, C).
-
-        While training, of one sub-network drawn for each sample; of an ensemble (M, B, C), one row for each member.
-        """
-        head, readings = self.require_head(), self.read(named if x is None else x)
-        base_logits = self.base_outputs(readings)
-        if self.training and isinstance(head, BRAINetHead):
-            return torch.as_tensor(head(readings.features, base_logits=base_logits, draws=1))
-        outputs = train_head(head, readings.features, base_logits)
-        if self.training or not self.blend.active or readings.base_logits is None:
-            return outputs
-        return torch.as_tensor(self.blend(self.task.base_outputs(readings.base_logits), outputs))
-
     @torch.no_grad()
-    def predict(self, x: Any, passes: int | None = None) -> dict[str, Tensor]:
+    def predict(self, x: Any, passes: int | None = None) -> Prediction:
         """Inputs (B, …) → all that is said of each, by name.
 
         `probabilities` (B, C), `class` (B,) and every score (B,); after `calibrate` also `known_p` (B,), the share of
@@ -97,27 +88,6 @@ class SwappedModel(Predictor):
         self.input_scale.warn_if_far(x)
         return super().predict(x, passes)
 
-    @property
-    def _needs_base_logits(self) -> bool:
-        return self.blend.active or super()._needs_base_logits
-
-    def head_outputs(self, readings: BackboneOutput, count: int) -> Outputs:
-        """What a backbone gave → outputs (T, B, O) of passes, to which the network's own logits are added by `blend`.
-
-        Where the head counts for nothing, they are these logits alone.
-        """
-        if not self.blend.active:
-            return super().head_outputs(readings, count)
-        if readings.base_logits is None:
-            raise ValueError(
-                "expected the logits of the network's own layer beside its features, got features alone: give inputs"
-            )
-        base = self.task.base_outputs(readings.base_logits)
-        if not self.blend.head:
-            return Outputs(base.unsqueeze(0))
-        values, weights = super().head_outputs(readings, count)
-        return Outputs(self.blend(base, values), weights)
-
     @torch.no_grad()
     def probabilities(self, x: Any, passes: int = 15) -> Tensor:
         """Inputs (B, …) → probabilities (T, B, C) of T passes, before calibration; the backbone runs once.
@@ -125,29 +95,14 @@ class SwappedModel(Predictor):
         Where a head gives all of its few sub-networks with their weights instead of draws, each is among the T as often
         as its weight says: their mean is the head's prediction.
         """
-        found = self.passes(x, passes)
-        values, weights = found.outputs.softmax(dim=-1), found.weights
+        with evaluation_mode(self):
+            outputs = self.passes(x, passes)
+        values, weights = outputs.outputs.softmax(dim=-1), outputs.weights
         if weights is None:
             return values
         share = (torch.arange(passes, device=weights.device) + 0.5) / passes
         upto = weights.cumsum(0)
         return values[torch.searchsorted(upto / upto[-1], share.to(upto.dtype)).clamp_max(len(values) - 1)]
-
-    def calibrate_head(self, x: Any, held: tuple[Any, Tensor] | None = None) -> dict[str, float]:
-        """Choose what needs no training, once the head is trained: nothing else of the model changes.
-
-        A `Tree` gets statistics for its simultaneous pass, which `forward` is, from inputs (N, …) of the training data;
-        and with `held`, inputs and labels (N,) that it was not trained on, 100 at the least, the temperature of its
-        posterior. Gives what was chosen, by name.
-        """
-        if held is not None and len(held[1]) < LEAST:
-            raise ValueError(
-                f"expected at least {LEAST} held-out samples to choose by, got {len(held[1])}: give more, or none"
-            )
-        with torch.no_grad():
-            readings = self.read(x)
-            seen = Extracted(readings, torch.zeros(len(readings), dtype=torch.long))
-            return self.finalize_head(seen, None if held is None else Extracted(self.read(held[0]), held[1]))
 
     @torch.no_grad()
     def calibrate(
@@ -162,6 +117,9 @@ class SwappedModel(Predictor):
         progress: bool = True,
     ) -> dict[str, float]:
         """Learn how sure the trained model may be, and which inputs it knows: what `predict` tells. Nothing is trained.
+
+        The temperature of the posterior over sub-networks, that of probabilities, the reference of the verdict, and an
+        estimate of what it will notice.
 
         Args:
             train: inputs and labels that the model was trained on, which scores such as a density are fitted to: a pair
@@ -179,29 +137,16 @@ class SwappedModel(Predictor):
         self.num_passes = checks.whole("passes", passes, 1)
         self.attach(scores, calibration, None, verdict)
         features = TrainingFeatures(labelled_batches(train, "train"), self.backbone, columns=self.columns)
-        wanted = [score for score in self.scores if score.needs_fit]
-        self.fit_scores(features, wanted, progress)
         features.prepare_backbone()
-        inside = extract(self.backbone, labelled_batches(held, "held"), progress=progress, columns=self.columns)
+        held_out = extract(self.backbone, labelled_batches(held, "held"), progress=progress, columns=self.columns)
         self._describe(train, held)
-        return self.calibrate_on(features.sample(), inside)
-
-    @torch.no_grad()
-    def calibrate_on(self, seen: Extracted, held: Extracted) -> dict[str, float]:
-        """Learn calibration, conformal sets and verdict from extracted samples, once scores are fitted."""
-        device = next((p.device for p in self.parameters()), torch.device("cpu"))
-        self.to(device)
-        for i in range(0, len(held.targets), BATCH):
-            few = slice(i, i + BATCH)
-            looked = self.passes(held.output[few].to(device))
-            self.observe(looked, self.scores(looked), self.task.check(held.targets[few].to(device)))
-        self.expect(seen, held)
-        return {name.removeprefix("cal/"): float(value) for name, value in self.finalize().items()}
+        return calibrate(self, features, held_out, progress)
 
     @torch.no_grad()
     def base_logits(self, x: Any) -> Tensor | None:
         """Inputs (B, …) → logits (B, C') of the layer that was removed, or None where none was."""
-        return run_backbone(self.backbone, x).base_logits
+        with evaluation_mode(self):
+            return run_backbone(self.backbone, x).base_logits
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
@@ -212,7 +157,7 @@ class SwappedModel(Predictor):
         *,
         max_epochs: int = 200,
         patience: int = 10,
-        batch_size: int = 128,
+        batch_size: int | None = 128,
         learning_rate: float = 1e-3,
         weight_decay: float = 1.0,
         input_dropout: float | Literal["auto"] = "auto",
@@ -239,7 +184,7 @@ class SwappedModel(Predictor):
                 training samples, the same share of each class.
             max_epochs: epochs at the most.
             patience: epochs without a better one after which the learning rate falls, twice, and then training ends.
-            batch_size: samples in a batch.
+            batch_size: samples in a batch; None chooses by the number of training samples.
             learning_rate: learning rate of Adam at the start.
             weight_decay: decoupled weight decay, times the learning rate.
             input_dropout: share of features that is set to zero for each sample and step; "auto" trains with 0.5 and
@@ -264,24 +209,18 @@ class SwappedModel(Predictor):
                 "expected a frozen backbone, because features are extracted once, got freeze=False: leave it out, or "
                 "train with your own loop or Lightning"
             )
-        training = Training(
-            checks.whole("max_epochs", max_epochs, 1),
-            checks.whole("patience", patience, 1),
-            checks.whole("batch_size", batch_size, 2),
-            checks.above_zero("learning_rate", learning_rate),
-            checks.at_least("weight_decay", weight_decay, 0, "0 is none"),
-            input_dropout if input_dropout == "auto" else checks.share("input_dropout", input_dropout),
-            copies if copies == "auto" else checks.whole("copies", copies, 0, 1000),
-        )
+        candidates = []
+        for rate in DROPOUTS if input_dropout == "auto" else (input_dropout,):
+            candidates.append(
+                TrainingSettings(max_epochs, patience, batch_size, learning_rate, weight_decay, rate, rate_decays=2)
+            )
+        if copies != "auto":
+            checks.whole("copies", copies, 0, 1000)
         self.num_passes = checks.whole("passes", passes, 1)
-        said: dict[str, Any] = {
-            "calibration": calibration,
-            "conformal": conformal,
-            "verdict": verdict,
-            "scores": scores,
-        }
+        parts = {"calibration": calibration, "conformal": conformal, "verdict": verdict, "scores": scores}
+        plan = Plan(candidates, copies, parts)
         with isolated_rng(seed):
-            self.comparison = fit_swapped(self, train, held, training, said, self._given, progress)
+            self.comparison = fit_swapped(self, train, held, plan, self._given, progress)
         self._describe(train, held)
         self._given = self._given.without_data()
         return self.eval()
@@ -398,19 +337,45 @@ def swap_head(
         num_classes = checks.whole("num_classes", num_classes, 1, 10**7)
     reads: dict[str, Any] = {"layers": layers, "pool": pool, "max_features": max_features}
     backbone = Backbone(model, head_layer=head_layer, freeze=freeze, **reads).build()
+    swapped = SwappedModel(backbone, None, num_classes or 2, settings=settings, columns=columns)
     if not at_once:
         if num_classes is None and isinstance(data, Tensor | np.ndarray | Mapping):
             raise ValueError("expected num_classes for inputs without labels, got None: give it, or a pair (x, y)")
         labelled_batches(data, "train")  # refuses what has no labels
-        made = SwappedModel(backbone, None, num_classes or 2, settings=settings, columns=columns)
-        made._given = Given(data, held, num_classes, learn)
-        return made
-    assert num_classes is not None
-    ggt, in_features, base_logits = learn_tree(data, backbone, settings, columns, learn)
-    settings = settings.resolve_skip(base_logits is not None and base_logits.shape[1] == num_classes)
-    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
-    built = settings.build(in_features, num_classes, ggt).to(device)
-    made = SwappedModel(backbone, built, num_classes, settings=settings, columns=columns)
-    made.in_features = in_features
-    made._given = Given(None if isinstance(data, GGT | Iterator | Tensor) else data, None, num_classes, learn)
-    return made
+        swapped._given = Given(data, held, num_classes, learn)
+        return swapped
+    if isinstance(data, GGT):
+        swapped.build_head(settings, data.num_variables, data)
+    else:
+        _build_from_inputs(swapped, settings, data, learn)
+    swapped.settings = settings.resolve_skip(swapped.has_base_logits)
+    can_be_read_again = not isinstance(data, GGT | Iterator | Tensor)
+    swapped._given = Given(data if can_be_read_again else None, None, num_classes, learn)
+    return swapped
+
+
+def _build_from_inputs(model: SwappedModel, settings: HeadSettings, data: Any, learn: Mapping[str, Any]) -> None:
+    """Learn the structure of the features of inputs, which may have no labels, and build the head."""
+    backbone, columns, progress = model.backbone, model.columns, learn.get("progress", True)
+    batches = input_batches(data, learn.get("max_rows"))
+    if is_sized(batches) or not isinstance(data, Iterator):  # what can be read once is left for the features
+        source = batches if is_sized(batches) else data
+        TrainingFeatures(source, backbone, columns=columns).choose_layers(progress=progress)
+    if backbone.search is not None:
+        backbone.choose(None)
+    readings = extract_output(backbone, _inputs_alone(batches, columns), max_rows=_rows_to_read(settings, backbone))
+    if backbone.needs_scale:
+        readings = backbone.set_scale([readings])[0]
+    tree = learn_tree(readings.features, learn, backbone.names, progress) if settings.needs_tree else None
+    base_logits = readings.base_logits
+    fits = base_logits is not None and base_logits.shape[1] == model.task.num_classes
+    model.build_head(settings, readings.features.shape[1], tree, fits)
+
+
+def _inputs_alone(batches: Iterable[Any], columns: Columns | None) -> Iterable[Any]:
+    return batches if columns is None else (inputs_of(batch, columns) for batch in batches)
+
+
+def _rows_to_read(settings: HeadSettings, backbone: FeatureExtractor) -> int | None:
+    """One row tells the number of features; a structure, and the scale of tapped features, are learned from all."""
+    return None if settings.needs_tree or backbone.taps is not None else 1

@@ -17,10 +17,11 @@ from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.network import Bayes, Ensemble, Linear, Tree
-from brainet_pl.network.base import Outputs
-from brainet_pl.network.training import fit_head
+from brainet_pl.network.base import HeadInputs, Outputs
+from brainet_pl.network.training import TrainingSettings, fit_head
 from brainet_pl.scores import Generative
 from brainet_pl.swap import fit as swap_fit
+from brainet_pl.swap import model as swap_model
 from brainet_pl.swap.data import InputScale, hash_rows, rows_to_hold_back
 from brainet_pl.swap.fit import choose_blend, tempered_nll
 
@@ -184,7 +185,8 @@ def test_fit_head_slows_down_at_the_best_weights_and_ends():
     def epochs(**settings):
         head = Linear().build(6, 3)
         common = {"max_epochs": 50, "patience": 3, "batch_size": 16, "learning_rate": 0.1}
-        return fit_head(head, x, y, F.cross_entropy, lambda: 1.0, **common | settings), head
+        training = TrainingSettings(**common | settings)
+        return fit_head(head, HeadInputs(x, y), training, F.cross_entropy, lambda: 1.0), head
 
     assert [epochs(rate_decays=count)[0] for count in (0, 1, 2)] == [4, 7, 10]
     torch.manual_seed(0)
@@ -195,9 +197,8 @@ def test_fit_head_slows_down_at_the_best_weights_and_ends():
 
     seen = []
     head.register_forward_hook(lambda layer, given, output: seen.append(given[0]))
-    fit_head(
-        head, x, y, F.cross_entropy, max_epochs=20, patience=3, batch_size=16, learning_rate=0.1, input_dropout=0.25
-    )
+    training = TrainingSettings(max_epochs=20, patience=3, batch_size=16, learning_rate=0.1, input_dropout=0.25)
+    fit_head(head, HeadInputs(x, y), training, F.cross_entropy)
     assert float((torch.cat(seen) == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
 
 
@@ -488,9 +489,9 @@ def test_of_several_dropouts_that_is_kept_which_predicts_held_out_samples_best(m
 
     (good, answer), (bad, _) = fit(0.0), fit(0.95)
     assert good < bad - 0.02
-    monkeypatch.setattr(swap_fit, "DROPOUTS", (0.0, 0.95))
+    monkeypatch.setattr(swap_model, "DROPOUTS", (0.0, 0.95))
     torch.testing.assert_close(fit("auto"), (good, answer))  # the first starts from the same random numbers
-    monkeypatch.setattr(swap_fit, "DROPOUTS", (0.95, 0.0))
+    monkeypatch.setattr(swap_model, "DROPOUTS", (0.95, 0.0))
     assert fit("auto")[0] < bad - 0.02
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from brainet_pl.network import SNGP
 from brainet_pl.network.base import HeadInputs
-from brainet_pl.network.training import fit_head
+from brainet_pl.network.training import TrainingSettings, fit_head
 from brainet_pl.tasks import Classification
 
 
@@ -28,7 +28,8 @@ def fitted():
     torch.manual_seed(0)
     x, y = rows(300)
     head = SNGP(num_random=512).build(8, 3)
-    fit_head(head, x, y, F.cross_entropy, max_epochs=60, patience=9, batch_size=32, learning_rate=0.03)
+    training = TrainingSettings(max_epochs=60, patience=9, batch_size=32, learning_rate=0.03)
+    fit_head(head, HeadInputs(x, y), training, F.cross_entropy)
     held = rows(200, 1)
     head.eval().finalize(HeadInputs(x, y), HeadInputs(*held), nll)
     return head

@@ -1,0 +1,74 @@
+"""Fits scores of inputs unlike the training data to training features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from brainet_pl.features.extraction import Extracted
+from brainet_pl.features.training import TrainingFeatures
+from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.scores import Score, ScoreContext
+from brainet_pl.scores.base import LastLayer
+from brainet_pl.scores.fitting import fit_score, fit_score_on_shares
+
+
+def fit_scores(
+    predictor: Predictor, features: TrainingFeatures, scores: Sequence[Score] | None = None, progress: bool = True
+) -> list[Score]:
+    """Fit scores to the training features; several processes share the samples and the work. Gives what was fitted.
+
+    Args:
+        predictor: the model that the scores belong to.
+        features: of its training data.
+        scores: those to fit; None is all of the model. Such as learn nothing from features are passed over.
+        progress: show progress bars.
+    """
+    wanted = [score for score in (predictor.scores if scores is None else scores) if score.needs_fit]
+    if not wanted:
+        return []
+    task = predictor.task
+    fit_one: Callable[[Score], None]
+    if features.processes > 1:
+        share = features.share(progress=progress)
+        labels, num_classes = task.classes(share.concat()[1])
+        fit_one = partial(fit_score_on_shares, share=share, labels=labels)
+    else:
+        samples = features.all(progress=progress)
+        labels, num_classes = task.classes(samples.targets)
+
+        def fit_one(score: Score) -> None:
+            fit_score(score, samples.output.view(score.taps), labels)
+
+    if any(score.taps is not None and not predictor.backbone.widths(score.taps) for score in wanted):
+        features.probe()  # features came from a store, and the backbone has not met an input yet
+    bar = tqdm(wanted, "fitting scores", disable=None if progress else True, delay=2, leave=False)
+    for score in bar:
+        bar.set_postfix_str(score.describe())
+        score.set_context(score_context(predictor, score, num_classes))
+        fit_one(score)
+    return wanted
+
+
+def score_context(predictor: Predictor, score: Score, num_classes: int) -> ScoreContext:
+    """What a score may know of the model around it."""
+    backbone, taps = predictor.backbone, score.taps
+    layer = None if backbone.last_layer is None else LastLayer(*backbone.last_layer)
+    return ScoreContext(
+        num_classes,
+        backbone.raw,
+        predictor.ggt,
+        backbone.widths(taps),
+        backbone.is_scaled(taps),
+        backbone.moments(taps),
+        layer,
+    )
+
+
+def labelled(predictor: Predictor, samples: Extracted) -> Extracted:
+    """Samples with the number of a class as target; all 0 for a regression."""
+    labels: Tensor = predictor.task.classes(samples.targets)[0]
+    return Extracted(samples.output, labels)

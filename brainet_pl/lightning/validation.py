@@ -1,0 +1,160 @@
+"""The engine's last stage in the hooks of a Trainer: what each validation of a fit teaches a model.
+
+`BRAINet` and the callback `SwapHead` call the same three steps: before a validation the head chooses what needs no
+training, in each batch the model's answers are observed, at the end the verdict, calibration and sets are learned.
+Every checkpoint that is written afterwards carries the result.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from brainet_pl._utils.framework import CombinedLoader, TrainerFn, pl, rank_zero_info, rank_zero_warn
+from brainet_pl._utils.lightning_private import train_loaders
+from brainet_pl.distributed.samples import on_rank_zero
+from brainet_pl.features.extraction import Extracted
+from brainet_pl.features.training import TrainingFeatures
+from brainet_pl.fitting.scores import fit_scores
+from brainet_pl.fitting.settle import Answered, Settling
+from brainet_pl.lightning import steps
+from brainet_pl.network.base import MIN_VALIDATION
+from brainet_pl.prediction.finite import finite_samples
+from brainet_pl.prediction.predictor import Predictor
+
+
+def teaches(trainer: pl.Trainer) -> bool:
+    """Whether a running validation belongs to a fit, which alone may teach calibrators and scores.
+
+    The sanity check sees a network that has not trained, and `trainer.validate` may be given any data, test data
+    included.
+    """
+    return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+
+
+class ValidationTeacher:
+    """Teaches one model by the validations of one fit.
+
+    Args:
+        predictor: the model.
+
+    Attributes:
+        head_facts: what the head chose before the last validation, by name.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+        self.head_facts: dict[str, float] = {}
+        self._settling = Settling(predictor)
+        self._warned_of_few = False
+        self._estimates = True  # whether the share of unknown inputs that is noticed still has to be estimated
+        self._samples: tuple[Extracted, Extracted | None] | None = None  # of the running validation
+
+    def before(self, trainer: pl.Trainer, features: TrainingFeatures) -> None:
+        """Fit scores again where features move, and let the head choose by training and validation samples."""
+        if not features.backbone.frozen:
+            fit_scores(self.predictor, features, progress=False)
+        head = self.predictor.head
+        if head is None or not head.finalizes:
+            return
+        validation = validation_sample(trainer, features) if trainer.enable_validation else None
+        training = training_sample(trainer, features)
+        if head.needs_validation_data:
+            self._warn_of_few(trainer, validation)
+        self._samples = training, validation
+        size = steps.train_size(trainer) if math.isfinite(trainer.num_training_batches) else 0
+        self.head_facts = self._settling.choose(training, validation, size)
+
+    def _warn_of_few(self, trainer: pl.Trainer, validation: Extracted | None) -> None:
+        count = 0 if validation is None else len(validation.targets)
+        if count >= MIN_VALIDATION or self._warned_of_few or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        self._warned_of_few = True
+        rank_zero_warn(
+            f"expected at least {MIN_VALIDATION} validation samples to choose the temperature of the posterior by, "
+            f"got {count}: it is the tempered default; give more validation data, or set Tree(temperature=…)"
+        )
+
+    def observe(self, answered: Answered) -> None:
+        """See what the model says of a batch of validation data."""
+        self._settling.observe(answered)
+
+    def after(self, trainer: pl.Trainer, features: TrainingFeatures) -> dict[str, Tensor | float]:
+        """Learn from what was observed; gives numbers to log."""
+        numbers: dict[str, Tensor | float] = dict(self._estimate(trainer, features))
+        for name, value in self._settling.finish().items():
+            numbers[f"val/{name}"] = value
+        for name, fact in self.head_facts.items():
+            numbers[f"val/head/{name}"] = fact
+        return numbers
+
+    def _estimate(self, trainer: pl.Trainer, features: TrainingFeatures) -> dict[str, float]:
+        """Estimate what the verdict will notice, once or whenever features have moved; gives numbers to log."""
+        frozen = features.backbone.frozen
+        resumed = trainer.ckpt_path is not None and self.predictor.expected is not None and frozen
+        if self._estimates and not resumed and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._estimates = not frozen
+            self._expect(trainer, features)
+        self._samples = None
+        expected = self.predictor.expected
+        if expected is None:
+            return {}
+        numbers = {"noticed": expected.noticed, "noticed_worst": expected.worst, "permuted": expected.permuted}
+        return {f"verdict/{name}": value for name, value in numbers.items() if not math.isnan(value)}
+
+    def _expect(self, trainer: pl.Trainer, features: TrainingFeatures) -> None:
+        """Estimate in the first process what the verdict will notice, and keep it in all."""
+        if self._samples is None:
+            self._samples = training_sample(trainer, features), validation_sample(trainer, features)
+        training, validation = self._samples
+        if validation is None:
+            return
+        expectation = on_rank_zero(trainer, lambda: self._settling.expect(training, validation))
+        if expectation is not None:
+            self.predictor.scores.expected.keep(expectation)
+
+    def share_choices(self, averages: Iterable[Predictor]) -> None:
+        """Give what the head chose to the copies of the model that callbacks which average weights keep."""
+        head = self.predictor.head
+        for average in averages:
+            if head is not None and average.head is not None:
+                for name in head.not_averaged:
+                    average.head.get_buffer(name).copy_(head.get_buffer(name))
+
+    def share_scores(self, averages: Iterable[Predictor]) -> None:
+        """Give them the scores: callbacks that average go through the buffers of two models, and both need the same."""
+        for average in averages:
+            average.scores = copy.deepcopy(self.predictor.scores)
+
+    def report(self, trainer: pl.Trainer) -> None:
+        """Say which score tells unknown inputs, and how many it is expected to notice."""
+        expected = self.predictor.expected
+        if expected is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if not expected.unreliable:
+            rank_zero_info(str(expected))
+            return
+        has_density = any(score.needs_fit for score in self.predictor.scores)
+        hint = "; give the model a score of its features, scores=['Generative'] (--model.scores '[Generative]')"
+        rank_zero_warn(str(expected) + ("" if has_density else hint))
+
+
+def training_sample(trainer: pl.Trainer, features: TrainingFeatures) -> Extracted:
+    """What the backbone gives for a random choice of finite training samples, the same in all processes."""
+    rows = steps.reach(trainer.num_training_batches, train_loaders(trainer), trainer.world_size)
+    return finite_samples(features.sample(rows))
+
+
+def validation_sample(trainer: pl.Trainer, features: TrainingFeatures) -> Extracted | None:
+    """What the backbone gives for finite validation samples; None where a fit has none."""
+    loaders: Any = trainer.val_dataloaders
+    if loaders is None:
+        return None
+    first, *_ = [*CombinedLoader(loaders, "sequential").flattened, None]
+    batches = [*trainer.num_val_batches, 0]
+    rows = 0 if first is None else steps.reach(batches[0], [first], trainer.world_size)
+    return finite_samples(features.validation_sample(first, rows)) if rows else None
