@@ -18,6 +18,8 @@ from brainet_pl.features.extraction import is_sized
 from brainet_pl.features.training import SAMPLE_ROWS
 from brainet_pl.metrics.measures import collect
 from brainet_pl.metrics.shift import ShiftSums, parts_of, split_by_part
+from brainet_pl.network.output import Skip
+from brainet_pl.network.weights import LayerWeights
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.tasks import Task
 from brainet_pl.tasks.classification import same_classes
@@ -160,8 +162,9 @@ def is_left_over(trainer: pl.Trainer, model: nn.Module, x: Any, batch_idx: int) 
 
 
 def _normalises(module: nn.Module) -> bool:
-    """Whether a module has statistics of batches."""
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "norm", None) is not None
+    """Whether a module has statistics of batches: batch norm, or a layer of a head that has it built in."""
+    built_in = isinstance(module, LayerWeights | Skip) and module.norm is not None
+    return built_in or isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 def missing_validation(calibrator: Calibrator, by_default: bool) -> None:

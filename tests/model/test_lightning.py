@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -354,6 +355,33 @@ def test_one_sample_that_is_left_over_does_not_end_a_fit(tmp_path, quiet_trainer
     with pytest.warns(UserWarning, match="the last batch of each epoch is one sample, .* left out: use drop_last=True"):
         trainer.fit(model, loader)
     assert changed == [True] * 4 + [False] + [True] * 4 + [False]
+
+
+def test_one_sample_that_is_left_over_is_learned_from_where_nothing_normalises_by_the_batch(tmp_path, quiet_trainer):
+    """A transformer's layer norm, which its blocks call `norm`, has no statistics of batches."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.dense = nn.LayerNorm(6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            return x + self.dense(self.norm(x))
+
+    x = torch.rand(17, 6, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0.5).long()), batch_size=8)
+    model = BRAINet(2, Backbone(Block(), freeze=False, head_layer=""), head=Tree(num_params=2000, norm=None))
+    losses = []
+
+    class Follow(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            losses.append(outputs)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the last batch of each epoch is one sample")
+        quiet_trainer(tmp_path, structure(threshold=0.0), Follow()).fit(model, loader)
+    assert len(losses) == 3
+    assert None not in losses
 
 
 def test_bad_input_says_what_to_do(tmp_path, quiet_trainer):
