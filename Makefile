@@ -38,7 +38,7 @@ test-integration: $(READY)
 
 test-all: lint
 	$(BIN)/python -m pytest
-	BRAINET_LIGHTNING=lightning $(BIN)/python -m pytest $(filter-out tests/structure tests/network tests/benchmarks tests/fuzz,$(wildcard tests/[!_]*/)) \
+	BRAINET_LIGHTNING=lightning $(BIN)/python -m pytest $(filter-out tests/structure tests/graphs tests/network tests/benchmarks tests/fuzz,$(wildcard tests/[!_]*/)) \
 		$(filter-out tests/test_readme.py tests/test_docs.py tests/test_notebooks.py,$(wildcard tests/test_*.py))  # these import pytorch_lightning
 
 .venv-min/.ready: pyproject.toml

@@ -24,9 +24,10 @@ from common.tasks import Sample
 from common.training import shuffled
 from defaults import TUNING, Entry, entries, fit, measure, paired, structure
 
+from brainet_pl.graphs import structure_posterior
 from brainet_pl.network import Tree
 from brainet_pl.scores import TreeDensity
-from brainet_pl.structure import GGT, structure_posterior
+from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
 
 TASKS = ["digits", "concrete", "energy", "kin8nm"]

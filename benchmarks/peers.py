@@ -18,7 +18,8 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure import PDAG, PreparedData, cpdag, find_score
+from brainet_pl.graphs import PDAG, cpdag
+from brainet_pl.structure import PreparedData, find_score
 
 SUMU_CANDIDATES, SUMU_DRAWS = 10, 300
 

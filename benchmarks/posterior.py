@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 from peers import causal_learn_boss, pyagrum_hill_climbing, sumu_partitions
 from sklearn.metrics import average_precision_score
 
-from brainet_pl.structure import GGT, PreparedData, find_score, learn_structure, rai, structure_posterior
+from brainet_pl.graphs import rai, structure_posterior
+from brainet_pl.graphs.plain_rai import ESS
+from brainet_pl.structure import GGT, PreparedData, find_score, learn_structure
 from brainet_pl.structure.pdag import dag_extension
-from brainet_pl.structure.plain_rai import ESS
 
 NETWORKS = ["alarm", "child", "insurance", "hailfinder", "hepar2"]
 SIZES = [500, 5000]

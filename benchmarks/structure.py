@@ -43,7 +43,8 @@ from peers import (
     pyagrum_miic,
 )
 
-from brainet_pl.structure import PDAG, cpdag, find_test, learn_structure, rai
+from brainet_pl.graphs import PDAG, cpdag, rai
+from brainet_pl.structure import find_test, learn_structure
 
 OUT = Path(__file__).parents[1] / "docs" / "results"
 NETWORKS = ["asia", "child", "insurance", "alarm", "win95pts", "hailfinder", "hepar2", "andes"]

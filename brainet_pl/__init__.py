@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from brainet_pl.backbones.loading import Backbone
     from brainet_pl.export.folder import export_folder
     from brainet_pl.export.graph import export_onnx, export_program
+    from brainet_pl.graphs import rai
     from brainet_pl.lightning.module import BRAINet
     from brainet_pl.monitoring import DriftMonitor
     from brainet_pl.network import BRAINetHead
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from brainet_pl.serving import ExportedModel
     from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
     from brainet_pl.storage.runs import continue_run
-    from brainet_pl.structure import GGT, learn_structure, rai
+    from brainet_pl.structure import GGT, learn_structure
     from brainet_pl.swap.file import load_swapped
     from brainet_pl.swap.in_place import calibrate_layer, swap_layer
     from brainet_pl.swap.layer import restore_layers
@@ -75,7 +76,7 @@ _HOMES = {
     "export_program": "export.graph",
     "learn_structure": "structure",
     "load_swapped": "swap.file",
-    "rai": "structure",
+    "rai": "graphs",
     "restore_layers": "swap.layer",
     "swap_head": "swap.model",
     "swap_layer": "swap.in_place",

@@ -5,7 +5,8 @@ python examples/structure_alone.py
 
 import numpy as np
 
-from brainet_pl.structure import learn_structure, rai
+from brainet_pl.graphs import rai
+from brainet_pl.structure import learn_structure
 
 rng = np.random.default_rng(0)
 rain, sprinkler = rng.normal(size=(2, 2000))

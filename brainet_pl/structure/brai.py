@@ -14,15 +14,15 @@ from itertools import groupby
 import numpy as np
 
 from brainet_pl.structure.autonomy import increase_separation, is_leaf
-from brainet_pl.structure.climb import MOST_ARROWS, improve_parents
+from brainet_pl.structure.constraints import Constraints
 from brainet_pl.structure.data import Path
 from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.ggt import Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import Margins
 from brainet_pl.structure.independence.base import Floats
-from brainet_pl.structure.knowledge import Constraints
 from brainet_pl.structure.pdag import Bools, Ints, complete_graph, dag_extension, find_autonomous
 from brainet_pl.structure.score import LocalScore
+from brainet_pl.structure.steps import MOST_ARROWS, improve_parents
 
 LARGEST = 1e3  # margin that is told apart from larger ones
 NEIGHBOURS = 32  # of a variable that a leaf remembers: how many of them a network reads is its own choice

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl.structure.data import DataKind, PreparedData, TableData
-from brainet_pl.structure.pdag import Bools, Ints, meek
+from brainet_pl.structure.pdag import Ints
 from brainet_pl.structure.score import LocalScore
 from brainet_pl.structure.tree import Branch, Leaf, Node, Tree
 
@@ -81,16 +81,3 @@ def tree_with_copies(tree: Tree, original: Ints, score: LocalScore) -> Tree:
         return Node(complete(node.variables), tuple(branches))
 
     return rebuild(tree) if copies else tree
-
-
-def with_copies(A: Bools, original: Ints) -> Bools:
-    """The graph with each copy joined to its `original` (d,), as a child that nothing else is joined to.
-
-    The edge itself can be turned unless something already points to the original, as in any such graph.
-    """
-    copies = np.flatnonzero(original != np.arange(len(A)))
-    if not len(copies):
-        return A
-    A = A.copy()
-    A[copies, original[copies]] = A[original[copies], copies] = True
-    return meek(A)

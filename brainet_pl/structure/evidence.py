@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl.structure.independence import Margins, SingleMargins
-from brainet_pl.structure.pdag import Bools, Ints, Separations, complete_graph, transposed
+from brainet_pl.structure.pdag import Bools, Ints, Separations, transposed
 
 BLOCK_PAIRS = 24  # from so many pairs on, a block costs less than a list (measured for 5,000 to 60,000 rows)
 THREADS = min(4, os.cpu_count() or 1)  # that look for single conditions; more wait for memory
@@ -255,11 +255,3 @@ def remove_separated(
             left[a, b] = left[b, a] = skeleton[a, b] = skeleton[b, a] = False
             evidence.witness[a, b] = evidence.witness[b, a] = number
     return A & skeleton, evidence.separations(edges & ~left)
-
-
-def marginally_dependent(d: int, X: Ints, test: Margins, budget: Budget) -> Bools:
-    """Says which pairs (d, d) of `X` the test does not call independent given nothing."""
-    inside = complete_graph(d, X)
-    evidence = Evidence.none(d)
-    evidence.collect(inside, inside, 0, test, budget)
-    return inside & (evidence.best >= 0)

@@ -19,12 +19,12 @@ from tqdm.auto import tqdm
 from brainet_pl._utils import checks
 from brainet_pl._utils.warn import warn
 from brainet_pl.structure.brai import BRAI, NEIGHBOURS, autonomous_sets, samples_at
+from brainet_pl.structure.constraints import Background, Constraints, check_knowledge
 from brainet_pl.structure.copies import find_copies, tree_with_copies
 from brainet_pl.structure.data import Path, PreparedData, TableData, column_names
 from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest, Margins
-from brainet_pl.structure.knowledge import Constraints, Knowledge, check_knowledge
 from brainet_pl.structure.pdag import Bools, complete_graph
 from brainet_pl.structure.score import LocalScore, Score, find_score
 from brainet_pl.structure.settings import AUTO, SAMPLES, Bootstrap, Settings, choose_test, warn_of_few_rows
@@ -55,7 +55,7 @@ def learn_structure(
     max_tests: int | None = None,
     max_seconds: float | None = None,
     progress: bool = True,
-    knowledge: Knowledge | None = None,
+    knowledge: Background | None = None,
 ) -> GGT:
     """Learn many structures of `features` and couple them into a scored tree (Algorithm 1).
 
@@ -180,7 +180,7 @@ class _Prepared:
 
 
 def _prepare(
-    data: PreparedData, settings: Settings, knowledge: Knowledge | None, names: tuple[str, ...] | None
+    data: PreparedData, settings: Settings, knowledge: Background | None, names: tuple[str, ...] | None
 ) -> _Prepared:
     """Choose test, score and threshold, announce all samples that will be asked for, and find copies of columns."""
     seed, order, as_in_paper = settings.seed, settings.max_order, settings.as_in_paper

@@ -7,7 +7,6 @@ edge and orienting it both only clear entries, so results for different parts of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,62 +23,6 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.intp]
 
 
-@dataclass(frozen=True, eq=False)
-class PDAG:
-    """A partially directed graph over d variables; `adjacency` (d, d) is read-only.
-
-    Variables may have `names`, which tables, files and drawings show; they are no part of what makes two graphs equal.
-
-    >>> graph = PDAG(np.array([[0, 1, 1], [0, 0, 0], [1, 0, 0]], dtype=bool))  # 0 → 1, 0 — 2
-    >>> graph.directed.astype(int).tolist(), graph.undirected.astype(int).tolist()
-    ([[0, 1, 0], [0, 0, 0], [0, 0, 0]], [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
-    """
-
-    adjacency: Bools
-    names: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        a = np.array(self.adjacency, dtype=bool)
-        if a.ndim != 2 or a.shape[0] != a.shape[1] or a.diagonal().any():
-            raise ValueError(f"expected a square adjacency without self-loops, got shape {a.shape}: check the graph")
-        a.flags.writeable = False
-        object.__setattr__(self, "adjacency", a)
-        if self.names is not None and len(self.names) != len(a):
-            raise ValueError(f"expected a name for each of {len(a)} variables, got {len(self.names)}: name all or none")
-
-    def named(self, names: Sequence[str] | None) -> PDAG:
-        """The same graph with a name for each variable."""
-        return PDAG(self.adjacency, None if names is None else tuple(map(str, names)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PDAG) and np.array_equal(self.adjacency, other.adjacency)
-
-    @property
-    def directed(self) -> Bools:
-        """Says where there is an arrow, (d, d): [i, j] means i → j."""
-        return self.adjacency & ~self.adjacency.T
-
-    @property
-    def undirected(self) -> Bools:
-        """Says where there is an edge without direction, (d, d): [i, j] means i — j."""
-        return self.adjacency & self.adjacency.T
-
-    @property
-    def skeleton(self) -> Bools:
-        """Says which variables are adjacent, (d, d), whatever the direction."""
-        return self.adjacency | self.adjacency.T
-
-    def shd(self, other: PDAG) -> int:
-        """Structural Hamming distance: the number of pairs joined differently (no edge, —, → or ←)."""
-        differs = self.adjacency != other.adjacency
-        return int(np.triu(differs | differs.T).sum())
-
-    def permute(self, order: Ints) -> PDAG:
-        """The graph whose variable `i` is this graph's variable `order[i]`."""
-        names = None if self.names is None else tuple(self.names[i] for i in order)
-        return PDAG(self.adjacency[np.ix_(order, order)], names)
-
-
 def complete_graph(d: int, X: Ints | None = None) -> Bools:
     """Where learning starts: every pair of d variables, or of those of them in `X`, joined, nothing directed."""
     joined = ~np.eye(d, dtype=bool)
@@ -87,25 +30,6 @@ def complete_graph(d: int, X: Ints | None = None) -> Bools:
         outside = np.setdiff1d(np.arange(d), X)
         joined[outside] = joined[:, outside] = False
     return joined
-
-
-def cpdag(dag: Bools) -> PDAG:
-    """The equivalence class of a DAG (d, d): its skeleton, its v-structures, and what Meek's rules make of them.
-
-    Example:
-        In 0 → 1 → 2 every arrow could be turned; in 0 → 1 ← 2 none.
-
-        >>> chain = np.array([[0, 1, 0], [0, 0, 1], [0, 0, 0]], dtype=bool)
-        >>> cpdag(chain).adjacency.astype(int).tolist()
-        [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
-        >>> collider = np.array([[0, 1, 0], [0, 0, 0], [0, 1, 0]], dtype=bool)
-        >>> cpdag(collider).adjacency.astype(int).tolist()
-        [[0, 1, 0], [0, 0, 0], [0, 1, 0]]
-    """
-    skeleton = dag | dag.T
-    # x → z is compelled at once if some other parent y of z is not adjacent to x.
-    unmarried = (_count(~skeleton & complete_graph(len(dag)), dag) > 0) & dag
-    return PDAG(meek(skeleton & ~unmarried.T))
 
 
 class Separations(NamedTuple):
@@ -139,7 +63,7 @@ def collider_votes(A: Bools, separations: Separations, targets: Bools) -> Bools:
     x, y = separations.pairs.T
     separated[x, y] = separated[y, x] = True
     # votes[x, z] = number of y separated from x and adjacent to z, less those whose separating set holds z
-    votes = _count(separated, skeleton)
+    votes = count_paths(separated, skeleton)
     for a, b in ((x, y), (y, x)):
         holder, other, z = a[separations.owner], b[separations.owner], separations.member
         np.subtract.at(votes, (holder, z), skeleton[other, z].astype(votes.dtype))
@@ -150,19 +74,6 @@ def orient(A: Bools, votes: Bools) -> Bools:
     """Orient undirected edges by unopposed votes, then by Meek's rules; contradictory votes leave an edge as it is."""
     towards = votes & ~transposed(votes) & A & transposed(A)
     return meek(A & ~transposed(towards))
-
-
-def orient_surest_first(skeleton: Bools, separations: Separations, order: Ints) -> Bools:
-    """Orient v-structures one separated pair after the other, then by Meek's rules; an earlier one is never undone."""
-    A = skeleton.copy()
-    ends = np.searchsorted(separations.owner, np.arange(len(separations.pairs) + 1))
-    for i in order:
-        x, y = separations.pairs[i]
-        middle = skeleton[x] & skeleton[y]
-        middle[separations.member[ends[i] : ends[i + 1]]] = False
-        z = np.flatnonzero(middle & A[x] & A[y])
-        A[z, x] = A[z, y] = False
-    return meek(A)
 
 
 def meek(A: Bools) -> Bools:
@@ -358,12 +269,12 @@ def _components(A: Bools, connection: Literal["strong", "weak"]) -> Ints:
     if len(A) <= DENSE:  # reachability by squaring: no sparse matrix to build
         reach = A | (A.T if connection == "weak" else False) | np.eye(len(A), dtype=bool)
         for _ in range(max(1, (len(A) - 1).bit_length())):
-            reach = _count(reach, reach) > 0
+            reach = count_paths(reach, reach) > 0
         return np.unique((reach & reach.T).argmax(axis=1), return_inverse=True)[1].astype(np.intp)
     _, component = connected_components(csr_array(A), directed=True, connection=connection)
     return np.asarray(component, dtype=np.intp)
 
 
-def _count(a: Bools, b: Bools) -> NDArray[np.float32]:
+def count_paths(a: Bools, b: Bools) -> NDArray[np.float32]:
     """The integer matrix product as float32, exact below 2^24 and much faster than an integer one."""
     return np.asarray(a.astype(np.float32) @ b.astype(np.float32))

@@ -13,9 +13,10 @@ from scipy.stats import ks_2samp
 from sklearn.datasets import load_iris
 
 from brainet_pl.backbones.cifar import CifarResNet
+from brainet_pl.graphs import rai
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
 from brainet_pl.network import Tree
-from brainet_pl.structure import learn_structure, rai
+from brainet_pl.structure import learn_structure
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

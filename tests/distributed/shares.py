@@ -22,11 +22,12 @@ from brainet_pl.callbacks import FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.distributed import collectives as together
 from brainet_pl.features.extraction import extract_features
+from brainet_pl.graphs import rai
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Tree
 from brainet_pl.scores import Generative, Mahalanobis, ScoreContext, Stages
 from brainet_pl.scores.fitting import fit_score_on_rows
-from brainet_pl.structure import GGT, FeatureStream, learn_structure, rai
+from brainet_pl.structure import GGT, FeatureStream, learn_structure
 from brainet_pl.structure.independence import PartialCorrelation
 from brainet_pl.tasks.passes import Passes
 

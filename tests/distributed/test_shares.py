@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import brainet_pl
+from brainet_pl.graphs import rai
 from brainet_pl.scores import ScoreContext, Stages
 from brainet_pl.scores.fitting import fit_score
-from brainet_pl.structure import GGT, FeatureStream, Leaf, learn_structure, rai
+from brainet_pl.structure import GGT, FeatureStream, Leaf, learn_structure
 from brainet_pl.tasks.passes import Passes
 
 SCRIPT = Path(__file__).with_name("shares.py")

@@ -5,11 +5,12 @@ from functools import cache
 import numpy as np
 import pytest
 
+from brainet_pl.graphs.pdag import cpdag
 from brainet_pl.structure import Branch, DSeparation, Leaf, Node, PreparedData, find_test, learn, learn_structure
 from brainet_pl.structure.autonomy import checked_votes, increase_separation, is_leaf
 from brainet_pl.structure.brai import BRAI, samples_at, strongest_neighbours
 from brainet_pl.structure.evidence import Budget
-from brainet_pl.structure.pdag import collider_votes, complete_graph, cpdag, find_autonomous, join_separations
+from brainet_pl.structure.pdag import collider_votes, complete_graph, find_autonomous, join_separations
 from brainet_pl.structure.score import bdeu
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
 

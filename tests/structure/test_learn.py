@@ -18,7 +18,8 @@ from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm as module_tqdm
 
 import brainet_pl
-from brainet_pl.structure import GGT, FeatureStream, Leaf, PreparedData, find_score, find_test, learn_structure, rai
+from brainet_pl.graphs import rai
+from brainet_pl.structure import GGT, FeatureStream, Leaf, PreparedData, find_score, find_test, learn_structure
 from brainet_pl.structure.learn import check_memory, physical_memory
 
 TESTS = ["cmi", "g2", "gaussian", "fisher_z"]
@@ -307,7 +308,7 @@ def test_every_argument_has_its_own_help(call):
 
 
 def test_the_function_rai_hides_no_module():
-    assert importlib.util.find_spec("brainet_pl.structure.rai") is None
+    assert importlib.util.find_spec("brainet_pl.graphs.rai") is None
     assert brainet_pl.rai is rai
 
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
+from brainet_pl.graphs.pdag import PDAG, cpdag
 from brainet_pl.structure import pdag
-from brainet_pl.structure.pdag import PDAG, cpdag, dag_extension, find_autonomous, meek
+from brainet_pl.structure.pdag import dag_extension, find_autonomous, meek
 
 
 def is_acyclic(dag):

@@ -8,16 +8,7 @@ from scipy.stats import t as student_t
 from brainet_pl.structure import PreparedData, Score, find_score, learn_structure
 from brainet_pl.structure import score as module
 from brainet_pl.structure.discretize import Codes
-from brainet_pl.structure.score import (
-    BDeu,
-    BGe,
-    DiscreteBIC,
-    GaussianBIC,
-    bdeu,
-    bge,
-    discrete_bic,
-    gaussian_bic,
-)
+from brainet_pl.structure.score import BDeu, BGe, DiscreteBIC, GaussianBIC, bdeu, bge, discrete_bic, gaussian_bic
 from brainet_pl.structure.statistics import CodeTable, bootstrap_weights, correlation
 
 

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brainet_pl.graphs import rai
 from brainet_pl.structure import (
     FeatureStream,
     IndependenceTest,
     Leaf,
     PreparedData,
     learn_structure,
-    rai,
     statistics,
     stream,
 )

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from brainet_pl.structure import GGT, IndependenceTest, PreparedData, find_test, learn_structure, rai
+from brainet_pl.graphs import rai
+from brainet_pl.structure import GGT, IndependenceTest, PreparedData, find_test, learn_structure
 from brainet_pl.structure.independence import ConditionalMutualInformation, FisherZ, GSquare, PartialCorrelation, base
 from brainet_pl.structure.statistics import correlation
 

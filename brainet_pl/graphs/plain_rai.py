@@ -10,18 +10,21 @@ import numpy as np
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.warn import warn
+from brainet_pl.graphs.climb import climb_from
+from brainet_pl.graphs.knowledge import Knowledge, class_of
+from brainet_pl.graphs.pdag import PDAG, orient_surest_first
 from brainet_pl.structure import pdag
 from brainet_pl.structure.autonomy import increase_separation, is_leaf
-from brainet_pl.structure.climb import MOST_ARROWS, climb_from
-from brainet_pl.structure.copies import find_copies, with_copies
+from brainet_pl.structure.constraints import check_knowledge
+from brainet_pl.structure.copies import find_copies
 from brainet_pl.structure.data import PreparedData, column_names
 from brainet_pl.structure.discretize import check_bins
-from brainet_pl.structure.evidence import Budget, Evidence, marginally_dependent, remove_separated
+from brainet_pl.structure.evidence import Budget, Evidence, remove_separated
 from brainet_pl.structure.independence import IndependenceTest, Margins
-from brainet_pl.structure.knowledge import Knowledge, check_knowledge
-from brainet_pl.structure.pdag import PDAG, Bools, Ints, Separations
+from brainet_pl.structure.pdag import Bools, Ints, Separations
 from brainet_pl.structure.score import Growth, LocalScore, find_score
 from brainet_pl.structure.settings import AUTO, check_limits, check_order, check_rows, choose_test, warn_of_few_rows
+from brainet_pl.structure.steps import MOST_ARROWS
 from brainet_pl.structure.stream import shared_by_processes
 
 ESS = 5.0  # weight of the prior in the climb: better than 1 or 10 on most networks at 500 rows
@@ -143,7 +146,7 @@ def rai(
         skeleton, separations = retest_widely(A, X, separations, most, tester, budget)
         A = orient_by_evidence(skeleton, separations, most, tester, budget)
     if constraints is not None:
-        A = constraints.class_of(constraints.extend(A))
+        A = class_of(constraints.extend(A), constraints)
     if score is not None and growth is not None and most:  # order 0 asks for dependence given nothing: no score does
         allowed, unexplained = pdag.complete_graph(d, X), None
         if chosen.kind == "discrete":  # each pair is counted anew
@@ -240,7 +243,28 @@ def orient_by_evidence(
     evidence.add(separations, open_ends & (evidence.best >= 0), test, budget)
     chosen = evidence.separations(open_ends & (evidence.best < 0))
     x, y = chosen.pairs.T
-    return pdag.orient_surest_first(skeleton, chosen, np.argsort(evidence.best[x, y], kind="stable"))
+    return orient_surest_first(skeleton, chosen, np.argsort(evidence.best[x, y], kind="stable"))
+
+
+def marginally_dependent(d: int, X: Ints, test: Margins, budget: Budget) -> Bools:
+    """Says which pairs (d, d) of `X` the test does not call independent given nothing."""
+    inside = pdag.complete_graph(d, X)
+    evidence = Evidence.none(d)
+    evidence.collect(inside, inside, 0, test, budget)
+    return inside & (evidence.best >= 0)
+
+
+def with_copies(A: Bools, original: Ints) -> Bools:
+    """The graph with each copy joined to its `original` (d,), as a child that nothing else is joined to.
+
+    The edge itself can be turned unless something already points to the original, as in any such graph.
+    """
+    copies = np.flatnonzero(original != np.arange(len(A)))
+    if not len(copies):
+        return A
+    A = A.copy()
+    A[copies, original[copies]] = A[original[copies], copies] = True
+    return pdag.meek(A)
 
 
 def _check_object(test: Any) -> Margins:

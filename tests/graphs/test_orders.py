@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brainet_pl.structure import PreparedData, cpdag, find_score, orders, rai
-from brainet_pl.structure.orders import BestParents, improve_order
+from brainet_pl.graphs import cpdag, orders, rai
+from brainet_pl.graphs.orders import BestParents, improve_order
+from brainet_pl.structure import PreparedData, find_score
 from brainet_pl.structure.pdag import topological_order
 from brainet_pl.structure.score import bge_growth, gaussian_bic_growth, one_by_one
 
@@ -156,7 +157,7 @@ def test_dense_gaussian_graphs_are_found(monkeypatch):
         dag, x = dense_gaussian(20, 5, 2000, seed)
         wrong += rai(x).shd(cpdag(dag))
         with monkeypatch.context() as only_steps:
-            only_steps.setattr("brainet_pl.structure.climb.improve_order", lambda order, *_: list(order))
+            only_steps.setattr("brainet_pl.graphs.climb.improve_order", lambda order, *_: list(order))
             by_steps += rai(x).shd(cpdag(dag))
     assert wrong <= 6
     assert wrong < by_steps

@@ -5,18 +5,10 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from brainet_pl.structure import (
-    GGT,
-    Knowledge,
-    PreparedData,
-    cpdag,
-    find_score,
-    learn_structure,
-    rai,
-    structure_posterior,
-)
+from brainet_pl.graphs import Knowledge, cpdag, rai, structure_posterior
+from brainet_pl.graphs.sampler import Chains, Families, PairProbabilities
+from brainet_pl.structure import GGT, PreparedData, find_score, learn_structure
 from brainet_pl.structure.pdag import dag_extension
-from brainet_pl.structure.sampler import Chains, Families, PairProbabilities
 from brainet_pl.structure.score import one_by_one
 from brainet_pl.structure.statistics import bootstrap_weights
 

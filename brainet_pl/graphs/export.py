@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.atomic import atomic_write
+from brainet_pl.graphs.pdag import PDAG
 from brainet_pl.structure.data import as_array, column_names
-from brainet_pl.structure.pdag import PDAG, dag_extension
+from brainet_pl.structure.pdag import dag_extension
 
 if TYPE_CHECKING:
     import networkx

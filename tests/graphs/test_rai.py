@@ -3,12 +3,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brainet_pl.structure import DSeparation, cpdag, rai
-from brainet_pl.structure.copies import find_copies, with_copies
+from brainet_pl.graphs import cpdag, rai
+from brainet_pl.graphs.plain_rai import marginally_dependent, retest_widely, with_copies
+from brainet_pl.structure import DSeparation
+from brainet_pl.structure.copies import find_copies
 from brainet_pl.structure.data import PreparedData
-from brainet_pl.structure.evidence import Budget, marginally_dependent
+from brainet_pl.structure.evidence import Budget
 from brainet_pl.structure.pdag import join_separations
-from brainet_pl.structure.plain_rai import retest_widely
 
 
 @pytest.mark.parametrize("second_pass", [True, False])

@@ -13,21 +13,23 @@ from numpy.typing import NDArray
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.warn import warn
-from brainet_pl.structure.climb import climb_from
+from brainet_pl.graphs.climb import climb_from
+from brainet_pl.graphs.export import Edge, edge_table
+from brainet_pl.graphs.knowledge import Knowledge, class_of
+from brainet_pl.graphs.networks import with_networks
+from brainet_pl.graphs.orders import BestParents, improve_order
+from brainet_pl.graphs.pdag import PDAG
+from brainet_pl.graphs.plain_rai import ESS, rai
+from brainet_pl.graphs.sampler import Chains, Families, PairProbabilities
+from brainet_pl.structure.constraints import Constraints, check_knowledge
 from brainet_pl.structure.copies import find_copies
 from brainet_pl.structure.data import DataKind, PreparedData, Weights, column_names
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget
-from brainet_pl.structure.export import Edge, edge_table
 from brainet_pl.structure.ggt import GGT
 from brainet_pl.structure.independence import IndependenceTest, find_test
-from brainet_pl.structure.knowledge import Constraints, Knowledge, check_knowledge
 from brainet_pl.structure.learn import learn_structure
-from brainet_pl.structure.networks import with_networks
-from brainet_pl.structure.orders import BestParents, improve_order
-from brainet_pl.structure.pdag import PDAG, Bools, Ints, dag_extension, topological_order
-from brainet_pl.structure.plain_rai import ESS, rai
-from brainet_pl.structure.sampler import Chains, Families, PairProbabilities
+from brainet_pl.structure.pdag import Bools, Ints, dag_extension, topological_order
 from brainet_pl.structure.score import Growth, LocalScore, Score, find_score
 from brainet_pl.structure.settings import AUTO, SAMPLES, check_limits, check_rows, choose_test, warn_of_few_rows
 from brainet_pl.structure.statistics import bootstrap_weights
@@ -311,7 +313,7 @@ def _of_tree(problem: _Problem, draws: int) -> StructurePosterior:
     dags = np.stack([ggt.dag(way) for way in ggt.sample(draws, rng=problem.seed)])[:, order][:, :, order]
     best = ggt.dag(ggt.map())[every]
     scores, edges = np.array([problem.prior(dag) for dag in dags]), ggt.edge_probabilities()[every]
-    return StructurePosterior(dags, scores, edges, best, problem.prior(best), 0.0, problem.known.class_of(best))
+    return StructurePosterior(dags, scores, edges, best, problem.prior(best), 0.0, class_of(best, problem.known))
 
 
 def _sampled(problem: _Problem, draws: int, chains: int, bootstraps: int) -> StructurePosterior:
@@ -342,12 +344,12 @@ def _sampled(problem: _Problem, draws: int, chains: int, bootstraps: int) -> Str
     if of_samples:
         edges = (1 - SHARE) * edges + SHARE * np.mean(of_samples, axis=0)
     climbed = climb_from(
-        known.class_of(found.best), known.allowed, None, prior.local, prior.growth, prior.edge_cost, budget, known
+        class_of(found.best, known), known.allowed, None, prior.local, prior.growth, prior.edge_cost, budget, known
     )
     best = max((found.best, known.extend(climbed)), key=prior)
     every = np.concatenate(dags)
     scores = np.array([prior(dag) for dag in every])
-    return StructurePosterior(every, scores, edges, best, prior(best), disagreement, known.class_of(best))
+    return StructurePosterior(every, scores, edges, best, prior(best), disagreement, class_of(best, known))
 
 
 @dataclass(frozen=True)

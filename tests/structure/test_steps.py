@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brainet_pl.structure import climb
-from brainet_pl.structure.climb import improve_parents
+from brainet_pl.structure import steps
+from brainet_pl.structure.steps import improve_parents
 
 
 def is_acyclic(dag):
@@ -70,7 +70,7 @@ def test_no_single_change_is_better_in_the_end(seed, d):
 
 
 def test_parents_are_capped_and_a_crowd_starts_anew(monkeypatch):
-    monkeypatch.setattr(climb, "MOST_PARENTS", 2)
+    monkeypatch.setattr(steps, "MOST_PARENTS", 2)
     start = np.zeros((6, 6), dtype=bool)
     start[:5, 5] = True
     weights = [0.1, 5.0, 0.3, 4.0, 0.2]

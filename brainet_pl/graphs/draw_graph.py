@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.structure.export import names_of
-from brainet_pl.structure.pdag import PDAG, Bools, dag_extension, topological_order
+from brainet_pl.graphs.export import names_of
+from brainet_pl.graphs.pdag import PDAG
+from brainet_pl.structure.pdag import Bools, dag_extension, topological_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

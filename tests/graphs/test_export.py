@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from brainet_pl.structure import (
+from brainet_pl.graphs import (
     PDAG,
     draw_graph,
     edge_table,
@@ -15,7 +15,7 @@ from brainet_pl.structure import (
     write_bif,
     write_graphml,
 )
-from brainet_pl.structure.draw_graph import _layout, _spread
+from brainet_pl.graphs.draw_graph import _layout, _spread
 
 
 def graph():

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from brainet_pl.structure import FeatureStream, Knowledge, learn_structure, rai, structure_posterior
+from brainet_pl.graphs import Knowledge, rai, structure_posterior
+from brainet_pl.structure import FeatureStream, learn_structure
 
 
 def tree(x, **settings):

@@ -14,8 +14,8 @@ import numpy as np
 
 from brainet_pl.structure.pdag import Bools
 from brainet_pl.structure.score import Growth, LocalScore
+from brainet_pl.structure.steps import SMALLEST_GAIN
 
-SMALLEST_GAIN = 1e-9  # nats; less is rounding, and moving back and forth for it would never end
 MOST_WORK = 3_000_000  # questions for best parents in one search: about 15 seconds of one core
 GROWTH = 30  # questions that one growth takes as long as
 Found = tuple[float, tuple[int, ...]]  # a score, less the cost of its edges, and the sorted parents
