@@ -34,6 +34,8 @@ from common.tables import table
 from common.tasks import Sample
 from common.training import shuffled
 from PIL import Image
+from rivals.sngp import SNGP
+from rivals.vbll import VBLL
 from sklearn.linear_model import LogisticRegressionCV
 from sklearn.model_selection import StratifiedKFold, train_test_split
 from torch import Tensor, nn
@@ -57,8 +59,8 @@ from brainet_pl.tasks import Classification
 BATCH = 64
 SIZE = 160  # pixels
 HEADS: dict[str, network.HeadSettings] = {
-    name: getattr(network, name)() for name in ("Linear", "MLP", "MCDropout", "Ensemble", "Laplace", "VBLL", "SNGP")
-}
+    name: getattr(network, name)() for name in ("Linear", "MLP", "MCDropout", "Ensemble", "Laplace")
+} | {"VBLL": VBLL(), "SNGP": SNGP()}
 UNKNOWN = 2000  # images of an unknown set
 LEFT_OUT = ("hat", "shoes")  # kinds of clothes that `--unknown` trains nothing on
 CALLS = 2  # folds of a task in which `swap_head(…).fit()` itself is called

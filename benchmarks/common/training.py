@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from rivals.vbll import training_loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
@@ -133,7 +134,7 @@ def fit_best(
         order = torch.randperm(len(x), generator=draw)
         for rows in order[: len(x) // batch * batch].view(-1, batch):
             optimizer.zero_grad()
-            value = sample.task.expected_loss(head(x[rows]), y[rows], head.output_variance(x[rows]))
+            value = training_loss(sample.task, head, x[rows], y[rows])
             penalty = head.penalty()
             if penalty is not None:
                 value = value + penalty / len(x)

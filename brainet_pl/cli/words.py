@@ -20,7 +20,7 @@ from brainet_pl._utils.checks import UsageError
 from brainet_pl.cli import source
 
 HEADS = (
-    "Bayes", "Ensemble", "Laplace", "Linear", "MCDropout", "MLP", "SNGP", "Tree", "TreeDropout", "TreeEnsemble", "VBLL"
+    "Bayes", "Ensemble", "Laplace", "Linear", "MCDropout", "MLP", "Tree", "TreeDropout", "TreeEnsemble"
 )  # fmt: skip
 KEYWORDS = ("best", "last", "hpc", "null", "None", "")  # of Lightning, in place of a checkpoint's file
 SHARDED = "meta.pt"  # in a folder that is the checkpoint of a sharded fit

@@ -23,7 +23,7 @@ from brainet_pl.storage.sharded import STATES, WEIGHTS, Place, numbered, read_pa
 
 # What computes with weights beside `forward`. Inner calls need none of it: the head stays whole after a pass.
 METHODS = (
-    "passes", "output_variance", "penalty", "finalize", "simultaneous", "stochastic", "enumerate", "at", "on_choices",
+    "passes", "penalty", "finalize", "simultaneous", "stochastic", "enumerate", "at", "on_choices",
     "train_on",
 )  # fmt: skip
 

@@ -138,7 +138,7 @@ def train_size(trainer: pl.Trainer) -> int:
     count = float(trainer.num_training_batches)
     if count == float("inf"):
         raise ValueError(
-            "expected training data of known size for a head whose loss has a penalty (Bayes, VBLL), got a stream "
+            "expected training data of known size for a head whose loss has a penalty (Bayes), got a stream "
             "without a length: set limit_train_batches in the Trainer, or give the dataset a length"
         )
     size = getattr(trainer.train_dataloader, "batch_size", None) or 1

@@ -98,13 +98,6 @@ class Head(nn.Module, ABC):
         """
         yield
 
-    def output_variance(self, x: Tensor) -> Tensor | None:
-        """Variance (B, O) of Gaussian outputs around those of `forward`, for a head that is trained by their average.
-
-        The loss is a bound on its expectation then, see `Task.expected_loss`. None for other heads.
-        """
-        return None
-
     def penalty(self) -> Tensor | None:
         """A scalar to be added to the loss after division by the number of training samples, or None."""
         return None

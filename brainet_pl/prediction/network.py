@@ -81,7 +81,7 @@ class BackboneAndHead(nn.Module):
         """Inputs and checked targets (B, …) → the task's loss and the head's outputs, (B, O) or (M, B, O)."""
         head, readings = self.require_head(), self.read(x)
         outputs = train_head(head, readings.features, self.base_outputs(readings))
-        return self.task.expected_loss(outputs, target, head.output_variance(readings.features)), outputs
+        return self.task.loss(outputs, target), outputs
 
     def read(self, x: Any) -> BackboneOutput:
         """Inputs → features (B, d), and logits (B, C) of the removed layer where they count; features stay."""

@@ -156,7 +156,7 @@ def make_layer(
     )
     predictor.build_head(settings, in_features, ggt, base_logits)
     head = predictor.require_head()
-    if head.penalty() is not None or head.output_variance(torch.zeros(2, in_features)) is not None:
+    if head.penalty() is not None:
         raise ValueError(
             f"expected a head that a cross-entropy alone trains, got {settings.describe()}, whose loss has a further "
             "term: take another head, or the LightningModule brainet_pl.BRAINet"

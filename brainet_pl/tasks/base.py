@@ -66,18 +66,6 @@ class Task(Part, nn.Module, ABC):
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """A scalar; with outputs (M, B, O), the mean over members."""
 
-    def expected_loss(self, outputs: Tensor, target: Tensor, variance: Tensor | None) -> Tensor:
-        """`loss`; with the variance (B, O) of Gaussian outputs around `outputs`, a bound from above on its expectation.
-
-        A task without such a bound refuses a variance.
-        """
-        if variance is None:
-            return self.loss(outputs, target)
-        raise ValueError(
-            f"expected the task Classification with the loss cross_entropy for a head of Gaussian outputs (VBLL), got "
-            f"{self.describe()}: its expected loss has no bound without draws; use the head Laplace or Bayes"
-        )
-
     @abstractmethod
     def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
         """Averages the outputs of T passes (T, B, O) to the prediction that `measures` take."""

@@ -174,17 +174,6 @@ class Classification(Task):
             self.price *= torch.where(doubt.detach() < self.confidence_budget, 1 / 1.01, 1 / 0.99)
         return task + self.price.clone() * doubt
 
-    def expected_loss(self, outputs: Tensor, target: Tensor, variance: Tensor | None) -> Tensor:
-        """`loss`; with the variance (B, C) of Gaussian logits, Jensen's bound on the expected cross-entropy.
-
-        E log Σ exp z ≤ log Σ E exp z = log Σ exp(m + v/2), in place of log Σ exp m (Harrison, Willes & Snoek 2024).
-        """
-        if variance is None or self.confidence:
-            return super().expected_loss(outputs, target, variance)
-        mean = self._logits(outputs)
-        gap = torch.logsumexp(mean + variance.to(mean.dtype) / 2, dim=-1) - torch.logsumexp(mean, dim=-1)
-        return self.loss(outputs, target) + gap.mean()
-
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Turns logits (T, B, O) into probabilities (T, B, C)."""
         return self._logits(outputs).softmax(dim=-1)

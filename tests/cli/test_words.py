@@ -49,7 +49,7 @@ def said(monkeypatch, capsys, *given):
     ("given", "message"),
     [
         (["fit", "--config", "digitz"], "got 'digitz': did you mean 'digits'?"),
-        (["fit", "--config=digits", "--model.head=Treee"], "MCDropout, MLP, SNGP, Tree, "),
+        (["fit", "--config=digits", "--model.head=Treee"], "MCDropout, MLP, Tree, "),
         (["fit", "--config=digits", "--model.head=Treee"], "got 'Treee': did you mean 'Tree'?"),
         (["fit"], "expected data, got none: try `brainet fit --config digits`; shipped configurations are cifar10_"),
         (["test", "--ckpt_path=typo.ckpt"], "got 'typo.ckpt', and there is no such file"),

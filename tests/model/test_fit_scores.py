@@ -13,7 +13,7 @@ from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.datamodules import Digits
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.curves import separation
-from brainet_pl.network import MLP, VBLL, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.network import MLP, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import KNN, Combined, Generative, Mahalanobis, Score, ScoreSet
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.tasks.passes import Passes
@@ -28,7 +28,6 @@ HEADS = [
     Ensemble(members=2, num_params=4000),
     Bayes(num_params=6000),
     Laplace(),
-    VBLL(),
 ]
 
 

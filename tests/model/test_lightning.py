@@ -20,7 +20,7 @@ from brainet_pl.datamodules import Digits
 from brainet_pl.features.training import batches_of
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.lightning.steps import train_size
-from brainet_pl.network import MLP, VBLL, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.network import MLP, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import Generative
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
@@ -140,7 +140,6 @@ HEADS = [
     Ensemble(num_params=6000),
     Bayes(num_params=6000),
     Laplace(),
-    VBLL(),
     TreeEnsemble(num_params=6000),
     TreeDropout(num_params=6000),
 ]

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from brainet_pl import BRAINet, learn_structure, swap_head
 from brainet_pl._utils.parts import make_part
 from brainet_pl.export.graph import export_program
-from brainet_pl.network import MLP, VBLL, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
+from brainet_pl.network import MLP, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.network.base import train_head
 from brainet_pl.scores import KNN, Generative, Verdict
 from brainet_pl.tasks import Classification
@@ -143,7 +143,6 @@ def test_numpy_integers_are_settings_everywhere(inputs):
         MCDropout(num_params=n(900), hidden=n(1), rate=np.float32(0.25)),
         Bayes(num_params=n(900), hidden=n(1)),
         Laplace(prior_precision=np.float32(0.5)),
-        VBLL(prior_scale=np.float32(0.5)),
         Ensemble(members=n(2), num_params=n(900), hidden=n(1)),
         TreeEnsemble(members=n(2), num_params=n(900), min_width=n(1)),
         TreeDropout(num_params=n(900), min_width=n(1)),

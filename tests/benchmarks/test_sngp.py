@@ -6,10 +6,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from brainet_pl.network import SNGP
 from brainet_pl.network.base import HeadInputs
 from brainet_pl.network.training import TrainingSettings, fit_head
 from brainet_pl.tasks import Classification
+
+
+@pytest.fixture(scope="module")
+def sngp(load):
+    """The settings `SNGP`."""
+    return load("rivals/sngp").SNGP
 
 
 def nll(outputs, weights, target):
@@ -24,10 +29,10 @@ def rows(n, seed=0):
 
 
 @pytest.fixture(scope="module")
-def fitted():
+def fitted(sngp):
     torch.manual_seed(0)
     x, y = rows(300)
-    head = SNGP(num_random=512).build(8, 3)
+    head = sngp(num_random=512).build(8, 3)
     training = TrainingSettings(max_epochs=60, patience=9, batch_size=32, learning_rate=0.03)
     fit_head(head, HeadInputs(x, y), training, F.cross_entropy)
     held = rows(200, 1)
@@ -35,10 +40,10 @@ def fitted():
     return head
 
 
-def test_products_of_random_features_are_near_the_kernel():
+def test_products_of_random_features_are_near_the_kernel(sngp):
     torch.manual_seed(0)
     x = torch.randn(20, 6)
-    head = SNGP(num_random=8000, length=0.7).build(6, 2)
+    head = sngp(num_random=8000, length=0.7).build(6, 2)
     phi = head.map(x)
     normal = F.layer_norm(x, (6,))
     kernel = torch.exp(-torch.cdist(normal, normal).square() / (2 * 0.49 * 6))
@@ -72,8 +77,8 @@ def test_it_learns_and_is_less_sure_far_from_what_it_saw(fitted):
     assert float(far) > 1.3 * float(near)
 
 
-def test_a_state_loads_into_another_head_with_its_directions(fitted):
-    other = SNGP(num_random=512).build(8, 3).eval()
+def test_a_state_loads_into_another_head_with_its_directions(fitted, sngp):
+    other = sngp(num_random=512).build(8, 3).eval()
     x, _ = rows(4)
     assert not torch.equal(other(x), fitted(x))
     other.load_state_dict(fitted.state_dict())
@@ -81,6 +86,6 @@ def test_a_state_loads_into_another_head_with_its_directions(fitted):
 
 
 @pytest.mark.parametrize("wrong", [{"num_random": 0}, {"length": 0}, {"prior_precision": -1}, {"num_random": 10**6}])
-def test_wrong_settings(wrong):
+def test_wrong_settings(sngp, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        SNGP(**wrong)
+        sngp(**wrong)

@@ -3,7 +3,8 @@
 Logits are z = Wφ + ε with a Gaussian over the weights of each class, W_k ~ N(w_k, S_k), and noise ε_k ~ N(0, σ_k²). The
 expected log-likelihood has a bound without draws, Jensen's: E log p(y) ≥ m_y - log Σ_k exp(m_k + v_k / 2), with the
 mean m_k = w_k·φ and the variance v_k = φᵀS_kφ + σ_k² of a logit. It is the cross-entropy of m but for a term that knows
-no label, log Σ exp(m + v/2) - log Σ exp(m): so `forward` gives m, `output_variance` v, and the task adds the term.
+no label, log Σ exp(m + v/2) - log Σ exp(m): so `forward` gives m, `output_variance` v, and `training_loss` adds the
+term.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from brainet_pl._utils import checks
 from brainet_pl.network import base
 from brainet_pl.network.base import MOST_PASSES, Head, HeadSettings, Outputs
 from brainet_pl.structure.ggt import GGT
+from brainet_pl.tasks import Classification, Task
 
 Covariance = Literal["auto", "dense", "diagonal"]
 AUTO_DENSE = 200_000  # numbers in dense covariances up to which "auto" takes them
@@ -126,3 +128,25 @@ class VBLL(HeadSettings):
         small = out_features * (in_features + 1) ** 2 <= AUTO_DENSE
         dense = self.covariance == "dense" or (self.covariance == "auto" and small)
         return VBLLHead(in_features, out_features, dense, None if self.prior_scale == "auto" else self.prior_scale)
+
+
+def training_loss(task: Task, head: Head, x: Tensor, target: Tensor) -> Tensor:
+    """The task's loss of any head; of `VBLLHead`, Jensen's bound on the expected cross-entropy, see above.
+
+    Args:
+        task: What the head is trained for.
+        head: The head, in training mode.
+        x: Features (B, d).
+        target: Targets (B,) as the task's loss takes them.
+    """
+    outputs = torch.as_tensor(head(x))
+    if not isinstance(head, VBLLHead):
+        return task.loss(outputs, target)
+    if not isinstance(task, Classification) or task.confidence:
+        raise ValueError(
+            f"expected the task Classification with the loss cross_entropy for the head VBLL, got {task.describe()}: "
+            "its expected loss has no bound without draws; use the head Laplace or Bayes"
+        )
+    widened = outputs + head.output_variance(x) / 2
+    gap = torch.logsumexp(widened, dim=-1) - torch.logsumexp(outputs, dim=-1)
+    return task.loss(outputs, target) + gap.mean()

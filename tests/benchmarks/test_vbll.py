@@ -1,6 +1,8 @@
 """Variational Bayesian last layer: its bound against the published formula and draws, its penalty, fits, bad input."""
 
+import importlib
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -8,21 +10,24 @@ import torch
 from scipy.stats import invwishart
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from brainet_pl._utils.framework import ModelCheckpoint, pl
 from brainet_pl.datamodules import Digits
-from brainet_pl.lightning.module import BRAINet
-from brainet_pl.lightning.steps import train_size
-from brainet_pl.network import VBLL
 from brainet_pl.tasks import Classification, Regression
 
 D, C, N = 5, 4, 12
 TASK = Classification(C)
 
 
-def made(covariance, scale=1.0):
+@pytest.fixture(scope="module")
+def rival(load):
+    """The module of the head and its loss, imported once."""
+    load("common/training")
+    return importlib.import_module("rivals.vbll")
+
+
+def made(rival, covariance, scale=1.0):
     """A head whose covariances are nothing special."""
     draw = torch.Generator().manual_seed(3)
-    head = VBLL(covariance, prior_scale=1.0).build(D, C).double()
+    head = rival.VBLL(covariance, prior_scale=1.0).build(D, C).double()
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.3)
@@ -39,7 +44,7 @@ def batch():
 
 
 def bounded_loss(head, x, y, task=TASK):
-    return task.expected_loss(head(x), y, head.output_variance(x))
+    return sys.modules[type(head).__module__].training_loss(task, head, x, y)
 
 
 def posterior(head, k):
@@ -68,9 +73,9 @@ def expected_nll(head, x, y, draws=20_000):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("covariance", ["dense", "diagonal"])
 @torch.no_grad()
-def test_the_loss_is_the_published_bound(covariance, smoothing):
+def test_the_loss_is_the_published_bound(rival, covariance, smoothing):
     """Theorem 2 of Harrison, Willes & Snoek: y·m - log Σ exp(m + ½ (φᵀSφ + σ²)), in numpy, sample by sample."""
-    head, (x, y) = made(covariance), batch()
+    head, (x, y) = made(rival, covariance), batch()
     expected = []
     for f, label in zip(x.numpy(), y.numpy(), strict=True):
         phi, mean, inside = np.append(f, 1.0), [], []
@@ -86,11 +91,11 @@ def test_the_loss_is_the_published_bound(covariance, smoothing):
 
 @pytest.mark.parametrize("covariance", ["dense", "diagonal"])
 @torch.no_grad()
-def test_the_bound_is_above_the_expected_loss_and_close_where_weights_are_sure(covariance):
+def test_the_bound_is_above_the_expected_loss_and_close_where_weights_are_sure(rival, covariance):
     x, y = batch()
     gaps = {}
     for scale in (1.0, 0.3, 0.1):
-        head = made(covariance, scale)
+        head = made(rival, covariance, scale)
         each = torch.stack([bounded_loss(head, x[i : i + 1], y[i : i + 1]) for i in range(N)])
         difference = each - expected_nll(head, x, y)
         assert (difference > -0.03 * scale).all()
@@ -101,8 +106,8 @@ def test_the_bound_is_above_the_expected_loss_and_close_where_weights_are_sure(c
 
 
 @torch.no_grad()
-def test_without_off_diagonals_dense_is_diagonal():
-    dense, diagonal, (x, _) = made("dense"), made("diagonal"), batch()
+def test_without_off_diagonals_dense_is_diagonal(rival):
+    dense, diagonal, (x, _) = made(rival, "dense"), made(rival, "diagonal"), batch()
     dense.lower.zero_()
     diagonal.load_state_dict({k: v for k, v in dense.state_dict().items() if k != "lower"})
     torch.testing.assert_close(dense.output_variance(x), diagonal.output_variance(x))
@@ -111,8 +116,8 @@ def test_without_off_diagonals_dense_is_diagonal():
 
 @pytest.mark.parametrize("covariance", ["dense", "diagonal"])
 @torch.no_grad()
-def test_draws_have_the_mean_and_variance_of_the_logits(covariance):
-    head, (x, _) = made(covariance), batch()
+def test_draws_have_the_mean_and_variance_of_the_logits(rival, covariance):
+    head, (x, _) = made(rival, covariance), batch()
     values = head.passes(x, 40_000).values
     assert values.shape == (40_000, N, C)
     torch.testing.assert_close(values.mean(0), head(x), rtol=0, atol=0.1)
@@ -121,7 +126,7 @@ def test_draws_have_the_mean_and_variance_of_the_logits(covariance):
 
 @pytest.mark.parametrize("covariance", ["dense", "diagonal"])
 @torch.no_grad()
-def test_the_penalty_is_the_divergence_and_the_prior_of_the_noise(covariance):
+def test_the_penalty_is_the_divergence_and_the_prior_of_the_noise(rival, covariance):
     def by_hand(head):
         variance = torch.eye(D + 1, dtype=torch.float64) * 2.0 / (D + 1)
         prior = MultivariateNormal(torch.zeros(D + 1, dtype=torch.float64), variance)
@@ -129,7 +134,7 @@ def test_the_penalty_is_the_divergence_and_the_prior_of_the_noise(covariance):
         noise = np.diag(head.log_noise.mul(2).exp().numpy())
         return divergence - invwishart(df=C, scale=np.eye(C)).logpdf(noise)
 
-    one, other = made(covariance), made(covariance, 0.2)
+    one, other = made(rival, covariance), made(rival, covariance, 0.2)
     # SciPy's density with df degrees of freedom has the power (df + C + 1) / 2; the authors' have dof = 1.
     shift = [-0.5 * (1.0 - C) * 2 * float(head.log_noise.sum()) for head in (one, other)]
     expected = by_hand(one) - shift[0] - by_hand(other) + shift[1]
@@ -138,8 +143,8 @@ def test_the_penalty_is_the_divergence_and_the_prior_of_the_noise(covariance):
 
 @pytest.mark.parametrize("covariance", ["dense", "diagonal"])
 @torch.no_grad()
-def test_the_prior_of_its_own_has_the_least_penalty(covariance):
-    head = made(covariance)
+def test_the_prior_of_its_own_has_the_least_penalty(rival, covariance):
+    head = made(rival, covariance)
     head.prior_variance = None
     found = head.penalty()
     penalties = []
@@ -151,8 +156,8 @@ def test_the_prior_of_its_own_has_the_least_penalty(covariance):
     assert float(found) == pytest.approx(min(penalties), abs=0.01)
 
 
-def test_the_divergence_is_zero_at_the_prior():
-    head = VBLL("dense", prior_scale=0.7).build(D, C).double()
+def test_the_divergence_is_zero_at_the_prior(rival):
+    head = rival.VBLL("dense", prior_scale=0.7).build(D, C).double()
     with torch.no_grad():
         head.mean.zero_()
         head.lower.zero_()
@@ -167,64 +172,43 @@ def test_the_divergence_is_zero_at_the_prior():
 # -- as a head --------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_has_the_bound_and_its_share_of_the_penalty(tmp_path, monkeypatch, quiet_trainer):
-    model, seen = BRAINet(8, head=VBLL()), {}
-    step = BRAINet.training_step
-
-    def observed(self, batch, i):
-        loss = step(self, batch, i)
-        x, y = batch
-        inside = self.head(x) + self.head.output_variance(x) / 2
-        bound = (inside.logsumexp(1) - self.head(x)[torch.arange(len(y)), y]).mean()
-        seen[i] = loss.item(), bound.item(), self.head.penalty().item() / train_size(self.trainer)
-        return loss
-
-    monkeypatch.setattr(BRAINet, "training_step", observed)
-    quiet_trainer(tmp_path, limit_train_batches=2).fit(model, datamodule=Digits())
-    for loss, bound, penalty in seen.values():
-        assert penalty > 0.1
-        assert loss == pytest.approx(bound + penalty, rel=1e-4)
-
-
-def test_all_of_it_learns_and_other_digits_are_less_certain(tmp_path, quiet_trainer):
-    pl.seed_everything(0, verbose=False)
-    model = BRAINet(8, head=VBLL(), lr=0.05)
-    model.predictor.build_head(model.head_settings, 64)
-    before = {name: p.detach().clone() for name, p in model.head.named_parameters()}
+def test_all_of_it_learns_and_other_digits_are_less_certain(rival, load):
+    torch.manual_seed(0)
+    sample = load("common/tasks").digits(0)
+    head = rival.VBLL().build(64, 8)
+    before = {name: p.detach().clone() for name, p in head.named_parameters()}
     assert set(before) == {"mean", "log_scale", "lower", "log_noise"}
-    checkpoint = ModelCheckpoint(tmp_path, save_last=True)
-    quiet_trainer(tmp_path, checkpoint, epochs=8).fit(model, datamodule=Digits())
-    for name, parameter in model.head.named_parameters():
+    load("common/training").fit_best(head, sample, epochs=8, patience=8, lr=0.05)
+    for name, parameter in head.named_parameters():
         assert (parameter - before[name]).abs().max() > 1e-3, name
-    again = BRAINet.load_from_checkpoint(checkpoint.last_model_path, weights_only=True).eval()
     data = Digits()
     data.setup("test")
     with torch.no_grad():
         known, unknown = (
-            torch.cat([again.predict_step(b, 0)["entropy"] for b in loader]).mean()
+            torch.cat([sample.task.scores(*head.passes(x, 15))["entropy"] for x, _ in loader]).mean()
             for loader in (data.predict_dataloader(), data.ood_dataloaders()["held_out"])
         )
     assert unknown > 1.5 * known
 
 
-def test_small_heads_are_dense():
-    assert VBLL().build(64, 10).lower.shape == (10, 65, 65)
-    assert VBLL().build(512, 10).lower is None
-    assert VBLL("dense").build(160, 10).lower is not None
+def test_small_heads_are_dense(rival):
+    assert rival.VBLL().build(64, 10).lower.shape == (10, 65, 65)
+    assert rival.VBLL().build(512, 10).lower is None
+    assert rival.VBLL("dense").build(160, 10).lower is not None
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
-def test_what_cant_be_meant_is_said(tmp_path, quiet_trainer):
+def test_what_cant_be_meant_is_said(rival):
     with pytest.raises(ValueError, match="expected covariance to be one of 'auto', 'dense', 'diagonal'"):
-        VBLL(covariance="full")
+        rival.VBLL(covariance="full")
     with pytest.raises(ValueError, match="expected prior_scale to be a finite number above 0"):
-        VBLL(prior_scale=0)
+        rival.VBLL(prior_scale=0)
     with pytest.raises(ValueError, match=r"at most 100,000,000 numbers .* use covariance='diagonal'"):
-        VBLL("dense").build(10_000, 10)
+        rival.VBLL("dense").build(10_000, 10)
     for task in (Regression(), Classification(C, loss="confidence")):
-        head = VBLL().build(D, task.out_features)
+        head = rival.VBLL().build(D, task.out_features)
         x = torch.randn(3, D)
         with pytest.raises(ValueError, match=r"expected the task Classification .* use the head Laplace or Bayes"):
-            task.expected_loss(head(x), torch.zeros(3), head.output_variance(x))
+            rival.training_loss(task, head, x, torch.zeros(3))
