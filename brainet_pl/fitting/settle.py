@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl._utils.threads import limit_threads
 from brainet_pl.backbones.output import BackboneOutput
@@ -149,7 +150,11 @@ class Settling:
         train, held_out = labelled(predictor, train), labelled(predictor, held_out)
         with isolated_rng(0), limit_threads(1):  # many small steps: threads would wait for each other
             choose = verdict.score is None
-            expectation = expect(predictor.scores, train, held_out, default, verdict.level, choose=choose)
+            try:
+                expectation = expect(predictor.scores, train, held_out, default, verdict.level, choose=choose)
+            except Exception as error:  # an estimate is not worth a fit, whatever a score makes of few samples
+                rank_zero_warn(f"how many unknown inputs will be noticed is not known, the estimate failed: {error}")
+                expectation = Expectation(default, level=verdict.level, doubt=f"the estimate failed: {error}")
         predictor.scores.expected.keep(expectation)
         return expectation
 

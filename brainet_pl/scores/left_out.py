@@ -102,11 +102,11 @@ def _in_order(samples: Extracted) -> Extracted:
 def classes_to_leave_out(seen: Extracted, held: Extracted, level: float) -> tuple[Tensor, str]:
     """The numbers (K,) of the classes that can be left out, evenly chosen, and why there are none, or ""."""
     count = torch.bincount(torch.cat([seen.targets, held.targets]))
-    present = int((count > 0).sum())
+    present, large = int((count > 0).sum()), int((count >= LEAST_IN_CLASS).sum())
     enough = (count >= LEAST_IN_CLASS) & (count.sum() - count >= 2 * least_held(level))
     labels = enough.nonzero()[:, 0]
-    if present < 3:
-        return labels, "there is none" if present < 2 else "there are only two"
+    if present < 3 or large == 2:
+        return labels, f"it takes three classes of {LEAST_IN_CLASS} samples or more"
     if not len(labels) or min(len(seen.targets), MOST_NUMBERS // seen.features.shape[1]) < LEAST_IN_CLASS * present:
         return labels, f"{len(seen.targets):,} samples are too few for {present:,} classes"
     most = min(len(labels), MOST_CLASSES, max(LEAST_CLASSES, MOST_FEATURES // seen.features.shape[1]))
@@ -147,6 +147,8 @@ def noticed(
     NaN where a score is not finite: such samples are called unknown for a reason of their own.
     """
     labels = torch.unique(learned.targets, return_inverse=True)[1]
+    if "energy" in scores.units and int(labels.max()) == 0:  # one class alone has no prediction to be unsure of
+        return dict.fromkeys(scores.units, math.nan)
     copies = scores.refitted(learned.output, labels)
     classify = fit_networks(learned.features, labels) if int(labels.max()) > 0 else None
 

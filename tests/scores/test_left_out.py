@@ -5,13 +5,18 @@ import math
 import pytest
 import torch
 
+from brainet_pl.backbones.extractor import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import Extracted
-from brainet_pl.scores import KNN, Generative, Mahalanobis, Score, ScoreContext, ScoreSet
+from brainet_pl.fitting.settle import Settling
+from brainet_pl.network import Linear
+from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.scores import KNN, Combined, Generative, Mahalanobis, Score, ScoreContext, ScoreSet
 from brainet_pl.scores import left_out as module
 from brainet_pl.scores.expectation import Expectation, Expected
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.scores.left_out import clearly_best, expect, fit_networks, least_held, noticed, shuffle_columns
+from brainet_pl.tasks import Classification
 
 
 def clusters(n, classes=4, distance=8.0, seed=0, d=6):
@@ -144,7 +149,7 @@ class Broken(Score):
         (3, 6, 6, "by 6 held-out samples none can be called unknown, give at least 19"),
         (3, 6, 30, None),  # the held-out ones count too
         (1, 200, 100, "all samples are of one class"),
-        (2, 200, 100, "no class could be left out: there are only two"),
+        (2, 200, 100, "no class could be left out: it takes three classes of 5 samples or more"),
         (40, 100, 100, "100 samples are too few for 40 classes"),
     ],
 )
@@ -169,6 +174,33 @@ def test_classes_of_one_row_stay_known_and_nan_scores_are_doubted():
     found = expect(scores, seen, held, "joint")
     assert math.isnan(found.share)
     assert "scores are NaN or infinite for some samples" in str(found)
+
+
+@pytest.mark.parametrize("rare", [1, 2, 3, 5, 8])
+def test_a_rare_class_beside_two_large_ones_breaks_nothing(rare):
+    seen, held = clusters(180, 2), clusters(120, 2, seed=1)
+    seen.targets[:rare] = 2
+    scores = fitted(seen, Generative(progress=False), Combined(of=["entropy", "generative"]))
+    found = expect(scores, seen, held, "joint")
+    assert math.isnan(found.noticed) or 0 <= found.noticed <= 1
+    assert math.isnan(found.noticed) == (rare < 5)
+
+
+def test_an_error_in_the_estimate_does_not_end_a_fit():
+    class Unwilling(Mahalanobis):
+        def refitted(self, features, labels):
+            raise RuntimeError("expected something else")
+
+    seen, held = clusters(300), clusters(200, seed=1)
+    head = Linear().build(6, 4, None)
+    predictor = Predictor(FeatureExtractor(None), Classification(4), head, scores=[Unwilling(normalize=False)])
+    for score in predictor.scores:
+        if score.needs_fit:
+            fit_score(score, seen.features, seen.targets)
+    with pytest.warns(UserWarning, match=r"how many unknown inputs will be noticed is not known.*something else"):
+        found = Settling(predictor).expect(seen, held)
+    assert math.isnan(found.share)
+    assert "expected something else" in str(found)
 
 
 def test_a_class_that_is_nearly_all_data_leaves_enough_of_the_others():
