@@ -54,8 +54,7 @@ def log_chart(trainer: pl.Trainer, chart: Chart) -> None:
 @rank_zero_only
 def log_matrix(trainer: pl.Trainer, name: str, matrix: Matrix) -> None:
     """Send a confusion matrix to every logger, and save its picture in `figures`."""
-    drawn = _saved_figure(trainer, name, figures.draw_matrix(matrix))
-    _send(trainer, "pictures", drawn.path.parent, lambda sink: sink.matrix(matrix, drawn))
+    log_figure(trainer, name, figures.draw_matrix(matrix))
 
 
 @rank_zero_only

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from brainet_pl._utils.framework import is_csv, is_wandb
-from brainet_pl.evaluation.chart import Chart, Matrix, Series
+from brainet_pl.evaluation.chart import Chart, Series
 from brainet_pl.evaluation.compare.tables import markdown_text
 
 
@@ -60,10 +60,6 @@ class Sink:
 
     def chart(self, chart: Chart, drawn: SavedFigure) -> None:
         """Log a chart as data; where a logger has no such thing, as its picture."""
-        self.picture(drawn)
-
-    def matrix(self, matrix: Matrix, drawn: SavedFigure) -> None:
-        """Log a matrix of counts; where a logger has no such thing, as its picture."""
         self.picture(drawn)
 
     def table(self, table: SavedTable) -> None:
@@ -201,65 +197,6 @@ class MLflowSink(Sink):
         self.logger.experiment.log_artifact(self.logger.run_id, str(path), folder)
 
 
-class CometSink(Sink):
-    """Hands charts, tables and files to Comet's experiment."""
-
-    takes = ("pictures", "tables")
-
-    def picture(self, drawn: SavedFigure) -> None:
-        """Logs the figure as one of Comet's figures."""
-        self.logger.experiment.log_figure(figure_name=drawn.name, figure=drawn.figure, step=drawn.step)
-
-    def matrix(self, matrix: Matrix, drawn: SavedFigure) -> None:
-        """Logs a confusion matrix as Comet's own chart."""
-        self.logger.experiment.log_confusion_matrix(
-            matrix=matrix.counts, labels=matrix.names, file_name=f"{drawn.path.stem}.json", step=drawn.step
-        )
-
-    def table(self, table: SavedTable) -> None:
-        """Logs the rows as a table, without pictures in it."""
-        self.logger.experiment.log_table(
-            f"{table.path.name}", tabular_data=[list(row) for row in table.plain], headers=table.columns
-        )
-
-    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> None:
-        """Logs files as assets of the experiment."""
-        for path in paths:
-            self.logger.experiment.log_asset(str(path), file_name=f"{kind}/{path.name}")
-
-
-class TrackioSink(Sink):
-    """A run of Trackio, which takes images and tables among its numbers."""
-
-    takes = ("pictures", "tables")
-
-    def picture(self, drawn: SavedFigure) -> None:
-        """Logs the figure as an image of Trackio."""
-        import trackio  # type: ignore[import-not-found, unused-ignore]
-
-        self.logger.experiment.log({drawn.name: trackio.Image(str(drawn.path), caption=drawn.name)}, step=drawn.step)
-
-    def table(self, table: SavedTable) -> None:
-        """Logs the rows as a table, without pictures in it."""
-        import pandas  # type: ignore[import-untyped, unused-ignore]  # a dependency of Trackio
-        import trackio
-
-        frame = pandas.DataFrame([list(row) for row in table.plain], columns=table.columns)
-        self.logger.experiment.log({table.name: trackio.Table(dataframe=frame)}, step=table.step)
-
-    def files(self, kind: str, name: str, paths: Sequence[Path], facts: Mapping[str, Any], aliases: list[str]) -> None:
-        """As a version of an artifact, where this version of Trackio has them."""
-        import trackio
-
-        run = self.logger.experiment
-        if not hasattr(run, "log_artifact"):
-            return
-        artifact = trackio.Artifact(name or f"{kind}-{run.name}", type=kind, metadata=dict(facts))
-        for path in paths:
-            artifact.add_file(path)
-        run.log_artifact(artifact, aliases=[alias for alias in aliases if alias != "latest"])  # it has that by itself
-
-
 class ImageSink(Sink):
     """Any other logger with a `log_image(key, images)`, and perhaps `log_table(key, columns, data)`, as W&B's has."""
 
@@ -285,12 +222,8 @@ def sink_of(logger: Any) -> Sink:
     experiment = getattr(logger, "experiment", None)
     if hasattr(experiment, "add_figure"):
         return TensorBoardSink(logger)
-    if type(experiment).__module__.split(".")[0] == "trackio":
-        return TrackioSink(logger)
     if _takes(experiment, "log_artifact", "run_id"):
         return MLflowSink(logger)
-    if _takes(experiment, "log_figure", "figure_name"):
-        return CometSink(logger)
     return ImageSink(logger) if hasattr(logger, "log_image") else Sink(logger)
 
 

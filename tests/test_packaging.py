@@ -19,7 +19,7 @@ DISTRIBUTION = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }  # where it is not called like what is imported
-OPTIONAL = {"timm", "trackio", "pandas", "onnx", "onnxscript", "onnxruntime"}  # for a kind of backbone, logger or file
+OPTIONAL = {"timm", "pandas", "onnx", "onnxscript", "onnxruntime"}  # for a kind of backbone, logger or file
 SERVER = {"fastapi", "starlette", "uvicorn", "prometheus-client", "h11"}  # of `brainet serve`, in these files alone
 SERVED = ["brainet_pl/serving/app.py", "brainet_pl/serving/server.py"]
 OPTIONAL |= SERVER | {"safetensors", "networkx", "pgmpy", "huggingface-hub", "mlflow"}

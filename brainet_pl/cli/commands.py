@@ -34,7 +34,6 @@ LIGHTNING = {
 OWN = {
     "report": "write one self-contained HTML page of a run",
     "compare": "write a page and tables of several runs",
-    "sweep": "try settings one after the other, and compare them",
     "export": "write the model of a checkpoint as a folder, or as one graph: ONNX or torch.export",
     "serve": "serve an exported model over HTTP",
     "monitor": "watch predictions for a change of the inputs, without labels",
@@ -43,7 +42,6 @@ OWN = {
 HOMES = {
     "report": "evaluation.report",
     "compare": "evaluation.compare",
-    "sweep": "cli.sweep",
     "export": "cli.export",
     "serve": "cli.serve",
     "monitor": "cli.monitor",
@@ -53,7 +51,7 @@ DEBUG = "--debug"
 
 
 def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
-    """The console script: some commands read files of runs, `sweep` makes runs, everything else is Lightning's."""
+    """The console script: some commands read files of runs, everything else is Lightning's."""
     words = list(sys.argv[1:] if args is None else args)
     command = words[0] if words else ""
     if command in OWN:

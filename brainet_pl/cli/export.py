@@ -51,15 +51,10 @@ def main(args: Sequence[str]) -> None:
         help="into a folder, take the answers and features of the run's validation or test data for the drift alarm; "
         "without, it has the scores of validation data that the checkpoint keeps",
     )
-    parser.add_argument(
-        "--int8", action="store_true", help="a backbone in 8 bits, if classes and verdict of --held stay the same"
-    )
     words = parser.parse_args(args)
     out = Path(words.out)
-    if (words.held or words.int8) and out.suffix:
-        raise ValueError(f"expected a folder as --out with --held or --int8, got {out}: name one")
-    if words.int8 and words.held is None:
-        raise ValueError("expected --held val or --held test with --int8, to check the graph by, got neither: add it")
+    if words.held and out.suffix:
+        raise ValueError(f"expected a folder as --out with --held, got {out}: name one")
     if out.suffix not in ("", ".onnx", ".pt2"):
         raise ValueError(f"expected --out to be a folder, or to end in .onnx or .pt2, got {out}: name it so")
     check_ckpt_path(words.ckpt_path)
@@ -68,7 +63,7 @@ def main(args: Sequence[str]) -> None:
     settings = {"passes": words.passes, "seed": words.seed}
     if out.suffix == "":
         known = from_data(words.ckpt_path, model, words.held)
-        export_folder(model, out, example, int8=words.int8, **known, **settings)
+        export_folder(model, out, example, **known, **settings)
         outputs = tuple(one["name"] for one in read_about(out)["outputs"])
     elif out.suffix == ".onnx":
         outputs = export_onnx(model, out, example, **settings)

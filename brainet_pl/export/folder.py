@@ -17,7 +17,6 @@ from torch import Tensor
 from brainet_pl._utils import checks
 from brainet_pl.backbones import batches
 from brainet_pl.export.graph import FEATURES, example_of, export_onnx, input_names
-from brainet_pl.export.int8 import int8_graph
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.monitoring.columns import Columns
 from brainet_pl.monitoring.signals import signals_of
@@ -54,7 +53,6 @@ def export_folder(
     images: ImageSteps | Callable[..., Any] | None = None,
     features: Sequence[Feature] | None = None,
     held: Any = None,
-    int8: bool = False,
     passes: int | None = None,
     seed: int = 0,
 ) -> Path:
@@ -72,8 +70,6 @@ def export_folder(
         held: held-out inputs, or an iterable of batches of them. Their answers, and up to 512 features, are the
             reference of the drift alarm; None takes the scores of validation data that the model keeps, without classes
             and features.
-        int8: whether the backbone counts in 8 bits: a smaller and faster graph, which is refused unless classes and
-            verdict stay the same, see `brainet_pl.export.int8`. It needs `held`.
         passes: sub-networks of a head that draws; None is the model's own number.
         seed: of their draw.
     """
@@ -92,9 +88,6 @@ def export_folder(
         given_held = None if held is None else list(_batches(held))
         narrow = held is not None and (predictor.in_features or 0) <= MOST_FEATURES
         outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed, features=narrow)
-        checked = None
-        if int8:
-            checked, given_held = int8_graph(made / GRAPH, given_held or [], type(predictor.task).__name__)
         given = example_of(predictor, example)
         about = {
             "format": FORMAT,
@@ -109,7 +102,6 @@ def export_folder(
             "conformal": None if predictor.conformal is None else predictor.conformal.settings(),
             "images": None if steps is None else steps.to_dict(),
             "features": None if features is None else [one.to_dict() for one in features],
-            "int8": checked,
             "held_out": _reference(predictor),
         }
         _write(made / ABOUT, about)

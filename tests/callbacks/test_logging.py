@@ -133,28 +133,6 @@ def test_mlflow_gets_everything_as_files_of_its_run(tmp_path, quiet_trainer):
     ]
 
 
-def test_comet_gets_figures_tables_a_matrix_and_assets(tmp_path, quiet_trainer):
-    def log_figure(figure_name=None, figure=None, overwrite=False, step=None):
-        """As Comet's experiment has it."""
-
-    def log_table(filename, tabular_data=None, headers=False, **format_kwargs):
-        """As Comet's experiment has it."""
-
-    def log_confusion_matrix(y_true=None, y_predicted=None, matrix=None, labels=None, file_name="x.json", step=None):
-        """As Comet's experiment has it."""
-
-    def log_asset(file_data, file_name=None, overwrite=False, copy_to_tmp=True, step=None, metadata=None):
-        """As Comet's experiment has it."""
-
-    experiment = Calls(log_figure=log_figure, log_table=log_table, log_confusion_matrix=log_confusion_matrix,
-                       log_asset=log_asset)  # fmt: skip
-    send(quiet_trainer(tmp_path, logger=other(experiment)), tmp_path)
-    names = [name for name, *_ in experiment.calls]
-    assert names == ["log_figure", "log_table", "log_figure", "log_confusion_matrix", "log_asset"]
-    assert experiment.calls[1][2]["headers"] == ["name", "value", "picture"]
-    assert experiment.calls[3][2]["matrix"] == [[3, 1], [0, 2]]
-
-
 def test_a_logger_with_images_gets_pictures(tmp_path, quiet_trainer):
     class Images(Numbers):
         seen: ClassVar = []

@@ -1,8 +1,6 @@
-"""MLflow, Comet and Trackio themselves, without a network: a fit, a test and a prediction, and what they kept of it."""
+"""MLflow itself, without a network: a fit, a test and a prediction, and what they kept of it."""
 
 import json
-import sqlite3
-import zipfile
 
 import pytest
 
@@ -58,56 +56,3 @@ def test_mlflow(tmp_path):
         key = metric["key"].replace("@", "")  # MLflow takes no such sign, and Lightning leaves it out
         assert metrics[key] == pytest.approx(metric["value"], abs=1e-6), key
     assert metrics["cost/head/parameters"] == record["model"]["costs"]["head"]["parameters"]
-
-
-def test_comet(tmp_path):
-    comet = pytest.importorskip("comet_ml")
-    logger = pl.loggers.CometLogger(project="digits", online=False)
-    logger._experiment = comet.OfflineExperiment(  # Lightning's own is not begun without a key
-        project_name="digits", offline_directory=str(tmp_path), display_summary_level=0, auto_output_logging=False
-    )
-    run(tmp_path / "run", logger)
-    logger.experiment.end()
-    (archive,) = tmp_path.glob("*.zip")
-    with zipfile.ZipFile(archive) as file:
-        said = [json.loads(line) for line in file.read("messages.json").decode().splitlines()]
-    sent = [message["payload"] for message in said if message["type"] == "file_upload"]
-    kinds = [payload.get("upload_type") for payload in sent]
-    names = {str((payload.get("additional_params") or {}).get("fileName")) for payload in sent}
-    assert kinds.count("visualization") >= len(PICTURES) - 1  # the matrix is Comet's own
-    assert kinds.count("confusion-matrix") == 1
-    assert {f"{name}.csv" for name in file_names(TABLES)} <= names
-    assert {"structure/structure.json", "evaluation/record.json", "predictions/predictions.csv"} <= names
-
-
-def test_trackio(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    trackio = pytest.importorskip("trackio")
-
-    class TrackioLogger(pl.loggers.Logger):
-        """Lightning has none of its own yet."""
-
-        name, version = "digits", "0"
-
-        def __init__(self):
-            super().__init__()
-            self.experiment = trackio.init(project="digits", name="one")
-
-        def log_metrics(self, metrics, step=None):
-            self.experiment.log(dict(metrics), step=step)
-
-        def log_hyperparams(self, params, *args, **kwargs):
-            pass
-
-    record = run(tmp_path / "run", TrackioLogger())
-    trackio.finish()
-    with sqlite3.connect(tmp_path / "trackio" / "digits.db") as file:
-        rows = [json.loads(text) for (text,) in file.execute("select metrics from metrics")]
-        artifacts = {name for (name,) in file.execute("select name from artifacts")}
-    found = {key: value for row in rows for key, value in row.items()}
-    types = {key: value["_type"] for key, value in found.items() if isinstance(value, dict)}
-    assert {key for key, kind in types.items() if kind == "trackio.image"} == PICTURES
-    assert {key for key, kind in types.items() if kind == "trackio.table"} == TABLES
-    assert artifacts == {"structure", "model-one", "evaluation-one", "predictions-one"}
-    for metric in record["metrics"]:
-        assert found[metric["key"]] == pytest.approx(metric["value"], abs=1e-6), metric["key"]

@@ -281,7 +281,7 @@ def test_help_is_readable(capsys):
     assert "--model.head" in shown
     listed = [line.split()[0] for line in shown.splitlines() if line.startswith("    ") and line.strip()]
     assert listed[:4] == ["fit", "afterwards", "validate", "test"]
-    assert {"predict", "report", "compare", "sweep", "export", "cache"} <= set(listed)
+    assert {"predict", "report", "compare", "export", "cache"} <= set(listed)
 
 
 LIGHT = """
@@ -302,7 +302,6 @@ print("loaded", *sorted({"torch", "pytorch_lightning", "lightning", "matplotlib"
         (["--version"], 0, f"brainet {brainet_pl.__version__}"),
         (["report", "--help"], 0, "usage: brainet report"),
         (["compare", "--help"], 0, "usage: brainet compare"),
-        (["sweep", "--help"], 0, "usage: brainet sweep"),
         ([], 2, "usage: brainet"),
         (["fti"], 2, "got 'fti': did you mean 'fit'?"),
     ],
