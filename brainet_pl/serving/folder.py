@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +93,16 @@ class ExportedModel:
         names = [one["name"] for one in self.about["outputs"]]
         return dict(zip(names, self._session.run(names, tensors), strict=True))
 
-    def predict_images(self, files: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+    def predict_images(self, files: Iterable[bytes]) -> dict[str, NDArray[Any]]:
         """The bytes of image files → all that the model says of each."""
         if self.images is None:
             raise ValueError(
                 "expected numbers: this model was exported without a way to prepare images; send inputs, or export it "
                 "again with one, export_folder(…, images=…)"
             )
-        return self.predict(np.stack([self.images(file) for file in files]))
+        shape = self.images.channels, self.images.crop, self.images.crop
+        prepared = (self.images(file) for file in files)
+        return self.predict(np.fromiter(prepared, dtype=np.dtype((np.float32, shape))))  # each is held once
 
     def predict_rows(self, rows: Sequence[Mapping[str, Any] | Sequence[Any]]) -> dict[str, NDArray[Any]]:
         """Rows of a table, by the names of columns or in their order → all that the model says of each."""

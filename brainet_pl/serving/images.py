@@ -5,15 +5,22 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
-MOST_PIXELS = 50_000_000  # of an image that is decoded
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # other decoders of Pillow are never tried: some start programs
+MOST_PIXELS = 50_000_000  # of an image, as it comes and after it was resized
+MOST_WEBP = MOST_PIXELS // 2  # Pillow holds 16 bytes a pixel while it decodes WebP, 8 at most of all others: 400 MB
+MOST_SIDE = 65_535  # pixels, of an image as it comes; JPEG knows no longer one
+STRIP = 1_000_000  # pixels that are taken out of a decoded image at a time
+BLOCK = 8  # new pixels that are computed from one stretch of old ones
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,15 @@ class ImageSteps:
 
     def __call__(self, file: bytes) -> NDArray[np.float32]:
         """The bytes of an image file → (C, crop, crop)."""
-        return self.finish(center(resized(decode(file, self.channels), self.resize, self.interpolation), self.crop))
+        image = opened(file, self.channels)
+
+        def read(box: Box) -> Bytes:
+            part = np.asarray(image.crop((box.left, box.top, box.right, box.bottom)))
+            return part.transpose(2, 0, 1) if self.channels == 3 else part[None]
+
+        before = image.height, image.width
+        size = new_size(before, self.resize)
+        return self.finish(center(_resample(read, before, size, self.interpolation, self.crop), self.crop))
 
     def finish(self, image: Bytes) -> NDArray[np.float32]:
         """Scales the bytes (C, H, W) of an image to the numbers that the graph takes."""
@@ -54,68 +69,148 @@ class ImageSteps:
         return found
 
 
-def decode(file: bytes, channels: int = 3) -> Bytes:
-    """The bytes of an image file → bytes (C, H, W), upright whatever its orientation says."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+
+class Line(NamedTuple):
+    """How the pixels along one side of an image become those of a side of another length.
+
+    Attributes:
+        places: (m, k) the old pixels that each new one is made of.
+        weights: (m, k) what each of them gives, in whole numbers.
+        bits: of the weights, behind the point.
+    """
+
+    places: NDArray[np.int64]
+    weights: NDArray[np.int64]
+    bits: int
+
+
+def opened(file: bytes, channels: int = 3) -> Image.Image:
+    """The bytes of an image file → the image in colour or grey, upright whatever its orientation says."""
+    from PIL import Image, ImageOps
 
     try:
-        with Image.open(io.BytesIO(file)) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(
-                    f"expected an image of at most {MOST_PIXELS:,} pixels, got {image.width} × {image.height}: make it "
-                    "smaller"
-                )
-            if image.mode.startswith(("I", "F")):  # Pillow would cut all above 255
-                raise ValueError(f"expected an image of 8 bits a channel, got mode {image.mode}: convert it first")
-            upright = np.asarray(ImageOps.exif_transpose(image).convert("RGB" if channels == 3 else "L"))
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"expected an image, got bytes that can't be read as one ({error}): send another") from error
-    return upright.transpose(2, 0, 1) if channels == 3 else upright[None]
+        image: Image.Image = Image.open(io.BytesIO(file), formats=FORMATS)
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders meet hostile bytes with errors of many kinds
+        raise _unread(error) from error
+    _check(image)
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+        mode = "RGB" if channels == 3 else "L"
+        return image if image.mode == mode else image.convert(mode)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _unread(error) from error
+
+
+def _unread(error: Exception) -> ValueError:
+    kinds = ", ".join(FORMATS)
+    return ValueError(f"expected an image ({kinds}), got bytes that can't be read as one ({error}): send another")
+
+
+def _check(image: Image.Image) -> None:
+    """Refuse an image that is too large, or of other pixels, before it is decoded."""
+    most = MOST_WEBP if image.format == "WEBP" else MOST_PIXELS
+    if image.width * image.height > most or max(image.size) > MOST_SIDE:
+        raise ValueError(
+            f"expected an image of at most {most:,} pixels, {MOST_SIDE:,} a side, got {image.width} × {image.height}: "
+            "make it smaller"
+        )
+    if image.mode.startswith(("I", "F")):  # Pillow would cut all above 255
+        raise ValueError(f"expected an image of 8 bits a channel, got mode {image.mode}: convert it first")
 
 
 def resized(image: Bytes, side: int | Sequence[int], how: str) -> Bytes:
     """Bytes (C, H, W) with the shorter side, or both, as long as asked, in the fixed-point arithmetic of torch."""
     height, width = image.shape[1:]
+    size = new_size((height, width), side)
+    return _resample(lambda box: image[:, box.top : box.bottom, box.left : box.right], (height, width), size, how)
+
+
+def new_size(before: tuple[int, int], side: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width that an image gets whose shorter side, or both, are to be so long."""
+    height, width = before
     if not isinstance(side, int):
         size = side[0], side[1]
     elif height <= width:
         size = side, int(side * width / height)
     else:
         size = int(side * height / width), side
-    if size == (height, width):
-        return image
-    if how == "nearest":
-        rows, columns = (
-            np.floor(np.arange(n) * (m / n)).astype(int) for n, m in zip(size, (height, width), strict=True)
+    if size[0] * size[1] > MOST_PIXELS:
+        raise ValueError(
+            f"expected an image of at most {MOST_PIXELS:,} pixels once its shorter side has {min(size)}, got one of "
+            f"{width} × {height}, which is too thin: cut it"
         )
-        return image[:, rows][:, :, columns]
-    across = _scaled(image, *_weights(width, size[1], how))
-    return _scaled(across.swapaxes(1, 2), *_weights(height, size[0], how)).swapaxes(1, 2)
+    return size
 
 
-def _scaled(image: Bytes, weights: NDArray[np.int64], bits: int) -> Bytes:
-    """Bytes (…, n) and weights (m, n) with so many bits behind the point → (…, m)."""
-    sums = image.astype(np.float64) @ weights.T.astype(np.float64)  # whole numbers below 2^53: exact, and fast
-    found: Bytes = np.clip((sums.astype(np.int64) + (1 << (bits - 1))) >> bits, 0, 255).astype(np.uint8)
+def _resample(
+    read: Callable[[Box], Bytes], before: tuple[int, int], size: tuple[int, int], how: str, most: int | None = None
+) -> Bytes:
+    """The middle of a resized image, at most so many pixels high and wide; no more of it than that is computed.
+
+    Args:
+        read: gives a part (C, h, w) of the image.
+        before: height and width of the image.
+        size: height and width that it gets.
+        how: the interpolation.
+        most: pixels of each side that are wanted; None is all.
+    """
+    down, across = (_line(old, new, how, most) for old, new in zip(before, size, strict=True))
+    top, bottom = int(down.places.min()), int(down.places.max()) + 1
+    left, right = int(across.places.min()), int(across.places.max()) + 1
+    across = across._replace(places=across.places - left)
+    step = max(1, STRIP // (right - left))
+    strips = [Box(row, min(row + step, bottom), left, right) for row in range(top, bottom, step)]
+    narrow = np.concatenate([_along(read(strip), across) for strip in strips], axis=1)
+    return _along(narrow.swapaxes(1, 2), down._replace(places=down.places - top)).swapaxes(1, 2)
+
+
+def _along(image: Bytes, line: Line) -> Bytes:
+    """Bytes (…, n) → (…, m): the last side becomes another."""
+    found = np.empty((*image.shape[:-1], len(line.places)), dtype=np.uint8)
+    half = (1 << line.bits) >> 1
+    for begin in range(0, len(line.places), BLOCK):
+        places, weights = line.places[begin : begin + BLOCK], line.weights[begin : begin + BLOCK]
+        low = int(places.min())
+        matrix = np.zeros((int(places.max()) + 1 - low, len(places)))
+        np.add.at(matrix, (places - low, np.arange(len(places))[:, None]), weights)
+        stretch = image[..., low : low + len(matrix)].astype(np.float64)
+        sums = (stretch @ matrix).astype(np.int64)  # whole numbers below 2^53: exact, and fast
+        found[..., begin : begin + BLOCK] = np.clip((sums + half) >> line.bits, 0, 255)
     return found
 
 
-@lru_cache(maxsize=128)
-def _weights(before: int, after: int, how: str) -> tuple[NDArray[np.int64], int]:
-    """(after, before) what each pixel gives to each new one, in whole numbers of 16 bits; and bits behind the point."""
+def _line(before: int, after: int, how: str, most: int | None = None) -> Line:
+    """How one side becomes another, whose middle alone is wanted; weights are whole numbers of 16 bits, as in torch."""
+    wanted = _middle(after, after if most is None else most)
+    if how == "nearest":
+        places = np.floor(np.arange(wanted.start, wanted.stop) * (before / after)).astype(np.int64)[:, None]
+        return Line(places, np.ones_like(places), 0)
     kernel, reach = _KERNELS[how]
     scale = before / after
     wide = max(scale, 1.0)
-    found = np.zeros((after, before))
-    for i in range(after):
-        middle = scale * (i + 0.5)
-        low, high = max(int(middle - reach * wide + 0.5), 0), min(int(middle + reach * wide + 0.5), before)
-        part = kernel((np.arange(low, high, dtype=np.float64) - middle + 0.5) / wide)
-        found[i, low:high] = part / part.sum()
-    bits, most = 0, float(np.abs(found).max())
-    while bits < 22 and int(0.5 + most * (1 << (bits + 1))) < 1 << 15:
+    middles = scale * (np.arange(after) + 0.5)
+    low = np.maximum((middles - reach * wide + 0.5).astype(np.int64), 0)
+    high = np.minimum((middles + reach * wide + 0.5).astype(np.int64), before)
+    places = low[:, None] + np.arange((high - low).max())
+    parts = np.where(places < high[:, None], kernel((places - middles[:, None] + 0.5) / wide), 0.0)
+    parts /= parts.sum(axis=1, keepdims=True)
+    bits, largest = 0, float(np.abs(parts).max())  # of all pixels, wanted or not
+    while bits < 22 and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
         bits += 1
-    return (found * (1 << bits) + np.where(found < 0, -0.5, 0.5)).astype(np.int64), bits
+    places, parts = np.minimum(places[wanted], before - 1), parts[wanted]
+    return Line(places, (parts * (1 << bits) + np.where(parts < 0, -0.5, 0.5)).astype(np.int64), bits)
 
 
 def _triangle(x: Floats) -> Floats:
@@ -131,12 +226,15 @@ def _cubic(x: Floats) -> Floats:
 _KERNELS: dict[str, tuple[Callable[[Floats], Floats], int]] = {"bilinear": (_triangle, 1), "bicubic": (_cubic, 2)}
 
 
+def _middle(length: int, side: int) -> slice:
+    """The pixels of one side that the square in the middle keeps."""
+    start = max(0, round((length - side) / 2.0))
+    return slice(start, min(length, start + side))
+
+
 def center(image: Bytes, side: int) -> Bytes:
     """The square (C, side, side) in the middle of an image; what it lacks is black."""
     height, width = image.shape[1:]
-    if height < side or width < side:
-        tall, broad = max(side - height, 0), max(side - width, 0)
-        image = np.pad(image, ((0, 0), (tall // 2, (tall + 1) // 2), (broad // 2, (broad + 1) // 2)))
-        height, width = image.shape[1:]
-    top, left = round((height - side) / 2.0), round((width - side) / 2.0)
-    return image[:, top : top + side, left : left + side]
+    image = image[:, _middle(height, side), _middle(width, side)]
+    tall, broad = max(side - height, 0), max(side - width, 0)
+    return np.pad(image, ((0, 0), (tall // 2, (tall + 1) // 2), (broad // 2, (broad + 1) // 2)))

@@ -224,7 +224,7 @@ def test_images_from_file_to_answer(tmp_path, quiet_trainer):
     np.testing.assert_allclose(found["probabilities"], probabilities, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(found["known"], torch.cat([part["known"] for part in expected]).numpy())
     for bad in (b"", b"no image", files[0][:300]):
-        with pytest.raises(ValueError, match="expected an image, got bytes"):
+        with pytest.raises(ValueError, match="got bytes that can't be read as one"):
             exported.predict_images([bad])
     with pytest.raises(ValueError, match="exported without a way to prepare rows"):
         exported.predict_rows([{"a": 1}])

@@ -123,8 +123,8 @@ def test_bad_requests_have_a_status_and_a_sentence(client, request_, status, sai
 @pytest.mark.parametrize(
     ("files", "status", "said"),
     [
-        ([("files", b"no image")], 422, "expected an image, got bytes"),
-        ([("files", b"")], 422, "expected an image, got bytes"),
+        ([("files", b"no image")], 422, "got bytes that can't be read as one"),
+        ([("files", b"")], 422, "got bytes that can't be read as one"),
         ([("files", b"x" * 300_000)], 413, "expected a body of at most"),
         ([("files", b"x")] * 17, 400, "Too many files"),
     ],
