@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from brainet_pl.lightning.module import BRAINet
     from brainet_pl.monitoring import DriftMonitor
     from brainet_pl.network import BRAINetHead
-    from brainet_pl.scores import GenerativeScore, TreeDensity
+    from brainet_pl.scores import TreeDensity
     from brainet_pl.serving import ExportedModel
     from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
     from brainet_pl.storage.runs import continue_run
@@ -40,7 +40,6 @@ __all__ = [
     "Backbone",
     "DriftMonitor",
     "ExportedModel",
-    "GenerativeScore",
     "SwappedModel",
     "TreeDensity",
     "__version__",
@@ -66,7 +65,6 @@ _HOMES = {
     "Backbone": "backbones",
     "DriftMonitor": "monitoring",
     "ExportedModel": "serving",
-    "GenerativeScore": "scores",
     "SwappedModel": "swap.model",
     "TreeDensity": "scores",
     "calibrate_layer": "swap.in_place",

@@ -24,7 +24,7 @@ from brainet_pl.calibration.base import Calibrator
 from brainet_pl.calibration.temperature import best_temperature, fit_temperature
 from brainet_pl.distributed.epoch_buffer import EpochBuffer
 from brainet_pl.scores import Generative, ScoreSet, Stages
-from brainet_pl.scores.reference import FEW, TAIL, Surprise, current_name, fit_surprise
+from brainet_pl.scores.reference import FEW, TAIL, Surprise, fit_surprise
 from brainet_pl.tasks import Classification, Regression, Task
 
 FASTEST = 1.0  # κ at the most
@@ -223,7 +223,7 @@ class DensityScaling(Calibrator, DataSizedBuffers):
         self.cost = checks.at_least("cost", cost, 0, "such as 0.01")
         if not isinstance(score, str | None):
             raise ValueError(f"expected score to be the name of one, got {checks.shown(score)}: give a name, or none")
-        self.score = score and current_name(score)
+        self.score = score
         self._own: str | None = None
         self._observed_copies = EpochBuffer()
         self._copies: dict[str, Tensor] = {}  # of the last validation epoch

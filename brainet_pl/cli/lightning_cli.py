@@ -275,7 +275,7 @@ def without_wandb(loggers: Any) -> Any:
 def stored_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """The settings with which a checkpoint was trained: its own, and data and Trainer of its run's `config.yaml`.
 
-    A checkpoint of version 0.2.0 holds all of them itself; one that was saved in Python, those of the model alone.
+    A checkpoint that was saved in Python holds those of the model alone.
     """
     config, run = checkpoint.config, runs.folder_of(checkpoint)
     if not config:

@@ -41,6 +41,7 @@ ADVICE = (
     "you know who made the file"
 )
 
+WORDS = (("model.scores", "all"), ("model.calibration", "auto"))  # that stand in the place of a class
 # Where a class is meant, and the base of the package's own classes that may stand there.
 SLOTS: dict[str, type | None] = {
     "model.head": HeadSettings,
@@ -171,7 +172,7 @@ class _Vetting:
 
     def setting(self, key: str, name: str, value: Any) -> Any:
         if key in SLOTS:
-            return value if (key, value) == ("model.scores", "all") else self.slot(key, value)
+            return value if (key, value) in WORDS else self.slot(key, value)
         if key == "model.backbone":
             return self.backbone(value)
         if key in ("model.columns", "model.verdict"):  # names of columns and scores

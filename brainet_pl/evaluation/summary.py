@@ -18,7 +18,6 @@ from brainet_pl.evaluation.record import Measured, TestRecord
 from brainet_pl.evaluation.schema import FORMAT
 from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.measures import Measure
-from brainet_pl.scores.reference import current_name
 from brainet_pl.structure import GGT
 
 TREE = "structure/tree"  # the picture of the learned tree
@@ -34,7 +33,6 @@ class LoggedTable(NamedTuple):
 
 def ranking_score(names: Sequence[str], wanted: str | None) -> str:
     """The one of these scores that orders test samples by doubt: the wanted one, else the entropy, or the first."""
-    wanted = wanted and current_name(wanted)
     if wanted is not None and wanted not in names:
         raise ValueError(f"expected score to be one of {', '.join(names)}, got {wanted!r}: change Evaluation's")
     return wanted or ("entropy" if "entropy" in names else names[0])

@@ -15,7 +15,7 @@ from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl.backbones.batches import Sample
 from brainet_pl.backbones.loading import Preset, check_stored_backbone
 from brainet_pl.backbones.removal import HeadLayer
-from brainet_pl.backbones.taps import AUTO, STAGES, Taps
+from brainet_pl.backbones.taps import Taps
 from brainet_pl.distributed.collectives import all_gather
 from brainet_pl.features.extraction import is_sharded
 from brainet_pl.lightning.sharding import is_model_parallel, load_shares_of_checkpoints, shard_network
@@ -103,8 +103,7 @@ class RestorableModule(pl.LightningModule):
                 raise
             raise ValueError(
                 f"expected weights that fit the settings in {checkpoint_path}, got others ({error}): the file was "
-                "changed, the arguments given are not those it was trained with, or it is older than 0.3.0, where "
-                "num_params='auto' ignored the number of outputs (with more than 16, give head=Tree(num_params=…))"
+                "changed, or the arguments given are not those it was trained with"
             ) from error
 
     def shard_early(self) -> None:
@@ -160,11 +159,11 @@ class RestorableModule(pl.LightningModule):
             )
         if backbone.needs_sample and stored.get("removed") is not None:
             backbone.remove(HeadLayer(**stored["removed"]))
-        self.restore_layers(stored.get("layers") or _earlier_layers(checkpoint.get("hyper_parameters", {})))
+        self.restore_layers(stored.get("layers"))
         if stored.get("takes") is not None:
             backbone.input_signature = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
         self._rebuild_head(stored, checkpoint.get("state_dict"))
-        named = check_class_names(stored.get("class_names"), predictor.task)  # older files have none
+        named = check_class_names(stored.get("class_names"), predictor.task)
         if trainer is not None and self.class_names and named:  # a fit that resumes has met its data
             same_classes(named, self.class_names)
         self.class_names = named or self.class_names
@@ -232,11 +231,3 @@ class RestorableModule(pl.LightningModule):
 def named_layers(taps: Taps | None) -> dict[str, Any]:
     """Layers and pools as a user would write them, as primitives."""
     return {"layers": None, "pool": None} if taps is None else {"layers": [*taps.layers], "pool": [*taps.pools]}
-
-
-def _earlier_layers(hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint reads that does not say so: up to 0.2.0, "auto" meant the ends of stages."""
-    backbone = hparams.get("backbone")
-    if isinstance(backbone, Mapping) and backbone.get("layers") == AUTO:
-        return {"layers": STAGES, "pool": backbone.get("pool")}
-    return named_layers(None)

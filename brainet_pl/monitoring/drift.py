@@ -238,7 +238,7 @@ class DriftMonitor:
         """Go on from where another monitor with the same reference was."""
         if state.get("format") != STATE_FORMAT:
             raise ValueError(
-                f"expected the state of a monitor in format {STATE_FORMAT}, got {state.get('format', 'an older one')}: "
+                f"expected the state of a monitor in format {STATE_FORMAT}, got {state.get('format')}: "
                 "another version of brainet_pl saved it, and its evidence can't be carried over. Go on without it, "
                 "which is as after reset(), or update() a new monitor with the inputs seen so far, in their order"
             )

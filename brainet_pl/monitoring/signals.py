@@ -9,12 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 # Scores of a model, those first that tell most of strange inputs.
-# `max_softmax` is what `one_minus_max_p` was called in files of 0.2.0.
-SCORES = (
-    *("joint", "combined", "generative", "mahalanobis", "knn", "own_energy", "energy", "entropy"),
-    *("one_minus_max_p", "max_softmax"),
-)
-DOUBT = ("energy", "entropy", "one_minus_max_p", "max_softmax", "std")
+SCORES = ("joint", "combined", "generative", "mahalanobis", "knn", "own_energy", "energy", "entropy", "one_minus_max_p")
+DOUBT = ("energy", "entropy", "one_minus_max_p", "std")
 ANSWER = "answer"
 READ = tuple(dict.fromkeys((*SCORES, *DOUBT, "class", "mean")))  # what `signals_of` reads
 

@@ -22,7 +22,7 @@ from brainet_pl.structure.ggt import GGT
 
 Norm = Literal["batch"] | None
 Budget = int | Literal["auto"]
-# What "auto" gives a head. A checkpoint says "auto" too: with other numbers here, weights of older files do not fit.
+# What "auto" gives a head. A checkpoint says "auto" too: with other numbers here, weights of files do not fit.
 LEAST_PARAMS, PARAMS_PER_FEATURE, TIMES_NEEDED = 16_000, 250, 2
 FREE_OUTPUTS = 16  # outputs that these numbers are for; each further one brings parameters of its own
 MOST_PARAMS = 10**9  # of a head: 4 GB of weights; a slip of the keyboard should not fill the memory

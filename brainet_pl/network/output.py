@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, cast, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from brainet_pl._utils import checks
 from brainet_pl.network.base import Norm
 from brainet_pl.network.weights import join_rows
 
 SkipKind = Literal["auto", "linear", "base_logits", "base_logits_or_linear"]
-SkipSetting = Literal[SkipKind, "own", "own_or_linear"]  # the last two as older files and configs have them
-_RENAMED = {"own": "base_logits", "own_or_linear": "base_logits_or_linear"}
-
-
-def skip_setting(skip: Any) -> SkipKind | None:
-    """What a head adds to its outputs, under its current name.
-
-    >>> skip_setting("own_or_linear"), skip_setting("linear")
-    ('base_logits_or_linear', 'linear')
-    """
-    kind = _RENAMED.get(skip, skip) if isinstance(skip, str) else skip
-    checks.one_of("skip", kind, (*get_args(SkipKind), None))
-    return cast(SkipKind | None, kind)
+SKIPS = (*get_args(SkipKind), None)
 
 
 class Skip(nn.Module):

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 from brainet_pl._utils import checks
 from brainet_pl.network import base
 from brainet_pl.network.base import MOST_PASSES, Budget, HeadSettings, Norm
-from brainet_pl.network.output import SkipSetting, skip_setting
+from brainet_pl.network.output import SKIPS, SkipKind
 from brainet_pl.network.tree_head import BRAINetHead, Inference, Sampling, check_fields
 from brainet_pl.network.weights import ACTIVATIONS
 from brainet_pl.network.widths import count_parameters
@@ -59,10 +59,11 @@ class Tree(HeadSettings):
         temperature: float | None = None,
         inference: Inference = "auto",
         fields: int | Literal["auto"] | None = "auto",
-        skip: SkipSetting | None = "auto",
+        skip: SkipKind | None = "auto",
     ) -> None:
         check_fields(fields)
         checks.one_of("activation", activation, ACTIVATIONS)
+        checks.one_of("skip", skip, SKIPS)
         checks.one_of("sampling", sampling, get_args(Sampling))
         checks.one_of("inference", inference, get_args(Inference))
         self.num_params, self.norm = base.check_budget(num_params), base.check_norm(norm)
@@ -73,7 +74,7 @@ class Tree(HeadSettings):
             sampling,
             inference,
         )
-        self.skip, self.fields = skip_setting(skip), fields
+        self.skip, self.fields = skip, fields
         self.dropout = checks.share("dropout", dropout)
         self.draws = None if draws is None else checks.whole("draws", draws, 1, MOST_PASSES)
         hint = "0 is the best structure alone, null the tempered default"

@@ -23,7 +23,7 @@ from brainet_pl.network import base
 from brainet_pl.network.base import MOST_PARAMS, MOST_PASSES, NLL, HeadInputs, Norm, Outputs, ResidualHead
 from brainet_pl.network.executor import Executor
 from brainet_pl.network.finalization import NETWORKS, best_value, choose_temperature
-from brainet_pl.network.output import BranchOutput, Skip, SkipSetting, skip_setting
+from brainet_pl.network.output import SKIPS, BranchOutput, Skip, SkipKind
 from brainet_pl.network.plan import build_plan
 from brainet_pl.network.widths import READS, Size, choose_size, fields_of, root_branches
 from brainet_pl.structure.brai import NEIGHBOURS
@@ -94,7 +94,7 @@ class BRAINetHead(ResidualHead):
         draws: int | None = None,
         inference: Inference = "auto",
         fields: int | Literal["auto"] | None = "auto",
-        skip: SkipSetting | None = "auto",
+        skip: SkipKind | None = "auto",
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> None:
@@ -105,7 +105,7 @@ class BRAINetHead(ResidualHead):
             raise ValueError("expected num_params or width, got both: leave one out")
         self.in_features, self.out_features = base.check_sizes(ggt.num_variables, out_features)
         self.dropout, self.sampling = checks.share("dropout", dropout), sampling
-        skip = skip_setting(skip)
+        checks.one_of("skip", skip, SKIPS)
         least = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)
         width = checks.number_or_none("width", width, 0, "it is the number of neurons for each variable of a node")
         if num_params is not None:

@@ -21,8 +21,6 @@ from brainet_pl.scores.shaped import Shaped
 from brainet_pl.scores.stages import Stages
 from brainet_pl.scores.vim import ViM
 
-GenerativeScore = TreeDensity  # its name until 0.2
-
 __all__ = [
     "FDBD",
     "GEN",
@@ -30,7 +28,6 @@ __all__ = [
     "RMDS",
     "Combined",
     "Generative",
-    "GenerativeScore",
     "JoinedScore",
     "KLMatching",
     "Mahalanobis",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from brainet_pl._utils import checks
 from brainet_pl.scores.base import JoinedScore, check_name
-from brainet_pl.scores.reference import Surprise, current_name, fit_surprise
+from brainet_pl.scores.reference import Surprise, fit_surprise
 from brainet_pl.tasks.passes import Passes
 
 FOLDS = 20  # parts of the validation data, each judged by the others
@@ -43,7 +43,7 @@ class Combined(JoinedScore):
                 f"expected of to be a list of names of scores, got {checks.shown(of)}: write ['generative', 'energy'], "
                 "or leave it out"
             )
-        self.of, self.name = None if of is None else [current_name(part) for part in of], check_name(name)
+        self.of, self.name = None if of is None else list(of), check_name(name)
         self.names: list[str] = []  # what is added, once there are validation data
         self.register_buffer("listed", torch.empty(0, dtype=torch.uint8))  # the same, as JSON
         for buffer in ("knots", "heights", "slopes"):

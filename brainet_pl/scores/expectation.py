@@ -69,7 +69,7 @@ ones are called unknown)'
 
 
 class Expected(DataSizedBuffers):
-    """The expectation of a model as buffers, which travel in its checkpoints; older ones have none."""
+    """The expectation of a model as buffers, which travel in its checkpoints."""
 
     may_be_missing: ClassVar[bool] = True
     numbers: Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,17 +24,6 @@ FEW = 200  # validation samples below which p-values are so coarse that a user s
 TAIL = 0.1  # share of validation samples, the strangest ones, that an exponential tail is fitted to
 LEVELS = 18  # knots of the surprise between the least strange sample and the tail
 _PREFIX = "of_"  # so that no score is called like something that a module has
-# Until 0.2.0 these were called after the largest probability, which they are 1 minus.
-FORMER_NAMES = {"max_softmax": "one_minus_max_p", "own_max_softmax": "own_one_minus_max_p"}
-
-
-def current_name(score: str) -> str:
-    """The name that a score has today, which settings and checkpoints of former versions call otherwise.
-
-    >>> current_name("max_softmax"), current_name("energy")
-    ('one_minus_max_p', 'energy')
-    """
-    return FORMER_NAMES.get(score, score)
 
 
 def p_values(scores: Tensor, reference: Tensor) -> Tensor:
@@ -67,7 +56,6 @@ class Verdict:
     def __post_init__(self) -> None:
         if not isinstance(self.score, str | None):
             raise ValueError(f"expected score of the verdict to be a name, got {checks.shown(self.score)}: give a name")
-        object.__setattr__(self, "score", self.score and current_name(self.score))
         if not 0 < checks.share("level of the verdict", self.level) < 1:
             raise ValueError(f"expected level of the verdict between 0 and 1, got {self.level}: 0.05 is usual")
 
@@ -173,12 +161,6 @@ class Reference(DataSizedBuffers):
                 f"p-values of inputs, `known_p`, are no finer than {1 / (n + 1):.2g}: expected at least {FEW} "
                 f"validation samples in the fit, got {n}; give more of them"
             )
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for old, new in FORMER_NAMES.items():
-            if prefix + _PREFIX + old in state_dict:
-                state_dict[prefix + _PREFIX + new] = state_dict.pop(prefix + _PREFIX + old)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
         """Make room for whatever scores a checkpoint has; those that are there keep their order.

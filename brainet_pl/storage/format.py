@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brainet_pl._utils.checks import all_plain
+from brainet_pl._utils.checks import all_plain, shown
 from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.inside import leads_out
@@ -31,11 +31,6 @@ HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY  # the arguments of the
 STATES = ("state_dict", STORED, "optimizer_states")  # checked when a model is restored
 SETTINGS = (HPARAMS, CONFIG)  # checked when the file is read: Lightning changes them before it restores a model
 
-# Format 5, of version 0.2.0: prefixes of weights and keys of the entry STORED, and what they are called now.
-_PARTS = ("backbone", "head", "task", "scores", "calibration", "conformal")
-RENAMED_WEIGHTS = {"backbone.own.": "predictor.backbone.base_layer."} | {f"{p}.": f"predictor.{p}." for p in _PARTS}
-RENAMED_KEYS = {"own": "base_logits"}
-
 MOST_NUMBERS = 2**25  # of one input: 200 colour images of 224 by 224 pixels; an export makes four of them
 _WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of file names and addresses
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
@@ -51,7 +46,7 @@ class Checkpoint:
         config: The settings of the command line; empty for a model that was trained in Python.
         run: What the file says of the run that wrote it.
         step: The number of training steps before the file was written.
-        layers: What the head reads, as `RestorableModule.on_save_checkpoint` writes it; None in older files.
+        layers: What the head reads, as `RestorableModule.on_save_checkpoint` writes it.
     """
 
     path: Path
@@ -109,12 +104,11 @@ def wandb_id(run: Any) -> str | None:
 
 
 def unpack(content: dict[str, Any]) -> Mapping[str, Any]:
-    """Check a checkpoint that was loaded, upgrade it in place, and give the entry that rebuilds the head."""
+    """Check a checkpoint that was loaded, and give the entry that rebuilds the head."""
     parts = ("state_dict", "optimizer_states") if isinstance(content.get("state_dict"), FolderWeights) else ()
     check_content({key: part for key, part in content.items() if key not in parts})  # a folder's were when it was read
     _check_digests(content, _stored_entry(content), STATES)  # of the file as it was written
     check_sizes([content.get(HPARAMS), content[STORED]], content.get("state_dict"))
-    upgrade(content)
     stored: Mapping[str, Any] = content[STORED]
     _check_head(stored)
     return stored
@@ -138,29 +132,6 @@ def _is_shared(part: Any) -> bool:
     return False
 
 
-def upgrade(content: dict[str, Any]) -> None:
-    """Rename, in place, what older formats call by another name; a file of today's format stays as it is."""
-    if content[STORED]["format"] == FORMAT:
-        return
-    for weights in _weights(content):
-        for name in list(weights):
-            old = next((prefix for prefix in RENAMED_WEIGHTS if str(name).startswith(prefix)), None)
-            if old is not None:
-                weights[RENAMED_WEIGHTS[old] + name.removeprefix(old)] = weights.pop(name)
-    stored = {RENAMED_KEYS.get(key, key): value for key, value in content[STORED].items() if key != DIGEST}
-    content[STORED] = stored | {"format": FORMAT}
-
-
-def _weights(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The weights of the model, and those that callbacks which average weights keep beside them."""
-    callbacks = content.get("callbacks")
-    states = callbacks.values() if isinstance(callbacks, Mapping) else ()
-    averaged = [state.get("average_model_state") for state in states if isinstance(state, Mapping)]
-    for weights in (content.get("state_dict"), content.get("current_model_state"), *averaged):
-        if isinstance(weights, dict):
-            yield weights
-
-
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
@@ -169,9 +140,9 @@ def _stored_entry(content: Any) -> Mapping[str, Any]:
     stored = content.get(STORED) if isinstance(content, Mapping) else None
     if not isinstance(stored, Mapping):
         raise ValueError("expected a checkpoint of BRAINet, got one without its structure: load it with its own class")
-    if stored.get("format") not in (5, FORMAT):
+    if stored.get("format") != FORMAT:
         raise ValueError(
-            f"expected a checkpoint of format 5 or {FORMAT}, got format {stored.get('format', 1)}, written by another "
+            f"expected a checkpoint of format {FORMAT}, got format {shown(stored.get('format'))}, written by another "
             "version of brainet_pl: train the model again, or load it with the version that wrote it"
         )
     settings = content.get(HPARAMS) or {}

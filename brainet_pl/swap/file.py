@@ -110,7 +110,7 @@ def _rebuild(stored: Mapping[str, Any], model: nn.Module) -> SwappedModel:
     made = SwappedModel(backbone, settings.build(features, classes, tree), classes, settings=settings, columns=columns)
     made.in_features, made.num_passes = features, stored["passes"]
     made.attach(stored["scores"], stored["calibration"], stored["conformal"], stored["verdict"])
-    names, images = stored.get("class_names"), stored.get("images")  # older files have neither
+    names, images = stored["class_names"], stored["images"]
     made.class_names = check_class_names(names, made.task)
     made.images = None if images is None else ImageSteps(**images)
     made.load_state_dict(weights)

@@ -16,7 +16,7 @@ from brainet_pl.network import Tree
 from brainet_pl.tasks import Classification, Regression
 
 D, CLASSES = 8, 3
-OWN = "own_or_linear"
+OWN = "base_logits_or_linear"
 
 
 def rows(n, seed=0):
@@ -113,10 +113,10 @@ def test_answers_of_another_task_are_left_alone(tmp_path, quiet_trainer, classes
     model = BRAINet(4, backbone=net, head=Tree(skip=OWN))
     fit(tmp_path, quiet_trainer, model, Data(x, y))
     assert not model.head.adds_base_logits
-    wrong = BRAINet(4, backbone=net, head=Tree(skip="own"))
+    wrong = BRAINet(4, backbone=net, head=Tree(skip="base_logits"))
     with pytest.raises(ValueError, match="expected 4 base logits of the network, got 3: use skip='linear'"):
         fit(tmp_path, quiet_trainer, wrong, Data(x, y))
-    none = BRAINet(CLASSES, head=Tree(skip="own"))
+    none = BRAINet(CLASSES, head=Tree(skip="base_logits"))
     with pytest.raises(ValueError, match="expected the outputs of the network, got none"):
         fit(tmp_path, quiet_trainer, none, Data(x, y))
 

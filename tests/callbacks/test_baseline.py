@@ -139,7 +139,7 @@ def test_advice_names_what_the_head_does_not_do_yet():
     from brainet_pl.network.ensemble import stacked_tree
 
     tree = stacked_tree(4, 1)
-    without, base_logits = (Tree(skip=skip).build(4, 2, tree) for skip in (None, "own"))
+    without, base_logits = (Tree(skip=skip).build(4, 2, tree) for skip in (None, "base_logits"))
 
     def told(head, ahead, curve=(0.3, 0.2, 0.2), when=BEST, gain=None, plenty=True):
         return "; ".join(advice(head, ahead, curve, when, gain, "val/cls/NLL", plenty))

@@ -607,9 +607,9 @@ def test_changed_structures_and_settings_are_refused(good, folder):
         torch.save(other, "other.ckpt")
         with pytest.raises(ValueError, match=f"got another {part}: the file is damaged"):
             BRAINet.load_from_checkpoint("other.ckpt")
-    del content["brainet"]["digest"]  # as older ones, and those that a user changed
-    torch.save(content, "older.ckpt")
-    BRAINet.load_from_checkpoint("older.ckpt")
+    del content["brainet"]["digest"]  # as of one that a user changed
+    torch.save(content, "changed.ckpt")
+    BRAINet.load_from_checkpoint("changed.ckpt")
 
 
 def test_fingerprints_see_names_types_shapes_and_bytes():

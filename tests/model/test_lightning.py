@@ -22,6 +22,7 @@ from brainet_pl.lightning.module import BRAINet
 from brainet_pl.lightning.steps import train_size
 from brainet_pl.network import MLP, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import Generative
+from brainet_pl.storage.format import FORMAT
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
 
@@ -426,10 +427,9 @@ def test_a_foreign_checkpoint_is_refused(tmp_path, fitted):
 def test_a_checkpoint_of_another_version_is_refused(tmp_path, fitted, quiet_trainer):
     _, path, _ = fitted
     stored = torch.load(path, weights_only=True)
-    stored["brainet"] = {"ggt": stored["brainet"]["ggt"], "config": None}  # as 0.1.0 wrote it
-    stored["hyper_parameters"] = {"num_classes": 8, "head": "brainet", "num_params": 8000, "temperature": None}
+    stored["brainet"]["format"] = 1
     torch.save(stored, tmp_path / "old.ckpt")
-    refused = "expected a checkpoint of format 5 or 6, got format 1, written by another version"
+    refused = rf"expected a checkpoint of format {FORMAT}, got format 1, written by another version"
     with pytest.raises(ValueError, match=refused):
         BRAINet.load_from_checkpoint(tmp_path / "old.ckpt", weights_only=True)
     with pytest.raises(ValueError, match=refused):

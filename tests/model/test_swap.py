@@ -194,7 +194,7 @@ def test_a_head_that_nobody_chose_is_as_large_as_its_tree_needs():
 
 def test_a_swapped_model_starts_at_the_answers_of_the_model(inputs):
     model = network().eval()
-    base_logits = Tree(skip="own_or_linear")
+    base_logits = Tree(skip="base_logits_or_linear")
     swapped = swap_head(model, inputs, 3, head=base_logits, progress=False).eval()
     assert swapped.head.adds_base_logits
     with torch.no_grad():

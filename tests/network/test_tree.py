@@ -615,12 +615,3 @@ def test_fields_of_unequal_sizes_equal_the_naive_tree():
     assert {layer.fan_in for layer in head.plan.levels[0].layers} == {2, 3, 4}
     for subnetwork in ggt.enumerate():
         torch.testing.assert_close(alone(head, x, subnetwork), naive.subnetwork(x, subnetwork), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("old", "new"), [("own", "base_logits"), ("own_or_linear", "base_logits_or_linear")])
-def test_former_names_of_skip_mean_the_same(old, new):
-    assert Tree(skip=old) == Tree(skip=new)
-    assert Tree(skip=old).settings()["skip"] == new
-    assert Tree(skip=old).to_dict()["init_args"]["skip"] == new
-    heads = [BRAINetHead(fixed_ggt(), 3, width=1.0, skip=name) for name in (old, new)]
-    assert heads[0].adds_base_logits == heads[1].adds_base_logits

@@ -9,9 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brainet_pl.calibration import DensityScaling
-from brainet_pl.evaluation.summary import ranking_score
-from brainet_pl.scores import Combined
 from brainet_pl.scores.reference import FEW, MOST_KEPT, Reference, Verdict, fit_surprise, p_values
 
 NUMBERS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40)
@@ -110,19 +107,3 @@ def test_the_score_of_a_verdict():
         Verdict("c").choose([], ["a", "b"])
     with pytest.raises(ValueError, match="to be a name, got 3"):
         Verdict(3)
-
-
-def test_former_names_of_scores_are_understood():
-    """What 0.2.0 called max_softmax is 1 - max p: settings and checkpoints may still call it so."""
-    reference = Reference()
-    reference.keep({"one_minus_max_p": torch.tensor([0.3, 0.1]), "energy": torch.tensor([2.0, 1.0])})
-    old = {name.replace("one_minus_max_p", "max_softmax"): values for name, values in reference.state_dict().items()}
-    assert any("max_softmax" in name for name in old)
-    again = Reference()
-    again.load_state_dict(old)
-    assert sorted(again.names) == ["energy", "one_minus_max_p"]
-    assert again["one_minus_max_p"].tolist() == pytest.approx([0.1, 0.3])
-    assert Verdict(score="max_softmax").score == Verdict("one_minus_max_p").score
-    assert DensityScaling(score="own_max_softmax").score == "own_one_minus_max_p"
-    assert Combined(of=["max_softmax", "energy"]).joined_names == ["one_minus_max_p", "energy"]
-    assert ranking_score(["entropy", "one_minus_max_p"], "max_softmax") == "one_minus_max_p"

@@ -34,10 +34,6 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise UsageError(f"expected the folder of a run, found none at {folder}: check the path")
-    if find_inside(folder, "dashboard.json") and not find_inside(folder, "record.json"):
-        raise ValueError(
-            f"expected record.json in {folder}, got dashboard.json, made by version 0.1; test the model again"
-        )
     if not any(find_inside(folder, name) for name in KNOWN_FILES):
         deeper = sorted(path.parent for name in KNOWN_FILES for path in folder.glob(f"*/{name}"))
         hint = f"did you mean {deeper[-1]}?" if deeper else "run `brainet fit` or `brainet test` first"
