@@ -240,9 +240,10 @@ class DensityScaling(Calibrator, DataSizedBuffers):
     def add_required_scores(self, scores: ScoreSet, model: nn.Module | None) -> None:
         """Give the model a density to read, unless it has the score."""
         if self.score is not None:
-            if self.score not in scores.units:
+            if self.score not in scores.before_calibration:
+                known = ", ".join(scores.before_calibration)
                 raise ValueError(
-                    f"expected score of DensityScaling to be one of {', '.join(scores.units)}, got {self.score!r}: add "
+                    f"expected score of DensityScaling to be one of {known}, got {self.score!r}: add "
                     "the part that gives it to scores, or leave it out"
                 )
             return

@@ -89,7 +89,8 @@ class Settling:
     def observe(self, answered: Answered) -> None:
         """See what the model says of a batch of calibration samples."""
         predictor = self.predictor
-        passes, scores, target, numbers = answered
+        passes, target, numbers = answered.passes, answered.target, answered.numbers
+        scores = {**answered.scores, **passes.scores}  # those of the passes, before any calibration
         predictor.scores.observe(passes, scores)
         if predictor.calibration is not None:
             predictor.calibration.observe(passes.predicted, target, scores)
@@ -128,7 +129,7 @@ class Settling:
         for number, copy in enumerate(perturbed_copies(features, target)):
             with isolated_rng(0):  # the same sub-networks for all copies
                 passes = self.predictor.passes(BackboneOutput(copy))
-                calibration.observe_copy(number, passes.predicted, target, self.predictor.scores(passes))
+                calibration.observe_copy(number, passes.predicted, target, self.predictor.scores.of_passes(passes))
 
     def expect(self, train: Extracted, held_out: Extracted) -> Expectation | None:
         """Estimate without unknown data how many unknown inputs the verdict will notice, and keep the estimate.
@@ -161,13 +162,15 @@ class Settling:
     def finish(self) -> dict[str, Tensor]:
         """Learn from what was observed, and forget it; gives numbers to log, `cal/…` and `conformal/…`."""
         predictor = self.predictor
-        predictor.scores.finalize()
         learned: dict[str, Tensor] = {}
         if predictor.calibration is not None:
             self._observe_copies(predictor.calibration)
             for name, value in predictor.calibration.finalize().items():
                 learned[f"cal/{name}"] = value
-        if predictor.conformal is not None:  # after calibration: it is about what a user gets
+        predictor.scores.finalize(
+            predictor.finish
+        )  # after calibration, as conformal sets: it is about what a user gets
+        if predictor.conformal is not None:
             for name, value in predictor.conformal.finalize(predictor.calibration).items():
                 learned[f"conformal/{name}"] = value
         return learned
@@ -203,4 +206,4 @@ def answer_rows(predictor: Predictor, samples: Extracted) -> Iterator[Answered]:
         rows = slice(first, first + BATCH)
         passes = predictor.passes(samples.output[rows].to(device))
         target = predictor.task.check(samples.targets[rows].to(device))
-        yield Answered(passes, predictor.scores(passes), target)
+        yield Answered(passes, predictor.all_scores(passes), target)

@@ -411,7 +411,7 @@ class BRAINet(FittedModule):
         x, target = inputs_and_target(batch, self.columns) if labelled else (inputs_of(batch, self.columns), None)
         target = None if target is None else self.task.check(target)
         passes = self._compiled("passes")(x)
-        scores = self.scores(passes) if scored else {}
+        scores = self.predictor.all_scores(passes) if scored else {}
         numbers = self._places.of_batch(self.trainer, len(passes.predicted), batch_idx, dataloader_idx)
         n = len(numbers)
         if n == len(passes.predicted):  # the very tensors: labels that were checked are known again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ class Predictor(BackboneAndHead):
 
     def final(self, passes: Passes) -> Tensor:
         """What a user gets of some passes: calibrated probabilities (B, C), or mean and variance (B, 2)."""
-        return self.calibrated(passes, {} if self.calibration is None else self.scores(passes))
+        return self.calibrated(passes, {} if self.calibration is None else self.scores.of_passes(passes))
 
     def as_outputs(self, final: Tensor) -> Tensor:
         """Probabilities (B, C) as their logarithm, which stands for logits; mean and variance (B, 2) as they are."""
@@ -122,10 +123,18 @@ class Predictor(BackboneAndHead):
 
     def calibrated(self, passes: Passes, scores: Mapping[str, Tensor]) -> Tensor:
         """The averaged prediction of some passes, calibrated where there is a calibrator."""
+        return self._finish(passes.predicted, {**scores, **passes.scores})
+
+    def _finish(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
         if self.calibration is None:
-            return passes.predicted
-        with full_precision(passes.predicted.device):
-            return torch.as_tensor(self.calibration(passes.predicted, scores))
+            return predicted
+        with full_precision(predicted.device):
+            return torch.as_tensor(self.calibration(predicted, scores))
+
+    def finish(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Averaged predictions (B, …) and scores before calibration → final predictions, and the scores of these."""
+        final = self._finish(predicted, scores)
+        return final, self.task.scores_of_answer(final, scores)
 
     @property
     def calibrates(self) -> bool:
@@ -175,8 +184,10 @@ class Predictor(BackboneAndHead):
             return self.describe(self.passes(x, passes))
 
     def all_scores(self, passes: Passes) -> dict[str, Tensor]:
-        """Every score (B,) of a prediction by name: the prediction's own and those of the features."""
-        return self.scores(passes)  # type: ignore[no-any-return]
+        """Every score (B,) of a prediction by name: of its logits, of the features, of the calibrated answer."""
+        scores = self.scores.of_passes(passes)
+        final, of_answer = self.finish(passes.predicted, scores)
+        return self.scores.of_answer(replace(passes, predicted=final), scores | of_answer)
 
     def describe(self, passes: Passes) -> Prediction:
         """What `predict` gives, from passes that were run."""
@@ -186,7 +197,7 @@ class Predictor(BackboneAndHead):
         if self.conformal is not None:
             answer |= self.conformal(final)
         answer |= self.judge(scores, passes.nan_rows(final))
-        for name, values in scores.items():
+        for name, values in (scores | self.task.scores_of_answer(final, scores)).items():
             answer.setdefault(name, values)  # `std` of the answer is the calibrated one
         return Prediction(answer)
 

@@ -7,7 +7,7 @@ A score may learn from the features of the training data (`fit`), and from the s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -25,6 +25,9 @@ from brainet_pl.scores.expectation import Expected
 from brainet_pl.scores.reference import Reference, Verdict, p_values
 from brainet_pl.structure.ggt import GGT
 from brainet_pl.tasks.passes import Passes
+
+FinishAnswer = Callable[[Tensor, Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
+_PREDICTED = "predicted of the passes"  # a column beside the scores, which no score is called
 
 
 class LastLayer(NamedTuple):
@@ -160,6 +163,28 @@ class Score(Part, DataSizedBuffers, ABC):
         self.set_ready(bool(stored.get("fitted", not self.needs_fit)))
 
 
+class AnswerScore(Score):
+    """A score of the final prediction alone, calibrated probabilities (B, C), which `predicted` of its passes is then.
+
+    A class of one's own needs `score`, and `learn` if it keeps something of held-out samples.
+    """
+
+    needs_fit: ClassVar[bool] = False
+    joins = "never"
+
+    def learn(self, final: Tensor) -> dict[str, Tensor]:
+        """See the final predictions (N, C) of all held-out samples; gives their scores (N,) by name."""
+        return self.score(final)
+
+    @abstractmethod
+    def score(self, final: Tensor) -> dict[str, Tensor]:
+        """Final predictions (B, C) → scores (B,) by name."""
+
+    def forward(self, passes: Passes) -> dict[str, Tensor]:
+        """One set of passes, with the final prediction as `predicted` → the scores (B,) by name."""
+        return self.score(passes.predicted)
+
+
 class JoinedScore(Score):
     """A score that is made of the other scores of a model, which are in the `scores` of the passes that it is given.
 
@@ -244,6 +269,13 @@ class ScoreSet(nn.Module):
         return self._task_units | ours
 
     @property
+    def before_calibration(self) -> list[str]:
+        """The names of scores that a calibrator may read: they need neither a calibrated answer nor a reference."""
+        later = [score for score in self if isinstance(score, AnswerScore | JoinedScore)]
+        names = {name for score in later for name in _names(score)}
+        return [name for name in self.units if name not in names]
+
+    @property
     def for_verdict(self) -> list[str]:
         """The names of scores by which an input is best called unknown, the best first.
 
@@ -296,32 +328,63 @@ class ScoreSet(nn.Module):
         return [score for score in self if score.needs_fit and not score.ready]
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
-        """One set of passes → all scores (B,): the prediction's own, then those of every score that is ready."""
+        """One set of passes → all scores (B,) by name, where nothing is calibrated: the answer is the average."""
+        return self.of_answer(passes, self.of_passes(passes))
+
+    def of_passes(self, passes: Passes) -> dict[str, Tensor]:
+        """The scores (B,) that need no final prediction: those of the passes, and those of the features."""
         scores = dict(passes.scores)
         with full_precision(passes.predicted.device):
             for score in self._independent:
-                if score.ready:
+                if score.ready and not isinstance(score, AnswerScore):
                     seen = passes.with_features_of(score.taps)
                     scores |= _named(score, score(replace(seen, features=wide(seen.features))))
-            independent = replace(passes, scores=scores)
+        return scores
+
+    def of_answer(self, passes: Passes, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All scores (B,): to those that there are come those of the final prediction, then those that join others.
+
+        Args:
+            passes: with the final prediction as `predicted`.
+            scores: of the passes, of the features, and those of the task, taken from the final prediction.
+        """
+        scores = dict(scores)
+        with full_precision(passes.predicted.device):
+            for score in self._independent:
+                if score.ready and isinstance(score, AnswerScore):
+                    scores |= _named(score, score(passes))
             for joined in self._joined:
                 if joined.ready:
-                    scores = scores | _named(joined, joined(independent))
+                    scores |= _named(joined, joined(replace(passes, scores=scores)))
         return scores
 
     def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
         """Show a batch of validation data and its scores to all, each with its own scores by the names it knows."""
         joined = self._joined_names
-        self._observed.append({name: values.float() for name, values in scores.items() if name not in joined})
+        columns = {name: values.float() for name, values in scores.items() if name not in joined}
+        self._observed.append(columns | {_PREDICTED: passes.predicted})
         for score in self:
             if score.ready:
                 score.observe(passes.with_features_of(score.taps), _by_own_names(score, scores))
 
-    def finalize(self) -> None:
-        """End a validation epoch: its scores are the reference from now on."""
+    def finalize(self, finish: FinishAnswer | None = None) -> None:
+        """End a validation epoch: its scores are the reference from now on.
+
+        Args:
+            finish: averaged predictions (N, …) and scores (N,) → final predictions, and the task's scores of them;
+                None where nothing is calibrated.
+        """
         columns = self._observed.collect()
-        if columns:
-            self.set_reference(columns)
+        if not columns:
+            return
+        final = columns.pop(_PREDICTED)
+        if finish is not None:
+            final, of_answer = finish(final, columns)
+            columns |= {name: values.float() for name, values in of_answer.items()}
+        for score in self._independent:
+            if isinstance(score, AnswerScore):
+                columns |= _named(score, score.learn(final))
+        self.set_reference(columns)
 
     def set_reference(self, columns: dict[str, Tensor]) -> None:
         """Take all scores (N,) of held-out samples, but those that join others, as the reference from now on."""

@@ -69,7 +69,7 @@ def _evaluate(model: SwappedModel, batch: Any, first: int, metrics: Mapping[str,
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x, target = inputs_and_target(batch, model.columns) if metrics else (inputs_of(batch, model.columns), None)
     passes = model.passes(move(x, device))
-    scores, numbers = model.scores(passes), torch.arange(first, first + len(passes.predicted))
+    scores, numbers = model.all_scores(passes), torch.arange(first, first + len(passes.predicted))
     if target is None:
         return EvaluatedBatch(numbers, passes, scores, None)
     target = model.task.check(torch.as_tensor(target).to(device))

@@ -82,6 +82,10 @@ class Task(Part, nn.Module, ABC):
     def scores(self, outputs: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         """Turns outputs (T, B, O) into measures of uncertainty (B,), each higher for a less certain sample."""
 
+    def scores_of_answer(self, final: Tensor, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of the `scores` (B,) that a calibrated average `final` says anew, in place of those of the passes."""
+        return {}
+
     @abstractmethod
     def predict(self, passes: Passes, final: Tensor) -> dict[str, Tensor]:
         """The answer for each sample in the user's terms, from the passes and their calibrated average `final`."""

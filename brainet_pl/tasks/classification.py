@@ -202,6 +202,21 @@ class Classification(Task):
             found["confidence"] = 1.0 - uncertainty.predictive(outputs[..., -1].float().sigmoid(), weights)
         return found
 
+    def scores_of_answer(self, final: Tensor, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The scores of probabilities, of the calibrated ones (B, C): what is said of an answer agrees with it.
+
+        Its entropy is split into what every pass is unsure of and what they disagree about in the same proportion as
+        the entropy of their average was before calibration. `energy` and `max_logit` are of the logits, and stay.
+        """
+        total = uncertainty.entropy(final)
+        disagreed = (scores["mutual_information"] / scores["entropy"]).nan_to_num(nan=0.0).clamp(0.0, 1.0)
+        return {
+            "one_minus_max_p": 1.0 - final.amax(dim=-1),
+            "entropy": total,
+            "expected_entropy": total * (1.0 - disagreed),
+            "mutual_information": total * disagreed,
+        }
+
     def linear(self, x: Tensor, target: Tensor) -> PredictFunction | None:
         """Fit a multinomial logistic regression to features (N, d) and labels (N,)."""
         return fit_softmax(x, self.check(target), self.num_classes)
