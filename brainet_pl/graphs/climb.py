@@ -54,6 +54,7 @@ def climb_from(
     Example:
         A score that likes nothing but 0 — 1 takes away the wrong edge 1 — 2 and joins the right pair:
 
+        >>> from brainet_pl.structure.score import one_by_one
         >>> wrong = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 0]], dtype=bool)
         >>> likes = lambda x, parents: float((x, parents) in {(1, (0,)), (0, (1,))})
         >>> every = ~np.eye(3, dtype=bool)

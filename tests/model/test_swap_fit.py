@@ -16,6 +16,7 @@ from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.features.extraction import Extracted
+from brainet_pl.fitting.blend import choose_blend, tempered_nll
 from brainet_pl.network import Bayes, Ensemble, Linear, Tree
 from brainet_pl.network.base import HeadInputs, Outputs
 from brainet_pl.network.training import TrainingSettings, fit_head
@@ -23,7 +24,6 @@ from brainet_pl.scores import Generative
 from brainet_pl.swap import fit as swap_fit
 from brainet_pl.swap import model as swap_model
 from brainet_pl.swap.data import InputScale, hash_rows, rows_to_hold_back
-from brainet_pl.swap.fit import choose_blend, tempered_nll
 
 QUIET = {"progress": False}
 SMALL = {"head": Tree(num_params=800), "test": "gaussian", "progress": False}
