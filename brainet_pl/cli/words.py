@@ -34,7 +34,7 @@ PARTS = {
 }
 # Group of settings → folder and class whose arguments they are; the Trainer's are Lightning's.
 GROUPS = {
-    "model": ("model", "BRAINet"),
+    "model": ("lightning", "BRAINet"),
     "structure": ("callbacks", "StructureLearning"),
     "predictions": ("callbacks", "PredictionFile"),
 }

@@ -66,7 +66,7 @@ def said(monkeypatch, capsys, *given):
             "setting of MLP (num_params, ",
         ),
         (["fit", "--config=digits", "--data.heldout=[1]"], "for data, got 'heldout': did you mean 'held_out'?"),
-        (["fit", "--config=digits", "--model.lrr=3"], "got '--model.lrr': did you mean '--model.lr' or '--model'?"),
+        (["fit", "--config=digits", "--model.lrr=3"], "got '--model.lrr': did you mean '--model.lr'?"),
         (
             ["fit", "--config=digits", "--trainer.epochs=3"],
             " or '--trainer.max_epochs'?",
