@@ -114,7 +114,7 @@ def test_settings_that_are_known_before_torch_are_those_of_the_classes():
     told = 0
     for folder, name in [*classes, *words.GROUPS.values()]:
         known = source.settings(folder, name)
-        module = "brainet_pl.lightning.module" if folder == "model" else f"brainet_pl.{folder}"
+        module = "brainet_pl.lightning.module" if folder == "lightning" else f"brainet_pl.{folder}"
         told += known is not None
         assert known in (None, [one.name for one in arguments(getattr(import_module(module), name))]), name
     assert told > 20
