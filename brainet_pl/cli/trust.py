@@ -56,7 +56,6 @@ SLOTS: dict[str, type | None] = {
     "trainer.callbacks": pl.Callback,
     "trainer.logger": None,
 }
-CHOICES = {"model.calibration": ("auto",), "model.scores": ("auto", "all")}  # words that stand in a slot for a class
 _OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 _SCHEDULERS = ("StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR")
 # Classes of others that may stand there too, Lightning's by either of its namespaces, each with its arguments that may
@@ -188,7 +187,7 @@ class _Vetting:
 
     def slot(self, key: str, value: Any) -> Any:
         """A class, or a list of classes, as dictionaries of full paths and vetted arguments."""
-        if _harmless(value) or value in CHOICES.get(key, ()):
+        if _harmless(value):
             return value
         if isinstance(value, list | tuple):
             return [self.chosen(key, f"{key}[{i}]", item) for i, item in enumerate(value)]
