@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from brainet_pl.storage.runs import continue_run
     from brainet_pl.structure import GGT, learn_structure
     from brainet_pl.swap.file import load_swapped
-    from brainet_pl.swap.in_place import calibrate_layer, swap_layer
+    from brainet_pl.swap.in_place import calibrate_layer, predict_layer, swap_layer
     from brainet_pl.swap.layer import restore_layers
     from brainet_pl.swap.model import SwappedModel, swap_head
 
@@ -50,6 +50,7 @@ __all__ = [
     "export_program",
     "learn_structure",
     "load_swapped",
+    "predict_layer",
     "rai",
     "restore_layers",
     "swap_head",
@@ -74,6 +75,7 @@ _HOMES = {
     "export_program": "export.graph",
     "learn_structure": "structure",
     "load_swapped": "swap.file",
+    "predict_layer": "swap.in_place",
     "rai": "graphs",
     "restore_layers": "swap.layer",
     "swap_head": "swap.model",

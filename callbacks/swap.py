@@ -40,10 +40,11 @@ from brainet_pl.lightning.sharding import (
 from brainet_pl.lightning.validation import ValidationTeacher, teaches
 from brainet_pl.network import HeadSettings
 from brainet_pl.network.base import MOST_PASSES
+from brainet_pl.prediction.modes import evaluation_mode
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Score, Verdict
 from brainet_pl.storage.sharded import WEIGHTS, read_parts
-from brainet_pl.swap.in_place import Forward, LayerInputs, build_layer, find_layer, first_inputs, keep_modes
+from brainet_pl.swap.in_place import Forward, LayerInputs, build_layer, find_layer, first_inputs
 from brainet_pl.swap.layer import SwappedLayer, rebuild_layers, swapped_layers, watch_state
 
 
@@ -121,7 +122,7 @@ class SwapHead(Callback):
             self._said, self._features, self._teacher = set(), None, None
             if self._find(pl_module) is None:
                 self._refuse_earlier_copies(trainer)
-                with keep_modes(pl_module):
+                with evaluation_mode(pl_module):
                     self._build(trainer, pl_module)
         found = self._find(pl_module)
         if is_model_parallel(trainer) and found is not None:
@@ -244,7 +245,7 @@ class SwapHead(Callback):
         _, layer = self._require(pl_module)
         if self._teacher is None or self._teacher.predictor is not layer.predictor:
             self._teacher = ValidationTeacher(layer.predictor)
-        with keep_modes(pl_module), torch.no_grad():
+        with evaluation_mode(pl_module), torch.no_grad():
             self._teacher.before(trainer, self._features)
         self._teacher.share_choices(self._averages(trainer))
         layer.keep = True
@@ -279,7 +280,7 @@ class SwapHead(Callback):
         if not layer.keep or self._teacher is None or self._features is None:
             return
         layer.keep, layer.kept = False, None
-        with keep_modes(pl_module), torch.no_grad():
+        with evaluation_mode(pl_module), torch.no_grad():
             numbers = self._teacher.after(trainer, self._features)
         self._teacher.share_scores(self._averages(trainer))
         pl_module.log_dict(numbers)

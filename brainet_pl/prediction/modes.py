@@ -14,11 +14,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
     After a fit Lightning leaves a module in training mode: an answer would then draw, and move statistics for good.
     """
-    in_training = [part for part in model.modules() if part.training]
+    modes = [(part, part.training) for part in model.modules()]
     try:
-        for part in in_training:
+        for part, _ in modes:
             part.training = False
         yield
     finally:
-        for part in in_training:
-            part.training = True
+        for part, mode in modes:
+            part.training = mode

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -24,7 +25,10 @@ from brainet_pl.fitting.calibrate import calibrate
 from brainet_pl.fitting.scores import fit_scores
 from brainet_pl.fitting.structure import learn_tree
 from brainet_pl.network import HeadSettings
+from brainet_pl.prediction.finite import nan_rows
+from brainet_pl.prediction.modes import evaluation_mode
 from brainet_pl.prediction.network import device_of
+from brainet_pl.prediction.prediction import Prediction
 from brainet_pl.prediction.predictor import AUTO_CALIBRATION
 from brainet_pl.scores import Score, Verdict
 from brainet_pl.structure import GGT
@@ -66,6 +70,7 @@ class LayerInputs(nn.Module):
     def __init__(self, model: nn.Module, layer: str, forward: Forward | None = None, frozen: bool = False) -> None:
         super().__init__()
         self.model, self.layer, self.frozen = model, layer, frozen
+        self.training = False  # extraction puts this mode back, of the model with its head: answers need evaluation
         self._forward = run_model if forward is None else forward
 
     def forward(self, x: Any, more: bool = False) -> Any:
@@ -231,7 +236,7 @@ def swap_layer(
 
     settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
     given: dict[str, Any] = {"num_classes": num_classes, "passes": passes, "progress": progress, "scores": scores}
-    with keep_modes(model):
+    with evaluation_mode(model):
         return build_layer(features, learned, settings, **given)
 
 
@@ -268,19 +273,44 @@ def calibrate_layer(
     Returns:
         What was learned, by name.
     """
-    layers = swapped_layers(model)
-    name = next(iter(layers), "") if layer is None and len(layers) == 1 else layer
-    if name not in layers:
-        there = ", ".join(layers) or "none"
-        raise ValueError(f"expected the path of a swapped layer ({there}), got {layer!r}: call swap_layer first")
-    predictor = layers[name].predictor
+    name, swapped = swapped_layer(model, layer)
+    predictor = swapped.predictor
     predictor.attach(scores, calibration, None, verdict)
     predictor.to(device_of(model))
     reader: Any = LayerInputs(model, name, forward, frozen=True)
-    with keep_modes(model):
+    with evaluation_mode(model):
         features = TrainingFeatures(labelled_batches(train, "train"), reader, columns=columns)
         held_out = extract(reader, labelled_batches(held, "held"), progress=progress, columns=columns)
         return calibrate(predictor, features, held_out, progress)
+
+
+@torch.no_grad()
+def predict_layer(model: nn.Module, x: Any, layer: str | None = None, *, forward: Forward | None = None) -> Prediction:
+    """Everything that a model with a swapped layer says of inputs, and not its logits alone.
+
+    Args:
+        model: with a layer that `swap_layer` or `SwapHead` has put in; it is run in evaluation mode.
+        x: inputs.
+        layer: path of the swapped layer; None where there is one.
+        forward: runs the model on inputs; None calls it.
+    """
+    name, swapped = swapped_layer(model, layer)
+    predictor = swapped.predictor
+    with evaluation_mode(model):
+        passes = predictor.passes(LayerInputs(model, name, forward)(x, more=True))
+        rows = nan_rows(x, len(passes.predicted))
+        return predictor.describe(replace(passes, nan_inputs=rows))
+
+
+def swapped_layer(model: nn.Module, layer: str | None) -> tuple[str, SwappedLayer]:
+    """The path of a swapped layer of a model, and the layer; None finds the only one."""
+    layers = {name.replace("_orig_mod.", ""): name for name in swapped_layers(model)}
+    wanted = next(iter(layers)) if layer is None and len(layers) == 1 else layer
+    if wanted not in layers:
+        there = ", ".join(layers) or "none"
+        raise ValueError(f"expected the path of a swapped layer ({there}), got {layer!r}: call swap_layer first")
+    name = layers[wanted]
+    return name, swapped_layers(model)[name]
 
 
 def first_inputs(loader: Any, columns: Columns | None, device: torch.device | None = None) -> Any:
@@ -290,17 +320,3 @@ def first_inputs(loader: Any, columns: Columns | None, device: torch.device | No
         few = batches.rows(inputs, [0, 1] if batches.size(inputs) > 1 else [0, 0])
         return few if device is None else batches.move(few, device)
     raise ValueError("expected training data to find the layer by, got an empty loader: check the data")
-
-
-class keep_modes:
-    """Puts back the modes of all parts of a model, which extraction switches to evaluation as a whole."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modes = [(part, part.training) for part in model.modules()]
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: Any) -> None:
-        for part, mode in self._modes:
-            part.training = mode

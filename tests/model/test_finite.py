@@ -173,30 +173,6 @@ def test_no_checkpoint_of_weights_that_are_not_finite_is_written(tmp_path, quiet
         assert first_bad_weight(BRAINet.load_from_checkpoint(file).predictor) is None
 
 
-def test_a_sample_with_nan_is_never_known(fitted):
-    model = BRAINet.load_from_checkpoint(fitted).eval()
-    x = blobs(6)[0]
-    x[2, 0] = NAN
-    for answer in (model.predict_step(x, 0), model.predictor.predict(x)):
-        assert answer["class"].tolist()[2] == -1
-        assert answer["known_p"][2] == 0
-        assert not answer["known"][2]
-        assert (answer["class"][[0, 1, 3, 4, 5]] >= 0).all()
-        assert (answer["known_p"][[0, 1, 3, 4, 5]] > 0).all()
-
-
-def test_nor_in_onnx(fitted, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    names = export_onnx(BRAINet.load_from_checkpoint(fitted), tmp_path / "model.onnx")
-    x = blobs(6)[0]
-    x[2, 0] = NAN
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    answer = dict(zip(names, session.run(None, {"input": x.numpy()}), strict=True))
-    assert answer["class"][2] == -1
-    assert answer["known_p"][2] == 0
-    assert answer["known"].tolist()[2] is False
-
-
 def test_a_backbone_that_swallows_nan_does_not_make_an_input_known(tmp_path, quiet_trainer):
     class Swallow(nn.Module):
         def __init__(self):

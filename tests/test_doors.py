@@ -1,0 +1,383 @@
+"""Every promise behind every door: a row is a promise, a column is a way to a fitted model.
+
+A new promise is one test of `promises`, a new door one function of `DOORS`. Each door is fitted once, as a user would
+with its defaults, to the same task of overlapping classes, which a model that is not calibrated is too
+sure of.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from brainet_pl import (
+    BRAINet,
+    BRAINetClassifier,
+    BRAINetRegressor,
+    ExportedModel,
+    calibrate_layer,
+    export_folder,
+    load_swapped,
+    predict_layer,
+    restore_layers,
+    swap_head,
+    swap_layer,
+)
+from brainet_pl._utils.framework import pl
+from brainet_pl.callbacks import StructureLearning, SwapHead
+from brainet_pl.metrics.curves import calibration_error, calibration_sums
+from brainet_pl.prediction.predictor import Predictor
+
+COLUMNS, CLASSES = 6, 4
+FRESH = 2000  # known samples that no fit saw
+LEVELS = (0.05, 0.1, 0.25, 0.5)
+
+
+def rows(count, seed):
+    """Samples of four classes that overlap."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.arange(count) % CLASSES
+    x = torch.randn(count, COLUMNS, generator=draw) + 2 * F.one_hot(y, COLUMNS)
+    x[:, 4] = x[:, 0] + 0.5 * x[:, 4]
+    return x, y
+
+
+TRAIN, HELD, TEST = rows(400, 1), rows(400, 2), rows(FRESH, 3)
+
+
+def network():
+    """A trained network, which would move buffers and draw, were it not in evaluation mode."""
+    torch.manual_seed(0)
+    body = [nn.Linear(COLUMNS, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2)]
+    made = nn.Sequential(*body, nn.Linear(16, CLASSES))
+    optimizer = torch.optim.Adam(made.parameters(), lr=0.01)
+    for _ in range(40):
+        optimizer.zero_grad()
+        F.cross_entropy(made(TRAIN[0]), TRAIN[1]).backward()
+        optimizer.step()
+    return made
+
+
+def loaders():
+    return [DataLoader(TensorDataset(*part), batch_size=50) for part in (TRAIN, HELD)]
+
+
+# -- doors ------------------------------------------------------------------------------------------------------------
+
+
+class Door(NamedTuple):
+    """A fitted model and how a user gets answers from it.
+
+    Attributes:
+        predict: inputs (B, d) → answers by name, NumPy arrays or tensors.
+        module: what has modes and buffers; None where there is no torch.
+        forward: inputs → logarithm of probabilities; None where a door has none.
+        again: a folder → `predict` of the model that was written there and read; None where a door writes no file.
+        export: a folder → `predict` of the exported model; None where that is the door.
+        predictor: what answers inside; None where there is no torch.
+        told: what was logged of the comparison with other heads; None where a door makes none.
+        takes_nan: whether NaN is a missing number for it, which it fills.
+    """
+
+    predict: Callable[[Tensor], Mapping[str, Any]]
+    module: nn.Module | None = None
+    forward: Callable[[Tensor], Tensor] | None = None
+    again: Callable[[Path], Callable[[Tensor], Mapping[str, Any]]] | None = None
+    export: Callable[[Path], Callable[[Tensor], Mapping[str, Any]]] | None = None
+    predictor: Predictor | None = None
+    told: str | None = None
+    takes_nan: bool = False
+
+
+def trainer_of(folder, *callbacks, epochs):
+    pl.seed_everything(0, verbose=False)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return pl.Trainer(
+        max_epochs=epochs, callbacks=list(callbacks), default_root_dir=folder, enable_checkpointing=False, **quiet
+    )
+
+
+def runs(exported, prepare=lambda x: x):
+    """`predict` of the folder of an exported model."""
+    return lambda x: {name: torch.as_tensor(v) for name, v in exported.predict(prepare(x).numpy()).items()}
+
+
+def brainet_in_a_trainer(folder):
+    model = BRAINet(CLASSES, backbone=network(), lr=0.01)
+    trainer = trainer_of(folder, StructureLearning(progress=False), epochs=15)
+    trainer.fit(model, *loaders())
+
+    def again(place):
+        trainer.save_checkpoint(place / "model.ckpt")
+        return BRAINet.load_from_checkpoint(place / "model.ckpt", backbone=network()).predictor.predict
+
+    def export(place):
+        return runs(ExportedModel(export_folder(model, place / "model", TEST[0][:4])))
+
+    return Door(model.predictor.predict, model, model, again, export, model.predictor)
+
+
+def swapped_in_one_call(folder):
+    lines, handler = [], logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    logger.addHandler(handler)
+    model = swap_head(network(), TRAIN, held=HELD, progress=False).fit(max_epochs=15, progress=False)
+    logger.removeHandler(handler)
+
+    def again(place):
+        model.save(place / "model.pt")
+        return load_swapped(place / "model.pt", network()).predict
+
+    def export(place):
+        return runs(ExportedModel(export_folder(model, place / "model")))
+
+    return Door(model.predict, model, model, again, export, model, told="\n".join(lines))
+
+
+class Foreign(pl.LightningModule):
+    """A module that knows nothing of this package."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = network()
+
+    def forward(self, x):
+        return self.model(x)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def layer_door(model, make):
+    """A model with a swapped layer, however it came there."""
+
+    def again(place):
+        torch.save(model.state_dict(), place / "model.pt")
+        restored = restore_layers(make(), torch.load(place / "model.pt", weights_only=True))
+        return lambda x: predict_layer(restored, x)
+
+    (layer,) = [part for part in model.modules() if type(part).__name__ == "SwappedLayer"]
+    return Door(lambda x: predict_layer(model, x), model, model, again, predictor=layer.predictor)
+
+
+def swap_head_in_a_foreign_module(folder):
+    model = Foreign()
+    trainer_of(folder, SwapHead("model.4"), epochs=15).fit(model, *loaders())
+    return layer_door(model, Foreign)
+
+
+def swapped_layer_in_a_loop(folder):
+    model = network()
+    swap_layer(model, TRAIN, "4", progress=False)
+    torch.manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(15):
+        for x, y in loaders()[0]:
+            optimizer.zero_grad()
+            F.cross_entropy(model.train()(x), y).backward()
+            optimizer.step()
+    calibrate_layer(model, TRAIN, HELD, progress=False)
+    model.train()  # as after a loop of one's own
+    return layer_door(model, network)
+
+
+def estimator_door(model, answers):
+    """A fitted estimator; `answers` names what it is asked: name → method."""
+
+    def predict(estimator, x):
+        return {name: torch.as_tensor(getattr(estimator, method)(x.numpy())) for name, method in answers.items()}
+
+    def again(place):
+        model.save(place / "model.pt")
+        read = type(model).load(place / "model.pt")
+        return lambda x: predict(read, x)
+
+    def export(place):
+        return runs(ExportedModel(model.export(place / "model")), lambda x: x.float())
+
+    network_ = model.network_
+    return Door(lambda x: predict(model, x), network_, None, again, export, network_, takes_nan=True)
+
+
+def classifier(folder):
+    x, y = (torch.cat(parts).numpy() for parts in zip(TRAIN, HELD, strict=True))
+    model = BRAINetClassifier(random_state=0, max_epochs=40, members=2).fit(x, y)
+    return estimator_door(model, {"class": "predict", "probabilities": "predict_proba", "known_p": "known_p"})
+
+
+def regressor(folder):
+    x = torch.cat([TRAIN[0], HELD[0]])
+    noise = torch.randn(len(x), generator=torch.Generator().manual_seed(4))
+    y = (x[:, 0] - x[:, 1].abs() + 0.3 * noise).numpy()
+    model = BRAINetRegressor(random_state=0, max_epochs=30, members=2).fit(x.numpy(), y)
+    return estimator_door(model, {"mean": "predict", "known_p": "known_p"})
+
+
+def exported_folder(folder):
+    model = swap_head(network(), TRAIN, held=HELD, progress=False).fit(max_epochs=15, progress=False)
+    return Door(runs(ExportedModel(export_folder(model, folder / "model"))))
+
+
+DOORS = {
+    "BRAINet": brainet_in_a_trainer,
+    "swap_head": swapped_in_one_call,
+    "SwapHead": swap_head_in_a_foreign_module,
+    "swap_layer": swapped_layer_in_a_loop,
+    "BRAINetClassifier": classifier,
+    "BRAINetRegressor": regressor,
+    "exported folder": exported_folder,
+}
+TORCH = [name for name in DOORS if name != "exported folder"]
+LIGHTNING_OR_LAYER = ["BRAINet", "swap_head", "SwapHead", "swap_layer"]
+CLASSIFIES = [name for name in DOORS if name != "BRAINetRegressor"]
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory):
+    """Each door, fitted when it is first asked for."""
+    fitted = {}
+
+    def open_door(name):
+        if name == "exported folder":
+            pytest.importorskip("onnxruntime")
+            pytest.importorskip("onnxscript")
+        if name not in fitted:
+            fitted[name] = DOORS[name](tmp_path_factory.mktemp("door"))
+        return fitted[name]
+
+    return open_door
+
+
+def promised(names):
+    """A promise of these doors."""
+    return pytest.mark.parametrize("name", names)
+
+
+def numbers(answer):
+    return {key: torch.as_tensor(value).detach() for key, value in answer.items()}
+
+
+def same(found, expected, **close):
+    found, expected = numbers(found), numbers(expected)
+    assert set(found) >= set(expected)
+    for key, value in expected.items():
+        torch.testing.assert_close(
+            found[key], value, equal_nan=True, check_dtype=False, msg=lambda m, k=key: f"{k}: {m}", **close
+        )
+
+
+# -- promises ---------------------------------------------------------------------------------------------------------
+
+
+@promised(CLASSIFIES)
+def test_probabilities_are_calibrated_by_default(doors, name):
+    door, (x, y) = doors(name), TEST
+    probs = numbers(door.predict(x))["probabilities"].double()
+    confidence, right = probs.max(1).values, (probs.argmax(1) == y).double()
+    assert float(right.mean()) > 0.6
+    assert abs(float(confidence.mean() - right.mean())) < 0.05
+    assert float(calibration_error(calibration_sums(confidence, right))) < 0.06
+    if door.predictor is not None:
+        assert door.predictor.calibrates
+
+
+@promised(LIGHTNING_OR_LAYER)
+def test_softmax_of_forward_is_what_predict_says(doors, name):
+    door, x = doors(name), TEST[0][:50]
+    door.module.eval()  # a foreign module's own forward has the mode that it is in
+    with torch.no_grad():
+        probs = door.forward(x).softmax(dim=1)
+    torch.testing.assert_close(probs, door.predict(x)["probabilities"])
+
+
+@promised(TORCH)
+@pytest.mark.parametrize("training", [True, False])
+def test_answers_are_given_in_evaluation_mode_and_leave_no_trace(doors, name, training):
+    door, x = doors(name), TEST[0][:50]
+    door.module.eval()
+    expected = door.predict(x)
+    door.module.train(training)
+    modes = {key: part.training for key, part in door.module.named_modules()}
+    state = {key: value.clone() for key, value in door.module.state_dict().items() if isinstance(value, Tensor)}
+    random = torch.get_rng_state()
+    same(door.predict(x), expected, rtol=0, atol=0)
+    assert {key: part.training for key, part in door.module.named_modules()} == modes
+    assert torch.equal(torch.get_rng_state(), random)
+    for key, value in door.module.state_dict().items():
+        if isinstance(value, Tensor):
+            torch.testing.assert_close(value, state[key], rtol=0, atol=0, equal_nan=True, msg=key)
+
+
+@promised(DOORS)
+def test_known_p_is_uniform_on_known_samples(doors, name):
+    found = numbers(doors(name).predict(TEST[0]))["known_p"].double()
+    samples = 1 / FRESH + 1 / (len(HELD[1]) if "BRAINetC" not in name else 2 * len(HELD[1]))
+    for level in LEVELS:
+        share = float((found <= level).double().mean())
+        assert abs(share - level) < 3.5 * math.sqrt(level * (1 - level) * samples), level
+
+
+@promised(TORCH)
+def test_a_model_that_was_saved_and_read_says_the_same(doors, name, tmp_path):
+    door, x = doors(name), torch.cat([TEST[0][:30], TEST[0][:10] + 9])
+    same(door.again(tmp_path)(x), door.predict(x), rtol=0, atol=0)
+
+
+@pytest.mark.integration
+@promised(["BRAINet", "BRAINetClassifier", "BRAINetRegressor"])
+def test_an_exported_model_says_the_same(doors, name, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    door, x = doors(name), torch.cat([TEST[0][:30], TEST[0][:10] + 9])
+    same(door.export(tmp_path)(x), door.predict(x), rtol=1e-3, atol=1e-4)
+
+
+def test_the_exported_folder_says_what_the_model_says(doors):
+    x = torch.cat([TEST[0][:30], TEST[0][:10] + 9])
+    same(doors("exported folder").predict(x), doors("swap_head").predict(x), rtol=1e-3, atol=1e-4)
+
+
+@promised(DOORS)
+def test_nan_is_never_known_and_touches_no_other_sample(doors, name):
+    door, x = doors(name), TEST[0][:6].clone()
+    if door.takes_nan:
+        pytest.skip("NaN is a missing number, which is filled")
+    expected = numbers(door.predict(x))
+    x[2, 0] = math.nan
+    found = numbers(door.predict(x))
+    assert float(found["known_p"][2]) == 0
+    assert not bool(found["known"][2])
+    assert int(found["class"][2]) == -1
+    others = [0, 1, 3, 4, 5]
+    torch.testing.assert_close(found["known_p"][others], expected["known_p"][others])
+    torch.testing.assert_close(found["probabilities"][others], expected["probabilities"][others])
+
+
+@promised(DOORS)
+def test_an_answer_does_not_depend_on_its_batch(doors, name):
+    door, x = doors(name), TEST[0][:12]
+    whole = numbers(door.predict(x))
+    reverse = {key: value.flip(0) for key, value in numbers(door.predict(x.flip(0))).items()}
+    single = [numbers(door.predict(x[i : i + 1])) for i in range(len(x))]
+    same(reverse, whole, rtol=1e-4, atol=1e-5)
+    same({key: torch.cat([one[key] for one in single]) for key in whole}, whole, rtol=1e-4, atol=1e-5)
+
+
+@promised(["swap_head"])
+def test_the_comparison_with_other_heads_is_told(doors, name):
+    assert "the network's own layer" in doors(name).told
+    assert "linear layer on the same features" in doors(name).told
