@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,14 @@ LEAST_ROWS = 40  # below it no row can be spared for calibration
 MEMBERS = 5  # networks by default
 MOST_CROSSED = 10_000  # rows up to which there are as many; one network of more has rows enough to hold back
 MOST_LABEL_BYTES = 2**16  # of one class in a file
+
+
+class Roles(NamedTuple):
+    """Numbers of rows by what they do for the members of one fold, see `brainet_pl.sklearn.training.Fold`."""
+
+    train: NDArray[Any]
+    select: NDArray[Any]
+    held: NDArray[Any]
 
 
 # -- estimators -------------------------------------------------------------------------------------------------------
@@ -104,6 +112,8 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         if weights is not None and not weights.all():
             kept = weights > 0
             x, target, weights = x[kept], target[kept], weights[kept]
+        if weights is not None and (weights == weights[0]).all():
+            weights = None  # only how much a row counts beside another matters
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.network_, self.n_iter_ = self._train(x, target, weights, self._folds(len(x), target, seed), seed)
         self.tree_: GGT = self.network_.head.ggt
@@ -163,8 +173,8 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return weights
 
-    def _folds(self, rows: int, target: NDArray[Any], seed: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """For each member the numbers of the rows to train on, and of those to hold back."""
+    def _folds(self, rows: int, target: NDArray[Any], seed: int) -> list[Roles]:
+        """What the rows do for the members of each fold, by their numbers."""
         every = np.arange(rows)
         if rows < LEAST_ROWS:
             warn(
@@ -172,35 +182,30 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
                 f"rows to hold some back, got {rows}; give more rows"
             )
         if rows < LEAST_ROWS or not self.validation_fraction:
-            return [(every, every[:0])]
+            return [Roles(every, every[:0], every[:0])]
         groups = self._groups(target)
         members = self.members or (MEMBERS if rows <= MOST_CROSSED else 1)
         if members == 1:
-            return [self._split(every, groups, seed)]
+            size = max(self.validation_fraction, min(0.3, 20 / rows))  # by 20 rows a p-value can be as small as 0.05
+            train, others = _split(every, groups, size, seed)
+            return [Roles(train, *_split(others, groups, 0.5, seed))]
         fold = folds_of(np.zeros(rows, dtype=np.int64) if groups is None else groups, members, seed)
-        return [(np.flatnonzero(fold != number), np.flatnonzero(fold == number)) for number in range(members)]
-
-    def _split(self, rows: NDArray[Any], groups: NDArray[Any] | None, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Rows to train on and rows to hold back, for a single member."""
-        size = max(self.validation_fraction, min(0.3, 20 / len(rows)))  # by 20 rows a p-value can be as small as 0.05
-        # Every class needs two rows, and either side a row of every class, to be split evenly.
-        can_stratify = groups is not None and np.bincount(groups).min() >= 2 and size * len(rows) >= groups.max() + 1
-        stratify = groups if can_stratify else None
-        train, held_back = train_test_split(rows, test_size=size, random_state=seed, stratify=stratify)
-        return train, held_back
+        held_back = [np.flatnonzero(fold == number) for number in range(members)]
+        return [Roles(np.setdiff1d(every, held), held, held) for held in held_back]
 
     def _train(
         self,
         x: Floats,
         target: NDArray[Any],
         weights: Floats | None,
-        folds: list[tuple[NDArray[Any], NDArray[Any]]],
+        folds: list[Roles],
         seed: int,
     ) -> tuple[Any, int]:
         import torch
 
         from brainet_pl.network.training import TrainingSettings
         from brainet_pl.sklearn.fitting import FINAL_BATCH, FitSettings, Table, fit_network
+        from brainet_pl.sklearn.training import Fold
         from brainet_pl.tasks import Classification
 
         task = self._task()
@@ -221,7 +226,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
                 torch.tensor(np.ascontiguousarray(x), dtype=torch.float32),
                 torch.from_numpy(np.ascontiguousarray(target)),
                 None if weights is None else torch.tensor(weights, dtype=torch.float32),
-                [(torch.from_numpy(train), torch.from_numpy(held)) for train, held in folds],
+                [Fold(*map(torch.from_numpy, roles)) for roles in folds],
                 self.feature_names_,
             )
             learn = {"s": self.s, "max_order": self.max_order, "threshold": self.threshold, "seed": seed % 1000}
@@ -616,6 +621,19 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
         from brainet_pl.network import Tree
 
         return Tree() if self.num_params is None else Tree(num_params=self.num_params)
+
+
+def _split(
+    rows: NDArray[Any], groups: NDArray[Any] | None, size: float, seed: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Rows in two parts by chance, the second a share of `size`, each group evenly where there is enough of it."""
+    counts = None if groups is None else np.unique(groups[rows], return_counts=True)[1]
+    # Every group needs two rows, and either side a row of every group, to be split evenly.
+    even = counts is not None and counts.min() >= 2 and min(size, 1 - size) * len(rows) >= len(counts)
+    first, second = train_test_split(
+        rows, test_size=size, random_state=seed, stratify=groups[rows] if even and groups is not None else None
+    )
+    return first, second
 
 
 def folds_of(groups: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.int64]:

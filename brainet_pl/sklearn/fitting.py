@@ -23,9 +23,9 @@ from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.fitting.settle import Answered, settle
 from brainet_pl.fitting.structure import learn_tree
-from brainet_pl.fitting.train import train as train_head
 from brainet_pl.network import BRAINetHead, HeadSettings
-from brainet_pl.network.base import Head, HeadInputs, Outputs
+from brainet_pl.network.base import Head, Outputs
+from brainet_pl.network.stack import HeadStack
 from brainet_pl.network.training import TrainingSettings
 from brainet_pl.network.tree import Tree, smallest_budget
 from brainet_pl.prediction.modes import evaluation_mode
@@ -34,6 +34,7 @@ from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreContext
 from brainet_pl.scores.density import density_threshold
 from brainet_pl.scores.fitting import fit_score
 from brainet_pl.scores.reference import p_values
+from brainet_pl.sklearn.training import Fold, Rows, train_folds
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
 from brainet_pl.tasks.passes import Passes
@@ -49,6 +50,7 @@ MOST_WITH_BINS = 300  # columns and bins up to which bins are read: a structure 
 PULL = 4.0  # rows that draw the weights of two kinds of members to a half
 SHARES = [i / 20 for i in range(1, 20)]  # of the first kind, to choose from
 VALIDATION_PASSES = 8  # sub-networks that a validation while training averages
+PARTS = 5  # of the rows that an only fold holds back, each calibrated by the others
 RARE = 0.9  # share of one value above which a column counts as one that hardly varies
 
 
@@ -130,7 +132,7 @@ class Members(Head):
 
     Attributes:
         chosen: The fold whose members alone predict; None is all.
-        shares: (K,) how much the members of a fold count; they add up to 1.
+        shares: (F, K) how much the K members of each fold count; those of a fold add up to 1.
     """
 
     shares: Tensor
@@ -141,7 +143,7 @@ class Members(Head):
         self.ggt, self.folds = heads[0].ggt, folds
         self.chosen: int | None = None
         kinds = len(heads) // folds
-        self.register_buffer("shares", torch.full((kinds,), 1 / kinds))
+        self.register_buffer("shares", torch.full((folds, kinds), 1 / kinds))
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (B, d) → outputs (M, B, O) of all members."""
@@ -149,7 +151,7 @@ class Members(Head):
 
     def of_fold(self, number: int) -> list[BRAINetHead]:
         """The members of one fold, one of each kind."""
-        kinds = len(self.shares)
+        kinds = self.shares.shape[1]
         heads: list[BRAINetHead] = list(self.heads)  # type: ignore[arg-type]
         return heads[number * kinds : (number + 1) * kinds]
 
@@ -161,7 +163,7 @@ class Members(Head):
     @property
     def trees(self) -> list[GGT]:
         """The trees of the kinds of members."""
-        return [head.ggt for head in self._heads[: len(self.shares)] if head.ggt is not None]
+        return [head.ggt for head in self._heads[: self.shares.shape[1]] if head.ggt is not None]
 
     @contextmanager
     def fixed_draws(self, count: int, seed: int) -> Iterator[None]:
@@ -184,7 +186,7 @@ class Members(Head):
             head.passes(x[:, : head.in_features], each)
             for head, each in zip(heads, self._passes_of_each(count), strict=True)
         ]
-        shares = self.shares.repeat(len(heads) // len(self.shares)) * len(self.shares) / len(heads)
+        shares = self.shares.flatten() / self.folds if self.chosen is None else self.shares[self.chosen]
         weights = [share * _all_weights(one) for one, share in zip(found, shares, strict=True)]
         return Outputs(torch.cat([one.values for one in found]), torch.cat(weights))
 
@@ -378,33 +380,44 @@ class TablePredictor(Predictor):
             )
 
     @torch.no_grad()
-    def hold(self, rows: Tensor, target: Tensor, folds: Sequence[Tensor]) -> None:
+    def hold(self, rows: Tensor, target: Tensor, folds: Sequence[Fold]) -> None:
         """Weigh kinds of members and calibrate by what those of each fold say of its rows, and remember it.
 
         Args:
             rows: (N, d) all training rows.
             target: (N,) their targets.
-            folds: the numbers of the rows that each fold held back.
+            folds: the roles of the rows in each fold.
         """
         with evaluation_mode(self):
-            self.head.shares.copy_(self._weigh(list(self._answer_folds(rows, target, folds, scored=False))))
-            settle(self, self._answer_folds(rows, target, folds), self._split(rows, target))
-        predicted = []
-        for number, fold in enumerate(folds):
-            with self.fold(number):
-                predicted.append(self.final_rows(rows[fold]))
-        self.held_predicted.copy_(torch.cat(predicted))
-        self.held_target.copy_(target[torch.cat(list(folds))])
+            self._weigh(rows, target, folds)
+            answered = list(self._answer_folds(rows, target, folds))
+            settle(self, answered, self._split(rows, target))
+        predicted = torch.cat([answer.passes.predicted for answer in answered])
+        held = torch.cat([fold.held for fold in folds])
+        number = torch.repeat_interleave(torch.arange(len(folds)), torch.tensor([len(fold.held) for fold in folds]))
+        part = number if len(folds) > 1 else torch.arange(len(held)) % PARTS
+        self.held_predicted.copy_(self._calibrated_by_others(predicted, target[held], part))
+        self.held_target.copy_(target[held])
 
-    def _answer_folds(
-        self, rows: Tensor, target: Tensor, folds: Sequence[Tensor], scored: bool = True
-    ) -> Iterator[Answered]:
+    def _calibrated_by_others(self, predicted: Tensor, target: Tensor, part: Tensor) -> Tensor:
+        """Predictions (H, …) of rows held back, each calibrated as the rows of all other parts (H,) say."""
+        if self.calibration is None:
+            return predicted
+        found = torch.empty_like(predicted)
+        for one in set(part.tolist()):
+            calibrator = type(self.calibration)().to(predicted.dtype).quiet()
+            calibrator.observe(predicted[part != one], target[part != one], {})
+            calibrator.finalize()
+            found[part == one] = calibrator(predicted[part == one], {})
+        return found
+
+    def _answer_folds(self, rows: Tensor, target: Tensor, folds: Sequence[Fold]) -> Iterator[Answered]:
         """What the members of each fold say of the rows that they held back, a batch at a time."""
         for number, fold in enumerate(folds):
-            for part in fold.split(BATCH):  # type: ignore[no-untyped-call]
+            for part in fold.held.split(BATCH):  # type: ignore[no-untyped-call]
                 with self.fold(number), isolated_rng(DRAW_SEED):
                     passes = self.passes(rows[part])
-                    yield Answered(passes, self.all_scores(passes) if scored else {}, target[part])
+                    yield Answered(passes, self.all_scores(passes), target[part])
 
     def _split(self, rows: Tensor, target: Tensor) -> tuple[Extracted, Extracted]:
         """Features of rows to estimate by what will be noticed: nothing fitted is used, so any may be held out."""
@@ -417,27 +430,34 @@ class TablePredictor(Predictor):
             Extracted(BackboneOutput(features[held_out]), target[held_out]),
         )
 
-    def _weigh(self, answered: Sequence[Answered]) -> Tensor:
-        """How much each of two kinds of members counts, (2,): what predicts rows held back best, drawn to a half."""
-        before = self.head.shares
-        if len(before) == 1:
-            return before
+    def _weigh(self, rows: Tensor, target: Tensor, folds: Sequence[Fold]) -> None:
+        """Set how much each of two kinds of members of a fold counts: what predicts rows of other folds best.
 
-        def cost(share: float) -> float:
+        It is drawn to a half. An only fold goes by its rows that select.
+        """
+        if self.head.shares.shape[1] == 1:
+            return
+        shares = torch.tensor(SHARES, dtype=torch.double)
+        nll = torch.stack([self._nll_of_shares(rows, target, fold, number) for number, fold in enumerate(folds)])
+        others = nll.sum(dim=0) - nll if len(folds) > 1 else nll
+        best = shares[(others - PULL * (4 * shares * (1 - shares)).log()).argmin(dim=1)]
+        self.head.shares.copy_(torch.stack([best, 1 - best], dim=1))
+
+    def _nll_of_shares(self, rows: Tensor, target: Tensor, fold: Fold, number: int) -> Tensor:
+        """The sum of the NLL of the rows of a fold that select, for each of `SHARES`, (S,)."""
+        found = torch.zeros(len(SHARES), dtype=torch.double)
+        for part in fold.select.split(BATCH):  # type: ignore[no-untyped-call]
+            with self.fold(number), isolated_rng(DRAW_SEED):
+                passes = self.passes(rows[part])
+            assert passes.weights is not None
             # Passes of the first kind come first, and both kinds have counted alike.
-            new = before.new_tensor([share, 1 - share])
-            total = -PULL * math.log(4 * share * (1 - share))
-            for passes, _, target, _ in answered:
-                assert passes.weights is not None
-                first = passes.weights.cumsum(0) < before[0] + 1e-9
-                weights = passes.weights / before[0] * torch.where(first, new[0], new[1])
-                nll = self.task.nll(self.task.predictive(passes.outputs, weights), target)
+            first = passes.weights.cumsum(0) < 0.5 + 1e-9
+            for place, share in enumerate(SHARES):
+                weights = passes.weights * 2 * torch.where(first, share, 1 - share)
+                nll = self.task.nll(self.task.predictive(passes.outputs, weights), target[part])
                 assert nll is not None
-                total += float(nll.sum())
-            return total
-
-        share = min(SHARES, key=cost)
-        return before.new_tensor([share, 1 - share])
+                found[place] += nll.sum()
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` builds the same modules from, for their tensors to be loaded into."""
@@ -483,14 +503,14 @@ class Table(NamedTuple):
         rows: (N, d) numbers.
         target: (N,) targets.
         weights: (N,) how much each row counts while training; None is all alike.
-        folds: for each fold the numbers of the rows that its members learn from, and of those that they stop by.
+        folds: what the rows do for the members of each fold.
         names: (d,) names of the columns, where they have names.
     """
 
     rows: Tensor
     target: Tensor
     weights: Tensor | None
-    folds: Sequence[tuple[Tensor, Tensor]]
+    folds: Sequence[Fold]
     names: Sequence[str] | None
 
 
@@ -527,24 +547,37 @@ def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TableP
     network = _build_network(task, table, encoding, trees, settings)
     labels, num_classes = task.classes(table.target)
     context = ScoreContext(num_classes, raw=True, ggt=_density_tree(features[:, :columns], settings))
-    epochs = 0
-    for number, (train, _) in enumerate(table.folds):
+    for number, fold in enumerate(table.folds):
         for score in network.fold_scores:
-            score.fit_fold(number, context, features[train], labels[train])
-        for member in network.head.of_fold(number):
-            epochs = max(epochs, _train_member(member, task, features, table, number, settings))
+            score.fit_fold(number, context, features[fold.train], labels[fold.train])
+    epochs = max(_train_kind(network, kind, task, features, table, settings) for kind in range(len(trees)))
     network.double()
-    held_back = [fold for _, fold in table.folds if len(fold)]
-    if held_back:
-        network.hold(table.rows.double(), table.target, held_back)
+    if all(len(fold.held) for fold in table.folds):
+        network.hold(table.rows.double(), table.target, table.folds)
     return network, epochs
+
+
+def _train_kind(
+    network: TablePredictor, kind: int, task: Task, features: Tensor, table: Table, settings: FitSettings
+) -> int:
+    """Train the members of one kind, those of all folds at once; gives the epochs it took."""
+    heads = [network.head.of_fold(number)[kind] for number in range(len(table.folds))]
+    return train_folds(
+        HeadStack(heads),
+        task,
+        Rows(features[:, : heads[0].in_features].contiguous(), table.target, table.weights),
+        table.folds,
+        settings.training,
+        passes=VALIDATION_PASSES,
+        progress=settings.progress,
+    )
 
 
 def _learn_encoding(table: Table) -> nn.Sequential:
     """Bins and scales of the columns; no bins where there are too many, or no rows to stop by."""
     columns = table.rows.shape[1]
     bins = Bins.learn(table.rows, BINS)
-    if columns + len(bins.low) > MOST_WITH_BINS or not table.folds[0][1].numel():
+    if columns + len(bins.low) > MOST_WITH_BINS or not len(table.folds[0].select):
         bins = Bins(0)
     return nn.Sequential(bins, Standardize(columns + len(bins.low)).fit(bins(table.rows)))
 
@@ -575,34 +608,9 @@ def _build_network(
             heads.append(build_member(settings.head, task, tree))
     bins = encoding[0]
     assert isinstance(bins, Bins)
-    held_back = sum(len(fold) for _, fold in table.folds)
+    held_back = sum(len(fold.held) for fold in table.folds)
     outputs = task.classes(table.target)[1] if isinstance(task, Classification) else 2
     shapes = Shapes(table.rows.shape[1], len(bins.low), len(table.folds), held_back, outputs)
     network = TablePredictor(task, heads, shapes, settings.passes)
     network.backbone.model.load_state_dict(encoding.state_dict())
     return network
-
-
-def _train_member(
-    member: BRAINetHead, task: Task, features: Tensor, table: Table, number: int, settings: FitSettings
-) -> int:
-    """Train a member on the rows of its fold, and stop by those held back; gives the epochs it took.
-
-    Without rows to stop by, training takes a quarter of `max_epochs`.
-    """
-    train, fold = table.folds[number]
-    x, training = features[:, : member.in_features], settings.training
-    select = HeadInputs(x[fold], table.target[fold])
-    if not len(fold):
-        training = replace(training, max_epochs=max(1, training.max_epochs // 4))
-    return train_head(
-        member,
-        task,
-        HeadInputs(x[train], table.target[train]),
-        select if len(fold) else None,
-        training,
-        passes=VALIDATION_PASSES,
-        weights=None if table.weights is None else table.weights[train],
-        select_weights=None if table.weights is None else table.weights[fold],
-        progress=settings.progress,
-    )
