@@ -288,7 +288,7 @@ class BRAINet(FittedModule):
         """One step of the head, and of the backbone where it is not frozen; None for a batch that is skipped."""
         x, target = inputs_and_target(batch, self.columns)
         if steps.is_left_over(self.trainer, self.predictor, x, batch_idx):
-            return None
+            return steps.nothing_learned(self.trainer, self)
         y, wrong = self.task.check_later(target)
         before = BufferCopy(self.predictor)  # batch norm takes in what it is given before the loss is known
         loss, outputs = self._compiled("loss_and_outputs")(x, y)

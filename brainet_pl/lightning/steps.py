@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -148,17 +149,26 @@ def train_size(trainer: pl.Trainer) -> int:
 def is_left_over(trainer: pl.Trainer, model: nn.Module, x: Any, batch_idx: int) -> bool:
     """Whether a batch is one sample that was left over at the end of an epoch, which batch norm can't train on.
 
-    It is left out with a warning. Several processes can't leave out a batch, and a first batch of one sample means that
-    all are: both are the head's error.
+    It is left out with a warning. A first batch of one sample means that all are, which is the head's error.
     """
     last = 0 < batch_idx == float(trainer.num_training_batches) - 1
-    if not last or trainer.world_size > 1 or batches.size(x) != 1 or not any(map(_normalises, model.modules())):
+    if not last or batches.size(x) != 1 or not any(map(_normalises, model.modules())):
         return False
     rank_zero_warn(
         "the last batch of each epoch is one sample, which batch norm can't train on, and is left out: use "
         "drop_last=True in the training loader, or another batch_size"
     )
     return True
+
+
+def nothing_learned(trainer: pl.Trainer, model: nn.Module) -> Tensor | None:
+    """What a training step gives that leaves a batch out.
+
+    Several processes wait for each other's gradients, so that none of them can skip a step: theirs are zero.
+    """
+    if trainer.world_size == 1:
+        return None
+    return torch.stack([(p * 0.0).sum() for p in model.parameters() if p.requires_grad]).sum()
 
 
 def _normalises(module: nn.Module) -> bool:

@@ -7,7 +7,9 @@ the units of the target, and `target` (B,).
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,6 +38,8 @@ class Measure(Metric):
         title: What a report calls it; the end of the key if empty.
         unit: "share", "nats", "target" for the units of the target, or "".
         higher_is_better: As in torchmetrics; None where neither direction is better.
+        takes_empty: Whether `update` can do with a batch without samples, which a process has whose last samples are
+            copies of those of others. Where it can't, as in torchmetrics, it is left out for such a batch.
     """
 
     full_state_update = False
@@ -44,6 +48,7 @@ class Measure(Metric):
     key: str = ""
     title: str = ""
     unit: str = ""
+    takes_empty: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -51,11 +56,24 @@ class Measure(Metric):
         for name, value in known._asdict().items() if known else ():
             if name not in vars(cls):
                 setattr(cls, name, value)
+        if not cls.takes_empty:
+            cls.update = _with_samples_only(cls.update)  # type: ignore[method-assign, assignment]
 
     @property
     def better(self) -> Better:
         """Whether "higher" or "lower" values are better; None where neither is."""
         return direction(self.higher_is_better)
+
+
+def _with_samples_only(update: Callable[[Any, Tensor, Tensor], None]) -> Callable[[Any, Tensor, Tensor], None]:
+    """An `update` that does nothing for an empty batch."""
+
+    @functools.wraps(update)
+    def update_with_samples(self: Any, preds: Tensor, target: Tensor) -> None:
+        if len(target):
+            update(self, preds, target)
+
+    return update_with_samples
 
 
 def check_classes(preds: Tensor, target: Tensor) -> None:
@@ -94,6 +112,7 @@ class _SampleMean(Measure):
     """The mean of a number, or of numbers of this shape, for each sample; a subclass says which."""
 
     is_differentiable = True
+    takes_empty = True
     shape: tuple[int, ...] = ()
     total: Tensor
     count: Tensor
@@ -163,6 +182,7 @@ class CalibrationError(Measure):
     """Expected calibration error with equal bins; a confidence of exactly 1 belongs to the last bin."""
 
     key = "cal/ECE"
+    takes_empty = True
     sums_of: Any = staticmethod(curves.calibration_sums)
     sums: Tensor
     count: Tensor
@@ -217,6 +237,7 @@ class SmoothCalibrationError(CalibrationError):
 class _Ranked(Measure):
     """A number of all confidences (N,) and hits (N,) together; a subclass says which number."""
 
+    takes_empty = True
     confidence: list[Tensor]
     correct: list[Tensor]
 
@@ -453,6 +474,7 @@ class WorstClassCoverage(Measure):
     """
 
     key = "conformal/WorstClassCoverage"
+    takes_empty = True
     held: Tensor
     count: Tensor
 

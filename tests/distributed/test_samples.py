@@ -29,6 +29,15 @@ def start(folder, *parts):
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def run(script, *words):
+    """What a script says that starts processes of its own."""
+    env = os.environ | {"PYTHONPATH": str(Path(brainet_pl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), *map(str, words)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
 def rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
@@ -140,6 +149,22 @@ def test_an_error_of_the_first_process_ends_all_with_its_cause(both):
     assert second == f"the first process failed while this one waited for it: OSError: {first}"
     assert first in error
     assert max(seconds, total) < 20
+
+
+@pytest.mark.parametrize("sizes", [(1, 7, 13), pytest.param(range(1, 25), marks=pytest.mark.slow)], ids=["few", "all"])
+def test_a_set_of_any_size(tmp_path, sizes):
+    """Batches of 3: of 1, 7 and 13 samples the last batch of the second process holds nothing but a copy."""
+    said = run(Path(__file__).with_name("sizes.py"), tmp_path, *sizes)
+    assert "the last batch of each epoch is one sample" in said
+    one, two = (json.loads((tmp_path / n / "found.json").read_text()) for n in "12")
+    assert one.keys() == two.keys() == {f"{size} {kind}" for size in sizes for kind in ("classes", "numbers")}
+    for name, visit in one.items():
+        other = two[name]
+        assert visit["metrics"].keys() == other["metrics"].keys()
+        for key, value in visit["metrics"].items():
+            if not key.startswith("train/"):  # a step trains on copies too
+                assert other["metrics"][key] == pytest.approx(value, rel=1e-6, abs=1e-6, nan_ok=True), (name, key)
+        same_rows(*(list(csv.DictReader(part["rows"])) for part in (visit, other)), ("known", "set"))
 
 
 @pytest.mark.slow

@@ -1,17 +1,27 @@
 """Every metric against numpy, edge cases included."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
+from torchmetrics.classification import MulticlassRecall
 
+from brainet_pl.metrics import measures
 from brainet_pl.metrics.measures import (
     AbsoluteError,
     AreaUnderRiskCoverage,
+    BoundCoverage,
+    BoundWidth,
     IntervalCoverage,
     Measure,
+    PassDisagreement,
     RiskAtCoverage,
+    SetCoverage,
+    SetSize,
     SquaredError,
+    WorstClassCoverage,
     classification_measures,
     collect,
     regression_measures,
@@ -116,6 +126,51 @@ def test_a_metric_of_inference_mode_can_be_updated_outside(make):
     metric.update(preds, target)
     assert metric.compute() == 1
     assert metric(preds, target + 1) == 2
+
+
+def given(measure, count, seed=0):
+    """Predictions and targets that a measure takes."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.rand(count, 2, generator=generator).cumsum(dim=1)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    probs = torch.rand(count, 3, generator=generator).mul(4).round().softmax(dim=1)  # many are tied
+    kind = type(measure)
+    if kind in (SetCoverage, SetSize, WorstClassCoverage):
+        return probs > 0.3, labels
+    if kind is PassDisagreement:
+        return numbers[:, 0], labels
+    return (numbers, labels.float()) if kind in NUMBERS else (probs, labels)
+
+
+NUMBERS = {type(measure) for measure in regression_measures()} | {BoundCoverage, BoundWidth}
+ALL = [
+    *classification_measures(3), *regression_measures(), PassDisagreement(), SetCoverage(), SetSize(),
+    WorstClassCoverage(3), BoundCoverage(), BoundWidth(),
+]  # fmt: skip
+
+
+class Recall(MulticlassRecall, Measure):
+    """A measure of torchmetrics, which stops at an empty batch."""
+
+
+def test_every_measure_is_looked_at():
+    """Those that measures share a base with say nothing themselves."""
+    made = {kind for kind in vars(measures).values() if isinstance(kind, type) and issubclass(kind, Measure)}
+    assert {kind for kind in made if kind is not Measure and kind.__name__[0] != "_"} == {type(m) for m in ALL}
+
+
+@pytest.mark.parametrize("measure", [*ALL, Recall(3)], ids=lambda measure: type(measure).__name__)
+def test_a_batch_without_samples_changes_nothing(measure):
+    """A process has one whose last samples are copies of those of others."""
+    measure = copy.deepcopy(measure)
+    preds, target = given(measure, 7)
+    measure.update(preds, target)
+    expected = measure.compute()
+    measure.reset()
+    for rows in (slice(0), slice(4), slice(0), slice(4, 7), slice(0)):
+        measure.update(preds[rows], target[rows])
+    assert float(measure.compute()) == pytest.approx(float(expected), rel=1e-6)
+    assert measure.update_called
 
 
 class Doubt(Measure):
