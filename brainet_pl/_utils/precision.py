@@ -20,3 +20,8 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
 def wide(x: Tensor) -> Tensor:
     """The same numbers in 32 bits, or in 64 where they have so many."""
     return x if not x.is_floating_point() or x.element_size() >= 4 else x.float()
+
+
+def measurable(x: Tensor) -> Tensor:
+    """The same numbers in at least 32 bits, where sums can have 64: on the CPU for MPS, which has none."""
+    return wide(x.cpu() if x.device.type == "mps" else x)

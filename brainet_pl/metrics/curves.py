@@ -108,13 +108,35 @@ def smooth_calibration_error(sums: Tensor, count: Tensor | float) -> Tensor:
 def adaptive_calibration_error(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) -> Tensor:
     """Confidences and hits (N,) → the error in bins of equal counts; with fewer samples than bins, each is a bin.
 
+    A bin may end among samples of equal confidence. Each of them counts with the mean of its group, so the error does
+    not depend on the order of the data.
+
     >>> adaptive_calibration_error(torch.tensor([0.5, 1.0]), torch.tensor([1.0, 1.0]))
     tensor(0.2500)
     """
     _check_pair(confidence, correct, "confidences")
-    order = torch.argsort(confidence, stable=True)
-    gaps = torch.tensor_split((correct - confidence)[order], min(n_bins, len(order)))
-    return torch.stack([gap.sum().abs() for gap in gaps]).sum() / len(order)
+    ties = _group_ties(confidence)
+    gaps = ties.spread_means(correct.double() - confidence.double())
+    bins = torch.tensor_split(gaps, min(n_bins, len(gaps)))
+    return (torch.stack([part.sum().abs() for part in bins]).sum() / len(gaps)).float()
+
+
+class _Ties(NamedTuple):
+    """Samples (N,) that are ordered by a value, in groups of equal values."""
+
+    group: Tensor  # (N,) the group of each sample, as the samples came; the least value has group 0
+    size: Tensor  # of each group
+
+    def spread_means(self, numbers: Tensor) -> Tensor:
+        """Numbers (N,) in the order of the values, each replaced by the mean of its group, in 64 bits."""
+        sums = torch.zeros(len(self.size), dtype=torch.float64, device=numbers.device)
+        means = sums.index_add(0, self.group, numbers.double()) / self.size
+        return means.repeat_interleave(self.size)
+
+
+def _group_ties(values: Tensor) -> _Ties:
+    _, group, size = torch.unique(values, return_inverse=True, return_counts=True)  # in ascending order
+    return _Ties(group, size)
 
 
 def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> Tensor:
@@ -127,9 +149,7 @@ def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> Tensor:
     tensor([0.0000, 0.0000, 0.3333])
     """
     _check_pair(uncertainty, wrong, "uncertainties")
-    _, group, size = torch.unique(uncertainty, return_inverse=True, return_counts=True)  # in ascending order
-    errors = torch.zeros(len(size), dtype=torch.float64, device=wrong.device).index_add(0, group, wrong.double())
-    expected = (errors / size).repeat_interleave(size).cumsum(0)
+    expected = _group_ties(uncertainty).spread_means(wrong).cumsum(0)
     return torch.as_tensor(expected / torch.arange(1, len(wrong) + 1, device=wrong.device)).float()
 
 

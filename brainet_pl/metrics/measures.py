@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.precision import measurable
 from brainet_pl.metrics import curves
 from brainet_pl.metrics.catalogue import CATALOGUE, Better, direction, facts_of
 from brainet_pl.metrics.labels import out_of_range
@@ -40,6 +40,9 @@ class Measure(Metric):
         higher_is_better: As in torchmetrics; None where neither direction is better.
         takes_empty: Whether `update` can do with a batch without samples, which a process has whose last samples are
             copies of those of others. Where it can't, as in torchmetrics, it is left out for such a batch.
+
+    Whatever a model computes in, `update` gets numbers of at least 32 bits, and states keep the type they were added
+    with; sums over samples want 64.
     """
 
     full_state_update = False
@@ -56,8 +59,17 @@ class Measure(Metric):
         for name, value in known._asdict().items() if known else ():
             if name not in vars(cls):
                 setattr(cls, name, value)
-        if not cls.takes_empty:
-            cls.update = _with_samples_only(cls.update)  # type: ignore[method-assign, assignment]
+        if not hasattr(cls.update, "prepares_batch"):
+            cls.update = _prepare_batch(cls.update)  # type: ignore[method-assign, assignment]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
+        """Follow the model to its device, but keep the digits of sums when it is converted to 16 or 32 bits."""
+
+        def move(state: Tensor) -> Tensor:
+            device = fn(torch.empty(0, device=state.device)).device
+            return state if device.type == "mps" else state.to(device)  # see `measurable`
+
+        return super()._apply(move, exclude_state)
 
     @property
     def better(self) -> Better:
@@ -65,15 +77,16 @@ class Measure(Metric):
         return direction(self.higher_is_better)
 
 
-def _with_samples_only(update: Callable[[Any, Tensor, Tensor], None]) -> Callable[[Any, Tensor, Tensor], None]:
-    """An `update` that does nothing for an empty batch."""
+def _prepare_batch(update: Callable[[Any, Tensor, Tensor], None]) -> Callable[[Any, Tensor, Tensor], None]:
+    """An `update` that is given numbers of at least 32 bits, and no empty batch where it can't take one."""
 
     @functools.wraps(update)
-    def update_with_samples(self: Any, preds: Tensor, target: Tensor) -> None:
-        if len(target):
-            update(self, preds, target)
+    def prepared(self: Any, preds: Tensor, target: Tensor) -> None:
+        if len(target) or self.takes_empty:
+            update(self, measurable(preds), measurable(target))
 
-    return update_with_samples
+    prepared.prepares_batch = True  # type: ignore[attr-defined]
+    return prepared
 
 
 def check_classes(preds: Tensor, target: Tensor) -> None:
@@ -119,34 +132,37 @@ class _SampleMean(Measure):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state("total", torch.zeros(self.shape), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(self.shape, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch."""
         # Never in place: a validation in inference mode leaves tensors that a later fit may not write to.
-        self.total = self.total + self.values(preds, target).sum(dim=0)
+        self.total = self.total + self.values(preds, target).double().sum(dim=0)
         self.count = self.count + len(target)
 
     def compute(self) -> Tensor:
         """The mean so far."""
-        return self.total / self.count
+        return self.of_mean(self.total / self.count).float()
+
+    def of_mean(self, mean: Tensor) -> Tensor:
+        """What is reported of the mean, in 64 bits; the mean itself."""
+        return mean
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
         """(B, *shape) the numbers of each sample."""
         raise NotImplementedError
 
 
-class Accuracy(MulticlassAccuracy, Measure):
+class Accuracy(_SampleMean):
     """The share of samples whose largest probability is that of their label; a prediction of NaN is wrong."""
 
+    is_differentiable = False
     key = "cls/Acc"
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: probabilities (B, C) and labels (B,)."""
-        check_classes(preds, target)
-        wrong = one_hot((target.long() + 1) % preds.shape[1], preds)
-        super().update(torch.where(preds.isnan().any(dim=1, keepdim=True), wrong, preds), target)
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Computes whether the answer of each sample is right, as zeros and ones (B,)."""
+        return _confidence_and_hits(preds, target)[1]
 
 
 class NegativeLogLikelihood(_SampleMean):
@@ -312,7 +328,7 @@ class RiskAtCoverage(_Ranked):
 def classification_measures(num_classes: int) -> list[Measure]:
     """Accuracy, NLL, Brier, four calibration errors, AURC, AUGRC and risk at 80 % coverage, fresh."""
     return [
-        Accuracy(num_classes, average="micro", validate_args=False), NegativeLogLikelihood(), BrierScore(),
+        Accuracy(), NegativeLogLikelihood(), BrierScore(),
         CalibrationError(), AdaptiveCalibrationError(), MaximumCalibrationError(), SmoothCalibrationError(),
         AreaUnderRiskCoverage(), AreaUnderGeneralizedRisk(), RiskAtCoverage(0.8),
     ]  # fmt: skip
@@ -342,9 +358,9 @@ class SquaredError(_SampleMean):
         check_numbers(preds, target)
         return (preds[:, 0] - target) ** 2
 
-    def compute(self) -> Tensor:
-        """The root of the mean so far."""
-        return super().compute().sqrt()
+    def of_mean(self, mean: Tensor) -> Tensor:
+        """The root of the mean."""
+        return mean.sqrt()
 
 
 class AbsoluteError(_SampleMean):
@@ -409,10 +425,9 @@ class QuantileCalibrationError(_SampleMean):
         """Computes whether each target lies in the interval of each level, (B, 19) of zeros and ones."""
         return (_central(preds, target)[:, None] <= torch.tensor(_LEVELS, device=preds.device)).float()
 
-    def compute(self) -> Tensor:
-        """The mean gap so far."""
-        inside = super().compute()
-        return torch.as_tensor((inside - torch.tensor(_LEVELS, device=inside.device)).abs().mean())
+    def of_mean(self, mean: Tensor) -> Tensor:
+        """The mean gap between the share inside and the probability, over all levels."""
+        return (mean - torch.tensor(_LEVELS, dtype=mean.dtype, device=mean.device)).abs().mean()
 
 
 def _central(preds: Tensor, target: Tensor) -> Tensor:
@@ -481,8 +496,8 @@ class WorstClassCoverage(Measure):
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.num_classes = checks.whole("num_classes", num_classes, 1)
-        self.add_state("held", torch.zeros(num_classes), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros(num_classes), dist_reduce_fx="sum")
+        for name in ("held", "count"):
+            self.add_state(name, torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: sets (B, C) and labels (B,)."""
@@ -493,7 +508,7 @@ class WorstClassCoverage(Measure):
     def compute(self) -> Tensor:
         """The least share so far; NaN without a sample."""
         some = self.count > 0
-        return (self.held[some] / self.count[some]).min() if some.any() else self.count.new_tensor(math.nan)
+        return (self.held[some] / self.count[some]).min() if some.any() else torch.tensor(math.nan)
 
 
 class BoundCoverage(_SampleMean):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from brainet_pl import uncertainty
+from brainet_pl._utils.precision import measurable
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
 
 
@@ -53,6 +54,7 @@ class PassSums(NamedTuple):
 
 def pass_sums(means: Tensor, target: Tensor) -> PassSums:
     """Averaged predictions (S, B, C) and labels (B,) → their sums, as float64 on the CPU."""
+    means, target = measurable(means), measurable(target)
     chosen = means.gather(-1, target.expand(len(means), -1).unsqueeze(-1)).squeeze(-1)
     confidence, label = means.max(dim=-1)
     hit = ((label == target) & ~confidence.isnan()).double()

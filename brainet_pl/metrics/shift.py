@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from brainet_pl._utils.precision import measurable
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
 from brainet_pl.metrics.losses import gaussian_nll
 
@@ -93,7 +94,7 @@ def parse_shift(name: str) -> Shift | None:
 
 def class_sums(probs: Tensor, target: Tensor) -> Sums:
     """Probabilities (B, C) and labels (B,) → what `measures_of` needs of them."""
-    probs = probs.double()
+    probs, target = measurable(probs).double(), measurable(target)
     confidence, label = probs.max(dim=1)
     hit = ((label == target) & ~confidence.isnan()).double()
     own = probs.gather(1, target.long()[:, None]).squeeze(1)
@@ -109,6 +110,7 @@ def class_sums(probs: Tensor, target: Tensor) -> Sums:
 
 def number_sums(predicted: Tensor, target: Tensor) -> Sums:
     """Means and variances (B, 2) and targets (B,) → what `measures_of` needs of them."""
+    predicted, target = measurable(predicted), measurable(target)
     mean, variance = predicted.double().unbind(dim=1)
     found = {
         "samples": torch.tensor(float(len(target)), dtype=torch.float64),

@@ -1,13 +1,17 @@
 """Every metric against numpy, edge cases included."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 from torchmetrics.classification import MulticlassRecall
 
+from brainet_pl._utils.precision import measurable
 from brainet_pl.metrics import measures
 from brainet_pl.metrics.measures import (
     AbsoluteError,
@@ -128,7 +132,7 @@ def test_a_metric_of_inference_mode_can_be_updated_outside(make):
     assert metric(preds, target + 1) == 2
 
 
-def given(measure, count, seed=0):
+def of_kind(measure, count, seed=0):
     """Predictions and targets that a measure takes."""
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.rand(count, 2, generator=generator).cumsum(dim=1)
@@ -163,7 +167,7 @@ def test_every_measure_is_looked_at():
 def test_a_batch_without_samples_changes_nothing(measure):
     """A process has one whose last samples are copies of those of others."""
     measure = copy.deepcopy(measure)
-    preds, target = given(measure, 7)
+    preds, target = of_kind(measure, 7)
     measure.update(preds, target)
     expected = measure.compute()
     measure.reset()
@@ -171,6 +175,54 @@ def test_a_batch_without_samples_changes_nothing(measure):
         measure.update(preds[rows], target[rows])
     assert float(measure.compute()) == pytest.approx(float(expected), rel=1e-6)
     assert measure.update_called
+
+
+@pytest.mark.parametrize("measure", ALL, ids=lambda measure: type(measure).__name__)
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(1, 40), seed=st.integers(0, 2**16), processes=st.integers(1, 3))
+def test_any_order_and_any_number_of_processes(measure, count, seed, processes):
+    """Samples are shuffled, dealt to processes and batched; many of them are tied."""
+    whole, parts = copy.deepcopy(measure), [copy.deepcopy(measure) for _ in range(processes)]
+    preds, target = of_kind(measure, count, seed)
+    whole.update(preds, target)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    for rank, part in enumerate(parts):
+        for rows in order[rank::processes].split(7) or [order[:0]]:
+            part.update(preds[rows], target[rows])
+    for part in parts[1:]:
+        parts[0].merge_state(part)
+    assert float(parts[0].compute()) == pytest.approx(float(whole.compute()), abs=1e-6)
+
+
+def test_sums_keep_their_digits_however_many_samples():
+    """32 bits stop counting at 2²⁴."""
+    measure = PassDisagreement()
+    measure.update(torch.full((2**24,), 0.5), torch.empty(2**24))
+    for _ in range(300):
+        measure.update(torch.full((2**14,), 0.3), torch.empty(2**14))
+    expected = (0.5 * 2**24 + 0.3 * 300 * 2**14) / (2**24 + 300 * 2**14)
+    assert float(measure.compute()) == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("measure", ALL, ids=lambda measure: type(measure).__name__)
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_a_model_in_16_bits_is_measured_in_32(measure, kind):
+    """By a measure that is converted with it, as Lightning does for precision="16-true"."""
+    exact, measure = copy.deepcopy(measure), copy.deepcopy(measure).to(kind)
+    preds, target = of_kind(measure, 50)
+    preds = preds if preds.dtype == torch.bool else preds.to(kind)
+    for _ in range(20):
+        measure.update(preds, target)
+        exact.update(preds if preds.dtype == torch.bool else preds.float(), target)
+    assert float(measure.compute()) == pytest.approx(float(exact.compute()), rel=1e-6)
+
+
+def test_sums_stay_on_the_cpu_where_the_device_has_no_64_bits():
+    measure = PassDisagreement()
+    measure._apply(lambda tensor: SimpleNamespace(device=torch.device("mps")))
+    assert (measure.total.device.type, measure.total.dtype) == ("cpu", torch.float64)
+    held = SimpleNamespace(device=torch.device("mps"), cpu=lambda: torch.ones(3, dtype=torch.float16))
+    assert measurable(held).dtype == torch.float32
 
 
 class Doubt(Measure):
