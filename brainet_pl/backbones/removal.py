@@ -70,44 +70,65 @@ def find_head(
         layer: the path of the layer, where it is known; None finds the dense layer that is used last.
         call: runs the model on the sample.
     """
-    dense: dict[str, nn.Module] = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    if layer is not None:
+    if layer is None:
+        trace = _trace_dense_layers(model, sample, call)
+        name = _only_layer(trace.front, type(model).__name__)
+    else:
         check_layer(model, layer)
-        dense = {layer: model.get_submodule(layer)}
-    trace = _trace(model, sample, dense, call)
-    if layer is None and (not trace.front.layers or trace.front.around):
-        # A convolution of single pixels is a dense layer too, where it alone decides: nothing but means comes after it.
-        points = {
-            name: m for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and set(m.kernel_size) == {1}
-        }
-        other = _trace(model, sample, dense | points, call)
-        if not other.front.around and other.front.after <= _SHAPES | _MEANS | _RECTIFIED:
-            trace = other
-    front, calls = trace.front, trace.calls
-    found = sorted(front.layers) if layer is None else [layer]
-    kind = type(model).__name__
-    if len(found) > 1:
+        trace = _trace(model, sample, {layer: model.get_submodule(layer)}, call)
+        name = layer
+    uses = trace.calls[name]
+    if len(uses) != 1:
         raise ValueError(
-            f"expected one classification layer in {kind}, got {len(found)} whose outputs reach the output: "
-            f"{' and '.join(map(repr, found))}: name the one whose inputs are the features (head_layer={found[0]!r}), "
-            "or pass a model that ends in features (head_layer='')"
+            f"expected the classification layer {name!r} of {type(model).__name__} to be used once in a pass, got "
+            f"{len(uses)} uses: name another layer (head_layer=...), or wrap the model in one that returns features "
+            "(head_layer='')"
         )
-    if layer is None and (not found or front.around):
+    return HeadLayer(name, leave=not _may_go_on(trace, name))
+
+
+def _trace_dense_layers(model: nn.Module, sample: Any, call: Callable[[nn.Module, Any], Any]) -> _Trace:
+    """A pass that watches dense layers; of a model whose output comes from elsewhere, convolutions of single pixels.
+
+    These are dense layers too, where they alone decide: nothing but means comes after them.
+    """
+    dense: dict[str, nn.Module] = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    trace = _trace(model, sample, dense, call)
+    if trace.front.layers and not trace.front.around:
+        return trace
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d) and set(module.kernel_size) == {1}:
+            dense[name] = module
+    other = _trace(model, sample, dense, call)
+    alone = not other.front.around and other.front.after <= _SHAPES | _MEANS | _RECTIFIED
+    return other if alone else trace
+
+
+def _only_layer(front: _Front, kind: str) -> str:
+    """The one layer that the whole output of a model of this class comes from."""
+    layers = sorted(front.layers)
+    if len(layers) > 1:
+        raise ValueError(
+            f"expected one classification layer in {kind}, got {len(layers)} whose outputs reach the output: "
+            f"{' and '.join(map(repr, layers))}: name the one whose inputs are the features "
+            f"(head_layer={layers[0]!r}), or pass a model that ends in features (head_layer='')"
+        )
+    if not layers or front.around:
         got = f"an output that comes from {', '.join(front.around[:3])} as well" if front.around else "none"
         raise ValueError(
             f"expected a dense classification layer that the whole output of {kind} comes from, got {got}: name the "
             "layer to remove (head_layer=...), or pass a model that already ends in features (head_layer='')"
         )
-    name = found[0]
-    if len(calls[name]) != 1:
-        raise ValueError(
-            f"expected the classification layer {name!r} of {kind} to be used once in a pass, got {len(calls[name])} "
-            "uses: name another layer (head_layer=...), or wrap the model in one that returns features (head_layer='')"
-        )
-    use = calls[name][0]
+    return layers[0]
+
+
+def _may_go_on(trace: _Trace, name: str) -> bool:
+    """Whether a model whose layer is removed does no harm to the features that take its place."""
+    front, use = trace.front, trace.calls[name][0]
+    if not isinstance(trace.output, Tensor) or front.layers != [name] or front.around:
+        return False
     harmless = _SHAPES | _MEANS if use.axes > 2 else _SHAPES
-    whole = isinstance(trace.output, Tensor) and front.layers == [name] and not front.around
-    return HeadLayer(name, leave=not (whole and use.plain and front.after <= harmless))
+    return use.plain and front.after <= harmless
 
 
 class _Trace(NamedTuple):
@@ -215,26 +236,27 @@ class _Front(NamedTuple):
 
 
 def _walk(output: Any, nodes: Mapping[Any, str], model: nn.Module, inputs: Any) -> _Front:
+    """Go back from an output through the graph of autograd to the candidates, whose nodes have names."""
     names = {id(p): name for name, p in model.named_parameters() if p.dim() > 1}  # vectors only shift or scale
-    names |= {id(tensor): "its inputs" for tensor in _tensors(inputs)}
+    for tensor in _tensors(inputs):
+        names[id(tensor)] = "its inputs"
     layers: dict[str, None] = {}
     after: set[str] = set()
     around: dict[str, None] = {}
-    stack = [tensor.grad_fn for tensor in _tensors(output)]
-    seen = set()
+    stack: list[Any] = [tensor.grad_fn for tensor in _tensors(output)]
+    seen = {None}
     while stack:
-        node: Any = stack.pop()
-        if node is None or node in seen:
+        node = stack.pop()
+        if node in seen:
             continue
         seen.add(node)
         if node in nodes:
             layers[nodes[node]] = None
-        elif hasattr(node, "variable"):  # a parameter or the inputs
-            if id(node.variable) in names:
-                around[names[id(node.variable)]] = None
-        else:
+        elif not hasattr(node, "variable"):
             after.add(type(node).__name__.partition("Backward")[0])
             stack += [below for below, _ in node.next_functions]
+        elif id(node.variable) in names:  # a parameter or the inputs
+            around[names[id(node.variable)]] = None
     return _Front(list(layers), after, list(around))
 
 

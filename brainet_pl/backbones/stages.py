@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -54,42 +54,65 @@ class _TracedOutput(NamedTuple):
         return self.channels if same else None
 
 
+class _Tracer:
+    """Watches the layers of a model during one pass, in which each sees so many samples."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.uses: dict[str, LayerUse] = {}
+        self._known: dict[int, _TracedOutput] = {}
+        self._count = 0  # uses of all layers so far
+
+    def hook(self, name: str) -> Any:
+        """A forward hook that writes down a use of the layer of this name."""
+
+        def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            tensor, given = first_tensor(output), first_tensor([*args, *kwargs.values()])
+            if tensor is not None and tensor.dim() > 1:
+                self._record(name, module, given, tensor)
+
+        return record
+
+    def _record(self, name: str, module: nn.Module, given: Tensor | None, tensor: Tensor) -> None:
+        before = self._known.get(id(given))
+        shape, version = tuple(tensor.shape[1:]), 0 if tensor.is_inference() else tensor._version
+        channels = channels_of(shape, module, None if before is None else before.like(tensor))
+        passed = tensor is given and before is not None and before.version == version
+        self.uses[name] = LayerUse(
+            shape,
+            channels,
+            times=self.uses[name].times + 1 if name in self.uses else 1,
+            last=self._count,
+            entered=self._entered(module, given, before),
+            passed=passed,
+            samples=None if len(tensor) == self.samples else len(tensor),
+            tensor=(id(tensor), version),
+        )
+        self._count += 1
+        self._known[id(tensor)] = _TracedOutput(tensor, channels, version)
+
+    @staticmethod
+    def _entered(module: nn.Module, given: Tensor | None, before: _TracedOutput | None) -> int | None:
+        """The number of places of a layer's input."""
+        if given is None or given.dim() < 2:
+            return None
+        shape = tuple(given.shape[1:])
+        return places_of(shape, channels_of(shape, module) if before is None else before.channels)
+
+
 def trace_layers(model: nn.Module, run: Any, samples: int) -> dict[str, LayerUse]:
     """Layer → its use while `run()` runs the model on so many samples; layers that give no tensor are omitted."""
-    uses: dict[str, LayerUse] = {}
-    known: dict[int, _TracedOutput] = {}
+    tracer = _Tracer(samples)
     handles = []
-
-    def record(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            tensor, given = first_tensor(output), first_tensor([*args, *kwargs.values()])
-            if tensor is None or tensor.dim() < 2:
-                return
-            before = known.get(id(given))
-            shape, version = tuple(tensor.shape[1:]), 0 if tensor.is_inference() else tensor._version
-            channels = channels_of(shape, module, None if before is None else before.like(tensor))
-            entered = None
-            if given is not None and given.dim() > 1:
-                came = tuple(given.shape[1:])
-                entered = places_of(came, channels_of(came, module) if before is None else before.channels)
-            times = uses[name].times + 1 if name in uses else 1
-            last = sum(use.times for use in uses.values())
-            passed = tensor is given and before is not None and before.version == version
-            other = None if len(tensor) == samples else len(tensor)
-            uses[name] = LayerUse(shape, channels, times, last, entered, passed, other, (id(tensor), version))
-            known[id(tensor)] = _TracedOutput(tensor, channels, version)
-
-        return hook
-
     try:
         for name, module in model.named_modules():
             if name:
-                handles.append(module.register_forward_hook(record(name), with_kwargs=True))
+                handles.append(module.register_forward_hook(tracer.hook(name), with_kwargs=True))
         run()
     finally:
         for handle in handles:
             handle.remove()
-    return uses
+    return tracer.uses
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -124,17 +147,27 @@ def channels_of(shape: tuple[int, ...], module: nn.Module | None = None, like: i
     if len(shape) not in (2, 3):
         return 1
     leaves = [] if module is None else [m for m in module.modules() if not list(m.children())]
-    for leaf in reversed(leaves):
-        width = next((getattr(leaf, name) for name in _FIRST + _LAST if hasattr(leaf, name)), None)
-        width = width[-1] if isinstance(width, tuple) and width else width
-        comes_last = any(hasattr(leaf, name) for name in _LAST)
-        if shape[0] != shape[-1] and (width == shape[0] or (comes_last and width == shape[-1])):
-            return 1 if width == shape[0] else -1
+    if shape[0] != shape[-1]:
+        for leaf in reversed(leaves):
+            axis = _axis_of_width(shape, leaf)
+            if axis is not None:
+                return axis
     if like is not None:
         return like
     if len(shape) == 3:
         return -1 if shape[0] == shape[1] != shape[2] else 1
     return 1 if leaves and isinstance(leaves[-1], _ALONG) else -1
+
+
+def _axis_of_width(shape: tuple[int, ...], layer: nn.Module) -> int | None:
+    """The axis of an output (B, *shape) that is as long as a layer is wide, first or last; None where neither is."""
+    width = next((getattr(layer, name) for name in _FIRST + _LAST if hasattr(layer, name)), None)
+    if isinstance(width, tuple) and width:
+        width = width[-1]
+    if width == shape[0]:
+        return 1
+    comes_last = any(hasattr(layer, name) for name in _LAST)
+    return -1 if comes_last and width == shape[-1] else None
 
 
 def find_stages(model: nn.Module, uses: Mapping[str, LayerUse]) -> list[str]:
@@ -146,28 +179,40 @@ def find_stages(model: nn.Module, uses: Mapping[str, LayerUse]) -> list[str]:
     Stages with a single layer of weights (a stem) are left out where others have more. A model whose blocks all give
     one shape, such as a transformer, ends four stages at equal distances along its longest row of blocks.
     """
-    stages: dict[str, int] = {}
+    stages: dict[str, int] = {}  # the end of a stage → its layers of weights
     for names in _trunk(uses):
-        heavy = [name for name in names if any(True for _ in model.get_submodule(name).parameters())]
-        # Of a single place, a mean is the same again.
-        end = heavy[-1] if heavy and uses[names[-1]].places == 1 else names[-1]
-        if isinstance(model.get_submodule(end), _NORMS):
-            end = ([name for name in names if _is_end(model.get_submodule(name))] or [end])[-1]
-        stages[end] = len(_weighted(model, uses, names))
+        stages[_end_of(model, uses, names)] = len(_weighted(model, uses, names))
     several = [end for end, count in stages.items() if count > 1]
-    chosen = several if several else [end for end, count in stages.items() if count]
+    weighted = [end for end, count in stages.items() if count]
+    chosen = several or weighted
     if len(chosen) > 1:
         return chosen
     row = _longest_row(model, uses)
     if row:
         picks = sorted({round((i + 1) * len(row) / EVEN_STAGES) - 1 for i in range(EVEN_STAGES)} - {-1})
         return [row[i] for i in picks]
-    if chosen:
-        return [end for end, count in stages.items() if count]
+    if weighted:
+        return weighted
     raise ValueError(
         f"expected a model with stages of maps or blocks of tokens to tap by 'auto', got {type(model).__name__} "
         f"without any: name the layers, such as {', '.join(list(uses)[:3])}"
     )
+
+
+def _end_of(model: nn.Module, uses: Mapping[str, LayerUse], names: Sequence[str]) -> str:
+    """The layer of a stage that is read for it."""
+    end = names[-1]
+    if uses[end].places == 1:  # of a single place, a mean is the same again
+        with_weights = [name for name in names if _has_weights(model.get_submodule(name))]
+        end = with_weights[-1] if with_weights else end
+    if isinstance(model.get_submodule(end), _NORMS):
+        ends = [name for name in names if _is_end(model.get_submodule(name))]
+        end = ends[-1] if ends else end
+    return end
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
 
 
 def find_blocks(model: nn.Module, uses: Mapping[str, LayerUse]) -> list[str]:
@@ -177,21 +222,27 @@ def find_blocks(model: nn.Module, uses: Mapping[str, LayerUse]) -> list[str]:
     out. Outside blocks, rows of layers (VGG) are read after activations and pools, never in front of an activation.
     """
     trunk = {name for names in _trunk(uses) for name in names}
-    rows = (nn.ModuleList, nn.ModuleDict)  # classes derived from these may compute
-    kinds = [type(module) for module in model.modules() if not isinstance(module, nn.Sequential)]
-    classes = Counter(kind for kind in kinds if kind not in rows)
     found: dict[tuple[int, int], str] = {}
-
-    def walk(parent: str, module: nn.Module) -> None:
-        for child, part in module.named_children():
-            name = f"{parent}.{child}" if parent else child
-            if classes[type(part)] < 2:
-                walk(name, part)
-            if name in trunk and _is_end(part) and (uses[name].places > 1 or any(True for _ in part.parameters())):
-                found[uses[name].tensor] = name  # of layers that give the same tensor, the outermost
-
-    walk("", model)
+    for name, part in _outside_blocks("", model, _class_counts(model)):
+        if name in trunk and _is_end(part) and (uses[name].places > 1 or _has_weights(part)):
+            found[uses[name].tensor] = name  # of layers that give the same tensor, the outermost
     return sorted(found.values(), key=lambda name: uses[name].last)
+
+
+def _class_counts(model: nn.Module) -> Counter[type]:
+    """How often a model uses each class of modules; lists and dictionaries of modules only hold others."""
+    holders = (nn.ModuleList, nn.ModuleDict)  # classes derived from these may compute
+    kinds = [type(module) for module in model.modules() if not isinstance(module, nn.Sequential)]
+    return Counter(kind for kind in kinds if kind not in holders)
+
+
+def _outside_blocks(parent: str, module: nn.Module, classes: Counter[type]) -> Iterator[tuple[str, nn.Module]]:
+    """Path and module of all that is inside no block, inner modules first."""
+    for child, part in module.named_children():
+        name = f"{parent}.{child}" if parent else child
+        if classes[type(part)] < 2:
+            yield from _outside_blocks(name, part, classes)
+        yield name, part
 
 
 def _is_end(module: nn.Module) -> bool:
@@ -208,35 +259,54 @@ def _trunk(uses: Mapping[str, LayerUse]) -> list[list[str]]:
     excitation), layers that increase the number of places, and layers inside a block that begins in their stage and
     ends in the next.
     """
+    stage = _stages_by_places(uses)
+    layers: dict[int, list[str]] = {}  # stage → its layers
+    for name, use in sorted(uses.items(), key=lambda item: item[1].last):
+        number = stage(use.places)
+        if number is not None and _is_on_trunk(name, uses, stage):
+            layers.setdefault(number, []).append(name)
+    order = sorted(layers)
+    trunk = []
+    for number, after in zip_longest(order, order[1:]):
+        staying = layers[number]
+        if after is not None:
+            staying = [name for name in staying if not _leads(name, uses, stage, number, after)]
+        trunk.append(staying or layers[number])
+    return sorted(trunk, key=lambda names: uses[names[-1]].last)
+
+
+def _stages_by_places(uses: Mapping[str, LayerUse]) -> Callable[[int | None], int | None]:
+    """A number of places → the number of its stage, 0 for the one with the most; None → None."""
     sizes: list[int] = []  # the largest number of places of each stage
     for places in sorted({p for use in uses.values() for p in (use.places, use.entered) if p}, reverse=True):
         if not sizes or places * 1.5 < sizes[-1]:
             sizes.append(places)
 
     def stage(places: int | None) -> int | None:
-        return None if not places else max(i for i, size in enumerate(sizes) if places <= size)
+        return max(i for i, size in enumerate(sizes) if places <= size) if places else None
 
-    ours: dict[int, list[str]] = {}
-    for name, use in sorted(uses.items(), key=lambda item: item[1].last):
-        mine = stage(use.places)
-        inside = any(stage(a.entered) == stage(a.places) != mine for a in _blocks_around(name, uses))
-        maps = len(use.shape) == 3 or use.places > 1
-        came = stage(use.entered)
-        grows = came is not None and mine is not None and came > mine
-        plain = use.times == 1 and use.samples is None and maps and not use.passed
-        if plain and not inside and not grows and mine is not None:
-            ours.setdefault(mine, []).append(name)
-    order = sorted(ours)
-    trunk = []
-    for mine, after in zip_longest(order, order[1:]):
-        leading = {  # inside a block that begins in this stage and ends in the one after it
-            name
-            for name in ours[mine]
-            for a in _blocks_around(name, uses)
-            if after is not None and stage(a.entered) == mine and stage(a.places) == after
-        }
-        trunk.append([name for name in ours[mine] if name not in leading] or ours[mine])
-    return sorted(trunk, key=lambda names: uses[names[-1]].last)
+    return stage
+
+
+def _is_on_trunk(name: str, uses: Mapping[str, LayerUse], stage: Callable[[int | None], int | None]) -> bool:
+    """Whether a layer gives maps or tokens, once, on the way from the inputs to the output and on no branch of it."""
+    use = uses[name]
+    if use.times > 1 or use.samples is not None or use.passed:
+        return False
+    if len(use.shape) != 3 and use.places < 2:
+        return False
+    number, came = stage(use.places), stage(use.entered)
+    if came is not None and number is not None and came > number:
+        return False  # it increases the number of places
+    return not any(stage(block.entered) == stage(block.places) != number for block in _blocks_around(name, uses))
+
+
+def _leads(
+    name: str, uses: Mapping[str, LayerUse], stage: Callable[[int | None], int | None], number: int, after: int
+) -> bool:
+    """Whether a layer lies inside a block that begins in one stage and ends in the one after it."""
+    blocks = _blocks_around(name, uses)
+    return any(stage(block.entered) == number and stage(block.places) == after for block in blocks)
 
 
 def _blocks_around(name: str, uses: Mapping[str, LayerUse]) -> list[LayerUse]:
