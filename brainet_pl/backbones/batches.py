@@ -67,18 +67,21 @@ def split(batch: Any, columns: Columns | None = None) -> Split:
     columns = columns or Columns()
     named = as_mapping(batch, columns)
     if named is None:
-        if isinstance(batch, list | tuple):
-            if not batch:
-                raise ValueError("expected batches (inputs, targets), got an empty one: return both from the dataset")
-            first = as_mapping(batch[0], columns)
-            inputs = batch[0] if first is None else _chosen(first, columns, first)
-            return Split(inputs, batch[1] if len(batch) > 1 else None)
-        return Split(batch, None)
+        return _split_pair(batch, columns) if isinstance(batch, list | tuple) else Split(batch, None)
     target = columns.target or next((name for name in TARGETS if name in named), None)
     if columns.target is not None and columns.target not in named:
         _missing("target", columns.target, named)
     rest = {name: value for name, value in named.items() if name != target}
     return Split(_chosen(rest, columns, named), None if target is None else named[target])
+
+
+def _split_pair(batch: Any, columns: Columns) -> Split:
+    """The inputs and the target of a tuple or list, whose first two entries they are."""
+    if not batch:
+        raise ValueError("expected batches (inputs, targets), got an empty one: return both from the dataset")
+    first = as_mapping(batch[0], columns)
+    inputs = batch[0] if first is None else _chosen(first, columns, first)
+    return Split(inputs, batch[1] if len(batch) > 1 else None)
 
 
 def as_mapping(batch: Any, columns: Columns) -> dict[str, Any] | None:
@@ -100,13 +103,7 @@ def as_mapping(batch: Any, columns: Columns) -> dict[str, Any] | None:
 
 def _chosen(rest: dict[str, Any], columns: Columns, named: Mapping[str, Any]) -> Any:
     if columns.inputs is not None:
-        wanted = [columns.inputs] if isinstance(columns.inputs, str) else list(columns.inputs)
-        for name in wanted:
-            if name not in named:
-                _missing("inputs", name, named)
-        if isinstance(columns.inputs, str):
-            return named[columns.inputs]
-        return {name: named[name] for name in wanted}
+        return _named_inputs(columns.inputs, named)
     tensors = {name: value for name, value in rest.items() if isinstance(value, Tensor)}
     if not tensors:
         listed = ", ".join(f"{name} ({type(value).__name__})" for name, value in named.items())
@@ -115,6 +112,15 @@ def _chosen(rest: dict[str, Any], columns: Columns, named: Mapping[str, Any]) ->
             "loader, or name them, columns=Columns(inputs=…, target=…)"
         )
     return tensors
+
+
+def _named_inputs(wanted: str | list[str], named: Mapping[str, Any]) -> Any:
+    """The part of a batch of this name, or a dictionary of several."""
+    names = [wanted] if isinstance(wanted, str) else wanted
+    for name in names:
+        if name not in named:
+            _missing("inputs", name, named)
+    return named[wanted] if isinstance(wanted, str) else {name: named[name] for name in names}
 
 
 def _missing(what: str, name: str, named: Mapping[str, Any]) -> None:

@@ -249,10 +249,16 @@ class FeatureExtractor(nn.Module):
             return pooled(features, self.pool, use.channels, mask)
         if mask is not None and mask.shape == features.shape[:2] and features.dim() == 3:
             return pooled(features, "mean", -1, mask)  # texts differ in length
-        if features.dim() == 4 and not self.raw:
-            return torch.as_tensor(features.mean(dim=(2, 3)))
-        if len(shape) > 1 and not self.raw:
-            check_size([Tap("the last layer", "flatten", shape, channels_of(shape))])
+        return self._flat(features)
+
+    def _flat(self, features: Tensor) -> Tensor:
+        """The features of the last layer without a pool: the mean of maps, tokens side by side."""
+        if not self.raw:
+            if features.dim() == 4:
+                return torch.as_tensor(features.mean(dim=(2, 3)))
+            shape = tuple(features.shape[1:])
+            if len(shape) > 1:
+                check_size([Tap("the last layer", "flatten", shape, channels_of(shape))])
         flat = features.flatten(1)
         return torch.as_tensor(flat if flat.is_floating_point() else flat.float())
 

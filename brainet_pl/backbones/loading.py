@@ -125,38 +125,53 @@ def make_backbone(
     `weights` is a file, or for torchvision and timm the name of published weights ("DEFAULT"), which are downloaded.
     `options` are arguments for the constructor of a named model.
     """
-    more = dict(options or {})
-    named = isinstance(backbone, str) and backbone.startswith(("torchvision/", "timm/"))
-    published = weights if named and weights and not Path(weights).is_file() else None
-    if backbone is None or isinstance(backbone, nn.Module):
-        model = backbone
-    elif backbone in CIFAR:
-        model = CIFAR[backbone](**more)
-    elif backbone.startswith("torchvision/"):
-        from torchvision.models import get_model
-
-        try:
-            model = get_model(backbone.removeprefix("torchvision/"), weights=published, **more)
-        except URLError as error:
-            raise UsageError(
-                f"expected to download the weights {published} of {backbone}, got {error.reason}: where there is no "
-                "connection, give a file of weights in their place"
-            ) from error
-    elif backbone.startswith("timm/"):
-        try:
-            import timm
-        except ImportError as error:
-            raise ImportError(f"{backbone} needs the package timm: pip install 'brainet_pl[timm]'") from error
-        model = timm.create_model(backbone.removeprefix("timm/"), pretrained=published is not None, **more)
-    elif ":" in backbone:
-        model = _maker(backbone)(**more)
+    if backbone is None:
+        return None
+    if isinstance(backbone, nn.Module):
+        model, published = backbone, None
     else:
-        raise ValueError(
-            f"expected a backbone to be a module, torchvision/NAME, timm/NAME, package.module:Class or one of "
-            f"{', '.join(CIFAR)}; got {backbone!r}"
-        )
-    if weights is not None and published is None and model is not None:
+        model, published = _make_by_name(backbone, weights, dict(options or {}))
+    if weights is not None and published is None:
         load_weights(model, weights)
+    return model
+
+
+def _make_by_name(name: str, weights: str | None, options: dict[str, Any]) -> tuple[nn.Module, str | None]:
+    """A model, and the name of the published weights that it was made with, or None."""
+    if name in CIFAR:
+        return CIFAR[name](**options), None
+    library, _, model = name.partition("/")
+    if library in ("torchvision", "timm"):
+        published = weights if weights and not Path(weights).is_file() else None
+        make = _make_torchvision if library == "torchvision" else _make_timm
+        return make(model, published, options), published
+    if ":" in name:
+        return _maker(name)(**options), None
+    raise ValueError(
+        f"expected a backbone to be a module, torchvision/NAME, timm/NAME, package.module:Class or one of "
+        f"{', '.join(CIFAR)}; got {name!r}"
+    )
+
+
+def _make_torchvision(name: str, published: str | None, options: dict[str, Any]) -> nn.Module:
+    from torchvision.models import get_model
+
+    try:
+        model: nn.Module = get_model(name, weights=published, **options)
+    except URLError as error:
+        raise UsageError(
+            f"expected to download the weights {published} of torchvision/{name}, got {error.reason}: where there is "
+            "no connection, give a file of weights in their place"
+        ) from error
+    return model
+
+
+def _make_timm(name: str, published: str | None, options: dict[str, Any]) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise ImportError(f"timm/{name} needs the package timm: pip install 'brainet_pl[timm]'") from error
+    model: nn.Module = timm.create_model(name, pretrained=published is not None, **options)
     return model
 
 
@@ -184,10 +199,10 @@ def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
     for key in ("state_dict", "model"):
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]
-    stored = {k.removeprefix("module.").removeprefix("model."): v for k, v in stored.items()}
-    ours = model.state_dict()
-    wrong = [k for k, v in stored.items() if k not in ours or ours[k].shape != v.shape]
-    missing = [k for k in ours if k not in stored and not k.endswith("num_batches_tracked")]
+    stored = {name.removeprefix("module.").removeprefix("model."): values for name, values in stored.items()}
+    shapes = {name: values.shape for name, values in model.state_dict().items()}
+    wrong = [name for name, values in stored.items() if shapes.get(name) != values.shape]
+    missing = [name for name in shapes.keys() - stored if not name.endswith("num_batches_tracked")]
     if wrong or missing:
         raise ValueError(
             f"expected the weights of {type(model).__name__}, got a file with {len(wrong)} unknown or misshapen and "
@@ -215,20 +230,29 @@ def check_stored_backbone(stored: Any, imported: bool = True) -> None:
             "expected a checkpoint to hold the weights of its backbone, got the file of other weights, or options that "
             "are none: give the backbone yourself, BRAINet.load_from_checkpoint(path, backbone=module)"
         )
-    if name is None or (isinstance(name, str) and name in CIFAR):
+    if name is None:
         return
-    if isinstance(name, str) and _PUBLISHED.fullmatch(name) and not any(_READS.search(str(key)) for key in options):
+    if isinstance(name, str) and (_is_published(name, options) or (imported and _is_imported_module(name))):
         return
-    if imported and isinstance(name, str) and ":" in name:
-        module, _, attribute = name.partition(":")
-        found = getattr(sys.modules.get(module), attribute, None)
-        if isinstance(found, type) and issubclass(found, nn.Module):
-            return
     raise ValueError(
         f"expected the backbone of a checkpoint to be a known network or a module class that is imported already, got "
         f"{checks.shown(name)}: nothing is imported because a file names it; import the class first, or give the "
         "backbone, BRAINet.load_from_checkpoint(path, backbone=module)"
     )
+
+
+def _is_published(name: str, options: Mapping[Any, Any]) -> bool:
+    """Whether a name is that of a network of a library, whose options name no file or address."""
+    if name in CIFAR:
+        return True
+    return _PUBLISHED.fullmatch(name) is not None and not any(_READS.search(str(key)) for key in options)
+
+
+def _is_imported_module(name: str) -> bool:
+    """Whether `package.module:Class` is a class of modules that is imported already."""
+    module, _, attribute = name.partition(":")
+    there = getattr(sys.modules.get(module), attribute, None) if attribute else None
+    return isinstance(there, type) and issubclass(there, nn.Module)
 
 
 # -- presets -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -46,15 +47,10 @@ class Taps:
     def of(layers: str | Sequence[str] | None, pool: str | Sequence[str] | None = None) -> Taps | None:
         """Taps as a user writes them, checked; None where no layers are named."""
         if layers is None:
-            if pool is not None and not isinstance(pool, str):
-                raise ValueError(
-                    f"expected one pool where no layers are named, got {checks.shown(pool)}: give layers, or one pool"
-                )
-            if pool is not None:
-                check_pool(pool)
+            _check_single_pool(pool)
             return None
-        chosen = [layers] if isinstance(layers, str) else list(layers)
-        pools = ["mean"] if pool is None else [pool] if isinstance(pool, str) else list(pool)
+        chosen = _as_list(layers)
+        pools = ["mean"] if pool is None else _as_list(pool)
         if not chosen or not all(isinstance(layer, str) and layer for layer in chosen):
             raise ValueError(
                 f"expected layers to be paths of layers, patterns or 'auto', got {checks.shown(layers)}: see the names "
@@ -74,6 +70,10 @@ class Taps:
         return ", ".join(f"{layer} ({pool})" for layer, pool in zip(self.layers, pools, strict=True))
 
 
+def _as_list(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
 def check_pool(pool: Any) -> None:
     """Raise an error for an unknown way to pool."""
     known = ("mean", "mean_std", "cls", "tokens", "flatten")
@@ -81,6 +81,17 @@ def check_pool(pool: Any) -> None:
         raise ValueError(
             f"expected pool to be one of {', '.join(known)} or a grid such as 4x4, got {checks.shown(pool)}: choose one"
         )
+
+
+def _check_single_pool(pool: Any) -> None:
+    """Raise an error for more than one pool, or an unknown one, where no layers are named; None is right."""
+    if pool is None:
+        return
+    if not isinstance(pool, str):
+        raise ValueError(
+            f"expected one pool where no layers are named, got {checks.shown(pool)}: give layers, or one pool"
+        )
+    check_pool(pool)
 
 
 class Tap(NamedTuple):
@@ -101,8 +112,8 @@ class Tap(NamedTuple):
         if places is None:
             return cells
         if self.channels > 0:
-            return [f"{cell}@{place}" for cell in cells for place in places]
-        return [f"{cell}@{place}" for place in places for cell in cells]
+            return [f"{cell}@{place}" for cell, place in product(cells, places)]
+        return [f"{cell}@{place}" for place, cell in product(places, cells)]
 
     def _places(self) -> list[str] | None:
         """Where in space the features of a channel are, in order; None where there is one of each channel."""
@@ -219,13 +230,18 @@ def _matching(model: nn.Module, uses: Mapping[str, LayerUse], wanted: str) -> li
             f"expected layers of {type(model).__name__}, got {wanted!r}, which is none: the nearest are "
             f"{', '.join(near)}"
         )
-    silent = [name for name in matched if name not in uses]
-    if silent and len(silent) == len(matched):
+    return _in_order_of_use(matched, uses)
+
+
+def _in_order_of_use(names: Sequence[str], uses: Mapping[str, LayerUse]) -> list[str]:
+    """Those of some layers that were used; an error where none was."""
+    used = [name for name in names if name in uses]
+    if not used:
         raise ValueError(
-            f"expected a layer that gives a tensor (batch, …) in a pass, got {silent[0]!r}, which was not used or gave "
+            f"expected a layer that gives a tensor (batch, …) in a pass, got {names[0]!r}, which was not used or gave "
             "something else: tap a layer around it or after it"
         )
-    return sorted((name for name in matched if name in uses), key=lambda name: uses[name].last)
+    return sorted(used, key=lambda name: uses[name].last)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -6,6 +6,7 @@ colour alone. The background is solid white: a picture looks the same in W&B, in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,19 +61,26 @@ def draw(chart: Chart) -> Figure:
     for ax in axes[count:]:
         ax.set_visible(False)
     if not single:
-        entries = [entry for ax in axes[:count] for entry in zip(*ax.get_legend_handles_labels(), strict=True)]
-        handles = {label: handle for handle, label in reversed(entries)}  # the first of each name
-        labels = {series.name: f"{series.name}: {series.note}" if series.note else series.name for series in named}
-        figure.legend(
-            handles=[handles[name] for name in labels if name in handles],
-            labels=[label for name, label in labels.items() if name in handles],
-            loc="outside lower center",
-            ncols=2 if len(named) > 3 else 1,
-            fontsize=8,
-            frameon=False,
-            handlelength=3.2,
-        )
+        _legend(figure, axes[:count], named)
     return figure
+
+
+def _legend(figure: Figure, axes: Sequence[Axes], named: Sequence[Series]) -> None:
+    """One key below all panels, with the first handle of each name."""
+    handles: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    shown = [series for series in named if series.name in handles]
+    figure.legend(
+        handles=[handles[series.name] for series in shown],
+        labels=[f"{series.name}: {series.note}" if series.note else series.name for series in shown],
+        loc="outside lower center",
+        ncols=2 if len(named) > 3 else 1,
+        fontsize=8,
+        frameon=False,
+        handlelength=3.2,
+    )
 
 
 def _panel(ax: Axes, panel: Panel, style: dict[str, int]) -> None:

@@ -58,26 +58,7 @@ def severity_chart(shifts: Sequence[ShiftResult]) -> Chart:
     """
     severities = sorted({s.severity for s in shifts})
     names, n = len({s.corruption for s in shifts if s.severity}), max(s.samples for s in shifts if s.severity)
-    x_axis = Axis("severity of the shift (0: none)", "count")
-    panels = []
-    for measure in shifts[0].predicted:
-        lines = []
-        for which, label in WORDS.items():
-            groups = [
-                [part[measure] for s in shifts if s.severity == severity and (part := getattr(s, which)) is not None]
-                for severity in severities
-            ]
-            if not all(groups):
-                continue
-            xs, ys = points(map(float, severities), [sum(group) / len(group) for group in groups])
-            if len(xs) == len(severities):
-                low, high = ([short(end(group)) for group in groups] for end in (min, max))
-                lines.append(Series(label, xs, ys, low=low, high=high))
-        facts = CATALOGUE[SHIFTED[measure]]
-        unit, good = ", nats" if facts.unit == "nats" else "", "higher" if facts.higher_is_better else "lower"
-        title = f"{facts.title}{unit}, {good} is better"
-        y_axis = Axis("", "share" if facts.unit == "share" else "number")
-        panels.append(Panel(measure, title, x_axis, y_axis, lines))
+    panels = [_severity_panel(shifts, severities, measure) for measure in shifts[0].predicted]
     worst = severities[-1]
     measure = "ECE" if "ECE" in shifts[0].predicted else next(iter(shifts[0].predicted))
     ends = ", ".join(f"{WORDS[which]} {values[measure]:.4g}" for which, values in means(shifts, worst).items())
@@ -90,6 +71,31 @@ def severity_chart(shifts: Sequence[ShiftResult]) -> Chart:
         f"{', '.join(shifts[0].predicted)} against the severity of {many}; mean {measure} at severity {worst}: {ends}",
         [panel for panel in panels if panel.series],
     )
+
+
+def _severity_panel(shifts: Sequence[ShiftResult], severities: Sequence[int], measure: str) -> Panel:
+    """One measure against severity, as predicted and calibrated; no line where a severity has no number."""
+    lines = []
+    for which, label in WORDS.items():
+        groups = [_numbers_at(shifts, severity, which, measure) for severity in severities]
+        if not all(groups):
+            continue
+        xs, ys = points(map(float, severities), [sum(group) / len(group) for group in groups])
+        if len(xs) == len(severities):
+            low = [short(min(group)) for group in groups]
+            high = [short(max(group)) for group in groups]
+            lines.append(Series(label, xs, ys, low=low, high=high))
+    facts = CATALOGUE[SHIFTED[measure]]
+    unit, good = ", nats" if facts.unit == "nats" else "", "higher" if facts.higher_is_better else "lower"
+    x_axis = Axis("severity of the shift (0: none)", "count")
+    y_axis = Axis("", "share" if facts.unit == "share" else "number")
+    return Panel(measure, f"{facts.title}{unit}, {good} is better", x_axis, y_axis, lines)
+
+
+def _numbers_at(shifts: Sequence[ShiftResult], severity: int, which: str, measure: str) -> list[float]:
+    """A measure after each corruption of one severity, as predicted or calibrated."""
+    parts = [getattr(shift, which) for shift in shifts if shift.severity == severity]
+    return [part[measure] for part in parts if part is not None]
 
 
 def pooled_bins(record: TestRecord) -> dict[str, Tensor]:

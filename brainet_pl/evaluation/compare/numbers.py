@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -137,35 +137,57 @@ def chance(count: int) -> float:
 
 def compare(members: Sequence[Member], against: str | None = None) -> Comparison:
     """Group runs and compare every group with one: the first, or the one of that name."""
-    groups = group_runs(members)
-    if against is not None:
-        names = [group.name for group in groups]
-        if against not in names:
-            raise ValueError(f"expected --against to be one of {', '.join(names)}, got {against!r}")
-        groups.sort(key=lambda group: group.name != against)
-    counted = [member for group in groups for member in group.members]
-    untested = any(member.record is None for member in counted)  # validation is all that these have in common
-    measured = [
-        [numbers_of(member) | (validated(member.history) if untested else {}) for member in group.members]
-        for group in groups
-    ]
-    metrics = {key: metric for runs in measured for found in runs for key, metric in found.items()}
-    values = []
-    for group, runs in zip(groups, measured, strict=True):
-        seeds = _seeds(group)
-        row = {}
-        for key in metrics:
-            known = {seed: found[key].value for seed, found in zip(seeds, runs, strict=True) if key in found}
-            finite = {seed: v for seed, v in known.items() if v is not None and math.isfinite(v)}
-            if finite:
-                row[key] = value_of(finite)
-        values.append(row)
-    differences = [
-        {key: difference(row[key], values[0][key]) for key in metrics if key in row and key in values[0]}
-        for row in values
-    ]
+    groups = _with_first(group_runs(members), against)
+    measured = _measured(groups)
+    metrics: dict[str, MetricValue] = {}
+    for runs in measured:
+        for numbers in runs:
+            metrics |= numbers
+    values = [_values_of(group, runs, metrics) for group, runs in zip(groups, measured, strict=True)]
+    differences = []
+    for row in values:
+        shared = [key for key in metrics if key in row and key in values[0]]
+        differences.append({key: difference(row[key], values[0][key]) for key in shared})
     firsts = [group.members[0] for group in groups]
     return Comparison(groups, list(metrics.values()), values, differences, differing(firsts), list(map(_by, groups)))
+
+
+def _with_first(groups: list[RunGroup], name: str | None) -> list[RunGroup]:
+    """The groups, that of a name first."""
+    if name is None:
+        return groups
+    names = [group.name for group in groups]
+    if name not in names:
+        raise ValueError(f"expected --against to be one of {', '.join(names)}, got {name!r}")
+    return sorted(groups, key=lambda group: group.name != name)
+
+
+def _measured(groups: Sequence[RunGroup]) -> list[list[dict[str, MetricValue]]]:
+    """The numbers of each run of each group; where a run was not tested, those of validation too, which all have."""
+    counted = [member for group in groups for member in group.members]
+    untested = any(member.record is None for member in counted)
+    measured = []
+    for group in groups:
+        runs = []
+        for member in group.members:
+            runs.append(numbers_of(member) | (validated(member.history) if untested else {}))
+        measured.append(runs)
+    return measured
+
+
+def _values_of(group: RunGroup, runs: Sequence[dict[str, MetricValue]], metrics: Iterable[str]) -> dict[str, Value]:
+    """Mean and deviation over the runs of a group, of each metric that has a finite number in one of them."""
+    seeds = _seeds(group)
+    values = {}
+    for key in metrics:
+        finite = {}
+        for seed, numbers in zip(seeds, runs, strict=True):
+            number = numbers[key].value if key in numbers else None
+            if number is not None and math.isfinite(number):
+                finite[seed] = number
+        if finite:
+            values[key] = value_of(finite)
+    return values
 
 
 def _by(group: RunGroup) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -26,7 +26,7 @@ from brainet_pl.evaluation.report.view import (
     millions,
     time_of_test,
 )
-from brainet_pl.evaluation.schema import MetricValue
+from brainet_pl.evaluation.schema import MetricValue, PartCost, Record
 
 
 def page_of(found: Comparison) -> Page:
@@ -150,8 +150,10 @@ def _doubts(found: Comparison) -> list[Line]:
 
 def _about_scores(found: Comparison) -> str:
     """By which score unknown sets are judged; nothing where there are none."""
-    names = {by: [group.name for group, other in zip(found.groups, found.by, strict=True) if other == by]
-             for by in dict.fromkeys(filter(None, found.by))}  # fmt: skip
+    names: dict[str, list[str]] = {}  # score → the configurations that go by it
+    for group, by in zip(found.groups, found.by, strict=True):
+        if by:
+            names.setdefault(by, []).append(group.name)
     if not names:
         return ""
     listed = next(iter(names)) if len(names) == 1 else "; ".join(f"{by} ({', '.join(of)})" for by, of in names.items())
@@ -164,17 +166,9 @@ def _costs(found: Comparison) -> list[Block]:
     """Parameters, operations and time of each configuration, of its first run with numbers; times as their means."""
     rows = []
     for group in found.groups:
-        models = [member.record.model for member in group.members if member.record]
-        measured = [model.costs.parts() for model in models if model.costs and model.costs.parts()]
-        if not measured:
-            continue
-        first = measured[0]
-        parts = [part for part in PARTS if all(part in costs for costs in measured)]
-        seconds = {part: statistics.fmean(costs[part].seconds for costs in measured) for part in parts}
-        texts = [group.name, f"{first['head'].parameters:,}" if "head" in first else "–"]
-        texts += [millions(first[part].flops) if part in parts else "–" for part in PARTS]
-        texts += [f"{1000 * seconds[part]:,.3g}" if part in parts else "–" for part in PARTS]
-        rows.append([Cell(text) for text in texts])
+        measured = [costs for member in group.members if (costs := _costs_of(member))]
+        if measured:
+            rows.append([Cell(group.name), *_cells_of_costs(measured)])
     if not rows:
         return []
     columns = ["configuration", "parameters of the head", "MFLOP, backbone", "MFLOP, head", "MFLOP, one pass"]
@@ -182,6 +176,29 @@ def _costs(found: Comparison) -> list[Block]:
     used = [j for j in range(len(columns)) if j < 2 or any(row[j].text != "–" for row in rows)]
     note = "Operations for one sample; time for a batch, the mean over runs, where the test ran."
     return [PageTable(note, [columns[j] for j in used], [[row[j] for j in used] for row in rows])]
+
+
+def _costs_of(member: Member) -> dict[str, PartCost]:
+    """What each part of a run's model costs; nothing where that was not measured."""
+    if not member.record or not member.record.model.costs:
+        return {}
+    return member.record.model.costs.parts()
+
+
+def _cells_of_costs(measured: Sequence[dict[str, PartCost]]) -> list[Cell]:
+    """The cells of one configuration, from the costs of its runs; "–" where not all have a number."""
+    first = measured[0]
+    parameters = f"{first['head'].parameters:,}" if "head" in first else "–"
+    operations, times = [], []
+    for part in PARTS:
+        if all(part in costs for costs in measured):
+            seconds = statistics.fmean(costs[part].seconds for costs in measured)
+            operations.append(millions(first[part].flops))
+            times.append(f"{1000 * seconds:,.3g}")
+        else:
+            operations.append("–")
+            times.append("–")
+    return [Cell(text) for text in (parameters, *operations, *times)]
 
 
 def _overlaid(found: Comparison, curves: Callable[[Member], Iterable[tuple[Chart, Series]]]) -> list[Chart]:
@@ -203,31 +220,50 @@ def _overlays(found: Comparison, styles: Mapping[str, int]) -> list[Block]:
 
 
 def _test_curves(member: Member) -> Iterator[tuple[Chart, Series]]:
-    charts = member.record.charts if member.record else []
-    for chart, panel in ((part, panel) for part in charts if not part.choose for panel in part.panels):
-        series = _representative(member, chart, panel)
-        if series is not None and panel.key != "counts":
-            title = panel.title.split(", n = ")[0]
-            title += f": {readable(chart.name.split('/')[1])}" if chart.group == "ood" else ""
-            many = sum(s.kind == "line" for s in panel.series) > 1
-            note = f"{series.note.replace('ECE ', '')} ({series.name})" if many else series.note.replace("ECE ", "")
-            note = f"area {series.note}, by {series.name}" if panel.key == "risk" else note
-            guides = [s for s in panel.series if s.kind == "guide" and s.name != "best possible"]
-            empty = Panel(panel.key, title, panel.x, panel.y, guides)
-            line = Series(series.name, series.x, series.y, note=note)
-            yield Chart(f"{chart.name}/{panel.key}", "test", "", f"{title} of all runs", [empty]), line
+    for chart in member.record.charts if member.record else []:
+        if chart.choose:
+            continue
+        for panel in chart.panels:
+            series = _representative(member, chart, panel)
+            if series is not None and panel.key != "counts":
+                yield _empty_chart(chart, panel), Series(series.name, series.x, series.y, note=_note(panel, series))
+
+
+def _empty_chart(chart: Chart, panel: Panel) -> Chart:
+    """A chart for one panel of all runs, with nothing but its guides."""
+    title = panel.title.split(", n = ")[0]
+    if chart.group == "ood":
+        title += f": {readable(chart.name.split('/')[1])}"
+    guides = [series for series in panel.series if series.kind == "guide" and series.name != "best possible"]
+    empty = Panel(panel.key, title, panel.x, panel.y, guides)
+    return Chart(f"{chart.name}/{panel.key}", "test", "", f"{title} of all runs", [empty])
+
+
+def _note(panel: Panel, series: Series) -> str:
+    """What the key of a line says beside the name of its run."""
+    if panel.key == "risk":
+        return f"area {series.note}, by {series.name}"
+    note = series.note.replace("ECE ", "")
+    several = sum(other.kind == "line" for other in panel.series) > 1
+    return f"{note} ({series.name})" if several else note
 
 
 def _representative(member: Member, chart: Chart, panel: Panel) -> Series | None:
     """The curve of a panel that stands for a run: that of the score that it goes by there, or the only one."""
     lines = [series for series in panel.series if series.kind == "line"]
-    record = member.record
-    known = record and chart.group != "ood" and record.ranking_score
-    wanted = readable(known or (record.headline_score if record else None) or "")
-    chosen = [series for series in lines if series.name == wanted]
-    if chosen or not lines:
-        return chosen[0] if chosen else None
-    return lines[-1] if len(lines) == 1 or panel.key == "reliability" else None  # after calibration: what a user gets
+    wanted = readable(_score_of(member.record, chart) or "")
+    for series in lines:
+        if series.name == wanted:
+            return series
+    after_calibration = panel.key == "reliability"  # its last line, which is what a user gets
+    return lines[-1] if lines and (len(lines) == 1 or after_calibration) else None
+
+
+def _score_of(record: Record | None, chart: Chart) -> str | None:
+    """The score by which a run goes in a chart."""
+    if record is None:
+        return None
+    return (record.ranking_score if chart.group != "ood" else None) or record.headline_score
 
 
 def _same_axes(chart: Chart) -> Chart:

@@ -100,14 +100,18 @@ def read_member(folder: Path) -> Member:
 def flat(value: Any, key: str = "") -> dict[str, Any]:
     """Nested settings → name.name → value; a class and its arguments are one level."""
     if isinstance(value, dict):
-        if set(value) <= {"class_path", "init_args", "dict_kwargs"} and "class_path" in value:
+        if "class_path" in value and set(value) <= {"class_path", "init_args", "dict_kwargs"}:
             named = {key: str(value["class_path"]).rpartition(".")[2]}
             return named | flat(value.get("init_args") or {}, key) | flat(value.get("dict_kwargs") or {}, key)
-        parts = (flat(part, f"{key}.{name}" if key else str(name)) for name, part in value.items())
-        return {name: part for found in parts for name, part in found.items()}
-    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
-        return {name: v for i, part in enumerate(value) for name, v in flat(part, f"{key}[{i}]").items()}
-    return {key: value}
+        parts = {f"{key}.{name}" if key else str(name): part for name, part in value.items()}
+    elif isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        parts = {f"{key}[{i}]": part for i, part in enumerate(value)}
+    else:
+        return {key: value}
+    settings: dict[str, Any] = {}
+    for name, part in parts.items():
+        settings |= flat(part, name)
+    return settings
 
 
 def differing(members: Sequence[Member]) -> dict[str, list[str]]:
