@@ -109,6 +109,7 @@ class TrainingFeatures:
         self._share: ExtractedShare | None = None
         self._samples: dict[str, Extracted] = {}
         self._unscaled: _Unscaled | None = None
+        self.numbers: Tensor | None = None  # those of the samples that were not held back, in the training data
         self._mapped = False  # whether the last features were mapped from the disk
 
     def choose_layers(self, check: Callable[[Tensor], Tensor] | None = None, progress: bool = True) -> None:
@@ -248,6 +249,7 @@ class TrainingFeatures:
         kept = torch.ones(len(found.targets), dtype=torch.bool)
         kept[rows] = False
         self._all, self._samples = Extracted(found.output[kept], found.targets[kept]), {}
+        self.numbers = kept.nonzero()[:, 0]
         return Extracted(found.output[rows], found.targets[rows])
 
     def release(self) -> None:

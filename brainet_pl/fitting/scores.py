@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -14,6 +15,7 @@ from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Score, ScoreContext
 from brainet_pl.scores.base import LastLayer
 from brainet_pl.scores.fitting import fit_score, fit_score_on_shares
+from brainet_pl.scores.robust import warn_of_far_rows
 
 
 def fit_scores(
@@ -31,7 +33,7 @@ def fit_scores(
     if not wanted:
         return []
     task = predictor.task
-    fit_one: Callable[[Score], None]
+    fit_one: Callable[[Score], Tensor | None]
     if features.processes > 1:
         share = features.share(progress=progress)
         labels, num_classes = task.classes(share.concat()[1])
@@ -40,16 +42,21 @@ def fit_scores(
         samples = features.all(progress=progress)
         labels, num_classes = task.classes(samples.targets)
 
-        def fit_one(score: Score) -> None:
-            fit_score(score, samples.output.view(score.taps), labels)
+        def fit_one(score: Score) -> Tensor:
+            return fit_score(score, samples.output.view(score.taps), labels)
 
     if any(score.taps is not None and not predictor.backbone.widths(score.taps) for score in wanted):
         features.probe()  # features came from a store, and the backbone has not met an input yet
+    left_out: set[int] = set()
     bar = tqdm(wanted, "fitting scores", disable=None if progress else True, delay=2, leave=False)
     for score in bar:
         bar.set_postfix_str(score.describe())
         score.set_context(score_context(predictor, score, num_classes))
-        fit_one(score)
+        far = fit_one(score)
+        left_out |= set() if far is None else set(far.tolist())
+    if left_out:
+        numbers = torch.tensor(sorted(left_out))
+        warn_of_far_rows(numbers if features.numbers is None else features.numbers[numbers], len(labels))
     return wanted
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from brainet_pl.distributed.collectives import exchange, rank, serve_rank_zero
 from brainet_pl.scores.base import Score
 from brainet_pl.scores.density import check_training
+from brainet_pl.scores.robust import far_rows
 
 if TYPE_CHECKING:
     from brainet_pl.features.extraction import ExtractedShare
 
 
-def fit_score(score: Score, features: Tensor, labels: Tensor) -> None:
+def fit_score(score: Score, features: Tensor, labels: Tensor) -> Tensor:
     """Check the training data, fit the score to them and mark it as ready.
+
+    Gives the numbers of the rows that lie so far out that the score was fitted without them.
 
     Args:
         score: any score whose context is set.
@@ -23,8 +27,19 @@ def fit_score(score: Score, features: Tensor, labels: Tensor) -> None:
         labels: (N,) from 0 on; all 0 where there are no classes.
     """
     check_training(features, labels)
-    score.fit(features, labels)
+    far = far_rows(features, labels)
+    score.fit(*without_rows(far, features, labels))
     score.set_ready(True)
+    return far
+
+
+def without_rows(numbers: Tensor, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Features (N, d) and labels (N,) without the rows of some numbers."""
+    if not len(numbers):
+        return features, labels
+    kept = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    kept[numbers.to(features.device)] = False
+    return features[kept], labels[kept]
 
 
 def fit_score_on_shares(score: Score, share: ExtractedShare, labels: Tensor) -> None:
@@ -66,5 +81,8 @@ def fit_score_on_rows(score: Score, features: Tensor, labels: Tensor) -> None:
 
     width = max(exchange(check))
     fit: Any = score.fit
-    fit(features if len(features) else features.new_empty(0, width), labels, shared=True)
+    if len(features):
+        fit(*without_rows(far_rows(features, labels), features, labels), shared=True)
+    else:
+        fit(features.new_empty(0, width), labels, shared=True)
     score.set_ready(True)

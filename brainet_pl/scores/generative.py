@@ -15,6 +15,7 @@ from brainet_pl._utils.parts import primitive
 from brainet_pl.scores.base import Score, ScoreContext, set_source
 from brainet_pl.scores.density import Kind, TreeDensity, check_density, density_threshold, reducer
 from brainet_pl.scores.moved import Moved, moved_features
+from brainet_pl.scores.robust import within_quantiles
 from brainet_pl.structure import GGT, FeatureStream, learn_structure
 from brainet_pl.structure.settings import MOST_SAMPLES
 from brainet_pl.tasks.passes import Passes
@@ -167,10 +168,14 @@ class Generative(Score):
         return self._context.ggt
 
     def finalize(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Take mean and deviation of the validation epoch as the reference of `combined`; NaN in one gives none."""
+        """Take mean and deviation of the validation epoch as the reference of `combined`; NaN in one gives none.
+
+        The strangest and the least strange fiftieth count as the samples next to them.
+        """
         if "energy" not in columns:
             return {}
         both = torch.stack([columns["generative"], columns["energy"]], dim=1).double()
+        both = within_quantiles(both)
         mean, square = both.mean(dim=0), (both**2).mean(dim=0)
         self.reference.copy_(torch.stack([mean, (square - mean**2).clamp_min(1e-12).sqrt()]).float())
         self._refers = bool(self.reference.isfinite().all())

@@ -47,7 +47,7 @@ class GEN(_OfProbabilities):
         self.name = check_name(name)
 
     def score(self, final: Tensor) -> dict[str, Tensor]:
-        """Probabilities (B, C) → `gen` (B,)."""
+        """Gives `gen` (B,) of probabilities (B, C)."""
         p = final.topk(min(self.most, final.shape[1]), dim=1).values.clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
         return {"gen": (p * (1 - p)).pow(self.gamma).sum(dim=1)}
 
@@ -81,7 +81,7 @@ class KLMatching(_OfProbabilities):
         return self.score(final)
 
     def score(self, final: Tensor) -> dict[str, Tensor]:
-        """Probabilities (B, C) → `kl_matching` (B,), once held-out data were seen."""
+        """Gives `kl_matching` (B,) of probabilities (B, C), once held-out data were seen."""
         if not self._count:
             return {}
         p = final.to(self.typical)

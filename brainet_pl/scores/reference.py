@@ -7,6 +7,7 @@ on beyond the last validation sample: it tells the strange from the very strange
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from brainet_pl._utils.search import places
 MOST_KEPT = 10_000  # validation samples whose scores travel in a checkpoint; more say hardly more about a p-value
 FEW = 200  # validation samples below which p-values are so coarse that a user should hear of it
 TAIL = 0.1  # share of validation samples, the strangest ones, that an exponential tail is fitted to
+CENSORED = 0.2  # share of that tail, the strangest samples, whose distance does not count
 LEVELS = 18  # knots of the surprise between the least strange sample and the tail
 _PREFIX = "of_"  # so that no score is called like something that a module has
 
@@ -107,11 +109,22 @@ def fit_surprise(reference: Tensor) -> Surprise:
         )
     shares = torch.linspace(1.0, TAIL, LEVELS + 1, dtype=torch.double, device=values.device)
     knots = torch.quantile(values, 1.0 - shares)
-    least = 1e-6 * (values[-1] - values[0]).clamp_min(1e-30)  # ties would make a step of no width
+    body, whole = (values[place] - values[0] for place in (math.ceil((1 - CENSORED * TAIL) * n) - 1, -1))
+    least = 1e-6 * torch.where(body > 0, body, whole).clamp_min(1e-30)  # ties would make a step of no width
     knots = knots[0] + torch.cat([knots.new_zeros(1), knots.diff().clamp_min(least)]).cumsum(dim=0)
-    excess = (values - knots[-1]).clamp_min(0.0)
-    scale = (excess.sum() / (excess > 0).sum().clamp_min(1)).clamp_min(least)
+    scale = _tail_scale(values[values > knots[-1]] - knots[-1]).clamp_min(least)
     return Surprise(knots.float(), -shares.log().float(), (1.0 / scale).float())
+
+
+def _tail_scale(excess: Tensor) -> Tensor:
+    """Rising excesses (m,) over the last knot → the scale () of their exponential, the largest fifth cut off.
+
+    The likelihood of excesses of which the largest are known to be no less than the largest one kept: a few samples
+    that are errors would otherwise stretch the tail, and nothing would be strange any more.
+    """
+    m = len(excess)
+    kept = math.ceil((1 - CENSORED) * m)
+    return (excess[:kept].sum() + (m - kept) * excess[max(0, kept - 1) : kept].sum()) / max(1, kept)
 
 
 class Reference(DataSizedBuffers):

@@ -32,8 +32,9 @@ from brainet_pl.prediction.modes import evaluation_mode
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import KNN, Combined, Generative, Score, ScoreContext
 from brainet_pl.scores.density import density_threshold
-from brainet_pl.scores.fitting import fit_score
+from brainet_pl.scores.fitting import fit_score, without_rows
 from brainet_pl.scores.reference import p_values
+from brainet_pl.scores.robust import far_rows, warn_of_far_rows
 from brainet_pl.sklearn.training import Fold, Rows, train_folds
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
@@ -546,7 +547,10 @@ def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TableP
     trees = _learn_trees(features, columns, table.names, settings)
     network = _build_network(task, table, encoding, trees, settings)
     labels, num_classes = task.classes(table.target)
-    context = ScoreContext(num_classes, raw=True, ggt=_density_tree(features[:, :columns], settings))
+    far = far_rows(features[:, :columns], labels)
+    warn_of_far_rows(far, len(labels))
+    usual, _ = without_rows(far, features[:, :columns], labels)
+    context = ScoreContext(num_classes, raw=True, ggt=_density_tree(usual, settings))
     for number, fold in enumerate(table.folds):
         for score in network.fold_scores:
             score.fit_fold(number, context, features[fold.train], labels[fold.train])

@@ -210,7 +210,7 @@ def test_known_data_pay_what_was_agreed(cost):
     least = float(F.nll_loss(scale(probs.double(), fit_temperature(probs, target)).log(), target))
     paid = float(F.nll_loss(calibrator(probs, {"generative": score}).double().log(), target)) - least
     assert paid <= cost * least + 1e-6
-    assert float(logged["cost"]) == pytest.approx(paid, abs=1e-4 * least)
+    assert float(logged["cost"]) == pytest.approx(paid, abs=2e-4 * least)
     if cost:  # it pays nearly all that it may: what is left is the noise of 2,000 samples
         assert paid > 0.4 * cost * least
         assert calibrator.kappa > 0
