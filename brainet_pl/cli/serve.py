@@ -23,6 +23,13 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("model", help="a folder that `brainet export` wrote, a checkpoint, or the folder of a run")
     parser.add_argument("--host", default=LOOPBACK, help="the address to listen on; 127.0.0.1 is this machine alone")
     parser.add_argument("--port", type=int, default=8000, help="8000; 0 takes a free one")
+    parser.add_argument(
+        "--allow_host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name beside localhost that requests to this machine may use, as a proxy passes it on; may be repeated",
+    )
     parser.add_argument("--max_megabytes", type=float, default=20.0, help="of the body of a request; 20")
     parser.add_argument("--max_batch", type=int, default=256, help="samples in a request; 256")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds until a request is answered; 30")
@@ -39,14 +46,15 @@ def main(args: Sequence[str]) -> None:
         ["--trust_checkpoint"] if words.trust_checkpoint else []
     )
     try:
-        from brainet_pl.serving.app import Limits, make_app
+        from brainet_pl.serving.app import make_app
+        from brainet_pl.serving.limits import Limits
         from brainet_pl.serving.server import run
     except ImportError as error:
         raise ImportError(f"serving needs more packages ({error.name}): pip install 'brainet_pl[serve]'") from error
     limits = Limits(words.max_megabytes, words.max_batch, words.timeout, words.max_waiting, words.threads)
     with tempfile.TemporaryDirectory() as scratch:
         folder = find_folder(Path(words.model), Path(scratch), more)
-        app = make_app(ExportedModel(folder, words.threads), limits, words.alpha)
+        app = make_app(ExportedModel(folder, words.threads), limits, words.alpha, words.allow_host)
         run(app, words.host, words.port, limits, words.max_connections)
 
 

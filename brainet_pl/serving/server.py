@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import signal
 import socket
 import sys
@@ -15,9 +16,11 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from brainet_pl.serving.app import Limits
+from brainet_pl.serving.limits import Limits
 
 KEEP_ALIVE = 5  # seconds that a connection is kept after an answer
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # settings of glibc's mallopt
+LARGE = 131_072  # bytes from which memory goes back to the system; glibc begins with as many, and then forgets it
 
 
 class ImpatientProtocol(H11Protocol):
@@ -75,6 +78,7 @@ class _Server(uvicorn.Server):
 def run(app: FastAPI, host: str, port: int, limits: Limits, connections: int) -> None:
     """Serve until SIGTERM or SIGINT; requests that were taken are answered first. At the end it says how many."""
     _raise_open_files()
+    _give_memory_back()
     protocol: Any = type("Protocol", (ImpatientProtocol,), {"seconds": limits.seconds})
     config = uvicorn.Config(
         app,
@@ -105,6 +109,14 @@ def _signals_end_quietly() -> Iterator[None]:
     finally:
         for kind, handler in zip(kinds, before, strict=True):
             signal.signal(kind, handler)
+
+
+def _give_memory_back() -> None:
+    """Let what was freed go back to the system: glibc keeps more and more of it after each large body and image."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another system, or another library of C
+        library = ctypes.CDLL(None)
+        library.mallopt(TRIM_THRESHOLD, LARGE)
+        library.mallopt(MMAP_THRESHOLD, LARGE)
 
 
 def _raise_open_files() -> None:

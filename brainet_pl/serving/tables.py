@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from brainet_pl._utils.missing import is_missing
 Floats = NDArray[np.float64]
 Kind = Literal["number", "date", "category", "missing"]
 DAY = np.timedelta64(1, "D")
+ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)?")
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def _text(cell: Any) -> str:
 
 def _days(text: str) -> float:
     try:
+        if ISO_DATE.fullmatch(text) is None:  # numpy also reads "now", and years of any length
+            raise ValueError
         return float((np.datetime64(text, "s") - np.datetime64(0, "s")) / DAY)
     except ValueError as error:
         raise ValueError(f"expected a date such as 2024-12-31, got {text[:40]!r}: correct the value") from error

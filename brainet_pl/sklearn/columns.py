@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from brainet_pl._utils.missing import is_missing
 from brainet_pl._utils.unseen import about_unseen
 from brainet_pl._utils.warn import warn
-from brainet_pl.serving.tables import Feature
+from brainet_pl.serving.tables import ISO_DATE, Feature
 
 Floats = NDArray[np.float64]
 MOST_CATEGORIES = 50  # of one column
 DAY = np.timedelta64(1, "D")
-ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?")
 GROUPED = re.compile(r"[+-]?\d{1,3}([,' \u00a0\u202f]\d{3})+(\.\d+)?")  # 1,234.5
 COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")  # 1.234,5
 
@@ -199,6 +198,9 @@ def _days(values: NDArray[Any], name: str) -> Floats:
     if values.dtype.kind != "M":
         texts = _texts(values, missing="NaT")
         try:
+            for text in texts:
+                if text != "NaT" and ISO_DATE.fullmatch(text) is None:  # numpy also reads "now", and long years
+                    raise ValueError(repr(text[:40]))
             values = np.array(texts, dtype="datetime64[s]")
         except ValueError as error:
             raise ValueError(f"expected dates such as 2024-12-31 in column {name!r}, as in fit, got {error}") from error

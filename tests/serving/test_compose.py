@@ -42,7 +42,7 @@ def installed():
     """Packages that the image gets beside ours."""
     words = shlex.split(dockerfile()["RUN"].replace("&&", "\n"))
     return {re.split("[<>=]", word)[0] for word in words if not word.startswith("-")} & {
-        "numpy", "pillow", "onnxruntime", "fastapi", "uvicorn", "python-multipart", "prometheus-client"
+        "numpy", "pillow", "onnxruntime", "fastapi", "uvicorn", "prometheus-client"
     }  # fmt: skip
 
 

@@ -394,6 +394,10 @@ def test_cells():
     assert Feature("a", separators=",").of(["1,234.5", 7]).tolist() == [1234.5, 7.0]
     assert Feature("a", separators=".", decimal=",").of(["1.234,5"]).tolist() == [1234.5]
     assert Feature("a", "date").of(["1970-01-03"]).tolist() == [2.0]
+    assert Feature("a", "date").of(["1970-01-03T12:00", "1970-01-03 12:00:00.000"]).tolist() == [2.5, 2.5]
+    for bad in ("now", "today", "-1", "2024", "20240-01-01", 1704067200000, "2024-13-01", "2024-1-1", "١٩٧٠-٠١-٠٣"):
+        with pytest.raises(ValueError, match=r"expected a date such as 2024-12-31, got"):
+            Feature("a", "date").of([bad])
     assert Feature("a", "missing").of([None, float("nan"), "n/a", 0]).tolist() == [1.0, 1.0, 1.0, 0.0]
     assert Feature("a", "category", "missing").of([None, "x"]).tolist() == [1.0, 0.0]
     assert Feature("a", fill=5.0, center=1.0, scale=2.0).of([None, 3]).tolist() == [2.0, 1.0]

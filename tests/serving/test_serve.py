@@ -4,12 +4,8 @@ import asyncio
 import http.client
 import io
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +23,9 @@ pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 from fastapi.testclient import TestClient  # noqa: E402
 
-from brainet_pl.serving.app import Limits, make_app  # noqa: E402
+from brainet_pl.serving.app import make_app  # noqa: E402
+from brainet_pl.serving.limits import Limits  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 JSON = {"content-type": "application/json"}
 
 
@@ -94,12 +90,16 @@ SAMPLE = [[[[0.0] * 8] * 8]]
     ("request_", "status", "said"),
     [
         ({"content": b"{", "headers": JSON}, 400, "expected JSON, got what is none"),
-        ({"content": b"[" * 100_000, "headers": JSON}, 400, "expected JSON"),
+        ({"content": b"[" * 9_000, "headers": JSON}, 400, "expected JSON"),
+        ({"content": b"[" * 100_000, "headers": JSON}, 413, "expected at most 10,000 lists and objects"),
         ({"content": b"\xff\xfe", "headers": JSON}, 400, "expected JSON"),
         ({"content": b"{}", "headers": {"content-type": "text/plain"}}, 415, "send application/json"),
         ({"json": {}}, 422, 'expected {"inputs"'),
         ({"json": [1]}, 422, 'expected {"inputs"'),
         ({"json": {"inputs": SAMPLE, "rows": []}}, 422, 'expected {"inputs"'),
+        ({"json": {"inputs": SAMPLE, "threshold": 0.5}}, 422, 'expected {"inputs"'),
+        ({"content": b'{"inputs": {"\\ud800": [1]}}', "headers": JSON}, 422, "got \\ud800"),
+        ({"content": b'{"inputs": {"' + 9_000 * b"a" + b'": [1]}}', "headers": JSON}, 422, "aaa…"),
         ({"json": {"inputs": []}}, 422, "send at least one"),
         ({"json": {"inputs": "text"}}, 422, "expected a list of samples"),
         ({"json": {"inputs": {}}}, 422, "expected the input input"),
@@ -126,7 +126,9 @@ def test_bad_requests_have_a_status_and_a_sentence(client, request_, status, sai
         ([("files", b"no image")], 422, "got bytes that can't be read as one"),
         ([("files", b"")], 422, "got bytes that can't be read as one"),
         ([("files", b"x" * 300_000)], 413, "expected a body of at most"),
-        ([("files", b"x")] * 17, 400, "Too many files"),
+        ([("files", b"x")] * 17, 413, "expected at most 16 files"),
+        ([("files", (None, b"x"))], 422, "expected at least one image file"),
+        ([("files", (None, b"x"))] * 40, 413, "expected at most 16 fields beside files"),
     ],
 )
 def test_bad_files_have_a_status_and_a_sentence(client, files, status, said):
@@ -147,7 +149,22 @@ def test_other_pictures_are_taken(served, client):
     form = client.post("/predict/images", data={"a": "b"})
     assert form.status_code == 415
     assert client.get("/nowhere").status_code == 404
-    assert client.get("/predict").status_code == 405
+    wrong = client.get("/predict")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+
+
+def test_a_media_type_is_the_same_in_large_letters(client):
+    body = json.dumps({"inputs": SAMPLE})
+    for kind in ("Application/JSON", "application/json; charset=utf-8", " APPLICATION/JSON;"):
+        assert client.post("/predict", content=body, headers={"content-type": kind}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/model/", "/predict/", "//model"])
+def test_no_path_is_sent_on_to_another_host(client, path):
+    for method in ("GET", "POST"):
+        answer = client.request(method, path, headers={"host": "evil.example"}, follow_redirects=False)
+        assert answer.status_code == 404
+        assert "location" not in answer.headers
 
 
 def test_a_slow_model_is_told_and_a_crowd_is_sent_away(served):
@@ -167,36 +184,7 @@ def test_a_slow_model_is_told_and_a_crowd_is_sent_away(served):
         assert client.get("/health").status_code == 200
 
 
-@pytest.fixture
-def start():
-    """A function (folder, *words) -> the process of `brainet serve`, which ends with the test, and its address."""
-    started = []
-
-    def begin(folder, *words):
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "brainet_pl.cli", "serve", str(folder), "--port", "0", *words]
-        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-        said = started[-1].stderr.readline()
-        assert "serving on http://127.0.0.1:" in said, said + started[-1].stderr.read()[-2000:]
-        return started[-1], said.split()[-1]
-
-    yield begin
-    for server in started:
-        if server.poll() is None:
-            server.kill()
-        server.communicate()
-
-
-def stop(server):
-    """End a server; its last words, and how many inputs it answered."""
-    server.send_signal(signal.SIGTERM)
-    _, said = server.communicate(timeout=60)
-    assert server.returncode == 0, said[-2000:]
-    assert "Traceback" not in said
-    return int(re.search(r"stopped after \d+ requests, (\d+) inputs", said)[1])
-
-
-def test_the_command_serves_and_a_stop_loses_nothing(served, start):
+def test_the_command_serves_and_a_stop_loses_nothing(served, start, stop):
     """SIGTERM in the middle of many requests: what the model was asked is answered, and the exit is clean.
 
     A connection between two requests is closed at once, maybe while its client writes the next one. The model never
@@ -231,7 +219,7 @@ def test_the_command_serves_and_a_stop_loses_nothing(served, start):
 
 
 @pytest.mark.slow
-def test_ten_thousand_connections_are_answered(served, start):
+def test_ten_thousand_connections_are_answered(served, start, stop):
     """All open at a time, all with a request: each has a status; and silence is not kept for ever."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -254,7 +242,8 @@ def test_ten_thousand_connections_are_answered(served, start):
 
 async def ask_from_many(port, count):
     body = json.dumps({"inputs": SAMPLE}).encode()
-    head = f"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     made = []
     for _ in range(0, count, 250):
         made += await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(250)))
@@ -269,7 +258,7 @@ async def ask_from_many(port, count):
     return found
 
 
-def test_connections_that_say_nothing_are_closed_and_others_are_served(served, start):
+def test_connections_that_say_nothing_are_closed_and_others_are_served(served, start, stop):
     """One says nothing, one sends a byte now and then: neither is kept longer than a request may take."""
     server, address = start(served[1], "--timeout", "2")
     port = int(address.rpartition(":")[2])
@@ -287,7 +276,7 @@ def test_connections_that_say_nothing_are_closed_and_others_are_served(served, s
     stop(server)
 
 
-def test_a_hundred_megabytes_are_refused_with_an_answer(served, start):
+def test_a_hundred_megabytes_are_refused_with_an_answer(served, start, stop):
     """Declared or not, the client that sends all of it reads a status, not a reset connection."""
     server, address = start(served[1])
     piece = b" " * 1_000_000

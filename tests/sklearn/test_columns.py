@@ -66,5 +66,6 @@ def test_all_problems_come_in_one_error():
 def test_later_rows_must_be_of_the_same_kind():
     with pytest.raises(ValueError, match="expected numbers in column 'a', as in fit, got 'many'"):
         read(["1,000", "2,000"])[0].encode(["many"])
-    with pytest.raises(ValueError, match="expected dates such as 2024-12-31 in column 'a'"):
-        read(["2024-01-01", "2024-01-02"])[0].encode(["someday"])
+    for text in ("someday", "now", "-1", "20240-01-01"):
+        with pytest.raises(ValueError, match="expected dates such as 2024-12-31 in column 'a'"):
+            read(["2024-01-01", "2024-01-02"])[0].encode([text])
