@@ -84,20 +84,8 @@ class BaselineComparison(Callback):
             return
         rows, name = module.predictor.head_inputs(held), _name(module)
         head, when = _best_head(trainer, module)
-        with torch.no_grad(), isolated_rng(0):
-            found = {name: _head_prediction(module, head, rows)}
-            base_logits = held.output.base_logits
-            base = None if base_logits is None else module.task.base_predicted(base_logits)
-            if base is not None:
-                found[OWN] = base
-        with tqdm(total=1, desc="comparing with a linear layer", disable=None, delay=0, leave=False) as bar:
-            linear = module.task.linear(seen.features, seen.targets)
-            bar.update()
-        if linear is None:
-            rank_zero_info(f"{NOT_COMPARED}: {_why_no_linear(module, seen)}")
-        else:
-            found[LINEAR] = linear(held.features)
-        losses = {other: _nll(module.task, predicted, rows.target) for other, predicted in found.items()}
+        predicted = _predictions(module, head, rows, seen, held)
+        losses = {other: _nll(module.task, values, rows.target) for other, values in predicted.items()}
         known = {other: loss for other, loss in losses.items() if loss is not None}
         if len(known) < 2 or len(known) < len(losses):
             return
@@ -108,12 +96,33 @@ class BaselineComparison(Callback):
         line = (
             f"{verdict.line}{sampled}, each at its best temperature on {len(rows.target):,} validation samples, {when}"
         )
-        plain = module.task.nll(found[name], rows.target)
+        plain = module.task.nll(predicted[name], rows.target)
         gain = None if plain is None or module.calibration is not None else plain.double().cpu() - known[name]
         plenty = count >= PLENTY * seen.features.shape[1]
         hints = advice(head, verdict.ahead, self._curve, when, gain, _monitor(module.task), plenty)
-        said = f"{line}{'' if verdict.ahead is None else f': {verdict.ahead} is ahead'}"
-        (rank_zero_info if verdict.ahead is None else rank_zero_warn)("; ".join([said, *hints]))
+        if verdict.ahead is None:
+            rank_zero_info("; ".join([line, *hints]))
+        else:
+            rank_zero_warn("; ".join([f"{line}: {verdict.ahead} is ahead", *hints]))
+
+
+def _predictions(module: BRAINet, head: Head, rows: HeadInputs, seen: Extracted, held: Extracted) -> dict[str, Tensor]:
+    """Validation samples as the head, the network's own layer and a linear layer predict them, where there are such."""
+    predicted = {}
+    with torch.no_grad(), isolated_rng(0):
+        predicted[_name(module)] = _head_prediction(module, head, rows)
+        base_logits = held.output.base_logits
+        base = None if base_logits is None else module.task.base_predicted(base_logits)
+        if base is not None:
+            predicted[OWN] = base
+    with tqdm(total=1, desc="comparing with a linear layer", disable=None, delay=0, leave=False) as bar:
+        linear = module.task.linear(seen.features, seen.targets)
+        bar.update()
+    if linear is None:
+        rank_zero_info(f"{NOT_COMPARED}: {_why_no_linear(module, seen)}")
+    else:
+        predicted[LINEAR] = linear(held.features)
+    return predicted
 
 
 class Judged(NamedTuple):
@@ -167,30 +176,41 @@ def advice(
     if still_improving(curve):
         fell = f"validation NLL was still falling at the last validation, from {curve[-2]:.3g} to {curve[-1]:.3g}"
         return [f"{fell}: train longer (--trainer.max_epochs)"]
-    tries = []
-    lowest = min(range(len(curve)), key=lambda i: curve[i], default=0)
-    if when == LAST and curve and curve[-1] - curve[lowest] > max(LEAST_FALL * abs(curve[lowest]), 1e-3):
-        rose = (
-            f"validation NLL was {curve[lowest]:.3g} at validation {lowest + 1} of {len(curve)} and is {curve[-1]:.3g}"
-        )
-        tries.append(f"{rose}: keep the best epoch, ModelCheckpoint(monitor='{monitor}')")
-    if gain is not None and monitor == "val/cls/NLL" and float(gain.mean()) > 2 * _error(gain) > 0:
-        tries.append(
-            f"a temperature takes {float(gain.mean()):.3g} from the NLL: --model.calibration TemperatureScaling"
-        )
+    tries = [*_hint_on_epochs(curve, when, monitor), *_hint_on_temperature(gain, monitor)]
     if ahead is None:
         return tries
     if len(curve) < 2:
         tries.append("one validation says little: train longer (--trainer.max_epochs)")
-    if ahead == OWN and isinstance(head, BRAINetHead) and not head.adds_base_logits:
-        tries.append("add to that layer, --model.head.skip base_logits")
     if ahead == OWN:
+        if isinstance(head, BRAINetHead) and not head.adds_base_logits:
+            tries.append("add to that layer, --model.head.skip base_logits")
         last = "keep that layer"
     elif plenty:
         last = "use --model.head Linear"
     else:
         last = "use a linear layer with a penalty, as of scikit-learn: there are few samples for so many features"
     return [*tries, f"or {last}" if tries else last]
+
+
+def _hint_on_epochs(curve: Sequence[float], when: str, monitor: str) -> list[str]:
+    """To keep the best epoch, where the last one is clearly worse."""
+    if when != LAST or not curve:
+        return []
+    lowest = min(range(len(curve)), key=lambda i: curve[i])
+    if curve[-1] - curve[lowest] <= max(LEAST_FALL * abs(curve[lowest]), 1e-3):
+        return []
+    rose = f"validation NLL was {curve[lowest]:.3g} at validation {lowest + 1} of {len(curve)} and is {curve[-1]:.3g}"
+    return [f"{rose}: keep the best epoch, ModelCheckpoint(monitor='{monitor}')"]
+
+
+def _hint_on_temperature(gain: Tensor | None, monitor: str) -> list[str]:
+    """To calibrate, where a temperature gains more than noise."""
+    if gain is None or monitor != "val/cls/NLL":
+        return []
+    mean = float(gain.mean())
+    if not mean > 2 * _error(gain) > 0:
+        return []
+    return [f"a temperature takes {mean:.3g} from the NLL: --model.calibration TemperatureScaling"]
 
 
 def training_rows(trainer: pl.Trainer, module: BRAINet) -> Extracted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -61,13 +61,14 @@ def score_table(record: TestRecord, most: int) -> LoggedTable:
     total = sum(len(part) for part in record.sets.values())
     rows: list[list[Any]] = []
     for part in record.sets.values():
-        few = range(len(part))
+        few: Iterable[int] = range(len(part))
         if total > most:
             n = max(1, most * len(part) // total)
-            few = sorted({i * len(part) // n for i in range(n)})  # type: ignore[assignment]
+            few = sorted({i * len(part) // n for i in range(n)})
         columns = [part.numbers.tolist()]
-        columns += [part.answers[name].tolist() if name in part.answers else [None] * len(part) for name in answers]
-        columns += [part.scores[name].tolist() if name in part.scores else [None] * len(part) for name in scores]
+        for kept, names in ((part.answers, answers), (part.scores, scores)):
+            for name in names:
+                columns.append(kept[name].tolist() if name in kept else [None] * len(part))
         rows += [[part.name, *(column[i] for column in columns)] for i in few]
     named = ["probability" if name == "confidence" and name in scores else name for name in answers]
     return LoggedTable("Scores of single samples", ["set", "sample", *named, *scores], rows)

@@ -284,19 +284,13 @@ def run_batches(
         if not ours:  # another process needs our part of the weights
             run_backbone(backbone, batching.move(inputs, device))
             continue
-        found = inputs if isinstance(inputs, BackboneOutput) else None if known is None else known(inputs)
-        if found is None:
+        output = inputs if isinstance(inputs, BackboneOutput) else None
+        if output is None and known is not None:
+            output = known(inputs)
+        if output is None:
             like = batching.shape_of(inputs) if like is None else like
-            try:
-                found = run_backbone(backbone, batching.move(inputs, device))
-            except RuntimeError as error:
-                if batching.shape_of(inputs) == like:
-                    raise
-                raise ValueError(
-                    f"expected batches whose samples have the shape {like} of the first, got "
-                    f"{batching.shape_of(inputs)}, at which the backbone stops ({error}): bring all inputs to one shape"
-                ) from error
-        part = found.map(lambda tensor: tensor.float().cpu())
+            output = _run_like_the_first(backbone, batching.move(inputs, device), like)
+        part = output.map(lambda tensor: tensor.float().cpu())
         widths = [values.shape[1] for values in (part.features, *part.more.values())]
         first = widths if first is None else first
         if widths != first:
@@ -309,6 +303,19 @@ def run_batches(
         if max_rows is not None and rows >= max_rows:
             bar.close()
             return
+
+
+def _run_like_the_first(backbone: nn.Module, inputs: Any, like: Any) -> BackboneOutput:
+    """The output of a backbone; samples of another shape than the first, where it stops, are named in the error."""
+    try:
+        return run_backbone(backbone, inputs)
+    except RuntimeError as error:
+        if batching.shape_of(inputs) == like:
+            raise
+        raise ValueError(
+            f"expected batches whose samples have the shape {like} of the first, got {batching.shape_of(inputs)}, at "
+            f"which the backbone stops ({error}): bring all inputs to one shape"
+        ) from error
 
 
 def _is_empty(inputs: Any) -> bool:

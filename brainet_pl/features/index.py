@@ -40,19 +40,31 @@ def read_index(folder: Path) -> dict[str, Any]:
 def _is_sound(content: dict[str, Any]) -> bool:
     """Whether the content of an index says of every array and batch what it must."""
     arrays, taps, sizes, digests = (content.get(key) for key in ("arrays", "taps", "sizes", "digests"))
-    if not (isinstance(arrays, dict) and isinstance(taps, list) and isinstance(sizes, list) and _is_texts(digests)):
+    if not isinstance(arrays, dict) or not isinstance(taps, list) or not isinstance(sizes, list):
         return False
-    rows = sum(sizes) if sizes and all(type(size) is int and 0 < size < 2**40 for size in sizes) else 0
-    named = {"features", "targets", *(f"more_{i}" for i in range(len(taps)))}
-    return (
-        rows > 0
-        and set(arrays) - {"base_logits"} == named
-        and all(_is_array(array, rows) for array in arrays.values())
-        and all(len(arrays[name]["shape"]) == 2 for name in arrays if name != "targets")
-        and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_texts, pair)) for pair in taps)
-        and len({(tuple(layers), tuple(pools)) for layers, pools in taps}) == len(taps)
-        and len(list(digests or ())) == len(sizes)
-    )
+    if not _is_texts(digests) or len(list(digests or ())) != len(sizes):
+        return False
+    if not sizes or not all(type(size) is int and 0 < size < 2**40 for size in sizes):
+        return False
+    return _are_taps(taps) and _are_arrays(arrays, sum(sizes), len(taps))
+
+
+def _are_taps(taps: list[Any]) -> bool:
+    """Whether these are pairs of layers and pools, each once."""
+    for pair in taps:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(map(_is_texts, pair)):
+            return False
+    return len({(tuple(layers), tuple(pools)) for layers, pools in taps}) == len(taps)
+
+
+def _are_arrays(arrays: dict[Any, Any], rows: int, taps: int) -> bool:
+    """Whether these are arrays of so many rows: features, targets, those of each tap, and perhaps base logits."""
+    named = {"features", "targets", *(f"more_{i}" for i in range(taps))}
+    if set(arrays) - {"base_logits"} != named:
+        return False
+    if not all(_is_array(array, rows) for array in arrays.values()):
+        return False
+    return all(len(arrays[name]["shape"]) == 2 for name in arrays if name != "targets")
 
 
 def _is_array(array: Any, rows: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -156,19 +156,29 @@ def select(
         chosen = [step.chosen for step in steps]
         room = max_width - (0 if joined is None else joined.width)
         now = steps[-1].probe if steps else None
+        # The best penalty moves little from one step to the next.
+        which = None if now is None else sorted({max(now.penalty - 1, 0), now.penalty})
         tried: dict[int, Probe] = {}
         for i, table in enumerate(tables):
-            if table.width <= room and i not in chosen and allowed(chosen, i):
-                # The best penalty moves little from one step to the next.
-                which = None if now is None else sorted({max(now.penalty - 1, 0), now.penalty})
-                tried[i] = probe(table if joined is None else joined.join(table), targets, folds, which)
-                tick()
-        if not tried:
-            return steps
-        best = min(tried.values(), key=lambda found: found.error)
-        near = [i for i, found in tried.items() if found is best or not is_better(best, found)]
-        new = min(near, key=lambda i: (tables[i].width, tried[i].error))
-        if now is not None and not is_better(tried[new], now):
+            if table.width > room or i in chosen or not allowed(chosen, i):
+                continue
+            tried[i] = probe(_join(joined, table), targets, folds, which)
+            tick()
+        new = _narrowest_of_the_best(tried, tables)
+        if new is None or (now is not None and not is_better(tried[new], now)):
             return steps
         steps.append(Step(new, tried[new]))
-        joined = tables[new] if joined is None else joined.join(tables[new])
+        joined = _join(joined, tables[new])
+
+
+def _join(joined: Table | None, table: Table) -> Table:
+    return table if joined is None else joined.join(table)
+
+
+def _narrowest_of_the_best(tried: Mapping[int, Probe], tables: Sequence[Table]) -> int | None:
+    """The narrowest table within a standard error of the best, of equally wide ones the better; None without any."""
+    if not tried:
+        return None
+    best = min(tried.values(), key=lambda one: one.error)
+    near = [i for i, one in tried.items() if one is best or not is_better(best, one)]
+    return min(near, key=lambda i: (tables[i].width, tried[i].error))

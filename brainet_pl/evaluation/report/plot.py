@@ -196,24 +196,33 @@ class _Scale:
 
 
 def _mark(series: Series, x: _Scale, y: _Scale, index: int, style: int | None, before: int) -> Mark:
-    path, dots, bars, intervals = "", [], [], []
-    if series.kind == "bars":
-        floor = y.at(y.ends[0])
-        for left, right, value in zip(series.x[:-1], series.x[1:], series.y, strict=True):
-            if value > 0:
-                a, b, top = x.at(left), x.at(right), y.at(value)
-                bars.append(Bar(a, top, round(b - a, 1), round(floor - top, 1)))
-    else:
+    path, dots = "", []
+    if series.kind != "bars":
         places = [(x.at(a), y.at(b)) for a, b in zip(series.x, series.y, strict=True)]
-        if series.kind == "points":
-            dots = places
-        elif places:
+        if series.kind != "points" and places:
             path = "M" + "L".join(f"{a:g} {b:g}" for a, b in places)
-            dots = places if series.kind == "line" and len(places) <= 20 else []
-        if series.low is not None and series.high is not None:
-            ends = zip(series.x, series.low, series.high, strict=True)
-            intervals = [(x.at(a), y.at(low), y.at(high)) for a, low, high in ends]
-    return Mark(index, style, path, dots, bars, intervals, series.shown, hatched=before > 0)
+        if series.kind == "points" or (series.kind == "line" and len(places) <= 20):
+            dots = places
+    bars = _bars(series, x, y) if series.kind == "bars" else []
+    return Mark(index, style, path, dots, bars, _intervals(series, x, y), series.shown, hatched=before > 0)
+
+
+def _bars(series: Series, x: _Scale, y: _Scale) -> list[Bar]:
+    """A bar for each value above 0, from the foot of the panel."""
+    floor, bars = y.at(y.ends[0]), []
+    for left, right, value in zip(series.x[:-1], series.x[1:], series.y, strict=True):
+        if value > 0:
+            a, b, top = x.at(left), x.at(right), y.at(value)
+            bars.append(Bar(a, top, round(b - a, 1), round(floor - top, 1)))
+    return bars
+
+
+def _intervals(series: Series, x: _Scale, y: _Scale) -> list[tuple[float, float, float]]:
+    """Place and both ends of the interval of each value, where a series has such."""
+    if series.low is None or series.high is None or series.kind == "bars":
+        return []
+    ends = zip(series.x, series.low, series.high, strict=True)
+    return [(x.at(a), y.at(low), y.at(high)) for a, low, high in ends]
 
 
 def chart_of_history(history: dict[str, tuple[list[float], list[float]]], keys: Sequence[str]) -> Chart | None:

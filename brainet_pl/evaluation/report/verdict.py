@@ -152,13 +152,20 @@ def _changed(what: str, when: str, pairs: Mapping[str, tuple[float, float]]) -> 
     tone = rules.calibrator(added.get("ECE", added.get("QCE")), added.get("NLL"))
     worse = " and ".join(name for name in added if added[name] > limits[name])
     better = " and ".join(name for name in added if added[name] < -limits[name])
-    how = f"lowers {better} and raises {worse}" if worse and better else "makes it worse" if worse else ""
-    how = how or ("helps" if better else "changes little")
     numbers = []
-    for name, (before, after) in pairs.items():
-        shown = (f"{value:.3f}" if name == "NLL" else _percent(value) for value in (before, after))
-        numbers.append(f"{name} {' before, '.join(shown)} after")
-    return Line(f"{what} {how}{when}: {'; '.join(numbers)}.", tone)
+    for name, values in pairs.items():
+        before, after = [f"{value:.3f}" if name == "NLL" else _percent(value) for value in values]
+        numbers.append(f"{name} {before} before, {after} after")
+    return Line(f"{what} {_effect(better, worse)}{when}: {'; '.join(numbers)}.", tone)
+
+
+def _effect(better: str, worse: str) -> str:
+    """What calibration does, by the names of the errors that it lowers and raises."""
+    if better and worse:
+        return f"lowers {better} and raises {worse}"
+    if worse:
+        return "makes it worse"
+    return "helps" if better else "changes little"
 
 
 def _shifts(shifts: Sequence[ShiftedMeasures]) -> list[Line]:
@@ -168,22 +175,27 @@ def _shifts(shifts: Sequence[ShiftedMeasures]) -> list[Line]:
     if not shifted:
         return []
     final = all(s.final is not None for s in shifted)
-    lines: list[Line | None] = []
-    error, accuracy = _mean(shifted, "ECE", final), _mean(shifted, "Acc", final)
-    if error is not None:
-        before, right = _mean(clean, "ECE", final), _mean(clean, "Acc", final)
-        text = f"After {len(shifted)} shifts of the test inputs confidence and accuracy differ by {_percent(error)} "
-        text += "(ECE, mean over shifts)" + ("" if before is None else f", on unchanged inputs by {_percent(before)}")
-        if accuracy is not None and right is not None:
-            text += f"; {_percent(accuracy)} are right, {_percent(right)} without a shift"
-        lines.append(_line(f"{text}.", rules.up_to(error, rules.SHIFTED_ECE), min(s.samples for s in shifted)))
     pairs = {}
     for name in ("ECE", "NLL") if final else ():
         plain, calibrated = _mean(shifted, name, False), _mean(shifted, name, True)
         if plain is not None and calibrated is not None:
             pairs[name] = (plain, calibrated)
-    lines.append(_changed("Calibration", " after these shifts", pairs))
+    lines = [_after_shifts(clean, shifted, final), _changed("Calibration", " after these shifts", pairs)]
     return [line for line in lines if line is not None]
+
+
+def _after_shifts(clean: Sequence[ShiftedMeasures], shifted: Sequence[ShiftedMeasures], final: bool) -> Line | None:
+    """How far confidence and accuracy lie apart after shifts, beside unchanged inputs."""
+    error, accuracy = _mean(shifted, "ECE", final), _mean(shifted, "Acc", final)
+    if error is None:
+        return None
+    before, right = _mean(clean, "ECE", final), _mean(clean, "Acc", final)
+    text = f"After {len(shifted)} shifts of the test inputs confidence and accuracy differ by {_percent(error)} "
+    text += "(ECE, mean over shifts)" + ("" if before is None else f", on unchanged inputs by {_percent(before)}")
+    if accuracy is not None and right is not None:
+        text += f"; {_percent(accuracy)} are right, {_percent(right)} without a shift"
+    samples = min(shift.samples for shift in shifted)
+    return _line(f"{text}.", rules.up_to(error, rules.SHIFTED_ECE), samples)
 
 
 def _mean(shifts: Sequence[ShiftedMeasures], name: str, final: bool) -> float | None:

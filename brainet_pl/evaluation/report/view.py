@@ -326,25 +326,30 @@ def figures_of(run: Run) -> dict[str, list[Figure]]:
 
     Pictures of charts are left out: the page draws these itself.
     """
-    folder, charted = run.folder / "figures", {"test_confusion.png"}
-    figures = run.record.figures if run.record else []
-    listed: list[tuple[str, str, str, str]] = [(part.file, part.name, part.alt, part.group) for part in figures]
+    groups: dict[str, list[Figure]] = {"structure": [], "others": []}
+    for file, name, alt, group in _listed_figures(run):
+        path = find_inside(run.folder, f"figures/{file}")
+        if path:
+            shown, place = readable(name.replace("/", " ")), group if group in groups else "others"
+            caption = CAPTIONS.get(place, {}).get(name.rpartition("/")[2], shown)
+            image = picture(path.read_bytes(), alt or f"Figure: {shown}")
+            groups[place].append(Figure(image, caption, wide=place == "structure"))
+    return groups
+
+
+def _listed_figures(run: Run) -> list[tuple[str, str, str, str]]:
+    """File, name, description and group of each picture that is no chart."""
+    listed: list[tuple[str, str, str, str]] = []
+    charted = {"test_confusion.png"}
     if run.record:
+        listed = [(part.file, part.name, part.alt, part.group) for part in run.record.figures]
         charted |= {f"{chart.name.replace('/', '_')}.png" for chart in run.record.charts}
-    seen = {file for file, *_ in listed} | charted
-    for path in sorted(folder.glob("*.png")):
-        if path.name not in seen:
+    known = {file for file, *_ in listed} | charted
+    for path in sorted((run.folder / "figures").glob("*.png")):
+        if path.name not in known:
             name, group = UNLISTED.get(path.name, (path.stem, "others"))
             listed.append((path.name, name, "", group))
-    groups: dict[str, list[Figure]] = {"structure": [], "others": []}
-    for file, name, alt, group in listed:
-        found = find_inside(run.folder, f"figures/{file}")
-        if found:
-            shown, group = readable(name.replace("/", " ")), group if group in groups else "others"
-            caption = CAPTIONS.get(group, {}).get(name.rpartition("/")[2], shown)
-            image = picture(found.read_bytes(), alt or f"Figure: {shown}")
-            groups[group].append(Figure(image, caption, wide=group == "structure"))
-    return groups
+    return listed
 
 
 def _charts(record: Record | None, group: str, styles: Mapping[str, int]) -> list[Block]:
