@@ -304,7 +304,7 @@ def one_call(task: Task, fold: int) -> Cell:
     scores = [name for name in model.scores.units if name in known]
     cell = quality_of(known["probabilities"], task.labels[task.folds[fold][2]])
     cell["called unknown"] = 100 * float((known["known_p"] <= 0.05).double().mean())
-    cell["blend"] = model.blend.head if model.blend.active else math.inf
+    cell["blend"] = model.blend.weights.head if model.blend.active else math.inf
     cell["expected"] = 100 * model.expected_noticed
     for name, images in task.unknown.items():
         found = run(images)

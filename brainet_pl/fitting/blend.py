@@ -1,81 +1,79 @@
-"""Weighs a new head against the network's own classification layer on held-out samples."""
+"""Chooses what a prediction is made of: a new head, the network's own layer, a linear layer on the same features."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
-from brainet_pl._utils.rng import isolated_rng
-from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.fitting.build import base_logits_help
-from brainet_pl.fitting.settle import BATCH
+from brainet_pl.fitting.predictions import predict_rows, tempered_nll
 from brainet_pl.network.base import Outputs
 from brainet_pl.network.finalization import best_value
-from brainet_pl.prediction.modes import evaluation_mode
-from brainet_pl.prediction.network import device_of
+from brainet_pl.prediction.blend import Weights
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.tasks import Task
+from brainet_pl.tasks.linear import SoftmaxLayer
 
-HEAD_WEIGHTS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, math.inf)  # beside base logits; ∞ is the head alone
-LEAST_GAIN = 1e-4  # nats of mean NLL: a head that gains less is not worth running
+NETWORK, LINEAR, HEAD, BOTH = Weights(1, 0), Weights(0, 0, 1), Weights(0, 1), Weights(0, 1 / 2, 1 / 2)
+BESIDE_NETWORK = tuple(Weights(1, weight) for weight in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4))
+LEAST_GAIN = 1e-4  # nats of mean NLL: what gains less than that over the network is not worth running
+ROWS = 2048  # samples that tell which is best
 
 
 @torch.no_grad()
-def choose_blend(predictor: Predictor, held_out: Extracted) -> bool:
-    """Weigh the head against the logits of the removed layer; gives whether there were such logits.
+def choose_blend(predictor: Predictor, layer: SoftmaxLayer | None, select: Extracted) -> None:
+    """Weigh the head against the logits of the removed layer, where these are of the same classes, and a linear layer.
 
-    Logits are (base + α · head) / τ, each α with the τ that is best for it. α is 0, the network with a temperature,
-    unless another predicts better by more than a standard error, sample by sample.
+    Predictions are sums of weighted logits, each with the temperature that is best for it. The network as it was, and
+    where there is none the mean of head and linear layer, stay unless another predicts better by more than a standard
+    error, sample by sample.
+
+    Args:
+        predictor: the model; it predicts by what was chosen from now on.
+        layer: a linear layer on the features of the training samples; None where there is none.
+        select: samples that nothing was trained on.
     """
-    predictor.blend.set(0.0, 1.0)
-    task = predictor.task
-    if not base_logits_help(task, held_out):
-        return False
-    assert held_out.output.base_logits is not None
-    target = task.check(held_out.targets)
-    base = task.base_outputs(held_out.output.base_logits)
-    outputs = predict_rows(predictor, held_out)
+    predictor.blend.set(*HEAD)
+    task, select = predictor.task, select.sample(ROWS)
+    outputs, target = predict_rows(predictor, select), task.check(select.targets)
+    base = None
+    if base_logits_help(task, select):
+        assert select.output.base_logits is not None
+        base = task.base_outputs(select.output.base_logits)
+    linear = None if layer is None else task.base_outputs(layer.logits(select.features))
+    tried = [*([] if linear is None else [BOTH, LINEAR]), HEAD]
+    if base is not None:
+        tried = [NETWORK, *BESIDE_NETWORK, *tried]
     losses = {}
-    for weight in HEAD_WEIGHTS:
-        if weight == 0:
-            predicted = task.predictive(base.unsqueeze(0), None)
-        elif math.isinf(weight):
-            predicted = task.predictive(outputs.values, outputs.weights)
-        else:
-            predicted = task.predictive(base + weight * outputs.values, outputs.weights)
-        losses[weight] = tempered_nll(task, predicted, target)
+    for number, weights in enumerate(tried):
+        losses[float(number)] = tempered_nll(task, _predicted(task, weights, outputs, base, linear), target)
     best, mean_nll = best_value(losses, usual=0.0)
-    if mean_nll[0.0] - mean_nll[best] < LEAST_GAIN:
+    if base is not None and mean_nll[0.0] - mean_nll[best] < LEAST_GAIN:
         best = 0.0
-    if math.isinf(best):
-        predictor.blend.set(0.0, 1.0)
-    else:
-        predictor.blend.set(1.0, best)
-    return True
+    predictor.blend.set(*tried[int(best)], layer)
 
 
-@torch.no_grad()
-def predict_rows(predictor: Predictor, samples: Extracted) -> Outputs:
-    """Outputs (T, N, O) of a model for extracted samples, before calibration, on the CPU."""
-    device = device_of(predictor)
-    values = []
-    with evaluation_mode(predictor):
-        for first in range(0, len(samples.targets), BATCH):
-            with isolated_rng(0):  # the same sub-networks for all batches
-                rows = samples.output[first : first + BATCH].to(device)
-                outputs = predictor.head_outputs(rows, predictor.num_passes)
-            values.append(outputs.values.cpu())
-    weights = None if outputs.weights is None else outputs.weights.cpu()
-    return Outputs(torch.cat(values, dim=1), weights)
+def _predicted(task: Task, weights: Weights, head: Outputs, base: Tensor | None, linear: Tensor | None) -> Tensor:
+    """What a sum of weighted logits predicts, (N, C)."""
+    others = [w * part for w, part in ((weights.base, base), (weights.linear, linear)) if w and part is not None]
+    if not weights.head:
+        return task.predictive(sum(others[1:], others[0]).unsqueeze(0), None)
+    values = weights.head * head.values
+    return task.predictive(sum(others, values), head.weights)
 
 
-def tempered_nll(task: Task, predicted: Tensor, target: Tensor) -> Tensor:
-    """The NLL (N,) of probabilities (N, C) at their best temperature for these samples, in 64 bits."""
-    if bool(predicted.isfinite().all()):
-        predicted = scale(predicted, fit_temperature(predicted, target))
-    nll = task.nll(predicted, target)
-    assert nll is not None
-    return nll.double()
+def describe_blend(weights: Weights) -> str:
+    """What predictions are made of, in a few words.
+
+    >>> describe_blend(BOTH), describe_blend(NETWORK), describe_blend(Weights(1, 0.25))
+    ('the new head and a linear layer, half each', "the network's own layer alone", "the network's own logits and 0.25 \
+times those of the new head")
+    """
+    if weights.base and weights.head:
+        return f"the network's own logits and {weights.head:g} times those of the new head"
+    if weights.base:
+        return "the network's own layer alone"
+    if weights.linear and weights.head:
+        return "the new head and a linear layer, half each"
+    return "a linear layer alone" if weights.linear else "the new head alone"

@@ -1,4 +1,4 @@
-"""What a head gains: held-out samples as it predicts them, beside what a user would have had without it."""
+"""What a model gains: samples that nothing was chosen by, beside what a user would have had without it."""
 
 from __future__ import annotations
 
@@ -6,72 +6,79 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from brainet_pl.features.extraction import Extracted
-from brainet_pl.features.training import SAMPLE_ROWS
-from brainet_pl.fitting.blend import predict_rows, tempered_nll
-from brainet_pl.fitting.samples import enough_to_choose
-from brainet_pl.fitting.train import train
-from brainet_pl.network.base import HeadInputs
-from brainet_pl.network.laplace import Laplace
-from brainet_pl.network.training import TrainingSettings
+from brainet_pl.fitting.blend import describe_blend
+from brainet_pl.fitting.build import base_logits_help
+from brainet_pl.fitting.predictions import predict_rows, tempered_nll
 from brainet_pl.prediction.predictor import Predictor
-from brainet_pl.tasks import Task
+from brainet_pl.tasks.linear import SoftmaxLayer
 
-MOST_FOR_LAPLACE = 4096  # features up to which there is a Laplace approximation: its covariance is their square
-TITLES = {
-    "network": "the network's own layer",
-    "linear": "linear layer on the same features",
-    "laplace": "the same with a Laplace approximation",
-}
+LEVEL = 5e-4  # nats of mean NLL: smaller differences are none, however small their standard error
+TITLES = {"network": "the network's own layer", "linear": "a linear layer on the same features"}
 
 
 class Comparison(NamedTuple):
-    """The mean NLL of held-out samples by who predicts them, each at its best temperature, and what the head gains.
+    """The mean NLL of held-out samples by who predicts them, each at its best temperature, and what the model gains.
 
     Attributes:
-        nll: name → mean NLL: "swapped", and where they could be had "network" (its own layer), and on the same features
-            "linear" (a linear layer) and "laplace" (one with a Gaussian over its weights).
+        nll: name → mean NLL: "swapped", and where they could be had "network" (its own layer) and "linear" (a linear
+            layer on the same features).
         gains: name of another → by how much the swapped model's NLL is lower, and the standard error of that.
         samples: number of held-out samples.
+        used: what predictions are made of.
+        missing: why there is no comparison with the network's own layer; nothing where there is one.
     """
 
     nll: dict[str, float]
     gains: dict[str, tuple[float, float]]
     samples: int
+    used: str = "the new head alone"
+    missing: str = ""
 
     def __str__(self) -> str:
         """One line for a user.
 
-        >>> print(Comparison({"swapped": 0.25, "linear": 0.262}, {"linear": (0.012, 0.004)}, 300))
-        NLL of 300 held-out samples, each at its best temperature: swapped 0.250; linear layer on the same features \
-0.262 (gained 0.012 ± 0.004)
+        >>> gains = {"linear": (0.012, 0.004)}
+        >>> print(Comparison({"swapped": 0.25, "linear": 0.262}, gains, 300, missing="it has none"))
+        predicts by the new head alone; NLL of 300 samples that nothing was chosen by, each at its best temperature: \
+0.250, better by 0.012 ± 0.004 than a linear layer on the same features (0.262); the network's own layer is not \
+compared: it has none
         """
-        parts = [f"swapped {self.nll['swapped']:.3f}"]
+        parts = [f"{self.nll['swapped']:.3f}"]
         for name, (gain, error) in self.gains.items():
-            verb = "gained" if gain >= 0 else "worse by"
-            parts.append(f"{TITLES[name]} {self.nll[name]:.3f} ({verb} {abs(gain):.3f} ± {error:.3f})")
-        return f"NLL of {self.samples:,} held-out samples, each at its best temperature: " + "; ".join(parts)
+            parts.append(f"{compare_words(gain, error)} {TITLES[name]} ({self.nll[name]:.3f})")
+        text = f"NLL of {self.samples:,} samples that nothing was chosen by, each at its best temperature: "
+        line = f"predicts by {self.used}; {text}{', '.join(parts)}"
+        return f"{line}; the network's own layer is not compared: {self.missing}" if self.missing else line
+
+
+def compare_words(gain: float, error: float) -> str:
+    """Whether a gain is one, by its standard error.
+
+    >>> compare_words(0.012, 0.004), compare_words(-0.012, 0.004), compare_words(0.003, 0.004)
+    ('better by 0.012 ± 0.004 than', 'worse by 0.012 ± 0.004 than', 'level (± 0.004) with')
+    """
+    if abs(gain) <= max(error, LEVEL):
+        return f"level (± {error:.3f}) with"
+    return f"{'better' if gain > 0 else 'worse'} by {abs(gain):.3f} ± {error:.3f} than"
 
 
 @torch.no_grad()
-def compare(predictor: Predictor, training: Extracted, held_out: Extracted, has_base_logits: bool) -> Comparison:
-    """Compare a model on held-out samples with the network's own layer, and linear layers on the same features."""
+def compare(predictor: Predictor, layer: SoftmaxLayer | None, samples: Extracted) -> Comparison:
+    """Compare a model on samples that nothing was chosen by with the network's own layer and with a linear layer."""
     task = predictor.task
-    target = task.check(held_out.targets)
-    outputs = predict_rows(predictor, held_out)
+    target = task.check(samples.targets)
+    outputs = predict_rows(predictor, samples)
     predicted = {"swapped": task.predictive(outputs.values, outputs.weights)}
-    if has_base_logits and held_out.output.base_logits is not None:
-        network = task.base_predicted(held_out.output.base_logits)
+    missing = why_not_network(predictor, samples)
+    if not missing and samples.output.base_logits is not None:
+        network = task.base_predicted(samples.output.base_logits)
         assert network is not None
         predicted["network"] = network
-    linear = task.linear(training.features, training.targets)
-    if linear is not None:
-        predicted["linear"] = linear(held_out.features)
-        if training.features.shape[1] <= MOST_FOR_LAPLACE:
-            sample = training.sample(SAMPLE_ROWS)
-            predicted["laplace"] = _predict_by_laplace(task, sample, held_out, predictor.num_passes)
+    if layer is not None:
+        predicted["linear"] = layer(samples.features)
     losses = {name: tempered_nll(task, values, target) for name, values in predicted.items()}
     gains = {}
     for name, loss in losses.items():
@@ -79,24 +86,19 @@ def compare(predictor: Predictor, training: Extracted, held_out: Extracted, has_
             gap = loss - losses["swapped"]
             gains[name] = float(gap.mean()), float(gap.std()) / math.sqrt(len(gap))
     mean_nll = {name: float(loss.mean()) for name, loss in losses.items()}
-    return Comparison(mean_nll, gains, len(target))
+    return Comparison(mean_nll, gains, len(target), describe_blend(predictor.blend.weights), missing)
 
 
-def _predict_by_laplace(task: Task, training: Extracted, held_out: Extracted, passes: int) -> Tensor:
-    """Probabilities (N, C) of held-out samples by a linear layer whose weights have a Gaussian, fitted to samples."""
-    head = Laplace().build(training.features.shape[1], task.out_features)
-    inside = HeadInputs(training.features, task.check(training.targets))
-    outside = HeadInputs(held_out.features, task.check(held_out.targets))
-    settings = TrainingSettings(max_epochs=100, patience=5, batch_size=128, learning_rate=3e-3)
-    with torch.enable_grad():
-        train(head, task, inside, outside, settings, passes=1)
-
-    def nll(outputs: Tensor, weights: Tensor | None, targets: Tensor) -> Tensor:
-        losses = task.nll(task.predictive(outputs, weights), targets)
-        assert losses is not None
-        return losses
-
-    enough = None if enough_to_choose(held_out) is None else outside
-    head.eval().finalize(inside, enough, nll, passes)
-    outputs = head.passes(outside.x, passes)
-    return task.predictive(outputs.values, outputs.weights)
+def why_not_network(predictor: Predictor, samples: Extracted) -> str:
+    """Why the network's own layer can't be compared with, or nothing where it can."""
+    logits, layer = samples.output.base_logits, predictor.backbone.base_layer
+    if layer is None and logits is None:
+        return "no layer was removed"
+    if logits is None:
+        kind = "a convolution" if isinstance(layer, nn.modules.conv._ConvNd) else f"a {type(layer).__name__}"
+        return f"the removed layer is {kind} that gives no row of logits for each sample"
+    if not predictor.task.base_fits(logits.shape[1]):
+        return f"it has {logits.shape[1]:,} classes, the data {predictor.task.out_features:,}"
+    if not base_logits_help(predictor.task, samples):
+        return "its logits say no more of these classes than their shares do"
+    return ""

@@ -14,13 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from brainet_pl._utils.framework import rank_zero_warn
+from brainet_pl._utils.framework import rank_zero_info, rank_zero_warn
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl._utils.threads import limit_threads
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator
 from brainet_pl.calibration.perturb import MOST_ROWS, perturbed_copies
 from brainet_pl.features.extraction import Extracted
+from brainet_pl.fitting.predictions import BATCH, tempered_nll
 from brainet_pl.fitting.samples import enough_to_choose
 from brainet_pl.fitting.scores import labelled
 from brainet_pl.network.base import Head
@@ -29,9 +30,8 @@ from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Own
 from brainet_pl.scores.expectation import Expectation
 from brainet_pl.scores.left_out import expect
+from brainet_pl.tasks import Classification
 from brainet_pl.tasks.passes import Passes
-
-BATCH = 512  # samples predicted at a time
 
 
 class Answered(NamedTuple):
@@ -60,6 +60,8 @@ class Settling:
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
         self._kept: list[tuple[Tensor, Tensor]] = []  # features and targets, for perturbed copies of them
+        self._count = 0  # samples observed
+        self._said_all_one = False
 
     def choose(self, train: Extracted, select: Extracted | None, size: int = 0) -> dict[str, float]:
         """Let the head choose what needs no training; gives what was chosen, by name.
@@ -72,24 +74,40 @@ class Settling:
             select: held-out samples; too few of them choose nothing.
             size: the number of training samples, where `train` are fewer.
         """
-        predictor = self.predictor
+        predictor, head = self.predictor, self.predictor.require_head()
         enough = enough_to_choose(select)
         held_out = None if enough is None else predictor.head_inputs(enough)
         weight = max(1.0, size / max(1, len(train.targets)))
         inputs = predictor.head_inputs(train)._replace(represents=weight)
-        return predictor.require_head().finalize(inputs, held_out, self._nll, predictor.num_passes)
+        chosen = head.finalize(inputs, held_out, self._nll, predictor.num_passes)
+        if head.needs_validation_data and head.averages_one and not self._said_all_one:
+            self._said_all_one = True
+            rank_zero_info(
+                "one sub-network has all of the posterior: predictions are its own, one pass in place of "
+                f"{predictor.num_passes}, and mutual information says nothing"
+            )
+        return chosen
 
     def _nll(self, outputs: Tensor, weights: Tensor | None, target: Tensor) -> Tensor:
-        """The NLL of each target under the average of outputs; all zero where the task has no likelihood."""
-        task = self.predictor.task
-        predicted = task.predictive(outputs, weights)
-        nll = task.nll(predicted, target)
+        """The NLL of each target under the average of outputs; all zero where the task has no likelihood.
+
+        Probabilities that a calibrator will scale are scaled to their best temperature first. Without that, one sharp
+        sub-network looks better than an average, which only lacks the temperature that it gets later.
+        """
+        predictor = self.predictor
+        predicted = predictor.task.predictive(outputs, weights)
+        if isinstance(predictor.task, Classification) and predictor.calibration is not None:
+            return tempered_nll(predictor.task, predicted, target)
+        nll = predictor.task.nll(predicted, target)
         return predicted.new_zeros(len(target)) if nll is None else nll
 
     def observe(self, answered: Answered) -> None:
         """See what the model says of a batch of calibration samples."""
         predictor = self.predictor
         passes, target, numbers = answered.passes, answered.target, answered.numbers
+        if numbers is None:
+            numbers = torch.arange(self._count, self._count + len(target))
+        self._count += len(target)
         scores = {**answered.scores, **passes.scores}  # those of the passes, before any calibration
         predictor.scores.observe(passes, scores)
         if predictor.calibration is not None:

@@ -80,6 +80,11 @@ class Head(nn.Module, ABC):
         """Whether `finalize` has something to choose by validation data."""
         return False
 
+    @property
+    def averages_one(self) -> bool:
+        """Whether all passes give the same, so that they never disagree."""
+        return False
+
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """Features (B, d) to outputs (B, O) that a loss takes, or (M, B, O) from M members that are trained apart."""

@@ -27,6 +27,11 @@ class LinearHead(Head):
         super().__init__()
         self.layers = nn.Linear(*base.check_sizes(in_features, out_features))
 
+    @property
+    def averages_one(self) -> bool:
+        """There is only one network."""
+        return True
+
     def forward(self, x: Tensor) -> Tensor:
         """Maps features (B, d) to outputs (B, O)."""
         return torch.as_tensor(self.layers(base.as_features(x, self.layers.in_features, self.layers.weight)))

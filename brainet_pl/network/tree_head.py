@@ -34,6 +34,7 @@ Inference = Literal["auto", "stochastic", "simultaneous", "enumerated"]
 # Of the initial weights under a norm, to which their size means nothing, but smaller ones turn faster. Layers of a tree
 # read few rows, so the weights of `nn.Linear` are large; a fifth of them trained better on all kinds of features.
 GAIN = 0.2
+ALL_ONE = 1.001  # perplexity up to which sub-networks are one: the others have a thousandth of the posterior together
 MOST_OUTPUTS = 2 * 10**7  # numbers that are held at once while something is chosen
 
 
@@ -169,6 +170,7 @@ class BRAINetHead(ResidualHead):
 
     def _take(self, temperature: float) -> None:
         self._temperature = temperature
+        self._all_one = self.ggt.perplexity(temperature) < ALL_ONE
         self.layers.set_mixture(self.ggt.branch_probabilities(temperature))
         self.layers.use_mixed(self._statistics_at == temperature)
 
@@ -284,7 +286,14 @@ class BRAINetHead(ResidualHead):
             return Outputs(self.on_choices(x, choices, base_logits=base_logits))
         if self.averages_all(count):
             return Outputs(*self.enumerate(x, base_logits=base_logits))
+        if self.inference == "auto" and self.averages_one:
+            return Outputs(self.at(x, self.ggt.sample(1, 0.0, seed=0), base_logits=base_logits))
         return Outputs(self.stochastic(x, count, base_logits=base_logits).logits)
+
+    @property
+    def averages_one(self) -> bool:
+        """Whether one sub-network has all of the posterior, and predictions have no dropout."""
+        return self._all_one and not self.prediction_dropout
 
     def averages_all(self, count: int) -> bool:
         """Whether so many passes are the exact average over all sub-networks."""

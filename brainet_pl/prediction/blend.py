@@ -1,42 +1,85 @@
-"""How much a network's own classification layer and a new head count in one prediction."""
+"""How much a network's own classification layer, a new head and a linear layer count in one prediction."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
+
+from brainet_pl._utils.data_sized import DataSizedBuffers
+from brainet_pl.tasks.linear import SoftmaxLayer
 
 
-class Blend(nn.Module):
-    """The weighted sum of the logits of the layer that was removed and the outputs of the new head.
-
-    The weights are numbers, so that an exported graph has no branches; they travel in the state dict.
+class Weights(NamedTuple):
+    """What the logits of each part are multiplied by before they are summed.
 
     Attributes:
-        base: weight of the logits of the layer that was removed.
-        head: weight of the outputs of the head; 0 is the network as it was.
+        base: of the layer that was removed.
+        head: of the new head; 0 does not run it.
+        linear: of a linear layer on the features that the head reads.
     """
+
+    base: float
+    head: float
+    linear: float = 0.0
+
+
+class Blend(DataSizedBuffers):
+    """The weighted sum of the logits of the layer that was removed, of the new head, and of a linear layer.
+
+    The weights are numbers, so that an exported graph has no branches; they travel in the state dict, and the linear
+    layer with them.
+
+    Attributes:
+        weights: of the three parts.
+    """
+
+    may_be_missing: ClassVar[bool] = True
+    center: Tensor
+    weight: Tensor
+    bias: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.base, self.head = 0.0, 1.0
+        self.weights = Weights(0.0, 1.0)
+        for name in SoftmaxLayer._fields:
+            self.register_buffer(name, torch.empty(0))
 
     @property
     def active(self) -> bool:
         """Whether the logits of the removed layer count."""
-        return self.base != 0
+        return self.weights.base != 0
 
-    def set(self, base: float, head: float) -> None:
-        """Take the weights of the removed layer's logits and of the head."""
-        self.base, self.head = base, head
+    @property
+    def is_head_alone(self) -> bool:
+        """Whether nothing but the head counts, as it is."""
+        return self.weights == Weights(0.0, 1.0)
+
+    def set(self, base: float, head: float, linear: float = 0.0, layer: SoftmaxLayer | None = None) -> None:
+        """Take the weights, and the linear layer where it counts."""
+        if linear and layer is None:
+            raise ValueError("expected the linear layer that is to count, got none: give it as layer")
+        self.weights = Weights(base, head, linear)
+        empty = torch.empty(0)
+        for name, value in zip(SoftmaxLayer._fields, layer if layer and linear else (empty,) * 3, strict=True):
+            setattr(self, name, value.float().to(getattr(self, name).device))
 
     def get_extra_state(self) -> Tensor:
-        """Both weights, in 64 bits."""
-        return torch.tensor([self.base, self.head], dtype=torch.float64)
+        """The weights, in 64 bits."""
+        return torch.tensor(self.weights, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take both weights from a state dict."""
-        self.base, self.head = state.tolist()
+        """Take the weights from a state dict."""
+        self.weights = Weights(*state.tolist())
 
-    def forward(self, base_logits: Tensor, outputs: Tensor) -> Tensor:
-        """Base logits (B, O) and outputs (…, B, O) → their weighted sum (…, B, O)."""
-        return self.base * base_logits + self.head * outputs
+    def before_load(self, stored: Mapping[str, Tensor]) -> None:
+        """A state without a blend leaves the head alone."""
+        if not stored:
+            self.set(0.0, 1.0)
+
+    def linear(self, features: Tensor) -> Tensor:
+        """Features (B, d) → the logits (B, C) of the linear layer."""
+        return F.linear(features.to(self.weight.dtype) - self.center, self.weight, self.bias)

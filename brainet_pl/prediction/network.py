@@ -122,21 +122,37 @@ class BackboneAndHead(nn.Module):
         return Passes(outputs, weights, readings.features, predicted, scores, readings, nan_rows(x, predicted.shape[0]))
 
     def head_outputs(self, readings: BackboneOutput, count: int) -> Outputs:
-        """What a backbone gave → outputs (T, B, O) of passes, to which `blend` adds the removed layer's logits.
+        """What a backbone gave → outputs (T, B, O) of passes, to which `blend` adds the logits of other layers.
 
         Where the head counts for nothing, they are these logits alone.
         """
-        if not self.blend.active:
+        if self.blend.is_head_alone:
             return run_head(self.require_head(), readings.features, count, self.base_outputs(readings))
-        if readings.base_logits is None:
-            raise ValueError(
-                "expected the logits of the network's own layer beside its features, got features alone: give inputs"
-            )
-        base = self.task.base_outputs(readings.base_logits)
-        if not self.blend.head:
-            return Outputs(base.unsqueeze(0))
+        others, weight = self._other_outputs(readings), self.blend.weights.head
+        if not weight:
+            return Outputs(others.unsqueeze(0))
         values, weights = run_head(self.require_head(), readings.features, count, self.base_outputs(readings))
-        return Outputs(self.blend(base, values), weights)
+        return Outputs(weight * values + others, weights)
+
+    def _other_outputs(self, readings: BackboneOutput) -> Tensor:
+        """The weighted outputs (B, O) of all that `blend` adds to the head."""
+        base, _, linear = self.blend.weights
+        parts: list[Tensor] = []
+        if base:
+            if readings.base_logits is None:
+                raise ValueError(
+                    "expected the logits of the network's own layer beside its features, got features alone: give "
+                    "inputs"
+                )
+            parts.append(base * self.task.base_outputs(readings.base_logits))
+        if linear:
+            parts.append(linear * self.task.base_outputs(self.blend.linear(readings.features)))
+        return torch.stack(parts).sum(dim=0)
+
+    @property
+    def averages_one(self) -> bool:
+        """Whether all passes give the same, so that they never disagree: mutual information says nothing then."""
+        return self.head is not None and (self.head.averages_one or not self.blend.weights.head)
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -23,7 +23,6 @@ from brainet_pl.features.extraction import bounded, inputs_and_target, inputs_of
 from brainet_pl.tasks import Classification
 
 BATCH = 256  # inputs at a time while features are extracted
-HELD_BACK = 0.15  # share of the training samples, where no held-out ones are given
 MOST_CLASSES = 10**7
 LEAST_HELD = 20  # held-out samples: with fewer, neither the best epoch nor a temperature can be told
 MOST_REPEATED = 0.01  # share of held-out samples that may be in the training data by chance; they are left out
@@ -142,17 +141,10 @@ def count_classes(labels: Tensor, num_classes: int | None) -> int:
     return total
 
 
-def rows_to_hold_back(labels: Tensor, hashes: list[bytes]) -> Tensor:
-    """The numbers of `HELD_BACK` of the samples, the same share of each class; a repeated sample stays in training."""
+def rows_not_twice(hashes: list[bytes]) -> Tensor:
+    """Which samples (N,) occur once: one that is repeated would be trained on and held out."""
     times = Counter(hashes)
-    repeated = torch.tensor([times[one] > 1 for one in hashes])
-    generator = torch.Generator().manual_seed(0)
-    chosen = []
-    for label in torch.unique(labels):
-        members = ((labels == label) & ~repeated).nonzero()[:, 0]
-        order = torch.randperm(len(members), generator=generator)
-        chosen.append(members[order[: round(HELD_BACK * len(members))]])
-    return torch.cat(chosen).sort().values
+    return torch.tensor([times[one] == 1 for one in hashes], dtype=torch.bool)
 
 
 # -- inputs that come back --------------------------------------------------------------------------------------------

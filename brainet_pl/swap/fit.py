@@ -21,7 +21,7 @@ from brainet_pl.features.training import SAMPLE_ROWS, TrainingFeatures
 from brainet_pl.fitting.blend import choose_blend
 from brainet_pl.fitting.build import build_head
 from brainet_pl.fitting.comparison import Comparison, compare
-from brainet_pl.fitting.samples import Samples
+from brainet_pl.fitting.samples import Samples, rows_of, split_held_out, take_from_training
 from brainet_pl.fitting.scores import fit_scores
 from brainet_pl.fitting.settle import Settling, answer_rows, settle
 from brainet_pl.fitting.structure import learn_tree
@@ -112,26 +112,25 @@ def fit_swapped(model: SwappedModel, train: Any, held: Any, plan: Plan, given: G
             parts["scores"] = [_density(model.backbone, first_inputs)]
         model.attach(**parts)
         step("features")
-        samples, held_back = _extract(model, features, held_loader, log, progress)
-        held_out = samples.calibrate
-        assert held_out is not None
+        samples, taken = _extract(model, features, held_loader, log, progress)
         step("structure")
         if model.head is None:
             _build(model, samples.train, given, progress)
-        training = _add_copies(model, loader, samples.train, held_back, plan.copies, progress)
+        training = _add_copies(model, loader, samples.train, taken, plan.copies, progress)
         step("training")
         settling, sample = Settling(model), samples.train.sample(SAMPLE_ROWS)
-        data, select = model.head_inputs(training), model.head_inputs(held_out)
+        data, select = model.head_inputs(training), model.head_inputs(samples.select)
         passes = model.num_passes
         epochs = train_best(model.head, model.task, data, select, plan.candidates, passes=passes, progress=progress)
-        settling.choose(sample, held_out.sample(SAMPLE_ROWS))
-        has_base_logits = choose_blend(model, held_out)
+        settling.choose(sample, samples.select.sample(SAMPLE_ROWS))
+        layer = model.task.linear(training.features, training.targets)
+        choose_blend(model, layer, samples.select)
         step("scores and verdict")
         fit_scores(model, features, progress=progress)
-        learned = settle(model, answer_rows(model, held_out), (sample, held_out))
+        learned = settle(model, answer_rows(model, samples.calibrate), (sample, samples.calibrate))
         step("comparison")
-        comparison = compare(model, training, held_out, has_base_logits)
-    _report(model, epochs, learned, comparison, has_base_logits)
+        comparison = compare(model, layer, samples.calibrate)
+    _report(model, epochs, learned, comparison)
     return comparison
 
 
@@ -150,26 +149,43 @@ def _density(backbone: FeatureExtractor, inputs: Any) -> Score:
 def _extract(
     model: SwappedModel, features: TrainingFeatures, held: Iterable[Any] | None, log: DataLog, progress: bool
 ) -> tuple[Samples, Tensor]:
-    """Features of training and held-out samples, whose inputs and labels are checked on the way.
+    """Features of training and held-out samples by role, whose inputs and labels are checked on the way.
 
-    Gives also the numbers of the training samples that were held back.
+    Gives also the numbers of the training samples that are not trained on.
     """
     labels = features.all(progress=progress).targets
     num_classes = swap_data.count_classes(labels, log.num_classes)
     if model.head is None:
         model.task = Classification(num_classes)
     model.input_scale.set(log)
-    held_back = torch.empty(0, dtype=torch.int64)
-    if held is None:
-        held_back = swap_data.rows_to_hold_back(labels, log.hashes)
-        held_out = features.hold_back(held_back)
-        count, total = len(held_out.targets), len(labels)
-        rank_zero_info(f"held back {count:,} of {total:,} training samples, to stop and choose by")
+    given = None if held is None else finite_samples(_extract_held_out(model, held, log, num_classes, progress))
+    if given is not None:
+        _check_count(len(given.targets))
+    free = swap_data.rows_not_twice(log.hashes)
+    held_out, select = taken = take_from_training(labels, free, 0 if given is None else len(given.targets))
+    removed = features.hold_back(taken.all)
+    if given is None:
+        given = finite_samples(rows_of(removed, torch.arange(len(held_out))))
+        _check_count(len(given.targets))
+    if len(select):
+        chosen = finite_samples(rows_of(removed, torch.arange(len(held_out), len(removed.targets))))
+        samples = Samples(finite_samples(features.all()), chosen, given)
     else:
-        held_out = _extract_held_out(model, held, log, num_classes, progress)
-    held_out = finite_samples(held_out)
-    _check_count(len(held_out.targets))
-    return Samples.with_one_held_out_set(finite_samples(features.all()), held_out), held_back
+        samples = Samples(finite_samples(features.all()), *split_held_out(given))
+    _report_roles(samples, len(labels), len(held_out), len(select))
+    return samples, taken.all
+
+
+def _report_roles(samples: Samples, total: int, held_back: int, selecting: int) -> None:
+    """Say which samples choose and which calibrate."""
+    select, calibrate = len(samples.select.targets), len(samples.calibrate.targets)
+    given = f"held back {held_back:,} of {total:,} training samples" if held_back else "held-out samples"
+    if selecting:
+        rank_zero_info(
+            f"{given}: {calibrate:,} calibrate; {select:,} further training samples choose the epoch and the blend"
+        )
+    else:
+        rank_zero_info(f"{given}: {select:,} choose the epoch and the blend, {calibrate:,} others calibrate")
 
 
 def _extract_held_out(
@@ -189,13 +205,13 @@ def _check_count(count: int) -> None:
     """Refuse held-out samples that are too few to stop by, and warn of few."""
     if count < swap_data.LEAST_HELD:
         raise ValueError(
-            f"expected at least {swap_data.LEAST_HELD} held-out samples, got {count}: so few can't tell when to stop "
-            "training; give more of them, or more training samples to hold 15 % back from"
+            f"expected at least {swap_data.LEAST_HELD} held-out samples, got {count}: so few can't tell how sure a "
+            "prediction may be; give more of them, or more training samples to hold 15 % back from"
         )
     if count < MIN_VALIDATION:
         rank_zero_warn(
-            f"everything is chosen by {count} held-out samples, which say little: give {MIN_VALIDATION} at the least, "
-            "better 200"
+            f"probabilities and verdict go by {count} held-out samples, which say little: give {MIN_VALIDATION} at the "
+            "least, better 200"
         )
 
 
@@ -213,7 +229,7 @@ def _add_copies(
     model: SwappedModel,
     loader: Iterable[Any],
     training: Extracted,
-    held_back: Tensor,
+    taken: Tensor,
     copies: int | Literal["auto"],
     progress: bool,
 ) -> Extracted:
@@ -230,24 +246,15 @@ def _add_copies(
             batches = unshuffled(loader, seed=seed)
             copy = extract(model.backbone, batches, progress=progress, columns=model.columns)
         kept = torch.ones(len(copy.targets), dtype=torch.bool)
-        kept[held_back] = False
+        kept[taken] = False
         parts.append(finite_samples(Extracted(copy.output[kept], copy.targets[kept])))
     outputs = BackboneOutput.concat([part.output for part in parts])
     return Extracted(outputs, torch.cat([part.targets for part in parts]))
 
 
-def _report(
-    model: SwappedModel, epochs: int, learned: Mapping[str, float], comparison: Comparison, has_base_logits: bool
-) -> None:
+def _report(model: SwappedModel, epochs: int, learned: Mapping[str, float], comparison: Comparison) -> None:
     """Say in a few lines what a fit learned."""
-    line = f"trained {epochs} epochs, temperature {learned.get('temperature', 1.0):.3g}"
-    if has_base_logits and not model.blend.active:
-        line += "; predicts by the new head alone"
-    elif has_base_logits and not model.blend.head:
-        line += "; predicts by the network's own layer, which the new head does not beat by more than a standard error"
-    elif has_base_logits:
-        line += f"; predicts by the network's own logits and {model.blend.head:g} times those of the new head"
-    rank_zero_info(line)
+    rank_zero_info(f"trained {epochs} epochs, temperature {learned.get('temperature', 1.0):.3g}")
     rank_zero_info(str(comparison))
     if model.expected is not None:
         rank_zero_info(str(model.expected))

@@ -18,7 +18,7 @@ from brainet_pl.metrics.measures import Measure, classification_measures
 from brainet_pl.metrics.passes import PassTrace, trace_passes
 from brainet_pl.metrics.shift import Sums, class_sums
 from brainet_pl.tasks.base import Task
-from brainet_pl.tasks.linear import PredictFunction, fit_softmax, softmax_rows
+from brainet_pl.tasks.linear import SoftmaxLayer, fit_softmax, softmax_rows
 from brainet_pl.tasks.passes import Passes
 
 
@@ -217,7 +217,7 @@ class Classification(Task):
             "mutual_information": total * disagreed,
         }
 
-    def linear(self, x: Tensor, target: Tensor) -> PredictFunction | None:
+    def linear(self, x: Tensor, target: Tensor) -> SoftmaxLayer | None:
         """Fit a multinomial logistic regression to features (N, d) and labels (N,)."""
         return fit_softmax(x, self.check(target), self.num_classes)
 

@@ -8,6 +8,7 @@ numbers each row by all others, exact and free. No random number is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,19 +22,48 @@ MOST_RIDGE_WORK = 5 * 10**9  # rows · features²
 ROWS_PER_CLASS = 5
 
 
-def scalings(x: Tensor) -> list[PredictFunction]:
-    """Functions that bring features (N, d) to mean 0 and variance 1: each by itself, constant ones to 0; all alike."""
+class SoftmaxLayer(NamedTuple):
+    """A linear layer of logits: features (B, d) → probabilities (B, C).
+
+    Attributes:
+        center: (d,) what is subtracted from features.
+        weight: (C, d).
+        bias: (C,).
+    """
+
+    center: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Features (B, d) → logits (B, C)."""
+        return F.linear(x.to(self.center) - self.center, self.weight, self.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Features (B, d) → probabilities (B, C)."""
+        return self.logits(x).softmax(dim=1)
+
+
+class Scaling(NamedTuple):
+    """Brings features to mean 0: subtracts a mean (d,) and multiplies by a scale (d,)."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Features (B, d) → scaled ones."""
+        return (values.to(self.mean) - self.mean) * self.scale
+
+
+def scalings(x: Tensor) -> list[Scaling]:
+    """What brings features (N, d) to mean 0 and variance 1: each by itself, constant ones to 0; all alike."""
     mean, std = x.mean(dim=0), x.std(dim=0, correction=0)
     each = torch.where(std > 1e-6 * (1 + mean.abs()), 1 / std.clamp_min(1e-30), torch.zeros_like(std))
     alike = (1 / std.square().mean().sqrt().clamp_min(1e-30)).expand_as(std)
-    return [_scaled(mean, scale) for scale in (each, alike)]
+    return [Scaling(mean, scale) for scale in (each, alike)]
 
 
-def _scaled(mean: Tensor, scale: Tensor) -> PredictFunction:
-    return lambda values: (values.to(mean) - mean) * scale
-
-
-def fit_softmax(x: Tensor, target: Tensor, classes: int) -> PredictFunction | None:
+def fit_softmax(x: Tensor, target: Tensor, classes: int) -> SoftmaxLayer | None:
     """Multinomial logistic regression on features (N, d) and labels (N,), by L-BFGS; gives probabilities (B, C).
 
     None where it would take too long, or where there are too few rows for so many classes.
@@ -45,7 +75,7 @@ def fit_softmax(x: Tensor, target: Tensor, classes: int) -> PredictFunction | No
     few = max(SEARCH_WORK // (x.shape[1] * classes), ROWS_PER_CLASS * classes, 1000)
     part, labels = _spread(x, few), _spread(target, few)
     held = torch.arange(len(part), device=x.device) % 5 == 4
-    found: list[tuple[float, PredictFunction, float, Tensor]] = []
+    found: list[tuple[float, Scaling, float, Tensor]] = []
     for prepare in scalings(x):
         z = _with_one(prepare(part))
         weight = z.new_zeros(z.shape[1], classes)
@@ -55,7 +85,7 @@ def fit_softmax(x: Tensor, target: Tensor, classes: int) -> PredictFunction | No
     _, best, penalty, start = min(found, key=lambda one: one[0])
     # A penalty stands for what is known without data: beside a mean over more rows it counts less.
     weight = _descend(_with_one(best(x)), target, penalty * len(part) / len(x), start)
-    return lambda values: (_with_one(best(values)) @ weight).softmax(dim=1)
+    return SoftmaxLayer(best.mean, (best.scale[:, None] * weight[:-1]).t().contiguous(), weight[-1])
 
 
 def softmax_rows(features: int, classes: int) -> int:
@@ -103,7 +133,7 @@ def fit_ridge(x: Tensor, target: Tensor) -> PredictFunction | None:
     x, target = (_spread(values, ridge_rows(x.shape[1])).double() for values in (x, target))
     center = target.mean()
     y = target - center
-    found: list[tuple[float, PredictFunction, Tensor]] = []
+    found: list[tuple[float, Scaling, Tensor]] = []
     for prepare in scalings(x):
         u, s, vt = torch.linalg.svd(prepare(x), full_matrices=False)
         along = u.t() @ y

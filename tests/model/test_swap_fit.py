@@ -16,14 +16,20 @@ from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.features.extraction import Extracted
-from brainet_pl.fitting.blend import choose_blend, tempered_nll
+from brainet_pl.fitting import blend as fitting_blend
+from brainet_pl.fitting.blend import BOTH, HEAD, LINEAR, NETWORK, choose_blend
+from brainet_pl.fitting.comparison import why_not_network
+from brainet_pl.fitting.predictions import tempered_nll
+from brainet_pl.fitting.samples import LEAST_TO_SPLIT, split_held_out, take_from_training
+from brainet_pl.fitting.settle import answer_rows, settle
 from brainet_pl.network import Bayes, Ensemble, Linear, Tree
 from brainet_pl.network.base import HeadInputs, Outputs
 from brainet_pl.network.training import TrainingSettings, fit_head
 from brainet_pl.scores import Generative
 from brainet_pl.swap import fit as swap_fit
 from brainet_pl.swap import model as swap_model
-from brainet_pl.swap.data import InputScale, hash_rows, rows_to_hold_back
+from brainet_pl.swap.data import InputScale, hash_rows, rows_not_twice
+from brainet_pl.tasks import Classification
 
 QUIET = {"progress": False}
 SMALL = {"head": Tree(num_params=800), "test": "gaussian", "progress": False}
@@ -48,6 +54,12 @@ def network(steps=0, classes=3):
     return model.eval()
 
 
+def halves(pair):
+    """The rows that select and those that calibrate, of held-out rows (x, y)."""
+    parts = split_held_out(Extracted(BackboneOutput(pair[0]), pair[1]))
+    return [(part.features, part.targets) for part in parts]
+
+
 @pytest.fixture(scope="module")
 def honest():
     return swap_head(network(30), rows(600), held=rows(300, 1), **SMALL).fit(**SHORT)
@@ -64,19 +76,16 @@ def test_one_call_gives_a_model_that_predicts_and_judges(honest):
     assert 0.85 < float(found["known"].float().mean()) <= 1
     assert not honest.training
     assert honest.task.num_classes == 3  # counted
-    assert {"swapped", "network", "linear", "laplace"} == set(honest.comparison.nll)
-    assert (
-        honest.comparison.nll["laplace"] < 1.2 * honest.comparison.nll["linear"] + 0.05
-    )  # it is near the linear layer
-    assert "gained" in str(honest.comparison)
-    assert honest.comparison.samples == 300
+    assert {"swapped", "network", "linear"} == set(honest.comparison.nll)
+    assert "better by" in str(honest.comparison)
+    assert honest.comparison.samples == 150  # the other half has chosen
     assert honest.expected is not None
 
 
 def test_the_line_after_a_fit_says_what_was_gained(caplog):
     with caplog.at_level("INFO"):
         model = swap_head(network(200), rows(600), **SMALL).fit(**SHORT)
-    assert "held back 90 of 600 training samples" in caplog.text
+    assert "held back 90 of 600 training samples: 90 calibrate; 76 further training samples choose" in caplog.text
     assert str(model.comparison) in caplog.text
     gain, error = model.comparison.gains["linear"]
     assert gain == pytest.approx(model.comparison.nll["linear"] - model.comparison.nll["swapped"])
@@ -157,6 +166,17 @@ def test_conformal_sets_where_asked_for():
     assert 0.84 < float(inside) < 0.97
 
 
+def test_sets_are_of_the_probabilities_that_a_user_gets(honest):
+    """Those of a model that is five times too sure, which a temperature mends."""
+    model, (x, y) = copy.deepcopy(honest), rows(600, 5)
+    model.attach((), "TemperatureScaling", "Conformal", None)
+    model.blend.set(0.0, 5.0, 1e-9, model.task.linear(model.backbone(x), y))
+    settle(model, answer_rows(model, Extracted(BackboneOutput(model.backbone(x).detach()), y)))
+    assert float(model.calibration.tau) > 2
+    held = model.predict(x)["set"].gather(1, y[:, None])
+    assert float(held.float().mean()) == pytest.approx(0.9, abs=0.01)
+
+
 def test_scores_where_asked_for():
     model = swap_head(network(200), rows(300), held=rows(300, 1), **SMALL).fit(
         scores=[Generative(normalize=False)], **SHORT
@@ -208,12 +228,14 @@ def test_fit_head_slows_down_at_the_best_weights_and_ends():
 def test_a_head_that_adds_nothing_leaves_the_network_with_a_temperature_to_the_bit():
     model, held = network(200), rows(300, 1)
     found = swap_head(model, rows(300), held=held, **SMALL).fit(max_epochs=1, learning_rate=1e-9, progress=False)
-    assert (found.blend.base, found.blend.head) == (1.0, 0.0)
+    assert found.blend.weights == NETWORK
     x = rows(100, 2)[0]
     with torch.no_grad():
-        tau = fit_temperature(model(held[0]).softmax(1), held[1])
+        _, (inputs, labels) = halves(held)
+        tau = found.calibration.tau
+        torch.testing.assert_close(tau, fit_temperature(model(inputs).softmax(1), labels), rtol=1e-5, atol=0)
         assert torch.equal(found.predict(x)["probabilities"], scale(model(x).softmax(1), tau))
-        assert torch.equal(found(x), model(x))
+        torch.testing.assert_close(found(x).exp(), found.predict(x)["probabilities"])
     assert found.comparison.gains["network"] == (0.0, 0.0)
 
 
@@ -222,7 +244,7 @@ def test_a_better_head_joins_the_network_or_replaces_it(honest):
     before = network(30)(x).detach()
     tau = fit_temperature(before.softmax(1), y)
     after = honest.predict(x)["probabilities"]
-    assert honest.blend.head > 0
+    assert honest.blend.weights.head > 0
     assert F.nll_loss(after.log(), y) < F.nll_loss(scale(before.softmax(1), tau).log(), y) - 0.02
     gain, error = honest.comparison.gains["network"]
     assert gain > error
@@ -240,9 +262,48 @@ def test_a_head_counts_from_a_standard_error_on(honest, monkeypatch, gap, counts
     assert gain.mean() > 1e-3
     assert bool(gain.mean() > gain.std() / 200**0.5) == counts
     model = copy.deepcopy(honest)
-    monkeypatch.setattr(swap_fit, "predict_rows", lambda *_: Outputs(outputs.unsqueeze(0)))
-    assert choose_blend(model, Extracted(BackboneOutput(x, base_logits=base), y))
-    assert (model.blend.head > 0) == counts
+    monkeypatch.setattr(fitting_blend, "predict_rows", lambda *_: Outputs(outputs.unsqueeze(0)))
+    choose_blend(model, None, Extracted(BackboneOutput(x, base_logits=base), y))
+    assert (model.blend.weights.head > 0) == counts
+
+
+@pytest.mark.parametrize(("noise", "used"), [(3.0, LINEAR), (0.0, BOTH)])
+def test_a_linear_layer_that_is_better_than_the_head_is_what_predicts(honest, monkeypatch, noise, used):
+    """The head's noise is left out; a head that says the same as the layer stays beside it."""
+    model, (x, y) = copy.deepcopy(honest), rows(300, 3)
+    features = model.backbone(x).detach()
+    layer = model.task.linear(features, y)
+    outputs = layer.logits(features) + noise * torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(fitting_blend, "predict_rows", lambda *_: Outputs(outputs.unsqueeze(0)))
+    choose_blend(model, layer, Extracted(BackboneOutput(features), y))
+    assert model.blend.weights == used
+    if used == LINEAR:
+        with torch.no_grad():
+            passes = model.passes(x)
+            torch.testing.assert_close(passes.predicted, layer(features))
+            torch.testing.assert_close(model(x).softmax(1), model.predict(x)["probabilities"])
+        assert len(passes.outputs) == 1
+        assert model.averages_one
+
+
+def test_nothing_vouches_that_has_chosen():
+    labels = torch.arange(301) % 3
+    held = Extracted(BackboneOutput(torch.arange(301.0)[:, None]), labels)
+    select, calibrate = split_held_out(held)
+    one, other = (set(part.features.flatten().tolist()) for part in (select, calibrate))
+    assert not one & other
+    assert len(one | other) == 301
+    counts = [torch.bincount(part.targets) for part in (select, calibrate)]
+    assert int((counts[0] - counts[1]).abs().max()) <= 1
+
+
+def test_a_convolution_and_other_class_counts_are_named(honest):
+    samples = Extracted(BackboneOutput(torch.zeros(9, 6), base_logits=torch.zeros(9, 5)), torch.arange(9) % 3)
+    assert why_not_network(honest, samples) == "it has 5 classes, the data 3"
+    model = copy.deepcopy(honest)
+    model.backbone.base_layer = nn.Conv2d(6, 3, 1)
+    alone = Extracted(BackboneOutput(torch.zeros(9, 6)), torch.arange(9) % 3)
+    assert "the removed layer is a convolution" in why_not_network(model, alone)
 
 
 def test_a_network_of_other_classes_has_no_say():
@@ -250,15 +311,17 @@ def test_a_network_of_other_classes_has_no_say():
     found = swap_head(network(200), (x, 2 - y), held=(held[0], 2 - held[1]), **SMALL).fit(**SHORT)
     assert not found.blend.active
     assert "network" not in found.comparison.nll
+    assert "is not compared: its logits say no more of these classes than their shares do" in str(found.comparison)
 
 
 # -- keeping ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("blend", [(0.0, 1.0), (1.0, 0.5), (1.0, 0.0)])
+@pytest.mark.parametrize("blend", [HEAD, (1.0, 0.5, 0.0), NETWORK, BOTH, LINEAR])
 def test_a_file_holds_all_of_it_and_no_code(honest, blend, tmp_path):
     honest = copy.deepcopy(honest)
-    honest.blend.set(*blend)
+    features, labels = rows(300, 4)
+    honest.blend.set(*blend, honest.task.linear(honest.backbone(features), labels))
     x = torch.cat([rows(50, 2)[0], 9 * rows(50, 3)[0]])
     honest.save(tmp_path / "model.pt")
     torch.load(tmp_path / "model.pt", weights_only=True)
@@ -269,7 +332,7 @@ def test_a_file_holds_all_of_it_and_no_code(honest, blend, tmp_path):
     assert set(found) == set(expected)
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
-    assert (again.blend.base, again.blend.head) == blend
+    assert again.blend.weights == blend
     assert str(again.expected) == str(honest.expected)
     again.save(tmp_path / "again.pt")
     assert load_swapped(tmp_path / "again.pt", network()).head.ggt == honest.head.ggt
@@ -381,7 +444,7 @@ def test_held_out_samples_that_were_trained_on_are_refused():
             swap_head(network(), (x, y), held=held, **SMALL).fit(**SHORT)
     held = torch.cat([x[:1], a]), torch.cat([y[:1], b])
     with pytest.warns(UserWarning, match="1 of 201 held-out samples are in the training data too, and were left out"):
-        assert swap_head(network(), (x, y), held=held, **SMALL).fit(**SHORT).comparison.samples == 200
+        assert swap_head(network(), (x, y), held=held, **SMALL).fit(**SHORT).comparison.samples == 100  # a half
 
 
 def test_held_out_samples_of_the_same_data_set_are_refused_before_any_work():
@@ -400,11 +463,11 @@ def test_held_out_samples_of_the_same_data_set_are_refused_before_any_work():
 
 
 def test_few_held_out_samples():
-    with pytest.raises(ValueError, match="at least 20 held-out samples, got 3: so few can't tell when to stop"):
+    with pytest.raises(ValueError, match="at least 20 held-out samples, got 3: so few can't tell how sure"):
         swap_head(network(), rows(300), held=rows(3, 1), **SMALL).fit(**SHORT)
     with pytest.raises(ValueError, match=r"expected at least 20 held-out samples, got 1[0-9]"):
         swap_head(network(), rows(100), **SMALL).fit(**SHORT)
-    with pytest.warns(UserWarning, match="everything is chosen by 40 held-out samples"):
+    with pytest.warns(UserWarning, match="probabilities and verdict go by 40 held-out samples"):
         swap_head(network(), rows(300), held=rows(40, 1), **SMALL).fit(**SHORT)
 
 
@@ -447,7 +510,7 @@ def test_inputs_on_another_scale_are_warned_of_once():
         return (pair[0] - 0.5) / 0.2, pair[1]
 
     settings = {"head": Linear(), "progress": False, "layers": None}
-    found = swap_head(model, normal(images(300)), held=normal(images(200, 1)), **settings).fit(**SHORT)
+    found = swap_head(model, normal(images(300)), held=normal(images(400, 1)), **settings).fit(**SHORT)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for count in (1, 2, 50):
@@ -468,13 +531,20 @@ def test_token_numbers_have_no_scale():
     assert not len(scale_of.mean)
 
 
-def test_the_same_share_of_each_class_is_held_back_and_repeated_samples_stay():
+@pytest.mark.parametrize("given", [0, 40, LEAST_TO_SPLIT])
+def test_the_same_share_of_each_class_is_taken_and_repeated_samples_stay(given):
     labels = torch.tensor([0] * 200 + [1] * 40 + [2] * 100)
     hashes = [bytes([i % 256, i // 256]) for i in range(340)]
     hashes[300:340] = [b"same"] * 40
-    held = rows_to_hold_back(labels, hashes)
-    assert torch.bincount(labels[held]).tolist() == [30, 6, 9]
-    assert int(held.max()) < 300
+    held, select = taken = take_from_training(labels, rows_not_twice(hashes), given)
+    assert torch.bincount(labels[held]).tolist() == ([] if given else [30, 6, 9])
+    share = [] if given == LEAST_TO_SPLIT else [30, 6, 9] if given else [26, 5, 8]
+    assert torch.bincount(labels[select]).tolist() == share
+    assert not set(held.tolist()) & set(select.tolist())
+    assert not (taken.all >= 300).any()
+
+
+def test_hashes_are_of_rows():
     x = torch.randn(4, 3)
     x[3] = x[0]
     found = hash_rows(x)
@@ -483,6 +553,8 @@ def test_the_same_share_of_each_class_is_held_back_and_repeated_samples_stay():
 
 
 def test_of_several_dropouts_that_is_kept_which_predicts_held_out_samples_best(monkeypatch):
+    monkeypatch.setattr(Classification, "linear", lambda *_: None)  # it would help the bad one
+
     def fit(rate):
         found = swap_head(network(), rows(400), held=rows(200, 1), **SMALL).fit(input_dropout=rate, **SHORT)
         return found.comparison.nll["swapped"], found.predict(rows(20, 3)[0])["probabilities"]
@@ -510,13 +582,13 @@ class Noisy(Dataset):
 
 
 def watch_training(monkeypatch, trained):
-    original = swap_fit.train_on_features
+    original = swap_fit.train_best
 
-    def train(model, seen, *rest):
-        trained.append(seen)
-        return original(model, seen, *rest)
+    def train(head, task, data, *rest, **more):
+        trained.append(data)
+        return original(head, task, data, *rest, **more)
 
-    monkeypatch.setattr(swap_fit, "train_on_features", train)
+    monkeypatch.setattr(swap_fit, "train_best", train)
 
 
 @pytest.mark.parametrize(("copies", "expected"), [("auto", 3), (0, 1), (1, 2)])
@@ -526,10 +598,10 @@ def test_augmented_samples_are_read_several_times_and_held_back_ones_are_not_tra
     data = Noisy(*rows(400))
     swap_head(network(), data, **SMALL).fit(copies=copies, **SHORT)
     (seen,) = trained
-    share, rest = divmod(len(seen.targets), expected)
-    assert (rest, share) == (0, 340)  # 15 % are held back, in all copies
-    parts = seen.features.view(expected, share, -1)
-    assert torch.equal(seen.targets, seen.targets[:share].repeat(expected))
+    share, rest = divmod(len(seen.target), expected)
+    assert (rest, share) == (0, 289)  # 15 % are held back and as many of the rest select, in all copies
+    parts = seen.x.view(expected, share, -1)
+    assert torch.equal(seen.target, seen.target[:share].repeat(expected))
     if expected > 1:
         assert not torch.equal(parts[0], parts[1])
         gap = (parts[0] - parts[1]).square().mean()  # of the same rows
@@ -540,6 +612,6 @@ def test_a_set_that_is_not_augmented_is_read_once(monkeypatch):
     trained = []
     watch_training(monkeypatch, trained)
     swap_head(network(), rows(200), held=rows(100, 1), **SMALL).fit(**SHORT)
-    assert len(trained[0].targets) == 200
+    assert len(trained[0].target) == 170  # 100 held-out samples calibrate; of the others 15 % select
     with pytest.raises(ValueError, match="copies"):
         swap_head(network(), rows(200), held=rows(100, 1), **SMALL).fit(copies=-1, **SHORT)

@@ -8,10 +8,14 @@ from hypothesis import strategies as st
 from naive import NaiveHead, fixed_ggt, randomise, trees
 from torch.nn import functional as F
 
+from brainet_pl.backbones import Backbone
+from brainet_pl.fitting.settle import Settling
 from brainet_pl.network import BRAINetHead, Tree, tree_head
 from brainet_pl.network.base import HeadInputs
 from brainet_pl.network.finalization import FACTORS, NETWORKS, best_value, choose_temperature, networks_for
+from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.structure import GGT, Branch, Leaf, Node
+from brainet_pl.tasks import Classification
 
 
 def nll(outputs, weights, target):
@@ -166,6 +170,44 @@ def test_the_temperature_follows_what_predicts(good):
         p = [np.exp(ggt.log_prob(g, temperature)) for g in ggt.enumerate()]
         mean = sum(w * o.softmax(-1) for w, o in zip(p, outputs, strict=True))
         assert value == pytest.approx(F.nll_loss(mean.log(), target).item(), rel=1e-4)
+
+
+def test_an_average_that_a_temperature_would_sharpen_is_not_given_up():
+    """Of two structures the sharper predicts better as it is than their mean, but no better once both are scaled."""
+    ggt = GGT(Node((0, 1), tuple(Branch((), Leaf((0, 1), ((), ()), score)) for score in (0.0, -2.0))), 2, 100)
+    draw = torch.Generator().manual_seed(0)
+    target = torch.randint(2, (2000,), generator=draw)
+    outputs = []
+    for sharpness in (1.0, 0.3):
+        noise = 0.8 * torch.randn(2000, 2, generator=draw)
+        outputs.append(sharpness * (noise + F.one_hot(target, 2)))
+
+    def of(subnetworks):
+        return torch.stack([outputs[g.choices[0]] for g in subnetworks])
+
+    def chosen(calibration):
+        predictor = Predictor(Backbone(None).build(), Classification(2), calibration=calibration)
+        settling = Settling(predictor)
+        return choose_temperature(ggt, of, lambda values, weights: settling._nll(values, weights, target)).value
+
+    assert ggt.perplexity(chosen(None)) == pytest.approx(1.0)
+    assert ggt.perplexity(chosen("TemperatureScaling")) > 1.9
+
+
+def test_equal_sub_networks_are_one_pass():
+    torch.manual_seed(0)
+    head = randomise(BRAINetHead(fixed_ggt(), 3, num_params=2000)).eval()
+    x = torch.randn(9, 12)
+    with torch.no_grad():
+        assert not head.averages_one
+        head.temperature = 0
+        assert head.averages_one
+        values, weights = head.passes(x, 15)
+        assert (values.shape, weights) == ((1, 9, 3), None)
+        drawn = head.stochastic(x, 15).logits
+        torch.testing.assert_close(values.expand(15, -1, -1), drawn)
+        head.inference = "stochastic"
+        assert len(head.passes(x, 15).values) == 15
 
 
 def test_a_finalized_head_travels_and_a_given_temperature_stays(monkeypatch):

@@ -14,7 +14,7 @@ from brainet_pl.tasks.linear import fit_ridge, fit_softmax
 def test_logistic_regression_equals_that_of_scikit_learn(monkeypatch):
     """One penalty and one scaling, so that both solve the same problem: mean loss + λ·‖w‖²."""
     monkeypatch.setattr(linear, "PENALTIES", (1e-2,))
-    monkeypatch.setattr(linear, "scalings", lambda x: [lambda values: values.float()])
+    monkeypatch.setattr(linear, "scalings", lambda x: [linear.Scaling(torch.zeros(5), torch.ones(5))])
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 5)).astype(np.float32)
     y = (x @ rng.normal(size=(5, 3)) + rng.normal(size=(400, 3))).argmax(1)
