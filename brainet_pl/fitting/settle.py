@@ -179,7 +179,7 @@ class Settling:
 
     def finish(self) -> dict[str, Tensor]:
         """Learn from what was observed, and forget it; gives numbers to log, `cal/…` and `conformal/…`."""
-        predictor = self.predictor
+        predictor, self._count = self.predictor, 0
         learned: dict[str, Tensor] = {}
         if predictor.calibration is not None:
             self._observe_copies(predictor.calibration)

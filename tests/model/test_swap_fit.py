@@ -167,10 +167,10 @@ def test_conformal_sets_where_asked_for():
 
 
 def test_sets_are_of_the_probabilities_that_a_user_gets(honest):
-    """Those of a model that is five times too sure, which a temperature mends."""
+    """Those of a model that is far too sure, which a temperature mends."""
     model, (x, y) = copy.deepcopy(honest), rows(600, 5)
     model.attach((), "TemperatureScaling", "Conformal", None)
-    model.blend.set(0.0, 5.0, 1e-9, model.task.linear(model.backbone(x), y))
+    model.blend.set(0.0, 30.0, 1e-9, model.task.linear(model.backbone(x), y))
     settle(model, answer_rows(model, Extracted(BackboneOutput(model.backbone(x).detach()), y)))
     assert float(model.calibration.tau) > 2
     held = model.predict(x)["set"].gather(1, y[:, None])
