@@ -287,7 +287,7 @@ class BRAINetHead(ResidualHead):
         if self.averages_all(count):
             return Outputs(*self.enumerate(x, base_logits=base_logits))
         if self.inference == "auto" and self.averages_one:
-            return Outputs(self.at(x, self.ggt.sample(1, 0.0, seed=0), base_logits=base_logits))
+            return Outputs(self.at(x, self.ggt.sample(1, 0.0), base_logits=base_logits))
         return Outputs(self.stochastic(x, count, base_logits=base_logits).logits)
 
     @property

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl.tasks.linear import SoftmaxLayer
 
+LAYER = ("center", "weight", "bias")  # of a `SoftmaxLayer`
+
 
 class Weights(NamedTuple):
     """What the logits of each part are multiplied by before they are summed.
@@ -45,7 +47,7 @@ class Blend(DataSizedBuffers):
     def __init__(self) -> None:
         super().__init__()
         self.weights = Weights(0.0, 1.0)
-        for name in SoftmaxLayer._fields:
+        for name in LAYER:
             self.register_buffer(name, torch.empty(0))
 
     @property
@@ -63,9 +65,9 @@ class Blend(DataSizedBuffers):
         if linear and layer is None:
             raise ValueError("expected the linear layer that is to count, got none: give it as layer")
         self.weights = Weights(base, head, linear)
-        empty = torch.empty(0)
-        for name, value in zip(SoftmaxLayer._fields, layer if layer and linear else (empty,) * 3, strict=True):
-            setattr(self, name, value.float().to(getattr(self, name).device))
+        for name in LAYER:
+            value = getattr(layer, name).float() if linear else torch.empty(0)
+            setattr(self, name, value.to(getattr(self, name).device))
 
     def get_extra_state(self) -> Tensor:
         """The weights, in 64 bits."""

@@ -8,7 +8,7 @@ numbers each row by all others, exact and free. No random number is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ MOST_RIDGE_WORK = 5 * 10**9  # rows · features²
 ROWS_PER_CLASS = 5
 
 
-class SoftmaxLayer(NamedTuple):
+@dataclass(frozen=True)
+class SoftmaxLayer:
     """A linear layer of logits: features (B, d) → probabilities (B, C).
 
     Attributes:
@@ -44,7 +45,8 @@ class SoftmaxLayer(NamedTuple):
         return self.logits(x).softmax(dim=1)
 
 
-class Scaling(NamedTuple):
+@dataclass(frozen=True)
+class Scaling:
     """Brings features to mean 0: subtracts a mean (d,) and multiplies by a scale (d,)."""
 
     mean: Tensor
