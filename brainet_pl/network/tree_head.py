@@ -284,10 +284,10 @@ class BRAINetHead(ResidualHead):
         if torch.compiler.is_compiling():
             choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
             return Outputs(self.on_choices(x, choices, base_logits=base_logits))
+        if self.inference == "auto" and self.averages_one:
+            return Outputs(self.at(x, [self.ggt.map()], base_logits=base_logits))
         if self.averages_all(count):
             return Outputs(*self.enumerate(x, base_logits=base_logits))
-        if self.inference == "auto" and self.averages_one:
-            return Outputs(self.at(x, self.ggt.sample(1, 0.0), base_logits=base_logits))
         return Outputs(self.stochastic(x, count, base_logits=base_logits).logits)
 
     @property
@@ -304,7 +304,9 @@ class BRAINetHead(ResidualHead):
         """Within it, passes are the exact average where they would be without, else those held, else drawn once."""
         inference, held = self.inference, self.held
         try:
-            if held is None and self.averages_all(count):
+            if held is None and inference == "auto" and self.averages_one:
+                self.hold([self.ggt.map()])
+            elif held is None and self.averages_all(count):
                 self.inference = "enumerated"
             elif held is None:
                 self.hold(self.ggt.sample(count, self.temperature, seed))
