@@ -11,9 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from brainet_pl._utils.atomic import atomic_write
-from brainet_pl._utils.digest import fingerprint
-
 MOST_VALUES = 5 * 10**6  # numbers, texts, tensors, lists and dictionaries of a file
 MOST_SHARED = 8  # tensors may lie in one storage, as tied weights do, but not for more than so many times its size
 SPARE = 10**6  # numbers that a model may hold beyond twice those of its file
@@ -34,37 +31,6 @@ def read_tensors(path: str | os.PathLike[str], mapped: bool = False) -> Any:
     content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     check_content(content)
     return content
-
-
-def write_saved(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Write tensors and primitives with a digest, whole or not at all."""
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
-        torch.save({**content, "digest": fingerprint(dict(content))}, file)
-
-
-def read_saved(path: str | os.PathLike[str], what: str, writer: str) -> Mapping[str, Any]:
-    """The content of a file of `write_saved`, which `check_digest` is to check once it is of the right kind.
-
-    Args:
-        path: the file.
-        what: what it should hold, such as "an estimator".
-        writer: the function that writes such files, for the error.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"expected {what} at {path}, found no such file: check the path")
-    try:
-        content = read_tensors(path)
-    except Exception as error:  # of a damaged or foreign file, any error may come
-        raise ValueError(
-            f"expected a file that {writer} wrote, got {type(error).__name__} when reading {path}: take another copy"
-        ) from error
-    return content if isinstance(content, Mapping) else {}
-
-
-def check_digest(content: Mapping[str, Any], what: str, path: str | os.PathLike[str]) -> None:
-    """Refuse content that was changed after it was written."""
-    if fingerprint({key: value for key, value in content.items() if key != "digest"}) != content.get("digest"):
-        raise ValueError(f"expected {what} as it was saved in {path}, got another: take another copy")
 
 
 def check_file(path: str | os.PathLike[str]) -> None:

@@ -181,7 +181,7 @@ class BrainetCLI(LightningCLI):
         """Find the checkpoint to resume from, and enter its run's folder or a new one."""
         checkpoint = self._find_checkpoint()
         if checkpoint is not None and isinstance(self.model, BRAINet):
-            self.model.restore_layers(checkpoint.layers)
+            self.model.restore_layers(checkpoint.backbone)
         runs.enter(self.trainer, checkpoint)
 
     def after_fit(self) -> None:

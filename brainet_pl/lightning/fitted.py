@@ -15,6 +15,7 @@ from brainet_pl.lightning.restoring import RestorableModule
 from brainet_pl.lightning.sharding import is_model_parallel
 from brainet_pl.lightning.validation import ValidationTeacher, training_sample, validation_sample
 from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.storage.container import StoredBackbone
 from brainet_pl.structure import GGT
 
 
@@ -80,7 +81,7 @@ class FittedModule(RestorableModule):
         self.training_features.choose_layers(self.task.check)
         self.save_layers()
 
-    def restore_layers(self, stored: Any) -> None:
+    def restore_layers(self, stored: StoredBackbone) -> None:
         """Read the layers of a checkpoint, and forget features of others."""
         before = self.backbone.taps
         super().restore_layers(stored)

@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import to_builtins
 
 from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.lightning_private import set_hparams, trainer_of
-from brainet_pl._utils.parts import arguments, make_part, primitive
-from brainet_pl._utils.tensor_file import check_build, check_sizes
-from brainet_pl.backbones.batches import Sample
+from brainet_pl._utils.parts import arguments, make_part
+from brainet_pl._utils.stored import FORMAT, readable_errors
 from brainet_pl.backbones.loading import Preset, check_stored_backbone
-from brainet_pl.backbones.removal import HeadLayer
-from brainet_pl.backbones.taps import Taps
 from brainet_pl.distributed.collectives import all_gather
 from brainet_pl.features.extraction import is_sharded
 from brainet_pl.lightning.sharding import is_model_parallel, load_shares_of_checkpoints, shard_network
 from brainet_pl.prediction.finite import first_bad_weight
 from brainet_pl.scores import Score
-from brainet_pl.storage.format import FORMAT, STORED, Checkpoint, add_digests, check_callback_states, unpack
+from brainet_pl.storage.container import StoredBackbone, StoredModel, named_layers
+from brainet_pl.storage.format import KIND, STORED, Checkpoint, add_digests, check_callback_states, unpack
 from brainet_pl.storage.sharded import is_sharded_folder, read_parts, read_whole
 from brainet_pl.structure import GGT
 from brainet_pl.tasks.classification import check_class_names, same_classes
@@ -96,15 +95,9 @@ class RestorableModule(pl.LightningModule):
             source = io.BytesIO()
             torch.save(read_whole(checkpoint_path), source)
             source.seek(0)
-        try:
+        advice = "the file was changed, or the arguments given are not those it was trained with"
+        with readable_errors(f"weights and settings that fit each other in {checkpoint_path}", advice):
             return load(source, map_location, hparams_file, strict, weights_only=True, **kwargs)
-        except RuntimeError as error:
-            if "state_dict" not in str(error):
-                raise
-            raise ValueError(
-                f"expected weights that fit the settings in {checkpoint_path}, got others ({error}): the file was "
-                "changed, or the arguments given are not those it was trained with"
-            ) from error
 
     def shard_early(self) -> None:
         """Under FSDP2: build the head of a checkpoint, and shard the backbone before features are extracted."""
@@ -122,27 +115,24 @@ class RestorableModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the head, as JSON-able primitives only."""
-        predictor, backbone = self.predictor, self.predictor.backbone
+        predictor = self.predictor
         weight = next(filter(None, all_gather(first_bad_weight(predictor))), None)  # each process may hold a share
         if weight is not None:
             raise ValueError(
                 f"expected finite weights, got NaN or infinity in {weight}: no checkpoint was written, and earlier "
                 "ones are as they were; go on from one of these with a lower lr or Trainer(gradient_clip_val=1.0)"
             )
-        takes = backbone.input_signature  # what `brainet export` makes an example of
-        stored = {
-            "format": FORMAT,
-            "in_features": predictor.in_features,
-            "ggt": None if predictor.ggt is None else predictor.ggt.to_dict(),
-            "backbone": None if backbone.raw else type(backbone.model).__name__,
-            "removed": None if backbone.removed is None else backbone.removed._asdict(),
-            "class_names": self.class_names,
-            "base_logits": predictor.has_base_logits,
-            "layers": {**named_layers(backbone.taps), "evidence": backbone.evidence},
-            "takes": None if takes is None else {name: sample._asdict() for name, sample in takes.items()},
-            "preset": None if self.preset is None else self.preset.to_dict(),
-        }
-        checkpoint[STORED] = primitive(stored)
+        stored = StoredModel(
+            kind=KIND,
+            format=FORMAT,
+            in_features=predictor.in_features,
+            ggt=None if predictor.ggt is None else predictor.ggt.to_dict(),
+            base_logits=predictor.has_base_logits,
+            backbone=StoredBackbone.of(predictor.backbone),
+            class_names=None if self.class_names is None else list(self.class_names),
+            preset=None if self.preset is None else self.preset.to_dict(),
+        )
+        checkpoint[STORED] = to_builtins(stored)
         add_digests(checkpoint)  # Lightning calls this last: all parts are there
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -152,22 +142,21 @@ class RestorableModule(pl.LightningModule):
         if trainer is not None:
             check_callback_states(checkpoint.get("callbacks"), trainer)
         predictor, backbone = self.predictor, self.predictor.backbone
-        if stored["backbone"] is not None and backbone.raw:
+        if stored.backbone.network is not None and backbone.raw:
             raise ValueError(
-                f"expected a backbone of the class {stored['backbone']}, got none: it was given as a module, which a "
-                "checkpoint can't rebuild; give it again, BRAINet.load_from_checkpoint(path, backbone=module)"
+                f"expected a backbone of the class {stored.backbone.network}, got none: it was given as a module, "
+                "which a checkpoint can't rebuild; give it again, BRAINet.load_from_checkpoint(path, backbone=module)"
             )
-        if backbone.needs_sample and stored.get("removed") is not None:
-            backbone.remove(HeadLayer(**stored["removed"]))
-        self.restore_layers(stored.get("layers"))
-        if stored.get("takes") is not None:
-            backbone.input_signature = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
+        if backbone.needs_sample:
+            stored.backbone.restore_removal(backbone)
+        self.restore_layers(stored.backbone)
+        stored.backbone.restore_inputs(backbone)
         self._rebuild_head(stored, checkpoint.get("state_dict"))
-        named = check_class_names(stored.get("class_names"), predictor.task)
+        named = check_class_names(stored.class_names, predictor.task)
         if trainer is not None and self.class_names and named:  # a fit that resumes has met its data
             same_classes(named, self.class_names)
         self.class_names = named or self.class_names
-        self.preset = Preset.from_dict(stored.get("preset")) or self.preset  # names of weights are not in the file
+        self.preset = Preset.from_dict(stored.preset) or self.preset  # names of weights are not in the file
         for score in checkpoint.get("hyper_parameters", {}).get("scores") or ():
             if not isinstance(score, Mapping):  # given to load_from_checkpoint, and so among ours
                 continue
@@ -177,14 +166,13 @@ class RestorableModule(pl.LightningModule):
         predictor.tap_scores()
         self._warn_of_nan(checkpoint.get("state_dict", {}))
 
-    def restore_layers(self, stored: Any) -> None:
+    def restore_layers(self, stored: StoredBackbone) -> None:
         """Read the layers of a checkpoint, where they are to be chosen by training data, or a fit has just done so."""
         backbone = self.backbone
-        if not isinstance(stored, Mapping) or (backbone.search is None and not backbone.evidence):
+        if backbone.search is None and not backbone.evidence:
             return
-        taps = None if stored.get("layers") is None else Taps.of(stored["layers"], stored.get("pool"))
-        if backbone.search is not None or taps != backbone.taps:
-            backbone.choose(taps, str(stored.get("evidence", "")))
+        if backbone.search is not None or stored.taps != backbone.taps:
+            backbone.choose(stored.taps, stored.evidence)
             self.save_layers()
 
     def save_layers(self) -> None:
@@ -192,7 +180,9 @@ class RestorableModule(pl.LightningModule):
         backbone = self.hparams.get("backbone")
         if isinstance(backbone, Mapping):  # None stands for a module
             pool = backbone.get("pool") if isinstance(backbone.get("pool"), str) else None
-            chosen = {"layers": None, "pool": pool} if self.backbone.taps is None else named_layers(self.backbone.taps)
+            chosen: Any = named_layers(self.backbone.taps)
+            if self.backbone.taps is None:
+                chosen["pool"] = pool
             set_hparams(self, {**self.hparams, "backbone": {**backbone, **chosen}})
 
     def _warn_of_nan(self, state: Mapping[str, Any]) -> None:
@@ -207,27 +197,21 @@ class RestorableModule(pl.LightningModule):
                 "are NaN, with the class -1 and no input known; use an earlier checkpoint"
             )
 
-    def _rebuild_head(self, stored: Mapping[str, Any], weights: Any) -> None:
+    def _rebuild_head(self, stored: StoredModel, weights: Any) -> None:
         predictor = self.predictor
-        ggt = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
+        ggt = None if stored.ggt is None else GGT.from_dict(stored.ggt)
         shape = (predictor.in_features, predictor.has_base_logits)
         before = predictor.head
-        same = predictor.head is not None and shape == (stored["in_features"], stored["base_logits"])
+        same = predictor.head is not None and shape == (stored.in_features, stored.base_logits)
         if ggt is not None and (predictor.ggt is None or predictor.ggt.fingerprint != ggt.fingerprint):
             same = False
-        if stored["in_features"] is not None and not same:
+        if stored.in_features is not None and not same:
             if before is not None and is_sharded(before):
                 raise RuntimeError(
                     "expected a checkpoint with the head that was sharded, got another, because Lightning tells of it "
                     "too late: say it before, trainer.ckpt_path = path, and call fit or test without ckpt_path"
                 )
-            settings, features = self.head_settings, int(stored["in_features"])
-            check_sizes(settings.settings(), weights)
-            head, outputs = settings.resolve_skip(stored["base_logits"]), predictor.task.out_features
-            check_build(lambda: head.build(features, outputs, ggt), weights)
-            predictor.build_head(settings, features, ggt, stored["base_logits"])
-
-
-def named_layers(taps: Taps | None) -> dict[str, Any]:
-    """Layers and pools as a user would write them, as primitives."""
-    return {"layers": None, "pool": None} if taps is None else {"layers": [*taps.layers], "pool": [*taps.pools]}
+            settings, features = self.head_settings, stored.in_features
+            head, outputs = settings.resolve_skip(stored.base_logits), predictor.task.out_features
+            tree = stored.checked_tree(lambda tree: head.build(features, outputs, tree), settings.settings(), weights)
+            predictor.build_head(settings, features, tree, stored.base_logits)

@@ -32,15 +32,15 @@ from brainet_pl._utils import checks
 from brainet_pl._utils.threads import limit_threads
 from brainet_pl._utils.warn import warn
 from brainet_pl.serving.tables import Feature
-from brainet_pl.sklearn.columns import Column, encode, read_columns
+from brainet_pl.sklearn.columns import encode, read_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from brainet_pl.sklearn.fitting import StoredEstimator
     from brainet_pl.structure import GGT
 
 Floats = NDArray[np.float64]
-FORMAT = 4  # of the files that `save` writes
 LEAST_ROWS = 40  # below it no row can be spared for calibration
 MEMBERS = 5  # networks by default
 MOST_CROSSED = 10_000  # rows up to which there are as many; one network of more has rows enough to hold back
@@ -326,12 +326,13 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
 
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator to a file of tensors and plain values, which `load` reads without running code."""
-        from brainet_pl._utils.tensor_file import write_saved
+        from brainet_pl._utils.stored import FORMAT
+        from brainet_pl.storage.container import write_file
 
         check_is_fitted(self)
         content = {
+            "kind": type(self).__name__,
             "format": FORMAT,
-            "estimator": type(self).__name__,
             "settings": {name: _plain(name, value) for name, value in self.get_params().items()},
             "columns": None if self.columns_ is None else [asdict(column) for column in self.columns_],
             "names": self.feature_names_,
@@ -344,45 +345,33 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             "weights": self.network_.state_dict(),
             **self._extra(),
         }
-        write_saved(path, content)
+        write_file(path, content)
 
     @classmethod
     def load(cls, path: str | Path) -> Any:
         """Read what `save` wrote; a file that is damaged or holds more than tensors and plain values is refused."""
-        from brainet_pl._utils.tensor_file import check_digest, read_saved
+        from brainet_pl._utils.stored import readable_errors
+        from brainet_pl.sklearn.fitting import StoredEstimator
+        from brainet_pl.storage.container import read_file
 
-        stored = read_saved(path, "an estimator", f"{cls.__name__}.save")
-        if stored.get("estimator") != cls.__name__ or stored.get("format") != FORMAT:
-            what = stored.get("estimator", "something else")
-            raise ValueError(
-                f"expected a {cls.__name__} of format {FORMAT} in {path}, got {what}: load it with its own class and "
-                "version"
-            )
-        check_digest(stored, "the estimator", path)
-        try:
+        stored = read_file(path, StoredEstimator, cls.__name__, "an estimator")
+        with readable_errors(f"an estimator in {path}"):
             return cls._from_stored(stored)
-        except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-            raise ValueError(
-                f"expected everything that {cls.__name__}.save writes in {path}, got a file without some of it "
-                f"({error!r}): take another copy"
-            ) from error
 
     @classmethod
-    def _from_stored(cls, stored: Mapping[str, Any]) -> Any:
+    def _from_stored(cls, stored: StoredEstimator) -> Any:
         from brainet_pl.sklearn.fitting import TablePredictor
 
-        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored["settings"].items()}
+        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.settings.items()}
         made = cls(**settings)
-        made.columns_ = None if stored["columns"] is None else [Column(**column) for column in stored["columns"]]
-        made.feature_names_, made.n_features_in_ = stored["names"], stored["inputs"]
-        if stored["named"] is not None:
-            made.feature_names_in_ = np.asarray(stored["named"], dtype=object)
-        made.fill_, made.marked_ = np.array(stored["fill"]), np.array(stored["marked"], dtype=np.int64)
+        made.columns_ = stored.columns
+        made.feature_names_, made.n_features_in_ = stored.names, stored.inputs
+        if stored.named is not None:
+            made.feature_names_in_ = np.asarray(stored.named, dtype=object)
+        made.fill_, made.marked_ = np.array(stored.fill), np.array(stored.marked, dtype=np.int64)
         made._restore(stored)
-        made.network_ = TablePredictor.from_dict(
-            made._task(), made._head_settings(), stored["network"], stored["weights"]
-        )
-        made.tree_, made.n_iter_ = made.network_.head.ggt, stored["epochs"]
+        made.network_ = TablePredictor.from_stored(made._task(), made._head_settings(), stored.network, stored.weights)
+        made.tree_, made.n_iter_ = made.network_.head.ggt, stored.epochs
         return made
 
     # -- what a kind of target changes --------------------------------------------------------------------------------
@@ -405,7 +394,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
     def _extra(self) -> dict[str, Any]:
         return {}
 
-    def _restore(self, stored: Mapping[str, Any]) -> None:
+    def _restore(self, stored: StoredEstimator) -> None:
         return None
 
 
@@ -547,13 +536,13 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
     def _extra(self) -> dict[str, Any]:
         return {"classes": self.classes_.tolist(), "classes_dtype": str(self.classes_.dtype)}
 
-    def _restore(self, stored: Mapping[str, Any]) -> None:
-        dtype = np.dtype(stored["classes_dtype"])
+    def _restore(self, stored: StoredEstimator) -> None:
+        dtype = np.dtype(stored.classes_dtype)
         if dtype.itemsize > MOST_LABEL_BYTES:
             raise ValueError(
                 f"expected labels of at most {MOST_LABEL_BYTES:,} bytes in the file, got {dtype}: take another copy"
             )
-        self.classes_ = np.asarray(stored["classes"], dtype=dtype)
+        self.classes_ = np.asarray(stored.classes, dtype=dtype)
 
 
 class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]

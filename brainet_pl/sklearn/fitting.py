@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor, nn
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.rng import isolated_rng
+from brainet_pl._utils.stored import Stored
 from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl._utils.warn import warn
 from brainet_pl.backbones import FeatureExtractor
@@ -35,7 +37,9 @@ from brainet_pl.scores.density import density_threshold
 from brainet_pl.scores.fitting import fit_score, without_rows
 from brainet_pl.scores.reference import p_values
 from brainet_pl.scores.robust import far_rows, warn_of_far_rows
+from brainet_pl.sklearn.columns import Column
 from brainet_pl.sklearn.training import Fold, Rows, train_folds
+from brainet_pl.storage.container import Count
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
 from brainet_pl.tasks.passes import Passes
@@ -265,11 +269,37 @@ class Shapes(NamedTuple):
         outputs: columns of a prediction.
     """
 
-    columns: int
-    parts: int
-    folds: int
-    held: int
-    outputs: int
+    columns: Count
+    parts: Annotated[int, Meta(ge=0)]
+    folds: Count
+    held: Annotated[int, Meta(ge=0)]
+    outputs: Count
+
+
+class StoredTable(Struct, forbid_unknown_fields=True):
+    """What a `TablePredictor` is built from: the trees of its heads, in the form of `GGT.to_dict`, and its sizes."""
+
+    trees: list[dict[str, Any]]
+    shapes: Shapes
+    passes: Count
+
+
+class StoredEstimator(Stored):
+    """The file of an estimator, whose attributes after `fit` these are; `network` and `weights` are its predictor's."""
+
+    settings: dict[str, Any]
+    columns: list[Column] | None
+    names: list[str] | None
+    inputs: Count
+    named: list[str] | None
+    fill: list[float]
+    marked: list[int]
+    epochs: int
+    network: StoredTable
+    weights: dict[str, Tensor]
+    digest: str
+    classes: list[Any] | None = None
+    classes_dtype: str = ""
 
 
 class TablePredictor(Predictor):
@@ -461,26 +491,26 @@ class TablePredictor(Predictor):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that `from_dict` builds the same modules from, for their tensors to be loaded into."""
+        """Plain values of `StoredTable`, which the same modules are built from, for their tensors to be loaded into."""
         trees = [tree.to_dict() for tree in self.head.trees]
         return {"trees": trees, "shapes": list(self.shapes), "passes": self.num_passes}
 
     @classmethod
-    def from_dict(
-        cls, task: Task, settings: HeadSettings, data: Mapping[str, Any], weights: Mapping[str, Tensor]
+    def from_stored(
+        cls, task: Task, settings: HeadSettings, stored: StoredTable, weights: Mapping[str, Tensor]
     ) -> TablePredictor:
         """The predictor that `to_dict` describes, with its weights; one much larger than these is refused."""
-        trees = [GGT.from_dict(tree) for tree in data["trees"]]
-        shapes = Shapes(*data["shapes"])
+        trees = [GGT.from_dict(tree) for tree in stored.trees]
+        shapes = stored.shapes
         check_sizes([settings.settings(), {"out_features": task.out_features}, shapes._asdict()], weights)
         for tree in trees:
             check_build(partial(build_member, settings, task, tree), weights)
         widths = [shapes.columns, shapes.columns + shapes.parts][: len(trees)]
-        stored = tuple(weights["held_predicted"].shape)
-        if [tree.num_variables for tree in trees] != widths or stored != (shapes.held, shapes.outputs):
+        held = tuple(weights["held_predicted"].shape)
+        if [tree.num_variables for tree in trees] != widths or held != (shapes.held, shapes.outputs):
             raise ValueError("expected weights of the shapes in the file, got others: take another copy")
         heads = [build_member(settings, task, tree) for _ in range(shapes.folds) for tree in trees]
-        made = cls(task, heads, shapes, data["passes"]).double()
+        made = cls(task, heads, shapes, stored.passes).double()
         made.load_state_dict(weights)
         return made
 

@@ -6,7 +6,6 @@ a checkpoint carries a digest of each of its parts, and a damaged file is refuse
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -14,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brainet_pl._utils.checks import all_plain, shown
+from brainet_pl._utils.checks import all_plain
 from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.inside import leads_out
+from brainet_pl._utils.stored import parse
 from brainet_pl._utils.tensor_file import Oversized, check_content, check_sizes, read_tensors
+from brainet_pl.storage.container import StoredBackbone, StoredModel, check_kind
 from brainet_pl.storage.sharded import META, FolderWeights, is_sharded_folder
 
-FORMAT = 6
+KIND = "BRAINet"
 STORED = "brainet"  # the entry with everything that rebuilds the head
 DIGEST = "digest"  # the digests, inside that entry
 CONFIG = "brainet_config"  # the settings of the command line
@@ -31,9 +32,7 @@ HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY  # the arguments of the
 STATES = ("state_dict", STORED, "optimizer_states")  # checked when a model is restored
 SETTINGS = (HPARAMS, CONFIG)  # checked when the file is read: Lightning changes them before it restores a model
 
-MOST_NUMBERS = 2**25  # of one input: 200 colour images of 224 by 224 pixels; an export makes four of them
 _WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of file names and addresses
-_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Checkpoint:
         config: The settings of the command line; empty for a model that was trained in Python.
         run: What the file says of the run that wrote it.
         step: The number of training steps before the file was written.
-        layers: What the head reads, as `RestorableModule.on_save_checkpoint` writes it.
+        backbone: What the head reads.
     """
 
     path: Path
@@ -54,7 +53,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     run: Any
     step: int
-    layers: Any = None
+    backbone: StoredBackbone
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -81,9 +80,8 @@ class Checkpoint:
                 f"expected settings and the number of training steps in {path}, got a {type(config).__name__} and a "
                 f"{type(step).__name__}: the file was changed; take another copy"
             )
-        return cls(
-            Path(path), content.get(HPARAMS) or {}, config, content.get(RUN), step, content[STORED].get("layers")
-        )
+        stored = _parse(content[STORED])
+        return cls(Path(path), content.get(HPARAMS) or {}, config, content.get(RUN), step, stored.backbone)
 
     @property
     def wandb_id(self) -> str | None:
@@ -103,15 +101,13 @@ def wandb_id(run: Any) -> str | None:
     return None
 
 
-def unpack(content: dict[str, Any]) -> Mapping[str, Any]:
+def unpack(content: dict[str, Any]) -> StoredModel:
     """Check a checkpoint that was loaded, and give the entry that rebuilds the head."""
     parts = ("state_dict", "optimizer_states") if isinstance(content.get("state_dict"), FolderWeights) else ()
     check_content({key: part for key, part in content.items() if key not in parts})  # a folder's were when it was read
     _check_digests(content, _stored_entry(content), STATES)  # of the file as it was written
     check_sizes([content.get(HPARAMS), content[STORED]], content.get("state_dict"))
-    stored: Mapping[str, Any] = content[STORED]
-    _check_head(stored)
-    return stored
+    return _parse(content[STORED])
 
 
 def add_digests(content: dict[str, Any]) -> None:
@@ -140,11 +136,7 @@ def _stored_entry(content: Any) -> Mapping[str, Any]:
     stored = content.get(STORED) if isinstance(content, Mapping) else None
     if not isinstance(stored, Mapping):
         raise ValueError("expected a checkpoint of BRAINet, got one without its structure: load it with its own class")
-    if stored.get("format") != FORMAT:
-        raise ValueError(
-            f"expected a checkpoint of format {FORMAT}, got format {shown(stored.get('format'))}, written by another "
-            "version of brainet_pl: train the model again, or load it with the version that wrote it"
-        )
+    check_kind(stored, KIND, "a checkpoint")
     settings = content.get(HPARAMS) or {}
     if not isinstance(settings, Mapping) or "_instantiator" in settings:  # Lightning would import and call it
         raise ValueError(
@@ -177,39 +169,8 @@ def _check_digests(content: Mapping[str, Any], stored: Mapping[str, Any], keys: 
         )
 
 
-def _check_head(stored: Mapping[str, Any]) -> None:
-    """Refuse an entry that no head and no backbone can be rebuilt from."""
-    kinds: dict[str, Any] = {"in_features": int | None, "ggt": dict | None, "backbone": str | None, "base_logits": bool}
-    removed = stored.get("removed")
-    wrong = [key for key, kind in kinds.items() if key not in stored or not isinstance(stored[key], kind)]
-    if removed is not None and (
-        not isinstance(removed, Mapping) or {k: type(v) for k, v in removed.items()} != {"name": str, "leave": bool}
-    ):
-        wrong.append("removed")
-    if not _is_signature(stored.get("takes")):
-        wrong.append("takes")
-    if wrong:
-        raise ValueError(
-            f"expected {', '.join(kinds)}, removed and takes in the checkpoint's entry {STORED!r}, as BRAINet writes "
-            f"them, got no such {', '.join(wrong)}: the file was changed; take another copy"
-        )
-
-
-def _is_signature(takes: Any) -> bool:
-    """Whether this describes the inputs of a backbone, as a checkpoint holds them; None is a model without one."""
-    return takes is None or (
-        isinstance(takes, Mapping)
-        and all(
-            isinstance(name, str)
-            and isinstance(sample, Mapping)
-            and set(sample) == {"shape", "dtype"}
-            and isinstance(sample["shape"], list)
-            and all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in sample["shape"])
-            and sample["dtype"] in _DTYPES
-            for name, sample in takes.items()
-        )
-        and sum(math.prod(sample["shape"]) for sample in takes.values()) <= MOST_NUMBERS
-    )
+def _parse(stored: Mapping[str, Any]) -> StoredModel:
+    return parse(StoredModel, stored, f"the entry {STORED!r} of the checkpoint")
 
 
 def check_callback_states(states: Any, trainer: pl.Trainer) -> None:

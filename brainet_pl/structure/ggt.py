@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from brainet_pl._utils.stored import FORMAT
 from brainet_pl.structure import posterior, serialize, tree
 from brainet_pl.structure.posterior import Floats, LogProbs
-from brainet_pl.structure.serialize import FORMAT
 from brainet_pl.structure.text import short, text_summary
 from brainet_pl.structure.tree import Branch, Leaf, Node, NumberedTree, SubNetwork, Tree
 
-__all__ = ["FORMAT", "GGT", "Branch", "Leaf", "Node", "SubNetwork", "Tree"]
+__all__ = ["GGT", "Branch", "Leaf", "Node", "SubNetwork", "Tree"]
 
 
 class Structure(NamedTuple):
@@ -356,7 +356,7 @@ class GGT:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the tree (not of the settings it was learned with): equal trees, equal fingerprints."""
-        content = {k: v for k, v in self.to_dict().items() if k not in ("settings", "names")}
+        content = {k: v for k, v in self.to_dict().items() if k not in ("format", "settings", "names")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def summary(self, temperature: float | None = None, width: int = 80) -> str:

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from brainet_pl._utils.checks import shown, whole
+from brainet_pl._utils.stored import FORMAT
 from brainet_pl.structure.tree import Branch, Leaf, Node, NumberedTree, Tree
 
-FORMAT = 1  # of the JSON form
 MOST_LEVELS = 100  # of nodes below each other; B-RAI adds one for each order of its tests, and rarely reaches ten
 _ADVICE = "it is not what to_json writes; learn the structure again"
 

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from msgspec import to_builtins
+from torch import Tensor, nn
 
 from brainet_pl._utils.parts import make_part, primitive
-from brainet_pl._utils.tensor_file import check_build, check_digest, check_sizes, read_saved, write_saved
+from brainet_pl._utils.stored import readable_errors
 from brainet_pl.backbones import Backbone
-from brainet_pl.backbones.batches import Columns, Sample
-from brainet_pl.backbones.removal import HeadLayer
-from brainet_pl.backbones.taps import Taps
-from brainet_pl.lightning.restoring import named_layers
+from brainet_pl.backbones.batches import Columns
 from brainet_pl.network import HeadSettings
 from brainet_pl.prediction.finite import first_bad_weight
 from brainet_pl.serving.images import ImageSteps
-from brainet_pl.structure import GGT
+from brainet_pl.storage.container import StoredBackbone, StoredPredictor, read_file, write_file
+from brainet_pl.swap.layer import described
 from brainet_pl.swap.model import SwappedModel
 from brainet_pl.tasks.classification import check_class_names
 
-FORMAT = 1
 KIND = "SwappedModel"
+
+
+class StoredSwap(StoredPredictor):
+    """The file of a swapped model.
+
+    Attributes:
+        build: The arguments of `Backbone` that are no choices of its own.
+        columns: The arguments of `Columns`.
+        images: The arguments of `ImageSteps`.
+    """
+
+    backbone: StoredBackbone
+    build: dict[str, Any]
+    columns: dict[str, Any] | None
+    images: dict[str, Any] | None
+    class_names: list[str] | None
+    weights: dict[str, Tensor]
+    digest: str
 
 
 def save_swapped(model: SwappedModel, path: str | Path) -> None:
     """Write a model with its head to a file, weights of the backbone included."""
-    head, backbone = model.require_head(), model.backbone
+    model.require_head()
     if model.settings is None:
         raise ValueError(
             "expected the settings of the head, to build it again, got none: give them, SwappedModel(…, settings=…)"
@@ -36,32 +51,17 @@ def save_swapped(model: SwappedModel, path: str | Path) -> None:
     weight = first_bad_weight(model)
     if weight is not None:
         raise ValueError(f"expected finite weights, got NaN or infinity in {weight}: no file was written")
-    takes = backbone.input_signature
-    content = primitive(
+    backbone = model.backbone
+    content = described(model, model.settings, KIND) | primitive(
         {
-            "format": FORMAT,
-            "kind": KIND,
-            "network": type(backbone.model).__name__,
-            "backbone": {"head_layer": backbone.head_layer, "freeze": backbone.frozen, "pool": backbone.pool},
-            "removed": None if backbone.removed is None else backbone.removed._asdict(),
-            "layers": {**named_layers(backbone.taps), "evidence": backbone.evidence},
-            "takes": None if takes is None else {name: sample._asdict() for name, sample in takes.items()},
-            "num_classes": model.task.num_classes,
-            "in_features": model.in_features,
-            "head": model.settings,
-            "ggt": None if head.ggt is None else head.ggt.to_dict(),
-            "scores": list(model.scores),
-            "calibration": model.calibration,
-            "conformal": model.conformal,
-            "verdict": vars(model.verdict),
+            "backbone": to_builtins(StoredBackbone.of(backbone)),
+            "build": {"head_layer": backbone.head_layer, "freeze": backbone.frozen, "pool": backbone.pool},
             "columns": None if model.columns is None else vars(model.columns),
-            "passes": model.num_passes,
-            "class_names": model.class_names,
             "images": None if model.images is None else model.images.to_dict(),
+            "class_names": model.class_names,
         }
     )
-    content["weights"] = dict(model.state_dict())
-    write_saved(path, content)
+    write_file(path, content | {"weights": dict(model.state_dict())})
 
 
 def load_swapped(path: str | Path, model: nn.Module) -> SwappedModel:
@@ -71,47 +71,31 @@ def load_swapped(path: str | Path, model: nn.Module) -> SwappedModel:
         path: the file; one that is damaged or holds more than tensors and plain values is refused.
         model: a network of the class that was swapped; its weights come from the file, and it is copied, never changed.
     """
-    stored = read_saved(path, "a swapped model", "SwappedModel.save")
-    if stored.get("kind") != KIND or stored.get("format") != FORMAT:
+    stored = read_file(path, StoredSwap, KIND, "a swapped model")
+    if type(model).__name__ != stored.backbone.network:
         raise ValueError(
-            f"expected a swapped model of format {FORMAT} in {path}, got something else: load it with its own class "
-            "and version"
+            f"expected a network of the class {stored.backbone.network}, got {type(model).__name__}: give one like "
+            "that whose head was swapped"
         )
-    check_digest(stored, "the model", path)
-    if type(model).__name__ != stored["network"]:
-        raise ValueError(
-            f"expected a network of the class {stored['network']}, got {type(model).__name__}: give one like that "
-            "whose head was swapped"
-        )
-    try:
+    with readable_errors(f"a network like that of {path}", "build it with the same arguments"):
         return _rebuild(stored, model)
-    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-        raise ValueError(
-            f"expected a network like the one whose head was swapped for {path}, got one that its weights do not fit "
-            f"({error}): build it with the same arguments"
-        ) from error
 
 
-def _rebuild(stored: Mapping[str, Any], model: nn.Module) -> SwappedModel:
-    weights, features, classes = stored["weights"], stored["in_features"], stored["num_classes"]
-    backbone = Backbone(model, layers=None, **stored["backbone"]).build()
-    if stored["removed"] is not None:
-        backbone.remove(HeadLayer(**stored["removed"]))
-    layers = stored["layers"]
-    taps = None if layers["layers"] is None else Taps.of(layers["layers"], layers["pool"])
-    backbone.choose(taps, layers["evidence"])
-    if stored["takes"] is not None:
-        backbone.input_signature = {k: Sample(tuple(v["shape"]), v["dtype"]) for k, v in stored["takes"].items()}
-    settings = make_part(HeadSettings, stored["head"], "head")
-    check_sizes([settings.settings(), {"num_classes": classes, "in_features": features}], weights)
-    tree = None if stored["ggt"] is None else GGT.from_dict(stored["ggt"])
-    check_build(lambda: settings.build(features, classes, tree), weights)
-    columns = None if stored["columns"] is None else Columns(**stored["columns"])
+def _rebuild(stored: StoredSwap, model: nn.Module) -> SwappedModel:
+    features, classes = stored.in_features, stored.num_classes
+    backbone = Backbone(model, layers=None, **stored.build).build()
+    stored.backbone.restore_removal(backbone)
+    backbone.choose(stored.backbone.taps, stored.backbone.evidence)
+    stored.backbone.restore_inputs(backbone)
+    settings = make_part(HeadSettings, stored.head, "head")
+    tree = stored.checked_tree(
+        lambda tree: settings.build(features, classes, tree), settings.settings() | stored.sizes, stored.weights
+    )
+    columns = None if stored.columns is None else Columns(**stored.columns)
     made = SwappedModel(backbone, settings.build(features, classes, tree), classes, settings=settings, columns=columns)
-    made.in_features, made.num_passes = features, stored["passes"]
-    made.attach(stored["scores"], stored["calibration"], stored["conformal"], stored["verdict"])
-    names, images = stored["class_names"], stored["images"]
-    made.class_names = check_class_names(names, made.task)
-    made.images = None if images is None else ImageSteps(**images)
-    made.load_state_dict(weights)
+    made.in_features, made.num_passes = features, stored.passes
+    made.attach(**stored.parts)
+    made.class_names = check_class_names(stored.class_names, made.task)
+    made.images = None if stored.images is None else ImageSteps(**stored.images)
+    made.load_state_dict(stored.weights)
     return made.eval()

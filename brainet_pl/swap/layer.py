@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part, primitive
 from brainet_pl._utils.precision import wide
-from brainet_pl._utils.tensor_file import check_build, check_sizes
+from brainet_pl._utils.stored import FORMAT, parse, readable_errors
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import is_sharded
 from brainet_pl.network import Head, HeadSettings
 from brainet_pl.network.base import train_head
 from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.storage.container import StoredPredictor, check_kind
 from brainet_pl.storage.sharded import EXTRA
 from brainet_pl.structure import GGT
 from brainet_pl.swap.every_branch import every_branch
 from brainet_pl.tasks import Classification
 from brainet_pl.tasks.passes import Passes
 
-FORMAT = 1
 KIND = "SwappedLayer"
 
 
@@ -104,22 +104,7 @@ class SwappedLayer(nn.Module):
 
     def describe(self) -> dict[str, Any]:
         """Everything that builds the same layer again, as primitives."""
-        predictor, ggt = self.predictor, self.ggt
-        content = {
-            "kind": KIND,
-            "format": FORMAT,
-            "head": self.settings,
-            "ggt": None if ggt is None else ggt.to_dict(),
-            "in_features": predictor.in_features,
-            "num_classes": cast(Classification, predictor.task).num_classes,
-            "base_logits": predictor.has_base_logits,
-            "scores": list(predictor.scores),
-            "calibration": predictor.calibration,
-            "conformal": predictor.conformal,
-            "verdict": vars(predictor.verdict),
-            "passes": predictor.num_passes,
-        }
-        return cast(dict[str, Any], primitive(content))
+        return described(self.predictor, self.settings, KIND)
 
     def get_extra_state(self) -> Tensor:
         """`describe` as bytes of JSON: it travels in the state dict of the model."""
@@ -128,6 +113,25 @@ class SwappedLayer(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Nothing to do: `rebuild_layers` has built the layer by it."""
+
+
+def described(predictor: Predictor, settings: HeadSettings, kind: str) -> dict[str, Any]:
+    """What rebuilds a head of classes and all that is said of its predictions, as plain values of `StoredPredictor`."""
+    content = {
+        "kind": kind,
+        "format": FORMAT,
+        "head": settings,
+        "ggt": None if predictor.ggt is None else predictor.ggt.to_dict(),
+        "in_features": predictor.in_features,
+        "num_classes": cast(Classification, predictor.task).num_classes,
+        "base_logits": predictor.has_base_logits,
+        "scores": list(predictor.scores),
+        "calibration": predictor.calibration,
+        "conformal": predictor.conformal,
+        "verdict": vars(predictor.verdict),
+        "passes": predictor.num_passes,
+    }
+    return cast(dict[str, Any], primitive(content))
 
 
 def check_rows(x: Any) -> None:
@@ -233,31 +237,24 @@ def rebuild_layers(model: nn.Module, state: Mapping[str, Any], prefix: str = "",
                 "expected a checkpoint with the head that was sharded, got another, because Lightning tells of it too "
                 "late: say it before, trainer.ckpt_path = path, and call fit or test without ckpt_path"
             )
-        if content.get("format") != FORMAT:
-            raise ValueError(
-                f"expected a swapped layer of format {FORMAT} at {name!r}, got format {content.get('format')}: load it "
-                "with the version of brainet_pl that wrote it"
-            )
+        what = f"a swapped layer at {name!r}"
+        check_kind(content, KIND, what)
         original = here.original if isinstance(here, SwappedLayer) else here
         weights = {key: value for key, value in state.items() if key.startswith(f"{prefix}{name}.")}
-        try:
-            made = _layer_of(content, original, weights)
-        except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-            raise ValueError(
-                f"expected a swapped layer as brainet_pl describes it at {name!r}, got another ({error}): the file was "
-                "changed; take another copy"
-            ) from error
+        with readable_errors(what):
+            made = _layer_of(parse(StoredPredictor, content, what), original, weights)
         place_layer(model, name, made.train(here.training))
 
 
-def _layer_of(content: Mapping[str, Any], original: nn.Module, weights: Mapping[str, Any]) -> SwappedLayer:
-    settings = make_part(HeadSettings, content["head"], "head")
-    features, classes, base = content["in_features"], content["num_classes"], content["base_logits"]
-    check_sizes([settings.settings(), {"num_classes": classes, "in_features": features}], weights)
-    tree = None if content["ggt"] is None else GGT.from_dict(content["ggt"])
-    check_build(lambda: settings.resolve_skip(base).build(features, classes, tree), weights)
-    parts = {name: content[name] for name in ("scores", "calibration", "conformal", "verdict")}
-    return make_layer(original, settings, features, classes, tree, base, content["passes"], **parts)
+def _layer_of(stored: StoredPredictor, original: nn.Module, weights: Mapping[str, Any]) -> SwappedLayer:
+    settings = make_part(HeadSettings, stored.head, "head")
+    features, classes, base = stored.in_features, stored.num_classes, stored.base_logits
+    tree = stored.checked_tree(
+        lambda tree: settings.resolve_skip(base).build(features, classes, tree),
+        settings.settings() | stored.sizes,
+        weights,
+    )
+    return make_layer(original, settings, features, classes, tree, base, stored.passes, **stored.parts)
 
 
 def _before_load(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:

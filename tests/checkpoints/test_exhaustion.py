@@ -15,6 +15,7 @@ from brainet_pl import BRAINet
 from brainet_pl._utils.bounded_yaml import TooManyValues, load_yaml
 from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import ModelCheckpoint
+from brainet_pl._utils.stored import FORMAT
 from brainet_pl._utils.tensor_file import check_content, read_tensors
 from brainet_pl.cli.trust import Untrusted, vet
 from brainet_pl.datamodules import Digits
@@ -116,9 +117,11 @@ def test_more_classes_than_weights(linear, tmp_path):
 def test_an_input_of_gigabytes(linear, tmp_path):
     for shape in ([2**29], [2**13, 2**13]):
         content = fresh(linear)
-        content["brainet"]["takes"] = {"": {"shape": shape, "dtype": "float32"}}
+        backbone = dict(content["brainet"]["backbone"])
+        content["brainet"]["backbone"] = backbone
+        backbone["takes"] = {"": {"shape": shape, "dtype": "float32"}}
         error = limited(EXPORT, save(content, tmp_path / "a.ckpt"))
-        assert "got no such takes" in error
+        assert "takes" in error or "inputs of at most" in error
 
 
 def test_a_compressed_file(linear, tmp_path):
@@ -166,7 +169,7 @@ def test_no_other_layout():
 
 def test_a_tree_of_a_billion_variables(tmp_path):
     leaf = {"variables": [0], "parents": [[]], "score": 0.0}
-    tree = {"format": 1, "num_variables": 10**9, "num_rows": 1, "settings": {}, "nodes": [leaf]}
+    tree = {"format": FORMAT, "num_variables": 10**9, "num_rows": 1, "settings": {}, "nodes": [leaf]}
     (tmp_path / "tree.json").write_text(json.dumps(tree))
     assert "expected all variables from 0 to 999999999" in limited(TREE, tmp_path / "tree.json")
 
@@ -177,7 +180,7 @@ def chain(depth):
     for i, node in enumerate(nodes):
         flat += [node, {"variables": [depth - 1 - i], "parents": [[]], "score": 0.0}]
     flat.append({"variables": [0], "parents": [[]], "score": 0.0})
-    return {"format": 1, "num_variables": depth, "num_rows": 1, "settings": {}, "nodes": flat}
+    return {"format": FORMAT, "num_variables": depth, "num_rows": 1, "settings": {}, "nodes": flat}
 
 
 def test_a_tree_that_is_too_deep():
@@ -272,14 +275,14 @@ def test_a_changed_estimator_is_refused(estimator, tmp_path):
         weight.view(-1)[0] += 1e-3
 
     BRAINetClassifier.load(estimator)
-    with pytest.raises(ValueError, match="expected the estimator as it was saved"):
+    with pytest.raises(ValueError, match="expected an estimator as it was saved"):
         BRAINetClassifier.load(resave(estimator, tmp_path / "b.pt", flip, digest=False))
-    with pytest.raises(ValueError, match="expected the estimator as it was saved"):
+    with pytest.raises(ValueError, match="expected an estimator as it was saved"):
         BRAINetClassifier.load(resave(estimator, tmp_path / "b.pt", lambda c: c.pop("digest"), digest=False))
 
 
 def test_every_missing_key_of_an_estimator_is_a_clear_error(estimator, tmp_path):
     for key in torch.load(estimator, weights_only=True):
         path = resave(estimator, tmp_path / "b.pt", lambda content, key=key: content.pop(key), digest=key != "digest")
-        with pytest.raises(ValueError, match=r"expected .*: (take another copy|load it with its own class)"):
+        with pytest.raises(ValueError, match=r"expected .*(take another copy|load it with its own class)"):
             BRAINetClassifier.load(path)

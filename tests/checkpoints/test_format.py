@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from brainet_pl._utils.stored import FORMAT
 from brainet_pl.cli import main
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.storage import format as file_format
-from brainet_pl.storage.format import CONFIG, FORMAT, HPARAMS, STORED, Checkpoint
+from brainet_pl.storage.format import CONFIG, HPARAMS, STORED, Checkpoint
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.enable_model_summary=false"]
 
@@ -16,7 +18,11 @@ QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--
 @pytest.fixture
 def content():
     """A checkpoint with as little as can be in it."""
-    return {STORED: {"format": FORMAT}, HPARAMS: {}, "global_step": 0}
+    model = BRAINet(3)
+    content = {"state_dict": model.state_dict(), HPARAMS: dict(model.hparams), "global_step": 0}
+    model.on_save_checkpoint(content)
+    del content[STORED]["digest"]
+    return content
 
 
 def saved(content, path):
@@ -27,7 +33,7 @@ def saved(content, path):
 @pytest.mark.parametrize("number", [None, 1, 4, FORMAT + 1])
 def test_other_formats_are_refused(number, content, tmp_path):
     content[STORED]["format"] = number
-    with pytest.raises(ValueError, match=rf"expected a checkpoint of format {FORMAT}, .*train the model again"):
+    with pytest.raises(ValueError, match=rf"expected a checkpoint, a BRAINet of format {FORMAT}, .* format {number}"):
         Checkpoint.read(saved(content, tmp_path / "other.ckpt"))
 
 

@@ -24,6 +24,7 @@ from brainet_pl import BRAINet, learn_structure, rai, swap_head
 from brainet_pl._utils.digest import fingerprint
 from brainet_pl._utils.framework import pl
 from brainet_pl._utils.parts import arguments, make_part, part_classes
+from brainet_pl._utils.stored import FORMAT
 from brainet_pl.calibration import Calibrator
 from brainet_pl.calibration.temperature import fit_temperature
 from brainet_pl.datamodules import Table
@@ -746,7 +747,9 @@ def run_folders(draw):
             "config.yaml": draw(st.sampled_from(["a: 1", "a: &a [*a]", "a: [", "\x00", "- 1", ""])),
             "metrics.csv": draw(st.sampled_from(["step,a\n0,1\n", "step,a\n0,x\n", "a\n", "", "step,step\n1,2\n"])),
             "record.json": draw(st.sampled_from(["{}", "[", '{"format": 3}', "null", '{"format": 1e400}'])),
-            "structure.json": draw(st.sampled_from(["{}", "[", json.dumps({"format": 1, "num_variables": 10**9})])),
+            "structure.json": draw(
+                st.sampled_from(["{}", "[", json.dumps({"format": FORMAT, "num_variables": 10**9})])
+            ),
         }
         for name in draw(st.lists(st.sampled_from(sorted(texts)), min_size=1, unique=True)):
             if sometimes(draw, 3):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from brainet_pl import Backbone
 from brainet_pl._utils.framework import ModelCheckpoint, pl
+from brainet_pl._utils.stored import FORMAT
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.callbacks import Evaluation, FeatureCache, StructureLearning
 from brainet_pl.datamodules import Digits
@@ -22,7 +23,6 @@ from brainet_pl.lightning.module import BRAINet
 from brainet_pl.lightning.steps import train_size
 from brainet_pl.network import MLP, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
 from brainet_pl.scores import Generative
-from brainet_pl.storage.format import FORMAT
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
 
@@ -429,7 +429,7 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path, fitted, quiet_trai
     stored = torch.load(path, weights_only=True)
     stored["brainet"]["format"] = 1
     torch.save(stored, tmp_path / "old.ckpt")
-    refused = rf"expected a checkpoint of format {FORMAT}, got format 1, written by another version"
+    refused = rf"expected a checkpoint, a BRAINet of format {FORMAT}, got 'BRAINet' of format 1: load it"
     with pytest.raises(ValueError, match=refused):
         BRAINet.load_from_checkpoint(tmp_path / "old.ckpt", weights_only=True)
     with pytest.raises(ValueError, match=refused):

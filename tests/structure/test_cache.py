@@ -17,10 +17,10 @@ from brainet_pl.structure.independence import PartialCorrelation
 KNOWN_ALGORITHM = 6
 KNOWN_VERSIONS = {"cmi": 1, "g2": 2, "gaussian": 1, "fisher_z": 2}
 KNOWN_TREES = {
-    "cmi": "f886d2942f13f31f",
-    "g2": "65d26b388f49beec",
-    "gaussian": "a53b4bed116eefd3",
-    "fisher_z": "9653b61905c51976",
+    "cmi": "3c8f0c2f72d51a96",
+    "g2": "5915c6bf226abac1",
+    "gaussian": "35a8d6e208351daf",
+    "fisher_z": "fb6d644785201735",
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brainet_pl._utils.stored import FORMAT
 from brainet_pl.structure import GGT, Branch, Leaf, Node, SubNetwork, learn_structure
 from brainet_pl.structure.text import short
 
@@ -47,7 +48,7 @@ def test_json_keeps_everything():
     assert again.settings == ggt.settings
     assert again.sample(5, rng=3) == ggt.sample(5, rng=3)
     json.loads(ggt.to_json())
-    with pytest.raises(ValueError, match="JSON format 1"):
+    with pytest.raises(ValueError, match=f"JSON format {FORMAT}"):
         GGT.from_json('{"format": 99}')
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brainet_pl._utils.stored import FORMAT
 from brainet_pl.structure import GGT, Leaf
 
 
@@ -101,7 +102,7 @@ def test_text_that_is_cut_short_or_something_else(small_ggt):
         with pytest.raises(ValueError, match=r"expected a GGT in JSON, got text that is none .* learn the structure"):
             GGT.from_json(cut)
     for other in ("[]", "3", "null", '{"format": 2}', '{"a": 1}'):
-        with pytest.raises(ValueError, match="expected a GGT in JSON format 1, got"):
+        with pytest.raises(ValueError, match=f"expected a GGT in JSON format {FORMAT}, got"):
             GGT.from_json(other)
     with pytest.raises(ValueError, match=r"a finite score in node 5 .* got -inf"):
         GGT.from_json(text.replace("-2.0", "-Infinity"))
