@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import heapq
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -12,13 +13,15 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from brainet_pl._utils import checks
+from brainet_pl._utils import atomic, checks
 from brainet_pl._utils.csv import neutral, write_rows
 from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
+from brainet_pl._utils.warn import warn
 from brainet_pl.callbacks.logging import log_files, run_folder
 from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
 
 MOST_MEGABYTES = 200.0  # of a file that is handed to loggers
+ABANDONED = 24 * 3600.0  # seconds after which a part that nobody writes to is one of a prediction that was killed
 
 
 class PredictionFile(Callback):
@@ -29,8 +32,9 @@ class PredictionFile(Callback):
     sample as an attribute `files`, and further columns by name as `told`: a `Table` gives `row`, and `id` where it has
     one. A model with `class_names` also names the class, and columns of one number for each class bear their names.
     Where a model judges inputs (`known`), the number of those that look unknown is reported at the end. Rows are
-    written batch by batch to a part file of each process. When the prediction is over, the parts become one file in the
-    order of the samples, whatever the number of processes. Loggers that keep files get it too, up to 200 MB.
+    written batch by batch to a hidden part file of each process and run. When the prediction is over, the parts become
+    one file in the order of the samples, whatever the number of processes, once as many rows are found as were
+    predicted. Loggers that keep files get it too, up to 200 MB.
 
     Args:
         file: its name, without folders; "" writes none.
@@ -41,18 +45,21 @@ class PredictionFile(Callback):
         self.file = file
         self._places = Places()
         self._names: list[Any] = []
-        self._path = Path()
+        self._path, self._run = Path(), ""
         self._part: IO[str] | None = None
         self._columns: list[str] = []
         self._warned = False
         self._seen = self._nan = self._judged = self._unknown = 0
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Agree on the folder; a part that an interrupted prediction left is written anew."""
+        """Agree on the folder and on a name of this run, which no other prediction writes to at the same time."""
         loaders = trainer.predict_dataloaders
         count = len(loaders) if isinstance(loaders, list | tuple) else 1
         self._names = list(loaders) if isinstance(loaders, Mapping) else list(range(count))
-        self._path = Path(trainer.strategy.broadcast(str(run_folder(trainer)))) / self.file
+        folder, self._run = trainer.strategy.broadcast((str(run_folder(trainer)), uuid.uuid4().hex))
+        self._path = Path(folder) / self.file
+        if trainer.is_global_zero:
+            atomic.remove_leftovers(folder, ABANDONED)
         self._columns, self._warned = [], False
         self._seen = self._nan = self._judged = self._unknown = 0
 
@@ -114,21 +121,21 @@ class PredictionFile(Callback):
         return self._part
 
     def _part_path(self, rank: int) -> Path:
-        return self._path.with_name(f".{self._path.name}.{rank}.part")
+        return self._path.with_name(f".{self._path.name}.{rank}.{self._run}.tmp")
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Make one file of the parts."""
         self._close()
-        columns = all_gather(self._columns)  # and so all wait until all parts are written
+        counted = all_gather((self._columns, self._seen, self._nan, self._judged, self._unknown))
+        columns, *counts = zip(*counted, strict=True)  # and so all have waited until all parts are written
+        seen, nan, judged, unknown = map(sum, counts)
         written = [self._part_path(rank) for rank, names in enumerate(columns) if names]
         if written:
-            on_rank_zero(trainer, lambda: self._merge(written))
+            on_rank_zero(trainer, lambda: self._merge(written, seen))
             rank_zero_info(f"predictions: {self._path}")
-        judged, unknown = (sum(counts) for counts in zip(*all_gather((self._judged, self._unknown)), strict=True))
         if written and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             facts = {"inputs": judged, "unknown": unknown} if judged else {}
             on_rank_zero(trainer, lambda: self._hand_over(trainer, facts))
-        seen, nan = (sum(counts) for counts in zip(*all_gather((self._seen, self._nan)), strict=True))
         if nan:
             rank_zero_warn(
                 f"{nan:,} of {seen:,} inputs have NaN in their inputs or predictions: they have no class (-1) and are "
@@ -146,7 +153,7 @@ class PredictionFile(Callback):
         made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
         log_files(trainer, "predictions", [self._path], {"checkpoint": made_by} | facts)
 
-    def _merge(self, parts: list[Path]) -> None:
+    def _merge(self, parts: list[Path], expected: int) -> None:
         """Each part is in the order of loaders and samples, so that one row of each is enough to find the next one."""
         missing = [str(path) for path in parts if not path.is_file()]
         if missing:
@@ -154,38 +161,53 @@ class PredictionFile(Callback):
                 f"expected the predictions of all processes in {self._path.parent}, found no {', '.join(missing)}: let "
                 "the run's folder be one that all machines share; the parts are left where they are"
             )
-        if len(parts) > 1:
-            order = {neutral(str(name)): i for i, name in enumerate(self._names)}
+        order = {neutral(str(name)): i for i, name in enumerate(self._names)}
 
-            def place(row: Any) -> tuple[int, int]:
-                return order[row[0]], int(row[1])
+        def place(row: Any) -> tuple[int, int]:
+            return order[row[0]], int(row[1])
 
-            whole = self._path.with_name(f".{self._path.name}.part")
-            with ExitStack() as stack, _open_new(whole) as file:
-                files = [stack.enter_context(path.open(newline="", encoding="utf-8")) for path in parts]
-                readers = [csv.reader(part) for part in files]
-                headers = [next(reader) for reader in readers]
-                writer = csv.writer(file)
-                writer.writerow(headers[0])
-                writer.writerows(heapq.merge(*readers, key=place))
-            for path in parts:
-                path.unlink()
-            parts = [whole]
-        parts[0].replace(self._path)  # only now: a half-written file never has the name of a whole one
+        with atomic.atomic_write(self._path) as whole:  # only a whole file has the name of one
+            try:
+                count = _join(parts, whole, place)
+            except (LookupError, ValueError, csv.Error):  # not what was written
+                count = 0
+            if count != expected:
+                raise RuntimeError(
+                    f"expected {expected:,} predictions in {', '.join(map(str, parts))}, found {count:,}: something "
+                    f"else has changed these files; {self._path} is as it was before, predict again"
+                )
+        for path in parts:
+            path.unlink()
 
     def _close(self) -> None:
-        if self._part is not None:
-            self._part.close()
-            self._part = None
+        part, self._part = self._part, None
+        if part is not None:
+            part.close()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Leave no file open; what was predicted so far stays in the part."""
+        """Leave no file open, and say where the rows are that were predicted so far."""
+        part = None if self._part is None else self._part.name
         self._close()
+        if part is not None:
+            warn(f"the prediction did not come to its end, and {self._path} is as it was; rows so far are in {part}")
+
+
+def _join(parts: Sequence[Path], target: Path, place: Callable[[list[str]], tuple[int, int]]) -> int:
+    """Make one CSV file of ordered ones with the same columns; gives the number of its rows."""
+    with ExitStack() as stack, _open_new(target) as file:
+        readers = [csv.reader(stack.enter_context(path.open(newline="", encoding="utf-8"))) for path in parts]
+        headers = [next(reader, []) for reader in readers]
+        writer = csv.writer(file)
+        writer.writerow(headers[0])
+        count = 0
+        for row in heapq.merge(*readers, key=place):
+            writer.writerow(row)
+            count += 1
+    return count
 
 
 def _open_new(path: Path) -> IO[str]:
-    """A new file in the place of what has its name: a part that a killed prediction left, or a link."""
-    path.unlink(missing_ok=True)
+    """A new file; an error where there is one."""
     return path.open("x", newline="", encoding="utf-8")
 
 
