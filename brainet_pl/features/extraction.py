@@ -41,18 +41,16 @@ class Extracted(NamedTuple):
         rows = chosen_rows(len(self.features), max_rows)
         return self if rows is None else Extracted(self.output[rows], self.targets[rows])
 
-    def loader(self, batch_size: int, shuffle: bool, copies: Sequence[Extracted] = ()) -> Callable[[], DataLoader[Any]]:
-        """A function that gives a fresh loader of (`BackboneOutput`, targets).
+    def loader(self, copies: Sequence[Extracted] = (), **settings: Any) -> Callable[[], DataLoader[Any]]:
+        """A function that gives a fresh loader of (`BackboneOutput`, targets), a `DataLoader` with these settings.
 
-        With `shuffle`, samples come in another order each epoch, without an incomplete last batch. With `copies`,
-        features of the same samples under augmentation, one copy is drawn each time a sample is loaded.
+        With `copies`, features of the same samples under augmentation, one is drawn each time a sample is loaded.
         """
         data = _ExtractedDataset(copies or [self])
 
         def load() -> DataLoader[Any]:
-            drop_last = shuffle and len(data) > batch_size
             # Not a lambda to collate: Lightning re-creates the loader for several processes, and must pickle it.
-            return DataLoader(data, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, collate_fn=_collate)
+            return DataLoader(data, collate_fn=_collate, **settings)
 
         return load
 

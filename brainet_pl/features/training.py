@@ -70,6 +70,14 @@ class _Unscaled(NamedTuple):
         return Extracted(scaled(self.outputs[0], self.views), self.targets[0])
 
 
+class _Sample(NamedTuple):
+    """At most so many samples of some data, kept for whoever asks again."""
+
+    source: Any
+    rows: int
+    samples: Extracted
+
+
 class TrainingFeatures:
     """Features and targets of the training data, un-augmented and in a fixed order.
 
@@ -107,7 +115,7 @@ class TrainingFeatures:
         self.store = store if storable else None
         self._all: Extracted | None = None
         self._share: ExtractedShare | None = None
-        self._samples: dict[str, Extracted] = {}
+        self._samples: dict[str, _Sample] = {}
         self._unscaled: _Unscaled | None = None
         self.numbers: Tensor | None = None  # those of the samples that were not held back, in the training data
         self._mapped = False  # whether the last features were mapped from the disk
@@ -180,7 +188,7 @@ class TrainingFeatures:
     def sample(self, rows: int = SAMPLE_ROWS) -> Extracted:
         """A random choice of at most `rows` training samples, the same in all processes."""
         if self._all is not None:
-            return self._all.sample(SAMPLE_ROWS)
+            return self._all.sample(rows)
         return self._sample("training", self.source, rows)
 
     def validation_sample(self, loader: Any, rows: int) -> Extracted:
@@ -188,14 +196,14 @@ class TrainingFeatures:
         return self._sample("validation", loader, rows)
 
     def _sample(self, name: str, source: Any, rows: int) -> Extracted:
-        if name not in self._samples:
-            batches = batches_of(source, rows)
-            settings: dict[str, Any] = {"device": self.device, "progress": False, "columns": self.columns}
-            found = extract(self.backbone, batches, max_rows=rows, **settings)
-            if not self.backbone.frozen:
-                return found
-            self._samples[name] = found
-        return self._samples[name]
+        kept = self._samples.get(name)
+        if kept is not None and kept.source is source and rows <= kept.rows:
+            return kept.samples.sample(rows)
+        settings: dict[str, Any] = {"device": self.device, "progress": False, "columns": self.columns}
+        found = extract(self.backbone, batches_of(source, rows), max_rows=rows, **settings)
+        if self.backbone.frozen:
+            self._samples[name] = _Sample(source, rows, found)
+        return found
 
     def of(self, loader: Any, seed: int = 0, progress: bool = True) -> Extracted:
         """Features and targets of all samples of a loader of known size, in a fixed order.
@@ -255,7 +263,7 @@ class TrainingFeatures:
     def release(self) -> None:
         """Drop all but a sample, once a fit is set up."""
         if self._all is not None and self.backbone.frozen:
-            self._samples["training"] = self._all.sample(SAMPLE_ROWS)
+            self._samples["training"] = _Sample(self.source, SAMPLE_ROWS, self._all.sample(SAMPLE_ROWS))
         self._all = self._share = None
 
     def _scale(self, outputs: list[BackboneOutput], targets: list[Tensor], shared: bool = False) -> _Unscaled:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 import brainet_pl
 from brainet_pl._utils.framework import ModelCheckpoint, pl
@@ -23,6 +23,7 @@ from brainet_pl.callbacks.baseline import BaselineComparison
 from brainet_pl.datamodules import Digits
 from brainet_pl.datamodules.base import Samples
 from brainet_pl.features.extraction import Extracted, extract, unshuffled
+from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.network import Linear, MCDropout, Tree
 from brainet_pl.scores import KNN
@@ -376,7 +377,7 @@ def test_copies_of_the_training_data_are_augmented_and_stored(tmp_path, quiet_tr
 def test_samples_of_copies_come_in_the_order_that_was_asked_for():
     copies = [Extracted(BackboneOutput(torch.arange(20.0)[:, None] + 100 * i), torch.arange(20)) for i in range(3)]
     torch.manual_seed(0)
-    features, targets = next(iter(copies[0].loader(20, shuffle=False, copies=copies)()))
+    features, targets = next(iter(copies[0].loader(copies, batch_size=20)()))
     assert torch.equal(targets, torch.arange(20))
     assert torch.equal(features.features[:, 0] % 100, torch.arange(20.0))
     assert len((features.features // 100).unique()) == 3
@@ -462,6 +463,82 @@ def test_settings_of_the_cache_are_checked():
         FeatureCache(copies=-1)
 
 
+# -- samplers and batch samplers --------------------------------------------------------------------------------------
+
+
+class Sampled(Digits):
+    """Digits whose training loader has a sampler or a batch sampler of the user's, made from the labels."""
+
+    def __init__(self, make, rows=None):
+        super().__init__(images=True)
+        self.make, self.rows = make, rows
+
+    def train_dataloader(self):
+        labels = torch.tensor([int(y) for _, y in self.structure_set])
+        return DataLoader(self.structure_set, **self.make(labels))
+
+    def structure_dataloader(self):
+        if self.rows is None:
+            return self.train_dataloader()
+        return DataLoader(Subset(self.structure_set, range(self.rows)), batch_size=64)
+
+
+class Labels(pl.Callback):
+    """Keeps the labels that a fit trains on."""
+
+    def __init__(self):
+        self.batches = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batches.append(batch[1].tolist())
+
+
+def by_class(labels):
+    """Batches of the samples of one class."""
+    return [(labels == c).nonzero()[:16, 0].tolist() for c in (3, 5, 3)]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (
+            lambda y: {"batch_size": 16, "sampler": WeightedRandomSampler((y == 0).double(), 40)},
+            [[0] * 16] * 2 + [[0] * 8],
+        ),
+        (lambda y: {"batch_sampler": by_class(y)}, [[3] * 16, [5] * 16, [3] * 16]),
+        (lambda y: {"batch_size": 9, "sampler": SubsetRandomSampler((y == 2).nonzero()[:20, 0])}, [[2] * 9] * 2),
+    ],
+    ids=["weighted", "batches", "subset"],
+)
+@pytest.mark.parametrize("copies", [0, 2])
+def test_samples_are_chosen_as_without_the_cache(tmp_path, quiet_trainer, make, expected, copies):
+    labels = Labels()
+    trainer = quiet_trainer(tmp_path, FeatureCache(copies=copies, progress=False), labels)
+    trainer.fit(small(head=Linear()), datamodule=Sampled(make))
+    assert labels.batches == expected
+
+
+def test_a_sampler_over_other_samples_than_are_extracted_is_refused(tmp_path, quiet_trainer):
+    weighted = Sampled(lambda y: {"sampler": WeightedRandomSampler((y == 0).double(), 40)}, rows=50)
+    message = "expected features of all [0-9,]+ samples that WeightedRandomSampler chooses from, got 50: let structure"
+    with pytest.raises(RuntimeError, match=message):
+        quiet_trainer(tmp_path, FeatureCache(progress=False)).fit(small(head=Linear()), datamodule=weighted)
+
+
+def test_a_sample_is_that_of_the_loader_and_rows_that_were_asked_for():
+    x, y = torch.rand(40, 6), torch.arange(40) % 2
+    one, two = (DataLoader(TensorDataset(x + add, y), batch_size=8) for add in (0, 1))
+    for whole in (False, True):
+        features = TrainingFeatures(one, Backbone().build())
+        if whole:
+            features.all(progress=False)
+        assert [len(features.sample(rows).targets) for rows in (10, 5, 20)] == [10, 5, 20]
+        features.release()
+        assert len(features.sample(7).targets) == 7
+        first, second = (features.validation_sample(loader, 40).features for loader in (one, two))
+        torch.testing.assert_close(second, first + 1)
+
+
 # -- what can't be cached ---------------------------------------------------------------------------------------------
 
 
@@ -475,6 +552,10 @@ def test_what_cannot_be_cached_is_named(tmp_path, quiet_trainer, monkeypatch):
     loader = DataLoader(TensorDataset(torch.rand(20, 1, 8, 8), torch.arange(20) % 8), batch_size=10)
     with pytest.raises(RuntimeError, match="expected a datamodule to cache features of, got plain loaders"):
         fit(small(head=Linear()), train_dataloaders=loader)
+    plain = pl.LightningModule()
+    plain.training_step, plain.configure_optimizers = (lambda *batch: None), (lambda: None)
+    with pytest.warns(UserWarning, match="expected a BRAINet to cache features of, got LightningModule: every step"):
+        fit(plain)
     monkeypatch.setattr(Digits, "val_dataloader", lambda self: [])
     with pytest.raises(RuntimeError, match="expected one validation DataLoader to cache features of, got list"):
         fit(small(head=Linear()))
