@@ -26,6 +26,20 @@ def isolated_rng(seed: int) -> Iterator[None]:
         put_back(states)
 
 
+@contextlib.contextmanager
+def isolated_cpu_rng(seed: int) -> Iterator[None]:
+    """Draw from torch's generator of the CPU that begins at `seed`; a GPU is neither woken nor seeded.
+
+    `torch.manual_seed` seeds all devices, and `torch.random.fork_rng(devices=[])` puts none of them back.
+    """
+    state = torch.get_rng_state()
+    try:
+        torch.default_generator.manual_seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
 def collect() -> States:
     """The states of all global random generators, as tensors and primitives."""
     version, words, gauss = random.getstate()

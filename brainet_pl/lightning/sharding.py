@@ -34,13 +34,21 @@ LEAST_BLOCK = 0.02  # of the weights of a network: smaller parts of it are no me
 
 def is_model_parallel(trainer: pl.Trainer) -> bool:
     """Whether the strategy is the one that shards by `configure_model`."""
-    return type(trainer.strategy).__name__ == "ModelParallelStrategy"
+    return _is_of_lightning(trainer.strategy, "ModelParallelStrategy")
+
+
+def _is_of_lightning(strategy: Any, *names: str) -> bool:
+    """Whether a strategy is one of Lightning's of these names, in either of its packages, or derived from one."""
+    for kind in type(strategy).__mro__:
+        if kind.__name__ in names and kind.__module__.partition(".")[0] in ("pytorch_lightning", "lightning"):
+            return True
+    return False
 
 
 def refuse_sharding(trainer: pl.Trainer) -> None:
     """Refuse strategies that wrap a model on their own, and ways to split single layers."""
     name = type(trainer.strategy).__name__
-    if name in ("FSDPStrategy", "DeepSpeedStrategy"):
+    if _is_of_lightning(trainer.strategy, "FSDPStrategy", "DeepSpeedStrategy"):
         raise RuntimeError(
             f"expected the strategies auto, ddp or ModelParallelStrategy (FSDP2), got {name}: it wraps the model "
             "before a checkpoint says which head it has; give "

@@ -203,6 +203,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Any, int]:
         import torch
 
+        from brainet_pl._utils.rng import isolated_cpu_rng
         from brainet_pl.network.training import TrainingSettings
         from brainet_pl.sklearn.fitting import FINAL_BATCH, FitSettings, Table, fit_network
         from brainet_pl.sklearn.training import Fold
@@ -217,11 +218,10 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             self.learning_rate,
             final_batch=FINAL_BATCH if grows else 0,
         )
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), limit_threads(1):
+        with isolated_cpu_rng(seed), warnings.catch_warnings(), limit_threads(1):
             # Few rows are ordinary here; a held-out row each for hundreds of columns is what people have.
             warnings.filterwarnings("ignore", message="expected more rows than columns")
             warnings.filterwarnings("ignore", message=r"expected [0-9,]+ parameters within 2 %")
-            torch.manual_seed(seed)
             table = Table(
                 torch.tensor(np.ascontiguousarray(x), dtype=torch.float32),
                 torch.from_numpy(np.ascontiguousarray(target)),

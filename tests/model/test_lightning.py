@@ -448,11 +448,15 @@ def test_a_module_as_backbone_must_be_given_again(tmp_path, quiet_trainer):
     torch.testing.assert_close(again.eval()(x), model.eval()(x))
 
 
+@pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
 @pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy"])
-def test_strategies_that_wrap_models_are_refused_with_the_way_to_fsdp2(tmp_path, name, quiet_trainer):
+@pytest.mark.parametrize("derived", [False, True])
+def test_strategies_that_wrap_models_are_refused_with_the_way_to_fsdp2(tmp_path, package, name, derived, quiet_trainer):
     fit = quiet_trainer(tmp_path)
     model = BRAINet(8)
-    strategy = type(name, (), {})()
+    kind = type(name, (), {"__module__": f"{package}.strategies"})
+    name = f"Ray{name}" if derived else name
+    strategy = type(name, (kind,), {})() if derived else kind()
     object.__setattr__(fit, "_accelerator_connector", type("C", (), {"strategy": strategy})())
     with pytest.raises(RuntimeError, match=rf"got {name}: .*strategy=ModelParallelStrategy\(data_parallel_size=N"):
         structure().setup(fit, model, "fit")
