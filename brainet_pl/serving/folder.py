@@ -87,6 +87,9 @@ class ExportedModel:
         """Inputs (B, …), or several by name → all that the model says of each, by name."""
         given = inputs if isinstance(inputs, Mapping) else {self.inputs[0]["name"]: inputs}
         tensors = {one["name"]: _tensor(one, given) for one in self.inputs}
+        more = [str(name) for name in given if name not in tensors]
+        if more:
+            raise ValueError(f"expected the inputs {', '.join(tensors)}, got {', '.join(more)} too: leave it out")
         sizes = {name: len(tensor) for name, tensor in tensors.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"expected as many samples of each input, got {sizes}: give one of each")

@@ -114,8 +114,11 @@ def opened(file: bytes, channels: int = 3) -> Image.Image:
 
 
 def _unread(error: Exception) -> ValueError:
+    from PIL import UnidentifiedImageError
+
     kinds = ", ".join(FORMATS)
-    return ValueError(f"expected an image ({kinds}), got bytes that can't be read as one ({error}): send another")
+    why = "of another format" if isinstance(error, UnidentifiedImageError) else str(error)
+    return ValueError(f"expected an image ({kinds}), got bytes that can't be read as one ({why}): send another")
 
 
 def _check(image: Image.Image) -> None:

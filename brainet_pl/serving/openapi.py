@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brainet_pl.serving.folder import FEATURES, NAMED, ExportedModel
+from brainet_pl.serving.images import FORMATS
 from brainet_pl.serving.limits import Limits
 
 Schema = dict[str, Any]
@@ -33,7 +34,9 @@ def openapi_of(model: ExportedModel, limits: Limits) -> dict[str, Any]:
     if model.images is not None:
         files = {"type": "array", "items": {"type": "string", "format": "binary"}} | _sizes(limits)
         form = {"type": "object", "properties": {"files": files}, "required": ["files"]}
-        paths["/predict/images"] = {"post": _asked("predictions of image files", "multipart/form-data", form)}
+        kinds = {"files": {"contentType": ", ".join(f"image/{name.lower()}" for name in FORMATS)}}
+        asked = _asked("predictions of image files", "multipart/form-data", form, encoding=kinds)
+        paths["/predict/images"] = {"post": asked}
     for path, summary in (
         ("/health", "whether it runs"),
         ("/model", "what the model takes and gives"),
@@ -51,9 +54,9 @@ def openapi_of(model: ExportedModel, limits: Limits) -> dict[str, Any]:
 REFUSAL: Schema = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
 
 
-def _asked(summary: str, kind: str, schema: Schema) -> dict[str, Any]:
+def _asked(summary: str, kind: str, schema: Schema, **more: Any) -> dict[str, Any]:
     """A POST that is answered with predictions."""
-    body = {"required": True, "content": {kind: {"schema": schema}}}
+    body = {"required": True, "content": {kind: {"schema": schema} | more}}
     responses = _responses({"$ref": "#/components/schemas/Answers"}, tuple(STATUSES))
     return {"summary": summary, "requestBody": body, "responses": responses}
 
@@ -81,7 +84,7 @@ def _asking(model: ExportedModel, limits: Limits) -> Schema:
     """What `POST /predict` takes: inputs, or rows where the model has columns."""
     tensors = {one["name"]: _tensor(one["shape"][1:]) for one in model.inputs}
     batches = {name: {"type": "array", "items": schema} | _sizes(limits) for name, schema in tensors.items()}
-    inputs: list[Schema] = [{"type": "object", "properties": batches, "required": list(batches)}]
+    inputs: list[Schema] = [_object(batches)]
     if len(batches) == 1:
         inputs.extend(batches.values())
     ways = [_only("inputs", {"anyOf": inputs})]
@@ -96,7 +99,7 @@ def _asking(model: ExportedModel, limits: Limits) -> Schema:
 
 def _only(name: str, schema: Schema) -> Schema:
     """An object of one field."""
-    return {"type": "object", "properties": {name: schema}, "required": [name], "additionalProperties": False}
+    return _object({name: schema})
 
 
 def _tensor(shape: Sequence[int | None]) -> Schema:

@@ -165,6 +165,7 @@ def test_numbers_beyond_32_bits_have_no_class_and_are_unknown(served, recwarn):
         ([["a"] * 64], "expected numbers of the shape"),
         ([[1.0], [1.0, 2.0]], "expected numbers of the shape"),
         ({"other": [[0.0] * 64]}, "expected the input input, got other"),
+        ({"input": np.zeros((1, 1, 8, 8)), "mask": [1]}, "expected the inputs input, got mask too: leave it out"),
     ],
 )
 def test_bad_inputs_are_told(served, given, message):

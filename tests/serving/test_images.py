@@ -96,7 +96,7 @@ def test_no_decoder_that_starts_programs_is_tried(monkeypatch):
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
     assert Image.open(io.BytesIO(postscript)).format == "EPS"
     for file in (postscript, file_of(Image.new("RGB", (5, 3)), "PPM"), file_of(Image.new("RGB", (16, 16)), "ICO")):
-        with pytest.raises(ValueError, match=r"expected an image \(JPEG, PNG, WEBP, BMP, GIF, TIFF\), got bytes"):
+        with pytest.raises(ValueError, match=r"expected an image \(JPEG, PNG, .*\(of another format\): send another"):
             ImageSteps(4, 4)(file)
 
 

@@ -36,7 +36,7 @@ def client(served):
 
 
 def file_of(x):
-    picture = Image.fromarray((255 * x[0].numpy()).round().astype(np.uint8))
+    picture = Image.fromarray((255 * np.asarray(x[0])).round().astype(np.uint8))
     file = io.BytesIO()
     picture.save(file, "PNG")
     return file.getvalue()
@@ -84,6 +84,7 @@ def test_a_change_of_inputs_is_in_drift_and_metrics(served, client):
 
 
 SAMPLE = [[[[0.0] * 8] * 8]]
+FILE = ("f", file_of(np.zeros((1, 8, 8))))
 
 
 @pytest.mark.parametrize(
@@ -167,21 +168,80 @@ def test_no_path_is_sent_on_to_another_host(client, path):
         assert "location" not in answer.headers
 
 
-def test_a_slow_model_is_told_and_a_crowd_is_sent_away(served):
+def idle(served):
+    """Waits until all that was asked has ended."""
+    deadline = time.monotonic() + 10
+    while served.running and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (served.running, served.bodies.held) == (0, 0)
+
+
+def test_a_slow_model_is_told_a_crowd_is_sent_away_and_what_nobody_waits_for_is_not_asked(served):
     class Slow(ExportedModel):
+        asked = 0
+
         def predict(self, inputs):
+            self.asked += 1
             time.sleep(1.0)
             return super().predict(inputs)
 
-    app = make_app(Slow(served[1], 1), Limits(seconds=0.3, waiting=2))
+    model = Slow(served[1], 1)
+    app = make_app(model, Limits(seconds=0.3, waiting=2))
     with TestClient(app) as client, ThreadPoolExecutor(4) as crowd:
-        found = list(crowd.map(lambda _: client.post("/predict", json={"inputs": SAMPLE}).status_code, range(4)))
-        assert sorted(set(found)) == [429, 504]
-        deadline = time.monotonic() + 10
-        while app.state.served.running and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert app.state.served.running == 0  # what was given up has ended
+        found = list(crowd.map(lambda _: client.post("/predict", json={"inputs": SAMPLE}), range(4)))
+        assert sorted({one.status_code for one in found}) == [429, 504]
+        assert all(("retry-after" in one.headers) == (one.status_code == 429) for one in found)
+        idle(app.state.served)
+        assert model.asked == 1  # the second one was given up before its turn
         assert client.get("/health").status_code == 200
+
+
+def test_images_that_nobody_waits_for_are_not_looked_at(served):
+    class Slow(ExportedModel):
+        looked = 0
+
+        def predict_images(self, files):
+            for _ in files:
+                self.looked += 1
+                time.sleep(0.2)
+            return {}
+
+    model = Slow(served[1], 1)
+    app = make_app(model, Limits(seconds=0.3))
+    with TestClient(app) as client:
+        answer = client.post("/predict/images", files=[("f", b"x")] * 20)
+        assert answer.status_code == 504
+        idle(app.state.served)
+    assert model.looked < 10
+
+
+def test_a_server_that_fails_says_so_and_counts_it(served):
+    class Broken(ExportedModel):
+        def predict(self, inputs):
+            raise RuntimeError("secret")
+
+    with TestClient(make_app(Broken(served[1], 1)), raise_server_exceptions=False) as client:
+        answer = client.post("/predict", json={"inputs": SAMPLE})
+        assert (answer.status_code, answer.json()) == (500, {"detail": "the server failed; its log says why"})
+        assert 'brainet_requests_total{path="/predict",status="500"} 1.0' in client.get("/metrics").text
+
+
+@pytest.mark.integration
+def test_web_pages_and_other_names_do_not_reach_a_local_server(served, start, stop):
+    server, address = start(served[1], "--allow_host", "model.example")
+    for headers, status in (
+        ({}, 200),
+        ({"host": "localhost"}, 200),
+        ({"host": "model.example", "sec-fetch-site": "same-origin", "origin": "https://model.example"}, 200),
+        ({"host": "evil.example"}, 421),
+        ({"origin": "https://evil.example"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+    ):
+        for path, content in (("/predict", {"json": {"inputs": SAMPLE}}), ("/predict/images", {"files": [FILE]})):
+            answer = httpx.post(f"{address}{path}", headers=headers, **content, timeout=60)
+            assert (answer.status_code, "detail" in answer.json()) == (status, status != 200)
+            assert not [name for name in answer.headers if name.startswith("access-control")]
+    stop(server)
 
 
 def test_the_command_serves_and_a_stop_loses_nothing(served, start, stop):
