@@ -37,7 +37,7 @@ from brainet_pl.lightning.sharding import (
     refuse_sharding,
     shard,
 )
-from brainet_pl.lightning.validation import ValidationTeacher, teaches
+from brainet_pl.lightning.validation import ValidationTeacher, calibrates, teaches
 from brainet_pl.network import HeadSettings
 from brainet_pl.network.base import MOST_PASSES
 from brainet_pl.prediction.modes import evaluation_mode
@@ -261,14 +261,14 @@ class SwapHead(Callback):
     ) -> None:
         """Let calibration and verdict observe what the module's own step has computed."""
         _, layer = self._require(pl_module)
-        if not layer.keep or dataloader_idx or layer.kept is None or self._teacher is None:
+        if not layer.keep or not calibrates(trainer, dataloader_idx) or layer.kept is None or self._teacher is None:
             layer.kept = None
             return
         passes, predictor = layer.take_kept(), layer.predictor
         target = predictor.task.check(torch.as_tensor(inputs_and_target(batch, self.columns)[1]))
         if len(target) != len(passes.predicted):
             return
-        numbers = self._places.of_batch(trainer, len(target), batch_idx)
+        numbers = self._places.of_batch(trainer, len(target), batch_idx, dataloader_idx)
         count = len(numbers)
         scores = {name: values[:count] for name, values in predictor.scores(passes).items()}
         kept = target[:count].to(passes.predicted.device)

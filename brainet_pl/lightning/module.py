@@ -44,7 +44,7 @@ from brainet_pl.lightning import sharding, steps
 from brainet_pl.lightning.building import make_backbone, make_task, settings_of
 from brainet_pl.lightning.fitted import FittedModule, build_head_before_averaging
 from brainet_pl.lightning.steps import EvaluatedBatch
-from brainet_pl.lightning.validation import teaches
+from brainet_pl.lightning.validation import calibrates, selects, teaches
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
 from brainet_pl.network import HeadSettings
 from brainet_pl.prediction.finite import BufferCopy, LossGuard, OnNaN
@@ -330,12 +330,18 @@ class BRAINet(FittedModule):
         if self.trainer.state.fn == TrainerFn.VALIDATING:
             steps.check_labels(self.class_names, self.trainer.validate_loop)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Metrics of the averaged prediction; a validation of a fit teaches calibration and verdict."""
-        learns = teaches(self.trainer)
-        seen = self._evaluate(batch, batch_idx, scored=learns)
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Metrics of the averaged prediction on the first set; in a fit, calibration and verdict learn from the second.
+
+        A single set does both.
+        """
+        learns = teaches(self.trainer) and calibrates(self.trainer, dataloader_idx)
+        if not (learns or selects(dataloader_idx)):
+            return
+        seen = self._evaluate(batch, batch_idx, dataloader_idx, scored=learns)
         assert seen.target is not None
-        self._update(self.val_metrics, seen.passes.predicted, seen.target)
+        if selects(dataloader_idx):
+            self._update(self.val_metrics, seen.passes.predicted, seen.target)
         if learns:
             self.teacher.observe(Answered(seen.passes, seen.scores, seen.target, seen.numbers))
 

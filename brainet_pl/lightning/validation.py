@@ -3,6 +3,10 @@
 `BRAINet` and the callback `SwapHead` call the same three steps: before a validation the head chooses what needs no
 training, in each batch the model's answers are observed, at the end the verdict, calibration and sets are learned.
 Every checkpoint that is written afterwards carries the result.
+
+Of several validation sets the first selects and the second calibrates, as `brainet_pl.fitting.samples` has it: the
+first gives the metrics that callbacks choose an epoch by, and the head's choices; the second gives calibration, verdict
+and sets. A single one does both.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from brainet_pl._utils.lightning_private import train_loaders
 from brainet_pl.distributed.samples import on_rank_zero
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.features.training import TrainingFeatures
+from brainet_pl.fitting.samples import LEAST_TO_SPLIT
 from brainet_pl.fitting.scores import fit_scores
 from brainet_pl.fitting.settle import Answered, Settling
 from brainet_pl.lightning import steps
@@ -36,6 +41,22 @@ def teaches(trainer: pl.Trainer) -> bool:
     return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
 
 
+def selects(dataloader_idx: int) -> bool:
+    """Whether a validation set gives the metrics that an epoch is chosen by: the first does."""
+    return dataloader_idx == 0
+
+
+def calibrates(trainer: pl.Trainer, dataloader_idx: int) -> bool:
+    """Whether a validation set gives calibration and verdict: the second does, or the only one."""
+    return dataloader_idx == min(1, len(validation_loaders(trainer)) - 1)
+
+
+def validation_loaders(trainer: pl.Trainer) -> list[Any]:
+    """The loaders of the validation sets of a fit."""
+    loaders: Any = trainer.val_dataloaders
+    return [] if loaders is None else list(CombinedLoader(loaders, "sequential").flattened)
+
+
 class ValidationTeacher:
     """Teaches one model by the validations of one fit.
 
@@ -51,6 +72,7 @@ class ValidationTeacher:
         self.head_facts: dict[str, float] = {}
         self._settling = Settling(predictor)
         self._warned_of_few = False
+        self._observed = self._calibrated_by = 0  # samples of this and the last validation that calibrated
         self._estimates = True  # whether the share of unknown inputs that is noticed still has to be estimated
         self._samples: tuple[Extracted, Extracted | None] | None = None  # of the running validation
 
@@ -81,10 +103,12 @@ class ValidationTeacher:
 
     def observe(self, answered: Answered) -> None:
         """See what the model says of a batch of validation data."""
+        self._observed += len(answered.target)
         self._settling.observe(answered)
 
     def after(self, trainer: pl.Trainer, features: TrainingFeatures) -> dict[str, Tensor | float]:
         """Learn from what was observed; gives numbers to log."""
+        self._calibrated_by, self._observed = self._observed, 0
         numbers: dict[str, Tensor | float] = dict(self._estimate(trainer, features))
         for name, value in self._settling.finish().items():
             numbers[f"val/{name}"] = value
@@ -132,6 +156,7 @@ class ValidationTeacher:
 
     def report(self, trainer: pl.Trainer) -> None:
         """Say which score tells unknown inputs, and how many it is expected to notice."""
+        self._warn_of_both_roles(trainer)
         expected = self.predictor.expected
         if expected is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -142,6 +167,18 @@ class ValidationTeacher:
         hint = "; give the model a score of its features, scores=['Generative'] (--model.scores '[Generative]')"
         rank_zero_warn(str(expected) + ("" if has_density else hint))
 
+    def _warn_of_both_roles(self, trainer: pl.Trainer) -> None:
+        """Say that samples vouch for what they have chosen, where they are so few that it shows."""
+        chosen = any(getattr(callback, "monitor", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        count = self._calibrated_by * trainer.world_size
+        if not chosen or not 0 < count < LEAST_TO_SPLIT or len(validation_loaders(trainer)) > 1:
+            return
+        rank_zero_warn(
+            f"{count} validation samples chose the epoch and then calibrated it: what they promise is a little too "
+            "good; give two validation sets, the first selects and the second calibrates, or one of "
+            f"{LEAST_TO_SPLIT} samples at the least"
+        )
+
 
 def training_sample(trainer: pl.Trainer, features: TrainingFeatures) -> Extracted:
     """What the backbone gives for a random choice of finite training samples, the same in all processes."""
@@ -151,10 +188,10 @@ def training_sample(trainer: pl.Trainer, features: TrainingFeatures) -> Extracte
 
 def validation_sample(trainer: pl.Trainer, features: TrainingFeatures) -> Extracted | None:
     """What the backbone gives for finite validation samples; None where a fit has none."""
-    loaders: Any = trainer.val_dataloaders
-    if loaders is None:
+    loaders = validation_loaders(trainer)
+    if not loaders:
         return None
-    first, *_ = [*CombinedLoader(loaders, "sequential").flattened, None]
+    first = loaders[0]
     batches = [*trainer.num_val_batches, 0]
-    rows = 0 if first is None else steps.reach(batches[0], [first], trainer.world_size)
+    rows = steps.reach(batches[0], [first], trainer.world_size)
     return finite_samples(features.validation_sample(first, rows)) if rows else None

@@ -25,6 +25,7 @@ from brainet_pl.fitting.samples import Samples, rows_of, split_held_out, take_fr
 from brainet_pl.fitting.scores import fit_scores
 from brainet_pl.fitting.settle import Settling, answer_rows, settle
 from brainet_pl.fitting.structure import learn_tree
+from brainet_pl.fitting.timeline import Timeline
 from brainet_pl.fitting.train import train_best
 from brainet_pl.network.base import MIN_VALIDATION
 from brainet_pl.network.training import TrainingSettings
@@ -99,29 +100,31 @@ def fit_swapped(model: SwappedModel, train: Any, held: Any, plan: Plan, given: G
         swap_data.refuse_same_samples(loader, held_loader)
     log = DataLog("train", num_classes)
     features = TrainingFeatures(loader, model.backbone, columns=model.columns, observe=log)
+    timeline = Timeline()
     with tqdm(total=STEPS, disable=None if progress else True, leave=False) as bar:
 
         def step(name: str) -> None:
             bar.set_description(f"fit: {name}")
             bar.update()
+            timeline.begin(name)
 
-        step("layers")
+        step("network")
         features.choose_layers(lambda labels: Classification(num_classes or MOST_CLASSES).check(labels), progress)
         parts = dict(plan.parts)
         if parts["scores"] is None:
             parts["scores"] = [_density(model.backbone, first_inputs)]
         model.attach(**parts)
-        step("features")
         samples, taken = _extract(model, features, held_loader, log, progress)
+        training = _add_copies(model, loader, samples.train, taken, plan.copies, progress)
         step("structure")
         if model.head is None:
             _build(model, samples.train, given, progress)
-        training = _add_copies(model, loader, samples.train, taken, plan.copies, progress)
         step("training")
         settling, sample = Settling(model), samples.train.sample(SAMPLE_ROWS)
         data, select = model.head_inputs(training), model.head_inputs(samples.select)
         passes = model.num_passes
         epochs = train_best(model.head, model.task, data, select, plan.candidates, passes=passes, progress=progress)
+        step("choices")
         settling.choose(sample, samples.select.sample(SAMPLE_ROWS))
         layer = model.task.linear(training.features, training.targets)
         choose_blend(model, layer, samples.select)
@@ -131,6 +134,7 @@ def fit_swapped(model: SwappedModel, train: Any, held: Any, plan: Plan, given: G
         step("comparison")
         comparison = compare(model, layer, samples.calibrate)
     _report(model, epochs, learned, comparison)
+    rank_zero_info(f"where the time went: {timeline.describe()}")
     return comparison
 
 

@@ -11,6 +11,7 @@ from brainet_pl import Backbone, BRAINet
 from brainet_pl._utils.framework import Callback, ModelCheckpoint, pl
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
+from brainet_pl.fitting.samples import LEAST_TO_SPLIT
 from brainet_pl.network import BRAINetHead, Linear, Tree
 from brainet_pl.network.finalization import FACTORS
 
@@ -98,3 +99,32 @@ def test_features_of_a_frozen_backbone_are_looked_at_once(tmp_path, quiet_traine
     quiet_trainer(tmp_path, structure(), epochs=4, num_sanity_val_steps=0).fit(model, train, val)
     looked = sum(seen) - 4 * 300  # beside training and validation
     assert looked <= (2 if freeze else 11) * 150 + 10  # for the structure, at each of four validations, at the end
+
+
+def labelled(count, seed):
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+    return DataLoader(TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long()), 50)
+
+
+def test_the_first_validation_set_selects_and_the_second_calibrates(tmp_path, quiet_trainer, monkeypatch):
+    calls = Calls(monkeypatch)
+    model = BRAINet(2, head=Tree(num_params=500), conformal="Conformal", lr=0.01)
+    select, calibrate = labelled(120, 1), labelled(70, 2)
+    quiet_trainer(tmp_path, structure(), epochs=2).fit(model, labelled(200, 0), [select, calibrate])
+    assert torch.equal(calls.given[-1][1].x, select.dataset.tensors[0])
+    assert int(model.conformal.samples) == 70
+    again = BRAINet(2, head=Tree(num_params=500), conformal="Conformal", lr=0.01)
+    quiet_trainer(tmp_path, structure(), epochs=1).fit(again, labelled(200, 0), calibrate)
+    assert int(again.conformal.samples) == 70  # a single set does both
+
+
+@pytest.mark.parametrize(("sets", "warns"), [((150,), True), ((150, 150), False), ((LEAST_TO_SPLIT,), False)])
+def test_a_small_set_of_both_roles_is_told(tmp_path, quiet_trainer, sets, warns):
+    checkpoint = ModelCheckpoint(tmp_path, monitor="val/cls/NLL")
+    model = BRAINet(2, head=Tree(num_params=500))
+    loaders = [labelled(count, seed + 1) for seed, count in enumerate(sets)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quiet_trainer(tmp_path, structure(), checkpoint).fit(model, labelled(200, 0), loaders)
+    told = [str(one.message) for one in caught if "chose the epoch and then calibrated it" in str(one.message)]
+    assert len(told) == warns

@@ -87,6 +87,7 @@ def test_the_line_after_a_fit_says_what_was_gained(caplog):
         model = swap_head(network(200), rows(600), **SMALL).fit(**SHORT)
     assert "held back 90 of 600 training samples: 90 calibrate; 76 further training samples choose" in caplog.text
     assert str(model.comparison) in caplog.text
+    assert re.search(r"where the time went: .*training [0-9.]+ s.*rest [0-9.]+ s", caplog.text)
     gain, error = model.comparison.gains["linear"]
     assert gain == pytest.approx(model.comparison.nll["linear"] - model.comparison.nll["swapped"])
     assert error > 0
