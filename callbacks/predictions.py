@@ -59,7 +59,7 @@ class PredictionFile(Callback):
         folder, self._run = trainer.strategy.broadcast((str(run_folder(trainer)), uuid.uuid4().hex))
         self._path = Path(folder) / self.file
         if trainer.is_global_zero:
-            atomic.remove_leftovers(folder, ABANDONED)
+            atomic.remove_leftovers(folder, seconds=ABANDONED)
         self._columns, self._warned = [], False
         self._seen = self._nan = self._judged = self._unknown = 0
 

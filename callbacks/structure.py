@@ -28,7 +28,6 @@ from brainet_pl.structure.settings import SAMPLES, Settings
 from brainet_pl.structure.stream import FeatureStream, StreamedData
 
 SHOWN = 3  # lines of a tree's summary in the log: its sizes; the figure and `ggt.summary()` show the branches
-ORPHANED = 600.0  # seconds: a temporary file as old as that was left by a killed run; a younger one may be in use
 
 
 Names = Callable[[], Sequence[str] | None]
@@ -230,7 +229,7 @@ class StructureLearning(Callback):
             return learn_structure(features, progress=self.progress, **self.settings)
         folder = Path(trainer.default_root_dir) / "structures" if self.cache is None else Path(self.cache)
         path = folder / f"{cache.cache_key(features, self.settings)}.json"
-        atomic.remove_leftovers(folder, ORPHANED)
+        atomic.remove_leftovers(folder)
         warn_if_shared(folder, "learned structures")
         ggt = cache.load(path, features.d if isinstance(features, StreamedData) else features.shape[1])
         if ggt is not None:

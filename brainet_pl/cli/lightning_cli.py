@@ -87,7 +87,7 @@ class SaveConfig(SaveConfigCallback):
         run = checkpoints.parent
         if trainer.is_global_zero and checkpoints.name == runs.CHECKPOINTS and not (run / CONFIG_FILE).exists():
             with write_inside(run, CONFIG_FILE) as temporary:
-                self.parser.save(self.config, temporary, skip_none=False, multifile=self.multifile)
+                self.parser.save(self.config, temporary, skip_none=False, multifile=self.multifile, overwrite=True)
 
     @cached_property
     def _settings(self) -> dict[str, Any]:

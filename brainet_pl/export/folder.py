@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.atomic import atomic_folder
 from brainet_pl.backbones import batches
 from brainet_pl.export.graph import FEATURES, example_of, export_onnx, input_names
 from brainet_pl.lightning.module import BRAINet
@@ -81,10 +80,7 @@ def export_folder(
         )
     steps = _image_steps(model, images)
     names = class_names if class_names is not None else getattr(model, "class_names", None)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as inside:
-        made = Path(inside) / "made"
-        made.mkdir()
+    with atomic_folder(place) as made:
         given_held = None if held is None else list(_batches(held))
         narrow = held is not None and (predictor.in_features or 0) <= MOST_FEATURES
         outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed, features=narrow)
@@ -113,9 +109,6 @@ def export_folder(
         shown: dict[str, Any] = first | {f"output_{name}": values for name, values in runs.predict(first).items()}
         np.savez(made / EXAMPLE, **shown)
         (made / CLIENT).write_text(CLIENT_TEXT, encoding="utf-8")
-        if place.exists():
-            shutil.rmtree(place)
-        made.replace(place)
     return place
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from brainet_pl._utils.atomic import atomic_folder
 from brainet_pl._utils.parts import primitive
 from brainet_pl.evaluation.report.read import read_record
 from brainet_pl.evaluation.schema import Record
@@ -25,23 +26,28 @@ def save_pretrained(model: BRAINet, folder: str | Path, run: str | Path | None =
 
     Args:
         model: with its head.
-        folder: where `model.safetensors`, `config.json` and `README.md` are written.
+        folder: where `model.safetensors`, `config.json` and `README.md` are written; it holds nothing else.
         run: the folder of a run that was tested, whose numbers the card then has.
     """
     from safetensors.torch import save_file
 
     model.predictor.require_head()
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    others = sorted({path.name for path in place.glob("*")} - {WEIGHTS, CONFIG, CARD})
+    if others:
+        raise ValueError(
+            f"expected a new folder, or one of save_pretrained, got {place} with {others[0]}: name another"
+        )
     state = sorted(model.state_dict().items())  # the file has no order of its own, and the digest has
     weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state}
     content: dict[str, Any] = {"state_dict": weights, HPARAMS: primitive(dict(model.hparams))}
     model.on_save_checkpoint(content)
     config = {"library": "brainet_pl", VERSION: "2.6.0", HPARAMS: content[HPARAMS], STORED: content[STORED]}
-    save_file(weights, str(place / WEIGHTS))
-    (place / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     card = model_card(model, None if run is None else read_record(Path(run)))
-    (place / CARD).write_text(card, encoding="utf-8")
+    with atomic_folder(place) as made:
+        save_file(weights, str(made / WEIGHTS))
+        (made / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (made / CARD).write_text(card, encoding="utf-8")
     return place
 
 

@@ -105,7 +105,7 @@ def enter(trainer: pl.Trainer, checkpoint: Checkpoint | None) -> None:
     if same or run.name == checkpoint.wandb_id:
         _continue_wandb(trainer, checkpoint)
     if same and trainer.is_global_zero:
-        atomic.remove_leftovers(run)  # of metrics.csv, which a killed fit was writing
+        atomic.remove_leftovers(run, "metrics.csv")  # which a killed fit was writing
     for logger in trainer.loggers:
         writer = lightning_private.experiment_of(logger)
         if same and isinstance(writer, Rows):
