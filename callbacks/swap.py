@@ -64,9 +64,10 @@ class SwapHead(Callback):
         head: settings of the head; null is `Tree()`.
         structure: how the structure is learned; null is `StructureLearning()`.
         num_classes: number of classes, where the layer does not tell.
-        scores: further scores of inputs unlike the training data, for `Evaluation`.
-        calibration: calibrator that learns from the validations of a fit; "auto" is a temperature, null leaves
-            probabilities as they are.
+        scores: scores of inputs unlike the training data; null is a density of what the layer is given, an empty list
+            none.
+        calibration: calibrator that learns from the validations of a fit; "auto" is a temperature, and confidence that
+            fades on inputs unlike the training data; null leaves probabilities as they are.
         conformal: sets of classes that hold the truth at a chosen level.
         verdict: which score decides `known`, and at which level.
         passes: number of sub-networks that a prediction averages, for heads that draw.
@@ -81,7 +82,7 @@ class SwapHead(Callback):
         head: HeadSettings | str | Mapping[str, Any] | None = None,
         structure: StructureLearning | None = None,
         num_classes: int | None = None,
-        scores: Sequence[Score | str | Mapping[str, Any]] = (),
+        scores: Sequence[Score | str | Mapping[str, Any]] | None = None,
         calibration: Calibrator | str | Mapping[str, Any] | None = "auto",
         conformal: Conformal | str | Mapping[str, Any] | None = None,
         verdict: Verdict | None = None,

@@ -31,6 +31,7 @@ from brainet_pl import (
     swap_layer,
 )
 from brainet_pl._utils.framework import pl
+from brainet_pl.calibration import DensityScaling
 from brainet_pl.callbacks import StructureLearning, SwapHead
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
 from brainet_pl.prediction.predictor import Predictor
@@ -116,12 +117,12 @@ def brainet_in_a_trainer(folder):
 
     def again(place):
         trainer.save_checkpoint(place / "model.ckpt")
-        return BRAINet.load_from_checkpoint(place / "model.ckpt", backbone=network()).predictor.predict
+        return BRAINet.load_from_checkpoint(place / "model.ckpt", backbone=network()).predict
 
     def export(place):
         return runs(ExportedModel(export_folder(model, place / "model", TEST[0][:4])))
 
-    return Door(model.predictor.predict, model, model, again, export, model.predictor)
+    return Door(model.predict, model, model, again, export, model.predictor)
 
 
 def swapped_in_one_call(folder):
@@ -243,6 +244,7 @@ DOORS = {
 }
 TORCH = [name for name in DOORS if name != "exported folder"]
 LIGHTNING_OR_LAYER = ["BRAINet", "swap_head", "SwapHead", "swap_layer"]
+FADES = ["swap_head", "SwapHead", "swap_layer"]
 CLASSIFIES = [name for name in DOORS if name != "BRAINetRegressor"]
 
 
@@ -293,6 +295,32 @@ def test_probabilities_are_calibrated_by_default(doors, name):
     assert float(calibration_error(calibration_sums(confidence, right))) < 0.06
     if door.predictor is not None:
         assert door.predictor.calibrates
+
+
+@promised(FADES)
+def test_confidence_fades_on_strange_samples_by_default(doors, name):
+    """The price on known samples is in the test above."""
+    predictor = doors(name).predictor
+    assert isinstance(predictor.calibration, DensityScaling)
+    assert predictor.scores.verdict_score(predictor.scores.reference.names, predictor.verdict) is not None
+    assert "generative" in predictor.scores.units
+
+
+@promised(CLASSIFIES)
+def test_scores_are_of_the_answer_that_is_given(doors, name):
+    found = numbers(doors(name).predict(TEST[0][:200]))
+    if "one_minus_max_p" not in found:
+        pytest.skip("an estimator gives no scores")
+    expected = 1 - found["probabilities"].amax(dim=1)
+    torch.testing.assert_close(found["one_minus_max_p"], expected, rtol=1e-4, atol=1e-5, check_dtype=False)
+
+
+@promised(LIGHTNING_OR_LAYER)
+def test_arrays_and_loaders_are_predicted_as_tensors_are(doors, name):
+    door, (x, y) = doors(name), TEST
+    expected = door.predict(x[:500])
+    same(door.predict(x[:500].numpy()), expected, rtol=1e-4, atol=1e-5)
+    same(door.predict(DataLoader(TensorDataset(x[:500], y[:500]), 70)), expected, rtol=1e-4, atol=1e-5)
 
 
 @promised(LIGHTNING_OR_LAYER)

@@ -355,12 +355,18 @@ def scaled(output: BackboneOutput, views: Mapping[Taps | None, View]) -> Backbon
 
 
 def _sums(tables: list[Tensor]) -> tuple[int, Tensor, Tensor] | None:
-    """Batches (n_i, d) → number of samples, their sum and the sum of their squares, each (d,); None without batches."""
+    """Batches (n_i, d) → number of samples, their sum and the sum of their squares, each (d,); None without batches.
+
+    Samples with NaN or infinity do not count, as long as there are others: one of them would blind the scale.
+    """
     if not tables:
         return None
     double = [part.double() for part in tables]
+    finite = [x[x.isfinite().all(dim=1)] for x in double]
+    if any(map(len, finite)):
+        double = finite
     stacked = torch.stack([torch.stack([x.sum(dim=0), x.square().sum(dim=0)]) for x in double]).sum(dim=0)
-    return sum(map(len, tables)), stacked[0], stacked[1]
+    return sum(map(len, double)), stacked[0], stacked[1]
 
 
 def _mask_of(inputs: Any) -> Tensor | None:

@@ -81,6 +81,12 @@ class VectorScaling(Calibrator):
         assert isinstance(task, Classification)
         self.weight, self.bias = torch.eye(task.num_classes), torch.zeros(task.num_classes)
 
+    @property
+    def changes_predictions(self) -> bool:
+        """Whether the weights are others than those that leave predictions as they are."""
+        eye = torch.eye(len(self.weight)).to(self.weight)
+        return bool((self.weight != eye).any() or self.bias.any())
+
     def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None = None) -> dict[str, Tensor]:
         """Weights and biases of the largest posterior, from probabilities (N, C) that are finite."""
         weight, bias = fit_affine(predicted, target, self.spread)

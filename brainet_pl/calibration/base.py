@@ -59,6 +59,11 @@ class Calibrator(Part, nn.Module, ABC):
         """The score that it reads, or None."""
         return None
 
+    @property
+    def changes_predictions(self) -> bool:
+        """Whether predictions are other than without it: many change nothing before they have seen validation data."""
+        return True
+
     def add_required_scores(self, scores: ScoreSet, model: nn.Module | None) -> None:
         """Add a score that it needs to those of the model, whose backbone is a module or None."""
 

@@ -233,6 +233,11 @@ class DensityScaling(Calibrator, DataSizedBuffers):
             self.register_buffer(name, torch.empty(0))
 
     @property
+    def changes_predictions(self) -> bool:
+        """Whether it has seen validation data."""
+        return bool(len(self.knots))
+
+    @property
     def score_name(self) -> str:
         """The score that it reads."""
         return self._own if self.score is None and self._own is not None else self.score or "generative"
@@ -332,6 +337,15 @@ class DensityScaling(Calibrator, DataSizedBuffers):
     def label(self) -> str:
         """The temperature in the middle of the data, and how fast it rises."""
         return f"after scaling by density, τ = {float(self.tau):.3g}, κ = {float(self.kappa):.2g}"
+
+
+def density_of(scores: ScoreSet) -> str | None:
+    """The name of the score of a density among the scores of a model, that of all stages first; None where none is."""
+    for kind in (Stages, Generative):
+        for score in scores:
+            if isinstance(score, kind):
+                return score.name_in_model(next(iter(score.units)))
+    return None
 
 
 def make_density(model: nn.Module | None) -> Generative | Stages:

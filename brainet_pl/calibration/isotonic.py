@@ -98,6 +98,11 @@ class IsotonicScaling(Calibrator, DataSizedBuffers):
         self.register_buffer("values", torch.empty(0, 0))
         self.register_buffer("kept", torch.ones(()))
 
+    @property
+    def changes_predictions(self) -> bool:
+        """Whether the curves have any weight."""
+        return float(self.kept) < 1
+
     def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None = None) -> dict[str, Tensor]:
         """Find a curve for each class and the weight of all of them, from probabilities (N, C)."""
         with torch.inference_mode(False):  # their size changes, and a checkpoint may be loaded into them later

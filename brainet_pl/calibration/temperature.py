@@ -96,6 +96,11 @@ class TemperatureScaling(Calibrator):
         super().__init__()
         self.register_buffer("tau", torch.ones(()))
 
+    @property
+    def changes_predictions(self) -> bool:
+        """Whether the temperature is another than 1."""
+        return float(self.tau) != 1
+
     def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None = None) -> dict[str, Tensor]:
         """Find the temperature of the largest posterior, from probabilities (N, C)."""
         self.tau.copy_(fit_temperature(predicted, target))

@@ -9,7 +9,7 @@ from torch import nn
 
 from brainet_pl._utils.parts import make_part, primitive
 from brainet_pl.backbones import Backbone
-from brainet_pl.prediction.predictor import AUTO_CALIBRATION
+from brainet_pl.prediction.defaults import AUTO_CALIBRATION
 from brainet_pl.tasks import Classification, Task
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from brainet_pl.lightning.validation import ValidationTeacher, training_sample, 
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.storage.container import StoredBackbone
 from brainet_pl.structure import GGT
+from brainet_pl.tasks.classification import check_class_names
 
 
 class FittedModule(RestorableModule):
@@ -45,8 +46,10 @@ class FittedModule(RestorableModule):
     def training_features(self) -> TrainingFeatures:
         """What the backbone gives for the training data of the running fit."""
         if self._features is None:
+            source = data_source(self.trainer, self)
+            check_class_names(getattr(source, "class_names", None), self.task)  # before minutes of extraction
             self._features = TrainingFeatures(
-                data_source(self.trainer, self),
+                source,
                 self.backbone,
                 self._feature_folder(),
                 columns=self.columns,

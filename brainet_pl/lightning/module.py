@@ -32,6 +32,7 @@ from brainet_pl._utils.lightning_private import (
 )
 from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones import Backbone
+from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.loading import find_preset
 from brainet_pl.calibration import Calibrator, Conformal
@@ -47,11 +48,14 @@ from brainet_pl.lightning.steps import EvaluatedBatch
 from brainet_pl.lightning.validation import calibrates, selects, teaches
 from brainet_pl.metrics.measures import Measure, PassDisagreement, collect
 from brainet_pl.network import HeadSettings
+from brainet_pl.prediction.defaults import AUTO_CALIBRATION
 from brainet_pl.prediction.finite import BufferCopy, LossGuard, OnNaN
+from brainet_pl.prediction.inputs import InputReader
 from brainet_pl.prediction.modes import evaluation_mode
 from brainet_pl.prediction.prediction import Prediction
-from brainet_pl.prediction.predictor import AUTO_CALIBRATION, Predictor
+from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Score, Verdict
+from brainet_pl.serving.images import ImageSteps
 from brainet_pl.storage.wandb import set_wandb_run_metadata
 from brainet_pl.tasks import Task
 from brainet_pl.tasks.classification import check_class_names
@@ -102,8 +106,9 @@ class BRAINet(FittedModule):
         task: `Classification` or `Regression` with their settings; null is a classification of `num_classes`.
         scores: Further scores of inputs unlike the training data: `Generative`, `Stages`, `KNN`, `Mahalanobis`, `Own`,
             `ViM` …; "all" is every one that the model can have.
-        calibration: The calibrator fitted on validation data, such as `TemperatureScaling`; "auto" is that for classes,
-            and none for numbers; null predicts as it is.
+        calibration: The calibrator fitted on validation data, such as `TemperatureScaling`; "auto" is for classes a
+            temperature, and confidence that fades by a density among `scores` (`Generative`, `Stages`), and none for
+            numbers; null predicts as it is.
         verdict: Which score decides `known_p` and `known` of a prediction, and at which level; null is `Verdict()`, at
             most 5 % of known inputs called unknown.
         conformal: Sets of classes or intervals of numbers that hold the truth at a chosen level, `Conformal`; null has
@@ -261,6 +266,22 @@ class BRAINet(FittedModule):
         that the backbone takes. The answer is given in evaluation mode, whatever mode the model is in.
         """
         return torch.as_tensor(self.predictor(named if x is None else x))
+
+    @torch.no_grad()
+    def predict(self, x: Any, passes: int | None = None) -> Prediction:
+        """Inputs → all that is said of each, without a Trainer; what `predict_step` says of a batch.
+
+        Args:
+            x: a tensor or an array, (B, …) or one sample; a dictionary of tensors; a dataset or a loader, with or
+                without labels; a table of numbers. Images as Pillow has them, paths of images, pixels of 8 bits, or
+                lists of these are prepared as the weights of the backbone expect, where they say so. All are predicted
+                batch by batch.
+            passes: sub-networks that a prediction averages; None is the model's own number.
+        """
+        images = None if self.preset is None else ImageSteps(**self.preset.to_dict())
+        reader = InputReader(self.backbone.input_signature, images, self.columns)
+        answers = [self.predictor.predict(batching.move(batch, self.device), passes) for batch in reader.batches(x)]
+        return Prediction.concat(answers)
 
     def _compiled(self, name: str) -> Any:
         """A method of the predictor, compiled where the user has compiled the model."""

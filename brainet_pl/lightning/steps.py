@@ -184,7 +184,7 @@ def missing_validation(calibrator: Calibrator, by_default: bool) -> None:
         "give the datamodule a val_dataloader, or the fit val_dataloaders, and a limit_val_batches above 0; or leave "
         "calibration out"
     )
-    if calibrator.needs_validation:
+    if calibrator.needs_validation and not by_default:
         raise ValueError(f"expected validation data for {name}, got none: {what}")
     if type(calibrator).fit is not Calibrator.fit:
         tell = rank_zero_info if by_default else rank_zero_warn

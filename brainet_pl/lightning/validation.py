@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.framework import CombinedLoader, TrainerFn, pl, rank_zero_info, rank_zero_warn
 from brainet_pl._utils.lightning_private import train_loaders
 from brainet_pl.distributed.samples import on_rank_zero
@@ -150,9 +151,14 @@ class ValidationTeacher:
                     average.head.get_buffer(name).copy_(head.get_buffer(name))
 
     def share_scores(self, averages: Iterable[Predictor]) -> None:
-        """Give them the scores: callbacks that average go through the buffers of two models, and both need the same."""
+        """Give them scores and a calibrator whose buffers grow with the data.
+
+        Callbacks that average go through the buffers of two models, and both need the same.
+        """
         for average in averages:
             average.scores = copy.deepcopy(self.predictor.scores)
+            if isinstance(self.predictor.calibration, DataSizedBuffers):
+                average.calibration = copy.deepcopy(self.predictor.calibration)
 
     def report(self, trainer: pl.Trainer) -> None:
         """Say which score tells unknown inputs, and how many it is expected to notice."""

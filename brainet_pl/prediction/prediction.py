@@ -37,6 +37,13 @@ class Prediction(Mapping[str, Tensor]):
     def __init__(self, values: Mapping[str, Tensor]) -> None:
         self._values = dict(values)
 
+    @staticmethod
+    def concat(parts: Sequence[Prediction]) -> Prediction:
+        """The answers to several batches as those to one."""
+        if len(parts) == 1:
+            return parts[0]
+        return Prediction({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
     def __getitem__(self, name: str) -> Tensor:
         return self._values[name]
 

@@ -15,16 +15,15 @@ from brainet_pl._utils.precision import full_precision
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.network import Head
+from brainet_pl.prediction.defaults import AUTO_CALIBRATION, default_calibrator, default_scores
 from brainet_pl.prediction.every_score import every_score
 from brainet_pl.prediction.modes import evaluation_mode
-from brainet_pl.prediction.network import BackboneAndHead, device_of
+from brainet_pl.prediction.network import BackboneAndHead
 from brainet_pl.prediction.prediction import Prediction
 from brainet_pl.scores import Score, ScoreSet, Verdict
 from brainet_pl.scores.expectation import Expectation
 from brainet_pl.tasks import Classification, Task
 from brainet_pl.tasks.passes import Passes
-
-AUTO_CALIBRATION = "auto"
 
 
 class Predictor(BackboneAndHead):
@@ -53,7 +52,7 @@ class Predictor(BackboneAndHead):
 
     def attach(
         self,
-        scores: Sequence[Score | str | Mapping[str, Any]] | str = (),
+        scores: Sequence[Score | str | Mapping[str, Any]] | str | None = (),
         calibration: Calibrator | str | Mapping[str, Any] | None = None,
         conformal: Conformal | str | Mapping[str, Any] | None = None,
         verdict: Verdict | Mapping[str, Any] | None = None,
@@ -61,12 +60,16 @@ class Predictor(BackboneAndHead):
         """Set what is said of a prediction beyond its average, in place of what was set before.
 
         Args:
-            scores: further scores of inputs unlike the training data; "all" is every one that the model can have.
-            calibration: maps averaged predictions to better calibrated ones; "auto" is a temperature for classes.
+            scores: further scores of inputs unlike the training data; "all" is every one that the model can have, None
+                a density of the features.
+            calibration: maps averaged predictions to better calibrated ones; "auto" is for classes a temperature, and
+                confidence that fades by the density, where there is one.
             conformal: sets of classes or intervals of numbers that hold the truth at a chosen level.
             verdict: by which score and at which level an input is called known; None is 5 %.
         """
-        if scores == "all":
+        if scores is None:
+            scores = default_scores(self.backbone)
+        elif scores == "all":
             scores = every_score(self.backbone, "energy" in self.task.units)
         elif isinstance(scores, str):
             scores = [scores]
@@ -85,8 +88,8 @@ class Predictor(BackboneAndHead):
         self.tap_scores()
 
     def _make_calibrator(self, calibration: Any, scores: ScoreSet) -> Calibrator | None:
-        if calibration == AUTO_CALIBRATION:
-            calibration = "TemperatureScaling" if isinstance(self.task, Classification) else None
+        if isinstance(calibration, str) and calibration == AUTO_CALIBRATION:
+            calibration = default_calibrator(self.task, scores)
         if calibration is None:
             return None
         calibrator = make_part(Calibrator, calibration, "calibration")
@@ -138,15 +141,8 @@ class Predictor(BackboneAndHead):
 
     @property
     def calibrates(self) -> bool:
-        """Whether there is a calibrator that changes predictions: one that has seen no validation data changes none."""
-        if self.calibration is None or self.calibration.score_name is not None:
-            return self.calibration is not None
-        width = getattr(self.task, "num_classes", self.task.out_features)
-        probs = torch.linspace(0.0, 3.0, 3 * width, device=device_of(self.calibration)).view(3, -1).softmax(dim=1)
-        try:
-            return not torch.allclose(self.calibration(probs, {}), probs, rtol=1e-5, atol=1e-7)
-        except KeyError:  # it reads a score that it does not name
-            return True
+        """Whether there is a calibrator that changes predictions: many change none before validation data."""
+        return self.calibration is not None and self.calibration.changes_predictions
 
     @property
     def expected(self) -> Expectation | None:

@@ -37,8 +37,8 @@ def labelled_batches(data: Any, name: str) -> Iterable[Any]:
     """Inputs and labels as a user gives them, in batches."""
     if isinstance(data, Dataset):
         return DataLoader(data, batch_size=BATCH)
-    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        x, y = data
+    if isinstance(data, tuple | list) and len(data) == 2 and _is_pair(data):
+        x, y = _inputs_of_pair(data[0]), _labels_of_pair(data[1], name)
         if len(x) != len(y):
             raise ValueError(f"expected as many labels as inputs in {name}, got {len(y)} for {len(x)}: give both alike")
         return DataLoader(TensorDataset(x, y), batch_size=BATCH)
@@ -48,6 +48,35 @@ def labelled_batches(data: Any, name: str) -> Iterable[Any]:
         f"expected {name} to be inputs and labels, a pair of tensors, a dataset or a loader of both, got "
         f"{checks.shown(data)}: scores and calibration learn from samples whose class is known"
     )
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether two things are all inputs and all labels, and not two batches."""
+    inputs, labels = data
+    if not isinstance(inputs, Tensor | np.ndarray):
+        return False
+    return isinstance(labels, Tensor | np.ndarray) or _are_labels(labels)
+
+
+def _are_labels(labels: Any) -> bool:
+    return isinstance(labels, list | tuple) and all(isinstance(one, str | int | np.integer) for one in labels)
+
+
+def _inputs_of_pair(inputs: Any) -> Tensor:
+    return _as_tensor(inputs) if isinstance(inputs, np.ndarray) else inputs
+
+
+def _labels_of_pair(labels: Any, name: str) -> Tensor:
+    """Labels as a tensor; text is refused, because its order would be ours to choose."""
+    if isinstance(labels, Tensor):
+        return labels
+    array = np.asarray(labels)
+    if array.dtype.kind not in "fiub":
+        raise ValueError(
+            f"expected labels of {name} to be numbers from 0, got text such as {str(array.flat[0])!r}: number "
+            "the classes, names, labels = numpy.unique(labels, return_inverse=True)"
+        )
+    return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def input_batches(data: Any, max_rows: int | None) -> Iterable[Any]:
@@ -93,11 +122,24 @@ def check_first_labels(loader: Iterable[Any], num_classes: int | None, columns: 
     data = getattr(loader, "dataset", None)
     if isinstance(data, TensorDataset) and len(data.tensors) == 2 and _collates_plainly(loader):
         check_labels(data.tensors[1], num_classes, name)
+        if name == "train":
+            count_classes(data.tensors[1], num_classes)
+    _check_names(data, num_classes, name)
     for batch in unshuffled(loader):
         inputs, target = inputs_and_target(batch, columns)
         check_labels(torch.as_tensor(target), num_classes, name)
         return inputs
     raise ValueError(f"expected samples in {name}, got an empty loader: check the data")
+
+
+def _check_names(data: Any, num_classes: int | None, name: str) -> None:
+    """Refuse a data set that names another number of classes."""
+    names: Any = getattr(data, "classes", None)
+    if num_classes is not None and checks.are_texts(names) and len(names) != num_classes:
+        raise ValueError(
+            f"expected num_classes={num_classes} to be the classes of {name}, got {len(names)} "
+            f"({', '.join(names[:5])}{', …' if len(names) > 5 else ''}): leave num_classes out, or correct it"
+        )
 
 
 def _collates_plainly(loader: Any) -> bool:
@@ -128,15 +170,13 @@ def count_classes(labels: Tensor, num_classes: int | None) -> int:
             f"expected training samples of at least two classes, got {len(labels):,} of class {int(classes[0])} alone: "
             "give samples of the others too"
         )
-    if num_classes is not None:
-        return num_classes
-    total = int(classes[-1]) + 1
+    total = int(classes[-1]) + 1 if num_classes is None else num_classes
     missing = sorted(set(range(total)) - set(classes.tolist()))
     if missing:
         listed = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
         raise ValueError(
             f"expected training samples of every class from 0 to {total - 1}, got none of {listed}: number the classes "
-            "from 0 without gaps, or say how many there are, num_classes=…"
+            "from 0 without gaps, give samples of each, or correct num_classes"
         )
     return total
 

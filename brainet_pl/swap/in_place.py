@@ -25,11 +25,12 @@ from brainet_pl.fitting.calibrate import calibrate
 from brainet_pl.fitting.scores import fit_scores
 from brainet_pl.fitting.structure import learn_tree
 from brainet_pl.network import HeadSettings
+from brainet_pl.prediction.defaults import AUTO_CALIBRATION
 from brainet_pl.prediction.finite import nan_rows
+from brainet_pl.prediction.inputs import InputReader
 from brainet_pl.prediction.modes import evaluation_mode
 from brainet_pl.prediction.network import device_of
 from brainet_pl.prediction.prediction import Prediction
-from brainet_pl.prediction.predictor import AUTO_CALIBRATION
 from brainet_pl.scores import Score, Verdict
 from brainet_pl.structure import GGT
 from brainet_pl.swap.data import labelled_batches
@@ -248,7 +249,7 @@ def calibrate_layer(
     layer: str | None = None,
     *,
     calibration: Calibrator | str | Mapping[str, Any] | None = AUTO_CALIBRATION,
-    scores: Sequence[Score | str | Mapping[str, Any]] | str = (),
+    scores: Sequence[Score | str | Mapping[str, Any]] | str | None = None,
     verdict: Verdict | None = None,
     forward: Forward | None = None,
     columns: Columns | None = None,
@@ -263,8 +264,9 @@ def calibrate_layer(
         train: inputs and labels that the model was trained on: a loader, a dataset or a pair of tensors.
         held: inputs and labels that it was not trained on, 200 or more.
         layer: path of the swapped layer; None where there is one.
-        calibration: maps probabilities to better calibrated ones; "auto" is a temperature.
-        scores: scores of how unlike the training data an input is.
+        calibration: maps probabilities to better calibrated ones; "auto" is a temperature, and confidence that fades on
+            inputs unlike the training data.
+        scores: scores of how unlike the training data an input is; None is a density of what the layer is given.
         verdict: by which score and at which level an input is called known; None is 5 %.
         forward: runs the model on the inputs of a batch; None calls it.
         columns: the names of inputs and labels, where batches have names that can't be guessed.
@@ -290,16 +292,19 @@ def predict_layer(model: nn.Module, x: Any, layer: str | None = None, *, forward
 
     Args:
         model: with a layer that `swap_layer` or `SwapHead` has put in; it is run in evaluation mode.
-        x: inputs.
+        x: a tensor or an array (B, …), a dictionary of tensors, a dataset or a loader, predicted batch by batch.
         layer: path of the swapped layer; None where there is one.
         forward: runs the model on inputs; None calls it.
     """
     name, swapped = swapped_layer(model, layer)
-    predictor = swapped.predictor
+    predictor, reader = swapped.predictor, LayerInputs(model, name, forward)
+    answers = []
     with evaluation_mode(model):
-        passes = predictor.passes(LayerInputs(model, name, forward)(x, more=True))
-        rows = nan_rows(x, len(passes.predicted))
-        return predictor.describe(replace(passes, nan_inputs=rows))
+        for batch in InputReader(None).batches(x):
+            inputs = batches.move(batch, device_of(model))
+            passes = predictor.passes(reader(inputs, more=True))
+            answers.append(predictor.describe(replace(passes, nan_inputs=nan_rows(inputs, len(passes.predicted)))))
+    return Prediction.concat(answers)
 
 
 def swapped_layer(model: nn.Module, layer: str | None) -> tuple[str, SwappedLayer]:

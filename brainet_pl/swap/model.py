@@ -9,11 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.backbones import Backbone, FeatureExtractor
+from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.calibration import Calibrator, Conformal
@@ -24,7 +26,10 @@ from brainet_pl.fitting.comparison import Comparison
 from brainet_pl.fitting.structure import learn_tree
 from brainet_pl.network import Head, HeadSettings, Tree
 from brainet_pl.network.training import TrainingSettings
+from brainet_pl.prediction.defaults import AUTO_CALIBRATION
+from brainet_pl.prediction.inputs import InputReader
 from brainet_pl.prediction.modes import evaluation_mode
+from brainet_pl.prediction.network import device_of
 from brainet_pl.prediction.prediction import Prediction
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.prediction.transforms import class_names_of, image_steps_of
@@ -35,6 +40,7 @@ from brainet_pl.swap.data import InputScale, input_batches, labelled_batches
 from brainet_pl.swap.fit import Given, Plan, fit_swapped
 from brainet_pl.tasks import Classification
 
+LEAST_FEATURES, MOST_FEATURES = 64, 2048  # that chosen layers have together, where nobody says how many
 DROPOUTS = (0.5, 0.1)  # shares of the features set to zero, for "auto" to choose from
 
 
@@ -79,14 +85,25 @@ class SwappedModel(Predictor):
 
     @torch.no_grad()
     def predict(self, x: Any, passes: int | None = None) -> Prediction:
-        """Inputs (B, …) → all that is said of each, by name.
+        """Inputs → all that is said of each, by name.
 
         `probabilities` (B, C), `class` (B,) and every score (B,); after `calibrate` also `known_p` (B,), the share of
-        held-out samples that are at least as strange, and `known` (B,). Inputs on another scale than those of `fit`
+        calibration samples that are at least as strange, and `known` (B,). Inputs on another scale than those of `fit`
         are warned of, once.
+
+        Args:
+            x: a tensor or an array, (B, …) or one sample; a dictionary of tensors; a dataset or a loader, with or
+                without labels; a table of numbers. Images as Pillow has them, paths of images, pixels of 8 bits, or
+                lists of these are prepared as those of `fit`, where its data set said how. All are predicted batch by
+                batch.
+            passes: sub-networks that a prediction averages; None is the model's own number.
         """
-        self.input_scale.warn_if_far(x)
-        return super().predict(x, passes)
+        reader = InputReader(self.backbone.input_signature, self.images, self.columns)
+        answers = []
+        for batch in reader.batches(x):
+            self.input_scale.warn_if_far(batch)
+            answers.append(super().predict(batching.move(batch, device_of(self)), passes))
+        return Prediction.concat(answers)
 
     @torch.no_grad()
     def probabilities(self, x: Any, passes: int = 15) -> Tensor:
@@ -110,8 +127,8 @@ class SwappedModel(Predictor):
         train: Any,
         held: Any,
         *,
-        calibration: Calibrator | str | Mapping[str, Any] = "DensityScaling",
-        scores: Sequence[Score | str | Mapping[str, Any]] | str = (),
+        calibration: Calibrator | str | Mapping[str, Any] | None = AUTO_CALIBRATION,
+        scores: Sequence[Score | str | Mapping[str, Any]] | str | None = None,
         verdict: Verdict | None = None,
         passes: int = 15,
         progress: bool = True,
@@ -125,8 +142,8 @@ class SwappedModel(Predictor):
             train: inputs and labels that the model was trained on, which scores such as a density are fitted to: a pair
                 of tensors, a dataset, or a loader.
             held: inputs and labels that it was not trained on, 200 or more.
-            calibration: maps probabilities to better calibrated ones.
-            scores: further scores of how unlike the training data an input is.
+            calibration: maps probabilities to better calibrated ones; "auto" as in `fit`.
+            scores: scores of how unlike the training data an input is; None is a density of the features.
             verdict: by which score and at which level an input is called known; None is the calibrator's, at 5 %.
             passes: sub-networks that a prediction averages.
             progress: show progress bars.
@@ -162,7 +179,7 @@ class SwappedModel(Predictor):
         weight_decay: float = 1.0,
         input_dropout: float | Literal["auto"] = "auto",
         copies: int | Literal["auto"] = "auto",
-        calibration: Calibrator | str | Mapping[str, Any] | None = "TemperatureScaling",
+        calibration: Calibrator | str | Mapping[str, Any] | None = AUTO_CALIBRATION,
         scores: Sequence[Score | str | Mapping[str, Any]] | str | None = None,
         verdict: Verdict | None = None,
         conformal: Conformal | str | Mapping[str, Any] | None = None,
@@ -191,8 +208,8 @@ class SwappedModel(Predictor):
                 with 0.1, and keeps what predicts the held-out samples better.
             copies: how many more times training samples are read where their data set augments them at random, each
                 time a pass of the network; "auto" is 2 for such a set, else 0.
-            calibration: maps probabilities to better calibrated ones; `DensityScaling` also makes them fade for inputs
-                unlike the training data. None leaves them.
+            calibration: maps probabilities to better calibrated ones; "auto" is a temperature, and confidence that
+                fades on inputs unlike the training data. "TemperatureScaling" does not fade, None leaves probabilities.
             scores: scores of how unlike the training data an input is; None is a density of the features.
             verdict: by which score and at which level an input is called known; None is 5 %.
             conformal: sets of classes that hold the truth at a chosen level, such as "Conformal"; None has none.
@@ -295,7 +312,7 @@ def swap_head(
     freeze: bool = True,
     layers: str | list[str] | None = "auto",
     pool: str | list[str] | None = None,
-    max_features: int = 2048,
+    max_features: int | None = None,
     head: HeadSettings | str | None = None,
     columns: Columns | None = None,
     **learn: Any,
@@ -319,7 +336,8 @@ def swap_head(
             classification layer was given. "auto" chooses them by the labels of a sample of `data`; where batches have
             none, or a tree is given, it is None.
         pool: how maps and tokens become features, as in `Backbone`.
-        max_features: the largest number of features that "auto" chooses.
+        max_features: the largest number of features that "auto" chooses; None is 2,048, and at most half as many as
+            training samples, but not below 64.
         head: settings of the new head; None is `Tree()`, a BRAINet sized by the number of features. Where the removed
             layer had `num_classes` outputs, `Tree(skip="base_logits_or_linear")` adds to its logits.
         columns: the names of inputs and labels, where batches have names that can't be guessed.
@@ -335,7 +353,8 @@ def swap_head(
     at_once = isinstance(data, GGT) or (num_classes is not None and held is None)
     if at_once or num_classes is not None:
         num_classes = checks.whole("num_classes", num_classes, 1, 10**7)
-    reads: dict[str, Any] = {"layers": layers, "pool": pool, "max_features": max_features}
+    most = most_features(data) if max_features is None else max_features
+    reads: dict[str, Any] = {"layers": layers, "pool": pool, "max_features": most}
     backbone = Backbone(model, head_layer=head_layer, freeze=freeze, **reads).build()
     swapped = SwappedModel(backbone, None, num_classes or 2, settings=settings, columns=columns)
     if not at_once:
@@ -352,6 +371,17 @@ def swap_head(
     can_be_read_again = not isinstance(data, GGT | Iterator | Tensor)
     swapped._given = Given(data if can_be_read_again else None, None, num_classes, learn)
     return swapped
+
+
+def most_features(data: Any) -> int:
+    """How many features layers may have together: a structure of more columns than half the rows is mostly chance."""
+    source = getattr(data, "dataset", data)
+    if isinstance(source, tuple | list):
+        source = source[0] if len(source) == 2 and isinstance(source[0], Tensor | np.ndarray) else None
+    is_counted = isinstance(source, Tensor | np.ndarray | Dataset) and hasattr(source, "__len__")
+    if not is_counted:
+        return MOST_FEATURES
+    return min(MOST_FEATURES, max(LEAST_FEATURES, len(source) // 2))
 
 
 def _build_from_inputs(model: SwappedModel, settings: HeadSettings, data: Any, learn: Mapping[str, Any]) -> None:

@@ -5,11 +5,12 @@ import pickle
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from brainet_pl import load_swapped, swap_head
 from brainet_pl.backbones.batches import Columns
@@ -29,6 +30,7 @@ from brainet_pl.scores import Generative
 from brainet_pl.swap import fit as swap_fit
 from brainet_pl.swap import model as swap_model
 from brainet_pl.swap.data import InputScale, hash_rows, rows_not_twice
+from brainet_pl.swap.model import most_features
 from brainet_pl.tasks import Classification
 
 QUIET = {"progress": False}
@@ -228,7 +230,8 @@ def test_fit_head_slows_down_at_the_best_weights_and_ends():
 
 def test_a_head_that_adds_nothing_leaves_the_network_with_a_temperature_to_the_bit():
     model, held = network(200), rows(300, 1)
-    found = swap_head(model, rows(300), held=held, **SMALL).fit(max_epochs=1, learning_rate=1e-9, progress=False)
+    settings = {"max_epochs": 1, "learning_rate": 1e-9, "calibration": "TemperatureScaling", "progress": False}
+    found = swap_head(model, rows(300), held=held, **SMALL).fit(**settings)
     assert found.blend.weights == NETWORK
     x = rows(100, 2)[0]
     with torch.no_grad():
@@ -433,7 +436,37 @@ def test_classes_that_are_missing():
         swap_head(network(), (x, 0 * y), held=rows(200, 1), **SMALL).fit(**SHORT)
     with pytest.raises(ValueError, match="of every class from 0 to 4, got none of 1, 3: number the classes"):
         swap_head(network(), (x, 2 * y), held=rows(200, 1), **SMALL).fit(**SHORT)
-    assert swap_head(network(), (x, 2 * y), 5, held=rows(200, 1), **SMALL).fit(**SHORT).task.num_classes == 5
+    with pytest.raises(ValueError, match="of every class from 0 to 4, got none of 3, 4"):
+        swap_head(network(), (x, y), 5, held=rows(200, 1), **SMALL).fit(**SHORT)
+
+
+def test_class_counts_and_text_are_told_before_any_work():
+    """No input is run through the network, which would stop here."""
+    (x, y), broken = rows(300), nn.Sequential(nn.Linear(99, 3))
+    data = TensorDataset(x, y)
+    data.classes = ["cat", "dog", "hat"]
+    with pytest.raises(ValueError, match=r"expected num_classes=5 to be the classes of train, got 3 \(cat, dog, hat\)"):
+        swap_head(broken, DataLoader(data, 50, collate_fn=lambda rows: default_collate(rows)), 5, held=data).fit()
+    for labels in ([data.classes[i] for i in y], np.array(data.classes)[y]):
+        with pytest.raises(ValueError, match="expected labels of train to be numbers from 0, got text such as '"):
+            swap_head(broken, (x, labels))
+
+
+def test_arrays_are_taken_as_tensors_are():
+    (x, y), held = rows(300), rows(200, 1)
+    plain = swap_head(network(), (x, y), held=held, **SMALL).fit(**SHORT)
+    for labels in (y.numpy(), y.tolist()):
+        found = swap_head(network(), (x.numpy(), labels), held=held, **SMALL).fit(**SHORT)
+        assert torch.equal(found.predict(x)["probabilities"], plain.predict(x)["probabilities"])
+
+
+def test_layers_have_at_most_half_as_many_features_as_there_are_samples():
+    data = TensorDataset(torch.zeros(960, 3), torch.zeros(960))
+    for given in (data, data.tensors, DataLoader(data, 10)):
+        assert most_features(given) == 480
+    assert most_features((torch.zeros(9, 3), torch.zeros(9))) == 64
+    assert most_features([(torch.zeros(9, 3), torch.zeros(9))] * 2) == 2048
+    assert most_features(iter([])) == most_features((torch.zeros(9000, 3), torch.zeros(9000))) == 2048
 
 
 def test_held_out_samples_that_were_trained_on_are_refused():
