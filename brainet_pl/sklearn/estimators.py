@@ -7,6 +7,7 @@ Nothing of Lightning is needed. Rows are (N, d), as everywhere in scikit-learn.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -77,6 +78,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         batch_size: int | None = None,
         learning_rate: float = 3e-3,
         validation_fraction: float = 0.15,
+        max_seconds: float | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -91,6 +93,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.validation_fraction = validation_fraction
+        self.max_seconds = max_seconds
         self.random_state = random_state
         self.verbose = verbose
 
@@ -106,6 +109,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             sample_weight: (N,) how much each row counts while training. A row of weight 0 is left out; structure,
                 calibration and p-values do not know of weights.
         """
+        started = time.monotonic()
         self._check_settings()
         x, target = self._check_training(X, y)
         weights = self._weights(x, target, sample_weight)
@@ -115,7 +119,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         if weights is not None and (weights == weights[0]).all():
             weights = None  # only how much a row counts beside another matters
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.network_, self.n_iter_ = self._train(x, target, weights, self._folds(len(x), target, seed), seed)
+        self.network_, self.n_iter_ = self._train(x, target, weights, self._folds(len(x), target, seed), seed, started)
         self.tree_: GGT = self.network_.head.ggt
         return self
 
@@ -127,6 +131,8 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         checks.whole_or_none("batch_size", self.batch_size, 2, "None chooses by the number of rows")
         checks.above_zero("learning_rate", self.learning_rate)
         checks.share("validation_fraction", self.validation_fraction)
+        if self.max_seconds is not None:
+            checks.above_zero("max_seconds", self.max_seconds)
 
     def _check_training(self, X: Any, y: Any) -> tuple[Floats, NDArray[Any]]:
         self.columns_ = read_columns(X)
@@ -200,12 +206,13 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         weights: Floats | None,
         folds: list[Roles],
         seed: int,
+        started: float,
     ) -> tuple[Any, int]:
         import torch
 
         from brainet_pl._utils.rng import isolated_cpu_rng
         from brainet_pl.network.training import TrainingSettings
-        from brainet_pl.sklearn.fitting import FINAL_BATCH, FitSettings, Table, fit_network
+        from brainet_pl.sklearn.fitting import FINAL_BATCH, Clock, FitSettings, Table, fit_network
         from brainet_pl.sklearn.training import Fold
         from brainet_pl.tasks import Classification
 
@@ -230,7 +237,8 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
                 self.feature_names_,
             )
             learn = {"s": self.s, "max_order": self.max_order, "threshold": self.threshold, "seed": seed % 1000}
-            settings = FitSettings(self._head_settings(), learn, training, self.passes, bool(self.verbose))
+            clock = Clock() if self.max_seconds is None else Clock(started + self.max_seconds, self.max_seconds)
+            settings = FitSettings(self._head_settings(), learn, training, self.passes, bool(self.verbose), clock)
             return fit_network(task, table, settings)
 
     # -- using --------------------------------------------------------------------------------------------------------
@@ -419,8 +427,9 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
         validation_fraction: share of the rows that a single member holds back to stop at the right time, to calibrate
             probabilities, and for `predict_set` and `known_p`; of several members each holds a fold back. With 0, or
             fewer than 40 rows, all are trained on by one network, without calibration.
-        random_state: a number makes `fit` repeatable.
-        verbose: show a progress bar.
+        max_seconds: of a fit; what is not done by then is cut short, with a warning. None is no limit.
+        random_state: a number makes `fit` repeatable; with `max_seconds` it depends on how fast the machine is.
+        verbose: show a progress bar at once; else a terminal has one after five seconds.
 
     Attributes:
         classes_ (NDArray[Any]): (C,) the classes, sorted.
@@ -454,6 +463,7 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
         learning_rate: float = 3e-3,
         class_weight: Mapping[Any, float] | str | None = None,
         validation_fraction: float = 0.15,
+        max_seconds: float | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -469,6 +479,7 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
             batch_size=batch_size,
             learning_rate=learning_rate,
             validation_fraction=validation_fraction,
+            max_seconds=max_seconds,
             random_state=random_state,
             verbose=verbose,
         )
@@ -566,8 +577,9 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
         validation_fraction: share of the rows that a single member holds back to stop at the right time, and for
             `predict_interval` and `known_p`; of several members each holds a fold back. With 0, or fewer than 40 rows,
             all are trained on by one network.
-        random_state: a number makes `fit` repeatable.
-        verbose: show a progress bar.
+        max_seconds: of a fit; what is not done by then is cut short, with a warning. None is no limit.
+        random_state: a number makes `fit` repeatable; with `max_seconds` it depends on how fast the machine is.
+        verbose: show a progress bar at once; else a terminal has one after five seconds.
 
     >>> from sklearn.datasets import make_friedman1
     >>> X, y = make_friedman1(300, random_state=0)

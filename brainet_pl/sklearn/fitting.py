@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -38,6 +38,7 @@ from brainet_pl.scores.fitting import fit_score, without_rows
 from brainet_pl.scores.reference import p_values
 from brainet_pl.scores.robust import far_rows, warn_of_far_rows
 from brainet_pl.sklearn.columns import Column
+from brainet_pl.sklearn.encoding import DIRECTIONS, MOST_COLUMNS, Bins, Screen, Standardize, screen_folds
 from brainet_pl.sklearn.training import Fold, Rows, train_folds
 from brainet_pl.storage.container import Count
 from brainet_pl.structure import GGT
@@ -52,80 +53,12 @@ FINAL_BATCH = 256  # rows of a step of a regression, once small batches gain no 
 NEIGHBOURS = 5  # to the last of which a row's distance counts
 BINS = 6  # of a column
 MOST_WITH_BINS = 300  # columns and bins up to which bins are read: a structure of more takes long to learn
+STRUCTURE = 0.15  # of the time that is left, for each tree
+AFTERWARDS = 0.1  # of all the time, for what comes after training
 PULL = 4.0  # rows that draw the weights of two kinds of members to a half
 SHARES = [i / 20 for i in range(1, 20)]  # of the first kind, to choose from
 VALIDATION_PASSES = 8  # sub-networks that a validation while training averages
 PARTS = 5  # of the rows that an only fold holds back, each calibrated by the others
-RARE = 0.9  # share of one value above which a column counts as one that hardly varies
-
-
-class Standardize(nn.Module):
-    """Rows (N, d) as they come → in deviations from the mean of the training rows."""
-
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(self, columns: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(columns))
-        self.register_buffer("scale", torch.ones(columns))
-
-    def fit(self, rows: Tensor) -> Standardize:
-        """Take mean and deviation of rows (N, d); a column that does not vary keeps a scale of 1.
-
-        A column that hardly varies, with one value in more than `RARE` of the rows, is scaled by how far the others lie
-        from that value: else a rare category would count as a deviation of ten, and any noise as an event.
-        """
-        scale = rows.std(dim=0, correction=0)
-        usual = rows.mode(dim=0).values
-        away = (rows - usual).square()
-        others = (rows != usual).sum(dim=0)
-        rare = others < (1 - RARE) * len(rows)
-        scale = torch.where(rare, (away.sum(dim=0) / others.clamp_min(1)).sqrt(), scale)
-        varies = scale > 1e-12 * (1 + rows.abs().amax(dim=0))
-        self.mean.copy_(rows.mean(dim=0))
-        self.scale.copy_(torch.where(varies, scale, torch.ones_like(scale)))
-        return self
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Scales rows (N, d) to deviations from the mean."""
-        return (rows - self.mean) / self.scale
-
-
-class Bins(nn.Module):
-    """Rows (N, d) → the same, and for every bin of every column how far the row is through it, (N, d + P).
-
-    A linear layer on such parts is any piecewise linear function of each column (Gorishniy et al. 2022): thresholds,
-    which trees find at once and a network only slowly. Bins are quantiles of the training rows.
-    """
-
-    column: Tensor
-    low: Tensor
-    width: Tensor
-
-    def __init__(self, parts: int) -> None:
-        super().__init__()
-        self.register_buffer("column", torch.zeros(parts, dtype=torch.long))
-        self.register_buffer("low", torch.zeros(parts))
-        self.register_buffer("width", torch.ones(parts))
-
-    @staticmethod
-    def learn(rows: Tensor, bins: int) -> Bins:
-        """Bins of the columns of rows (N, d); a column of one or two values has none."""
-        shares = torch.linspace(0.0, 1.0, bins + 1, dtype=rows.dtype)
-        found = []
-        for number, values in enumerate(rows.T):
-            edges = torch.unique(torch.quantile(values, shares))
-            if len(edges) > 2:
-                found += [(number, low, high - low) for low, high in itertools.pairwise(edges.tolist())]
-        made = Bins(len(found))
-        for buffer, values in zip((made.column, made.low, made.width), zip(*found, strict=True), strict=False):
-            buffer.copy_(torch.tensor(values))
-        return made
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Puts the parts, each from 0 to 1, beside the rows."""
-        return torch.cat([rows, ((rows[:, self.column] - self.low) / self.width).clamp(0.0, 1.0)], dim=1)
 
 
 class Members(Head):
@@ -134,25 +67,40 @@ class Members(Head):
     Args:
         heads: networks, as many of each fold, in the order of the folds.
         folds: number of folds.
+        masked: whether each fold reads other features.
 
     Attributes:
         chosen: The fold whose members alone predict; None is all.
+        masks: (F, d) the features that the members of each fold read, as ones; (0, d) where all read all.
         shares: (F, K) how much the K members of each fold count; those of a fold add up to 1.
     """
 
+    masks: Tensor
     shares: Tensor
 
-    def __init__(self, heads: Sequence[BRAINetHead], folds: int) -> None:
+    def __init__(self, heads: Sequence[BRAINetHead], folds: int, masked: bool = False) -> None:
         super().__init__()
         self.heads = nn.ModuleList(heads)
         self.ggt, self.folds = heads[0].ggt, folds
         self.chosen: int | None = None
         kinds = len(heads) // folds
+        self.register_buffer("masks", torch.ones(folds if masked else 0, heads[-1].in_features))
         self.register_buffer("shares", torch.full((folds, kinds), 1 / kinds))
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (B, d) → outputs (M, B, O) of all members."""
-        return torch.cat([head(x[:, : head.in_features]).unflatten(0, (-1, len(x))) for head in self._heads])
+        read = zip(self._heads, self._features(x), strict=True)
+        return torch.cat([head(features).unflatten(0, (-1, len(x))) for head, features in read])
+
+    def _features(self, x: Tensor) -> Iterator[Tensor]:
+        """What each of the members that predict reads of features (B, d)."""
+        kinds = self.shares.shape[1]
+        for place, head in enumerate(self._heads):
+            read = x[:, : head.in_features]
+            if len(self.masks):
+                fold = place // kinds if self.chosen is None else self.chosen
+                read = read * self.masks[fold, : head.in_features].to(read.dtype)
+            yield read
 
     def of_fold(self, number: int) -> list[BRAINetHead]:
         """The members of one fold, one of each kind."""
@@ -187,10 +135,8 @@ class Members(Head):
     def passes(self, x: Tensor, count: int) -> Outputs:
         """Features (B, d) → outputs (T, B, O), as many of each member."""
         heads = self._heads
-        found = [
-            head.passes(x[:, : head.in_features], each)
-            for head, each in zip(heads, self._passes_of_each(count), strict=True)
-        ]
+        given = zip(heads, self._features(x), self._passes_of_each(count), strict=True)
+        found = [head.passes(features, each) for head, features, each in given]
         shares = self.shares.flatten() / self.folds if self.chosen is None else self.shares[self.chosen]
         weights = [share * _all_weights(one) for one, share in zip(found, shares, strict=True)]
         return Outputs(torch.cat([one.values for one in found]), torch.cat(weights))
@@ -262,14 +208,18 @@ class Shapes(NamedTuple):
     """What the tensors of a `TablePredictor` have room for.
 
     Attributes:
-        columns: columns of a row.
+        inputs: columns of a row.
+        columns: those that are read, and directions.
+        directions: in which all columns vary most.
         parts: bins of all columns that networks read beside them; 0 for none.
         folds: folds of rows, each held back by the members of the fold.
         held: rows held back in all.
         outputs: columns of a prediction.
     """
 
+    inputs: Count
     columns: Count
+    directions: Annotated[int, Meta(ge=0)]
     parts: Annotated[int, Meta(ge=0)]
     folds: Count
     held: Annotated[int, Meta(ge=0)]
@@ -320,13 +270,14 @@ class TablePredictor(Predictor):
     held_target: Tensor
 
     def __init__(self, task: Task, heads: Sequence[BRAINetHead], shapes: Shapes, passes: int) -> None:
-        encoding = nn.Sequential(Bins(shapes.parts), Standardize(shapes.columns + shapes.parts))
+        screen = Screen(shapes.columns - shapes.directions, shapes.inputs, shapes.directions)
+        encoding = nn.Sequential(screen, Bins(shapes.parts), Standardize(shapes.columns + shapes.parts))
         is_classes = isinstance(task, Classification)
         scores = [PerFold(shapes.folds, shapes.columns, kind) for kind in ("Generative", "KNN")]
         super().__init__(
             FeatureExtractor(encoding),
             task,
-            Members(heads, shapes.folds),
+            Members(heads, shapes.folds, masked=bool(shapes.directions)),
             passes,
             scores=[*scores, Combined(of=(["entropy"] if is_classes else []) + ["generative", "knn"])],
             calibration="TemperatureScaling" if is_classes else None,
@@ -411,18 +362,19 @@ class TablePredictor(Predictor):
             )
 
     @torch.no_grad()
-    def hold(self, rows: Tensor, target: Tensor, folds: Sequence[Fold]) -> None:
+    def hold(self, rows: Tensor, target: Tensor, folds: Sequence[Fold], clock: Clock) -> None:
         """Weigh kinds of members and calibrate by what those of each fold say of its rows, and remember it.
 
         Args:
             rows: (N, d) all training rows.
             target: (N,) their targets.
             folds: the roles of the rows in each fold.
+            clock: where no time is left, it is not estimated what will be noticed.
         """
         with evaluation_mode(self):
             self._weigh(rows, target, folds)
             answered = list(self._answer_folds(rows, target, folds))
-            settle(self, answered, self._split(rows, target))
+            settle(self, answered, None if time.monotonic() > clock.end else self._split(rows, target))
         predicted = torch.cat([answer.passes.predicted for answer in answered])
         held = torch.cat([fold.held for fold in folds])
         number = torch.repeat_interleave(torch.arange(len(folds)), torch.tensor([len(fold.held) for fold in folds]))
@@ -545,6 +497,28 @@ class Table(NamedTuple):
     names: Sequence[str] | None
 
 
+class Clock(NamedTuple):
+    """What is left of the time that a fit may take.
+
+    Attributes:
+        end: of `time.monotonic`.
+        seconds: that there are in all; infinite where there is no limit.
+    """
+
+    end: float = math.inf
+    seconds: float = math.inf
+
+    def left(self, share: float) -> float | None:
+        """A share of the seconds that are left; None where there is no limit."""
+        return None if math.isinf(self.end) else max(0.0, share * (self.end - time.monotonic()))
+
+    def deadline(self, share: float) -> float:
+        """When a share of the time that is left is over, less what is kept for the end."""
+        if math.isinf(self.end):
+            return math.inf
+        return time.monotonic() + max(0.0, share * (self.end - AFTERWARDS * self.seconds - time.monotonic()))
+
+
 class FitSettings(NamedTuple):
     """How the members of an estimator are built and trained.
 
@@ -554,6 +528,7 @@ class FitSettings(NamedTuple):
         training: epochs, batches and learning rate.
         passes: sub-networks that a prediction averages.
         progress: show progress bars.
+        clock: what is left of the time.
     """
 
     head: HeadSettings
@@ -561,6 +536,7 @@ class FitSettings(NamedTuple):
     training: TrainingSettings
     passes: int
     progress: bool
+    clock: Clock
 
 
 def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TablePredictor, int]:
@@ -571,12 +547,16 @@ def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TableP
     """
     if task.needs_targets:
         task.prepare(table.target)
-    columns = table.rows.shape[1]
-    encoding = _learn_encoding(table)
-    features = encoding(table.rows)
-    trees = _learn_trees(features, columns, table.names, settings)
-    network = _build_network(task, table, encoding, trees, settings)
     labels, num_classes = task.classes(table.target)
+    encoding, masks = _learn_encoding(task, table)
+    features = encoding(table.rows)
+    screen = encoding[0]
+    assert isinstance(screen, Screen)
+    columns = screen.columns
+    trees = _learn_trees(features, columns, _names_of(table, encoding), settings)
+    network = _build_network(task, table, encoding, trees, settings)
+    if masks is not None:
+        network.head.masks.copy_(masks[:, : network.head.masks.shape[1]])
     far = far_rows(features[:, :columns], labels)
     warn_of_far_rows(far, len(labels))
     usual, _ = without_rows(far, features[:, :columns], labels)
@@ -584,43 +564,92 @@ def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TableP
     for number, fold in enumerate(table.folds):
         for score in network.fold_scores:
             score.fit_fold(number, context, features[fold.train], labels[fold.train])
-    epochs = max(_train_kind(network, kind, task, features, table, settings) for kind in range(len(trees)))
+    epochs = 0
+    for kind in range(len(trees)):
+        deadline = settings.clock.deadline(1 / (len(trees) - kind))
+        epochs = max(epochs, _train_kind(network, kind, task, features, table, settings, deadline))
     network.double()
     if all(len(fold.held) for fold in table.folds):
-        network.hold(table.rows.double(), table.target, table.folds)
+        network.hold(table.rows.double(), table.target, table.folds, settings.clock)
     return network, epochs
 
 
 def _train_kind(
-    network: TablePredictor, kind: int, task: Task, features: Tensor, table: Table, settings: FitSettings
+    network: TablePredictor,
+    kind: int,
+    task: Task,
+    features: Tensor,
+    table: Table,
+    settings: FitSettings,
+    deadline: float,
 ) -> int:
     """Train the members of one kind, those of all folds at once; gives the epochs it took."""
     heads = [network.head.of_fold(number)[kind] for number in range(len(table.folds))]
+    width = heads[0].in_features
+    masks = network.head.masks[:, None, :width] if len(network.head.masks) else None
     return train_folds(
         HeadStack(heads),
         task,
-        Rows(features[:, : heads[0].in_features].contiguous(), table.target, table.weights),
+        Rows(features[:, :width].contiguous(), table.target, table.weights, masks),
         table.folds,
         settings.training,
         passes=VALIDATION_PASSES,
+        deadline=deadline,
         progress=settings.progress,
     )
 
 
-def _learn_encoding(table: Table) -> nn.Sequential:
-    """Bins and scales of the columns; no bins where there are too many, or no rows to stop by."""
-    columns = table.rows.shape[1]
-    bins = Bins.learn(table.rows, BINS)
+def _learn_encoding(task: Task, table: Table) -> tuple[nn.Sequential, Tensor | None]:
+    """Columns that are read, their bins and scales, and which of all that each fold reads, (F, d), if not all.
+
+    There are no bins where there are too many, or no rows to stop by.
+    """
+    screen, masks = Screen(table.rows.shape[1], table.rows.shape[1]), None
+    if table.rows.shape[1] > MOST_COLUMNS:
+        kept, masks = screen_folds(
+            table.rows, _target_columns(task, table.target), [fold.train for fold in table.folds]
+        )
+        screen = Screen.learn(table.rows, kept)
+        masks = torch.cat([masks, masks.new_ones(len(masks), screen.columns - len(kept))], dim=1)
+        warn(
+            f"reads {len(kept)} of {table.rows.shape[1]:,} columns, those that say most of y, and {DIRECTIONS} "
+            f"directions in which all vary; of up to {MOST_COLUMNS} columns all are read"
+        )
+    rows = screen(table.rows)
+    columns = rows.shape[1]
+    bins = Bins.learn(rows, BINS)
     if columns + len(bins.low) > MOST_WITH_BINS or not len(table.folds[0].select):
         bins = Bins(0)
-    return nn.Sequential(bins, Standardize(columns + len(bins.low)).fit(bins(table.rows)))
+    if masks is not None:
+        masks = torch.cat([masks, masks[:, bins.column]], dim=1)
+    scales = Standardize(columns + len(bins.low)).fit(bins(rows))
+    return nn.Sequential(screen, bins, scales), masks
+
+
+def _target_columns(task: Task, target: Tensor) -> Tensor:
+    """Targets as columns (N, O): of classes one of zeros and ones for each."""
+    if isinstance(task, Classification):
+        return torch.nn.functional.one_hot(target, task.classes(target)[1]).float()
+    return target.float().unsqueeze(1)
+
+
+def _names_of(table: Table, encoding: nn.Sequential) -> list[str] | None:
+    """The names of what is read, where columns have names."""
+    if not table.names:
+        return None
+    screen = encoding[0]
+    assert isinstance(screen, Screen)
+    directions = [f"direction {number}" for number in range(1, screen.directions.shape[1] + 1)]
+    return [table.names[i] for i in screen.kept.tolist()] + directions
 
 
 def _learn_trees(features: Tensor, columns: int, names: Sequence[str] | None, settings: FitSettings) -> list[GGT]:
     """The tree of the columns, and that of columns and bins where there are bins."""
     learn = {name: value for name, value in settings.learn.items() if value is not None}
+    learn["max_seconds"] = settings.clock.left(STRUCTURE)
     trees = [learn_tree(features[:, :columns], learn, names or None, settings.progress)]
     if features.shape[1] > columns:
+        learn["max_seconds"] = settings.clock.left(STRUCTURE)
         trees.append(learn_tree(features, learn, progress=settings.progress))
     return trees
 
@@ -629,6 +658,7 @@ def _density_tree(features: Tensor, settings: FitSettings) -> GGT:
     """The tree of a density of the columns, with more edges than a network of dense layers wants."""
     threshold = density_threshold(DENSITY_THRESHOLD, len(features))
     learn = {"test": "gaussian", "threshold": threshold, "seed": settings.learn["seed"]}
+    learn["max_seconds"] = settings.clock.left(STRUCTURE)
     return learn_tree(features, learn, progress=settings.progress)
 
 
@@ -640,11 +670,20 @@ def _build_network(
     for _ in table.folds:
         for tree in trees:
             heads.append(build_member(settings.head, task, tree))
-    bins = encoding[0]
+    screen, bins = encoding[0], encoding[1]
     assert isinstance(bins, Bins)
+    assert isinstance(screen, Screen)
     held_back = sum(len(fold.held) for fold in table.folds)
     outputs = task.classes(table.target)[1] if isinstance(task, Classification) else 2
-    shapes = Shapes(table.rows.shape[1], len(bins.low), len(table.folds), held_back, outputs)
+    shapes = Shapes(
+        table.rows.shape[1],
+        screen.columns,
+        screen.directions.shape[1],
+        len(bins.low),
+        len(table.folds),
+        held_back,
+        outputs,
+    )
     network = TablePredictor(task, heads, shapes, settings.passes)
     network.backbone.model.load_state_dict(encoding.state_dict())
     return network

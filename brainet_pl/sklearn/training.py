@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from brainet_pl._utils.warn import warn
 from brainet_pl.network.stack import HeadStack
 from brainet_pl.network.training import TrainingSettings, choose_batch_size
 from brainet_pl.tasks import Task
 
 ROWS = 4096  # of each fold that are predicted at a time in a validation
+MANY = 5000  # rows above which patience is shorter in epochs, and so as long in steps
+LEAST_PATIENCE = 3  # epochs
 SLOW = 5.0  # seconds after which a bar is shown
 
 
@@ -38,11 +41,24 @@ class Fold(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Features (N, d), targets (N,) and weights (N,) or None of a table's rows."""
+    """What a training reads.
+
+    Attributes:
+        features: (N, d).
+        target: (N,).
+        weights: (N,) how much each row counts; None is all alike.
+        masks: (F, 1, d) the features that each fold reads, as ones; None is all.
+    """
 
     features: Tensor
     target: Tensor
     weights: Tensor | None
+    masks: Tensor | None = None
+
+    def of(self, numbers: Tensor) -> Tensor:
+        """The features (F, B, d) of some rows (F, B) of each fold."""
+        found = self.features[numbers]
+        return found if self.masks is None else found * self.masks
 
 
 def train_folds(
@@ -68,7 +84,7 @@ def train_folds(
         folds: the roles of the rows.
         settings: epochs, batches and learning rate.
         passes: sub-networks that a validation averages.
-        deadline: of `time.monotonic`, after which no epoch begins.
+        deadline: of `time.monotonic`, after which training ends, with a warning.
         progress: show a bar at once.
     """
     selects = all(len(fold.select) for fold in folds)
@@ -79,10 +95,13 @@ def train_folds(
     bar = tqdm(range(most), "fitting", disable=None if not progress else False, delay=0 if progress else SLOW)
     for _ in bar:
         epochs += 1
-        _train_epoch(stack, task, rows, folds, schedule)
+        _train_epoch(stack, task, rows, folds, schedule, deadline)
         if validation is not None and not schedule.step(validation(stack, task)):
             break
         if time.monotonic() >= deadline:
+            warn(
+                f"the time was over in epoch {epochs}, before training was done: raise max_seconds for better networks"
+            )
             break
     bar.close()
     schedule.restore_best()
@@ -90,12 +109,16 @@ def train_folds(
     return epochs
 
 
-def _train_epoch(stack: HeadStack, task: Task, rows: Rows, folds: Sequence[Fold], schedule: _Schedule) -> None:
-    """One pass over the rows of every fold, in batches of a new order."""
+def _train_epoch(
+    stack: HeadStack, task: Task, rows: Rows, folds: Sequence[Fold], schedule: _Schedule, deadline: float
+) -> None:
+    """One pass over the rows of every fold, in batches of a new order, or what there is time for."""
     stack.train()
-    for batch in _batches(folds, schedule.batch_size):
+    for number, batch in enumerate(_batches(folds, schedule.batch_size)):
+        if number and time.monotonic() >= deadline:
+            break
         schedule.optimizer.zero_grad()
-        outputs = stack(rows.features[batch], stack.draw(batch.shape[1]))
+        outputs = stack(rows.of(batch), stack.draw(batch.shape[1]))
         loss = _loss(
             task, outputs.flatten(1, 2), rows.target[batch], None if rows.weights is None else rows.weights[batch]
         )
@@ -136,7 +159,7 @@ class _Validation:
         for number, fold in enumerate(folds):
             weights[number, len(fold.select) :] = 0.0
         self.parts = [
-            (rows.features[part], rows.target[part], weight)
+            (rows.of(part), rows.target[part], weight)
             for part, weight in zip(numbers.split(ROWS, dim=1), weights.split(ROWS, dim=1), strict=True)  # type: ignore[no-untyped-call]
         ]
 
@@ -167,6 +190,15 @@ def of_the_others(losses: Tensor, weights: Tensor) -> Tensor:
     return kept.sum(dim=1) / (others @ weights)
 
 
+def patience_for(patience: int, rows: int) -> int:
+    """Epochs without a gain after which training of so many rows ends: fewer where each epoch has many steps.
+
+    >>> patience_for(20, 1000), patience_for(20, 20_000), patience_for(20, 1_000_000)
+    (20, 5, 3)
+    """
+    return max(min(patience, LEAST_PATIENCE), min(patience, round(patience * MANY / rows)))
+
+
 class _Schedule:
     """Optimizer and batch size of the next epoch, and the best weights of each member so far.
 
@@ -182,7 +214,7 @@ class _Schedule:
         self.optimizer = torch.optim.Adam(stack.parameters(), lr=settings.learning_rate, fused=True)
         self.batch_size = choose_batch_size(rows) if settings.batch_size is None else settings.batch_size
         self._final_batch = min(settings.final_batch, rows)
-        self._patience = settings.patience
+        self._patience = patience_for(settings.patience, rows)
         self._stack = stack
         self._best = [values.clone() for values in stack.tensors()]
         self._best_loss = torch.full((stack.count,), math.inf)

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import time
 import warnings
 
 import numpy as np
@@ -287,6 +288,31 @@ def test_exact_numbers_of_very_different_size_are_fitted():
     model = BRAINetRegressor(random_state=0, members=1).fit(x[:240], y[:240])
     error = np.sqrt(np.mean((model.predict(x[240:]) - y[240:]) ** 2))
     assert error < 0.055 * y.std()  # 0.072 with small batches alone
+
+
+def test_of_many_columns_those_are_read_that_say_something(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(500, 400))
+    y = (x[:, 7] + x[:, 70] > 0).astype(int)
+    with pytest.warns(UserWarning, match="of 400 columns, those that say most of y"):
+        model = BRAINetClassifier(random_state=0, members=2, max_epochs=20).fit(x[:300], y[:300])
+    assert model.score(x[300:], y[300:]) > 0.8
+    model.save(tmp_path / "model.pt")
+    again = BRAINetClassifier.load(tmp_path / "model.pt")
+    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+    np.testing.assert_array_equal(again.known_p(x), model.known_p(x))
+
+
+def test_time_is_kept():
+    x, y = blobs(2000, 0)
+    BRAINetClassifier(max_epochs=1).fit(x[:50], y[:50])  # imports take their time once
+    before = time.monotonic()
+    with pytest.warns(UserWarning, match="the time was over in epoch .* raise max_seconds"):
+        model = BRAINetClassifier(random_state=0, max_seconds=3, patience=500).fit(x, y)
+    assert time.monotonic() - before < 4.5  # 3.3 on a machine that does nothing else
+    assert model.score(x, y) > 0.7
+    with pytest.raises(ValueError, match="max_seconds"):
+        BRAINetClassifier(max_seconds=0).fit(x, y)
 
 
 def test_importing_the_estimators_loads_no_torch():

@@ -6,7 +6,8 @@ import torch
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.network import Tree
 from brainet_pl.scores.density import TreeDensity
-from brainet_pl.sklearn.fitting import Members, Standardize
+from brainet_pl.sklearn.encoding import DIRECTIONS, SCREENED, Screen, Standardize, screen_folds, screened
+from brainet_pl.sklearn.fitting import Members
 from brainet_pl.structure import learn_structure
 
 
@@ -49,3 +50,39 @@ def test_members_that_average_all_sub_networks_do_so_in_an_export_too(count):
     assert held.values.shape[0] == 3 * (1 if count == 2 else 4)
     torch.testing.assert_close(held.values, free.values)
     torch.testing.assert_close(held.weights, free.weights)
+
+
+def wide(n=300, d=400):
+    """Rows of which two columns and the square of a third make the target (n, 1)."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(n, d, generator=rng)
+    return x, x[:, 7:8] - x[:, 70:71] + x[:, 300:301].square()
+
+
+def test_columns_that_say_something_are_found():
+    x, y = wide()
+    assert {7, 70, 300} <= set(screened(x, y, SCREENED).tolist())
+
+
+def test_rows_that_vouch_have_no_say_in_what_their_fold_reads():
+    x, y = wide()
+    folds = [torch.arange(100, 300), torch.arange(200)]
+    kept, masks = screen_folds(x, y, folds)
+    assert masks.sum(dim=1).tolist() == [SCREENED, SCREENED]
+    other = y.clone()
+    other[:100] = 100 * x[:100, 5:6]  # the rows that the first fold holds back
+    kept_again, masks_again = screen_folds(x, other, folds)
+    assert torch.equal(kept[masks[0] > 0], kept_again[masks_again[0] > 0])
+    assert 5 in kept_again[masks_again[1] > 0]
+    assert 5 not in kept[masks[1] > 0]
+
+
+def test_directions_are_those_of_a_decomposition_of_all_columns():
+    x, _ = wide()
+    x[:, 100:200] += 3 * torch.randn(300, 1, generator=torch.Generator().manual_seed(1))
+    found = Screen.learn(x, torch.tensor([3, 5]))(x)
+    assert found.shape == (300, 2 + DIRECTIONS)
+    assert torch.equal(found[:, :2], x[:, [3, 5]])
+    z = (x - x.mean(0)) / x.std(0, correction=0)
+    first = torch.linalg.svd(z, full_matrices=False)[0][:, 0]
+    assert abs(torch.corrcoef(torch.stack([found[:, -1], first]))[0, 1]) > 0.999
