@@ -548,16 +548,16 @@ def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TableP
     if task.needs_targets:
         task.prepare(table.target)
     labels, num_classes = task.classes(table.target)
-    encoding, masks = _learn_encoding(task, table)
+    encoding, masks, far = _learn_encoding(task, table, labels)
     features = encoding(table.rows)
+    learned = _within_usual(features, far)  # one row far out would turn structures and batches to itself
     screen = encoding[0]
     assert isinstance(screen, Screen)
     columns = screen.columns
-    trees = _learn_trees(features, columns, _names_of(table, encoding), settings)
+    trees = _learn_trees(learned, columns, _names_of(table, encoding), settings)
     network = _build_network(task, table, encoding, trees, settings)
     if masks is not None:
         network.head.masks.copy_(masks[:, : network.head.masks.shape[1]])
-    far = far_rows(features[:, :columns], labels)
     warn_of_far_rows(far, len(labels))
     usual, _ = without_rows(far, features[:, :columns], labels)
     context = ScoreContext(num_classes, raw=True, ggt=_density_tree(usual, settings))
@@ -567,7 +567,7 @@ def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TableP
     epochs = 0
     for kind in range(len(trees)):
         deadline = settings.clock.deadline(1 / (len(trees) - kind))
-        epochs = max(epochs, _train_kind(network, kind, task, features, table, settings, deadline))
+        epochs = max(epochs, _train_kind(network, kind, task, learned, table, settings, deadline))
     network.double()
     if all(len(fold.held) for fold in table.folds):
         network.hold(table.rows.double(), table.target, table.folds, settings.clock)
@@ -599,10 +599,21 @@ def _train_kind(
     )
 
 
-def _learn_encoding(task: Task, table: Table) -> tuple[nn.Sequential, Tensor | None]:
-    """Columns that are read, their bins and scales, and which of all that each fold reads, (F, d), if not all.
+def _within_usual(features: Tensor, far: Tensor) -> Tensor:
+    """Features (N, d) whose rows `far` (K,) have no value beyond those of all other rows."""
+    if not len(far):
+        return features
+    others = without_rows(far, features, far.new_zeros(len(features)))[0]
+    found = features.clone()
+    found[far] = found[far].clamp(others.amin(dim=0), others.amax(dim=0))
+    return found
 
-    There are no bins where there are too many, or no rows to stop by.
+
+def _learn_encoding(task: Task, table: Table, labels: Tensor) -> tuple[nn.Sequential, Tensor | None, Tensor]:
+    """Columns that are read, their bins and scales; which of all that each fold reads, (F, d), if not all; far rows.
+
+    Bins and scales are those of the rows that do not lie far out, see `far_rows`. There are no bins where there are too
+    many, or no rows to stop by.
     """
     screen, masks = Screen(table.rows.shape[1], table.rows.shape[1]), None
     if table.rows.shape[1] > MOST_COLUMNS:
@@ -616,14 +627,15 @@ def _learn_encoding(task: Task, table: Table) -> tuple[nn.Sequential, Tensor | N
             f"directions in which all vary; of up to {MOST_COLUMNS} columns all are read"
         )
     rows = screen(table.rows)
-    columns = rows.shape[1]
-    bins = Bins.learn(rows, BINS)
+    far, columns = far_rows(rows, labels), rows.shape[1]
+    usual = without_rows(far, rows, labels)[0]
+    bins = Bins.learn(usual, BINS)
     if columns + len(bins.low) > MOST_WITH_BINS or not len(table.folds[0].select):
         bins = Bins(0)
     if masks is not None:
         masks = torch.cat([masks, masks[:, bins.column]], dim=1)
-    scales = Standardize(columns + len(bins.low)).fit(bins(rows))
-    return nn.Sequential(screen, bins, scales), masks
+    scales = Standardize(columns + len(bins.low)).fit(bins(usual))
+    return nn.Sequential(screen, bins, scales), masks, far
 
 
 def _target_columns(task: Task, target: Tensor) -> Tensor:

@@ -303,6 +303,23 @@ def test_of_many_columns_those_are_read_that_say_something(tmp_path):
     np.testing.assert_array_equal(again.known_p(x), model.known_p(x))
 
 
+def test_one_bad_row_blinds_nothing_and_is_named():
+    x, y = blobs(210, 0)
+    x = x + 5  # so that a row three times as large is a strange one
+    settings = {"random_state": 0, "members": 2, "max_epochs": 15}
+    clean = BRAINetClassifier(**settings).fit(x, y)
+    bad = x.copy()
+    bad[0] *= 1000
+    with pytest.warns(UserWarning, match="without 1 of 210 training rows, row 0: .* correct or drop them"):
+        model = BRAINetClassifier(**settings).fit(bad, y)
+    new, labels = blobs(500, 1)
+    noticed = [(one.known_p(3 * (new + 5)) <= 0.05).mean() for one in (clean, model)]
+    assert min(noticed) > 0.95  # 0 % where scales were those of the bad row
+    assert abs(model.score(new + 5, labels) - clean.score(new + 5, labels)) < 0.05
+    scales = [one.network_.backbone.model[2].scale for one in (clean, model)]
+    torch.testing.assert_close(*scales, rtol=0.1, atol=0.0)
+
+
 def test_time_is_kept():
     x, y = blobs(2000, 0)
     BRAINetClassifier(max_epochs=1).fit(x[:50], y[:50])  # imports take their time once
