@@ -15,9 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.impute import SimpleImputer
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from brainet_pl._utils.missing import is_missing
 
@@ -161,7 +158,7 @@ class Encoder:
 
     def unseen(self, values: Sequence[str]) -> list[str]:
         """Those of these texts that are categories which no training row had."""
-        if not isinstance(self.transformer, OneHotEncoder):
+        if not hasattr(self.transformer, "categories_"):
             return []
         known = set(self.transformer.categories_[0])
         return [text for text in map(category, values) if text not in known]
@@ -169,6 +166,9 @@ class Encoder:
 
 def numeric_encoder(name: str, values: Sequence[str]) -> Encoder:
     """Standardise by the training rows; a missing value is their mean, and marked where training rows miss some."""
+    from sklearn.impute import SimpleImputer  # a second, which commands without a table can spare
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
     def cells(texts: Sequence[str]) -> Floats:
         return numbers(name, texts)[:, None]
@@ -190,6 +190,7 @@ def numeric_encoder(name: str, values: Sequence[str]) -> Encoder:
 
 def categorical_encoder(name: str, values: Sequence[str]) -> Encoder:
     """One column of zeros and ones for each category of the training rows; a category never seen is all zeros."""
+    from sklearn.preprocessing import OneHotEncoder
 
     def cells(texts: Sequence[str]) -> NDArray[Any]:
         return np.array([category(text) for text in texts], dtype=object)[:, None]

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
+from numpy.typing import NDArray
 
 from brainet_pl.datamodules.base import Samples, SplitData, check_share
 from brainet_pl.datamodules.shifts import Shifts
+
+
+def read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Pixels (1797, 64) and digits (1797,) of the file that scikit-learn brings, without a second to import it."""
+    found = find_spec("sklearn")
+    assert found is not None, "a dependency"
+    assert found.origin is not None, "a package with files"
+    table = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    return table[:, :-1], table[:, -1].astype(np.int64)
 
 
 class Digits(SplitData):
@@ -59,7 +71,7 @@ class Digits(SplitData):
 
     def setup(self, stage: str) -> None:
         """Split the known digits into training, validation and test sets."""
-        x, y = load_digits(return_X_y=True)
+        x, y = read_digits()
         inputs = torch.tensor(x, dtype=torch.float32) / 16.0
         inputs = inputs.view(-1, 1, 8, 8) if self.images else inputs
         labels = torch.tensor(y)

@@ -1,21 +1,39 @@
 """Datamodules: splits, loaders by name, targets, and settings that are documented and checked at once."""
 
 import inspect
+import subprocess
+import sys
 
 import docstring_parser
 import numpy as np
 import pytest
 import torch
 import torchvision
+from sklearn.datasets import load_digits
 
 import brainet_pl.datamodules
 from brainet_pl._utils.framework import pl
 from brainet_pl.datamodules import UCI, Arrays, Digits, ImageFolder, ImageLists, SplitData, Table, TorchvisionData
 from brainet_pl.datamodules.arrays import as_targets
 from brainet_pl.datamodules.base import Samples
+from brainet_pl.datamodules.digits import read_digits
 
 OFFERED = [getattr(brainet_pl.datamodules, name) for name in brainet_pl.datamodules.__all__]
 MODULES = [part for part in OFFERED if issubclass(part, SplitData)]  # beside them there are settings such as `Shifts`
+
+
+def test_digits_are_those_of_scikit_learn():
+    for found, expected in zip(read_digits(), load_digits(return_X_y=True), strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+
+
+@pytest.mark.integration
+def test_scikit_learn_is_imported_only_where_it_is_used():
+    code = "import sys, brainet_pl.cli.lightning_cli; brainet_pl.datamodules.Digits().setup('fit'); print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "brainet_pl.datamodules.table" in said.split()
+    assert "sklearn" not in said.split()
 
 
 def test_digits_hold_classes_out_and_never_mix_splits():
