@@ -22,7 +22,8 @@ from brainet_pl.monitoring.signals import signals_of
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.prediction.transforms import read_transform
 from brainet_pl.serving import ExportedModel
-from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, FORMAT, GRAPH, digest
+from brainet_pl.serving.about import FORMAT
+from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, GRAPH, digest
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.serving.tables import Feature
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from brainet_pl._utils.stored import readable_errors
 from brainet_pl.monitoring import DriftMonitor
 from brainet_pl.monitoring.signals import half_for_the_first, signals_of
+from brainet_pl.serving.about import ADVICE, check_about
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.serving.tables import Feature, encode_rows
 
-FORMAT = 1
 GRAPH, ABOUT, EXAMPLE, CLIENT = "model.onnx", "model.json", "example.npz", "client.py"
 FEATURES = "features"  # the role of an output that is for the drift alarm alone
 NAMED = ("probabilities", "set")  # outputs (B, C) whose columns are classes
@@ -71,12 +72,30 @@ class ExportedModel:
         self.class_names: list[str] | None = self.about.get("class_names")
         images, features = self.about.get("images"), self.about.get("features")
         self.images = None if images is None else ImageSteps(**images)
-        self.features = None if features is None else [Feature(**one) for one in features]
+        with readable_errors(f"features in {self.folder / ABOUT}", ADVICE):
+            self.features = None if features is None else [Feature(**one) for one in features]
         options = onnxruntime.SessionOptions()
         if threads is not None:
             options.intra_op_num_threads = threads
         graph = str(self.folder / GRAPH)
         self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Refuse a description of other inputs, outputs or classes than those of the graph."""
+        outputs = {one.name: one.shape for one in self._session.get_outputs()}
+        named = [one["name"] for one in self.about["outputs"]]
+        inputs = sorted(one.name for one in self._session.get_inputs())
+        if sorted(one["name"] for one in self.inputs) != inputs or not set(named) <= set(outputs):
+            raise ValueError(
+                f"expected the inputs and outputs of the graph in {self.folder / ABOUT}, got {', '.join(named)}: "
+                f"{ADVICE}"
+            )
+        classes = outputs.get("probabilities", [None])[-1]
+        if self.class_names is not None and isinstance(classes, int) and len(self.class_names) != classes:
+            raise ValueError(
+                f"expected {classes} class_names in {self.folder / ABOUT}, got {len(self.class_names)}: {ADVICE}"
+            )
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
@@ -143,7 +162,8 @@ class ExportedModel:
         held = self.about.get("held_out")
         if not held:
             return None
-        return DriftMonitor(held, alpha=alpha, horizon=horizon, weights=half_for_the_first(held))
+        with readable_errors(f"held-out values in {self.folder / ABOUT}", ADVICE):
+            return DriftMonitor(held, alpha=alpha, horizon=horizon, weights=half_for_the_first(held))
 
     def signals(self, outputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
         """Outputs → what `monitor` watches."""
@@ -167,12 +187,10 @@ def read_about(folder: Path) -> dict[str, Any]:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"expected JSON in {folder / ABOUT}, got {error}: export the model again") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        got = about.get("format") if isinstance(about, dict) else type(about).__name__
-        raise ValueError(f"expected format {FORMAT} in {folder / ABOUT}, got {got}: export the model again")
+    check_about(about, folder / ABOUT)
     if about["sha256"] != digest(folder / GRAPH):
         raise ValueError(f"expected the graph that {folder / ABOUT} belongs to, got another: take another copy")
-    return about
+    return about  # type: ignore[no-any-return]
 
 
 def digest(path: Path) -> str:

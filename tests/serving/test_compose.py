@@ -61,7 +61,7 @@ def test_the_command_of_the_service_runs_without_what_trains(served, tmp_path):
     assert yaml.safe_load(dockerfile()["CMD"])[:5] == service["command"][:5]
     change = {"/model": str(served.folder), "0.0.0.0": "127.0.0.1", "8000": "0"}
     words = [change.get(word, word) for word in [*begin, *service["command"]]]
-    absent = ["torch", "torchvision", "sklearn", "scipy", "pytorch_lightning", "lightning", "msgspec", "matplotlib"]
+    absent = ["torch", "torchvision", "sklearn", "scipy", "pytorch_lightning", "lightning", "matplotlib"]
     absent += ["pandas", "wandb", "jsonargparse", "tqdm", "onnx", "onnxscript", "torchmetrics", "yaml"]
     code = WITHOUT.format(absent=absent, words=words)
     server = subprocess.Popen(

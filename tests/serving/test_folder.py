@@ -44,7 +44,7 @@ import sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in "torch torchvision sklearn scipy pytorch_lightning lightning msgspec".split():
+        if name.partition(".")[0] in "torch torchvision sklearn scipy pytorch_lightning lightning".split():
             raise ImportError(f"{name} is not here")
 
 sys.meta_path.insert(0, Refuse())
