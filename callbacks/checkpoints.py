@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from brainet_pl._utils import atomic, lightning_private
-from brainet_pl._utils.framework import ModelCheckpoint, SIGTERMException, TorchCheckpointIO, pl
+from brainet_pl._utils.framework import (
+    ModelCheckpoint,
+    SIGTERMException,
+    TorchCheckpointIO,
+    TrainerFn,
+    pl,
+    rank_zero_warn,
+)
 from brainet_pl._utils.tensor_file import check_file
 from brainet_pl.storage.sharded import is_sharded_folder, read_whole
 
@@ -65,8 +72,17 @@ class LastCheckpoint(ModelCheckpoint):
             atomic.remove_leftovers(Path(self.dirpath))
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Save on SIGTERM, which Lightning raises between two batches; alone, because others may be gone already."""
+        """Save on SIGTERM, which Lightning raises between two batches; alone, because others may be gone already.
+
+        Ctrl-C comes inside a step: of a fit that it ends before the first checkpoint, nothing is left, which is said.
+        """
         epochs: Any = trainer.fit_loop.epoch_progress.current
         stopped = isinstance(exception, SIGTERMException) and epochs.processed < epochs.started
         if stopped and trainer.world_size == 1:
             lightning_private.save_now(self, trainer)
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if isinstance(exception, KeyboardInterrupt) and fitting and not self.best_model_path and not trainer.ckpt_path:
+            rank_zero_warn(
+                "the fit was interrupted before its first epoch had ended, so that there is no checkpoint to resume "
+                "from: begin it again; SIGTERM (kill) in the place of Ctrl-C saves between two batches"
+            )

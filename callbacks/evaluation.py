@@ -30,6 +30,7 @@ from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.evaluation.terminal import lines_of_test
 from brainet_pl.features.extraction import inputs_of, is_sharded
 from brainet_pl.lightning.module import BRAINet
+from brainet_pl.lightning.steps import refuse_empty
 from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.sets import check_set_names
 from brainet_pl.metrics.shift import LOADER, is_shift, means
@@ -253,6 +254,11 @@ class Evaluation(Callback, EvaluatesAllSets):
                 if better is not None
             }
             logs.define_summaries(trainer, keys, hidden=True)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Of a test without a batch Lightning calls no other hook."""
+        if stage == "test":
+            refuse_empty("test", trainer.test_dataloaders)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

@@ -118,6 +118,8 @@ def _checked(kind: str, loader: Any) -> DataLoader[Any]:
             "expected data of known size to cache features of, got a stream, which may not fit into memory: train "
             "without the cache, or give the dataset a length"
         )
+    if not len(loader):
+        raise ValueError(f"expected {kind} samples, got an empty loader: check the {kind} data")
     if loader.batch_sampler is None:
         raise RuntimeError(
             f"expected a {kind} DataLoader that makes batches of samples, got one with batch_size=None, whose dataset "

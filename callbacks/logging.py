@@ -25,11 +25,19 @@ _NOTED: WeakSet[Any] = WeakSet()  # loggers of which it was said that they don't
 
 
 def run_folder(trainer: pl.Trainer) -> Path:
-    """Where files of a run go: beside its metrics or, without a logger that has a folder, the Trainer's root."""
+    """Where files of a run go: beside its metrics, or where Lightning puts the checkpoints of its logger's run.
+
+    Without a logger that has runs it is the Trainer's root.
+    """
+    root = Path(trainer.default_root_dir)
     for logger in trainer.loggers:
         if is_csv(logger) or is_tensorboard(logger):
             return Path(logger.log_dir)
-    return Path(trainer.default_root_dir)
+    for logger in trainer.loggers:  # of services, such as W&B: two runs must not write into one folder
+        version = logger.version
+        if isinstance(version, str) and version and root.name != version:  # else a run that goes on in its folder
+            return Path(logger.save_dir or root) / str(logger.name) / version
+    return root
 
 
 def file_name(name: str) -> str:

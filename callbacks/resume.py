@@ -36,11 +36,12 @@ class ExactResume(Callback):
     def __init__(self) -> None:
         self._epoch_start: States = {}
         self._stored: tuple[States, States] | None = None  # at the checkpoint, and at the start of its epoch
+        self._step: int | None = None  # of the checkpoint that a fit goes on from
         self._inside = False  # whether the checkpoint was written before the end of an epoch
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Forget an earlier fit, and have checkpoints written whole unless the user chose how to write them."""
-        self._stored = None
+        self._stored = self._step = None
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
@@ -59,6 +60,7 @@ class ExactResume(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep what a fit has to put back."""
+        self._step = int(checkpoint.get("global_step", 0))
         stored = checkpoint.get(RANDOM)
         if trainer.state.fn != TrainerFn.FITTING or stored is None:
             return
@@ -74,7 +76,11 @@ class ExactResume(Callback):
         self._inside = _inside(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The first epoch's iterator is made from these: the sanity check in between leaves no trace in them."""
+        """The first epoch's iterator is made from these: the sanity check in between leaves no trace in them.
+
+        By now it is known whether the fit goes on from a checkpoint, and so which rows of `metrics.csv` stay.
+        """
+        runs.rewind_rows(trainer, self._step)
         self._epoch_start = collect()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

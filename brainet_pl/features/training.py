@@ -192,7 +192,9 @@ class TrainingFeatures:
         return self._sample("training", self.source, rows)
 
     def validation_sample(self, loader: Any, rows: int) -> Extracted:
-        """At most `rows` samples of a validation loader."""
+        """At most `rows` samples of a validation loader, of known size or not."""
+        if is_sized(loader) and not len(loader):
+            raise ValueError("expected validation samples, got an empty loader: check the validation data")
         return self._sample("validation", loader, rows)
 
     def _sample(self, name: str, source: Any, rows: int) -> Extracted:

@@ -36,7 +36,7 @@ from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.loading import find_preset
 from brainet_pl.calibration import Calibrator, Conformal
-from brainet_pl.distributed.samples import Places
+from brainet_pl.distributed.samples import Places, active_loaders
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import data_source, inputs_and_target, inputs_of
@@ -56,6 +56,7 @@ from brainet_pl.prediction.prediction import Prediction
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Score, Verdict
 from brainet_pl.serving.images import ImageSteps
+from brainet_pl.storage import runs
 from brainet_pl.storage.wandb import set_wandb_run_metadata
 from brainet_pl.tasks import Task
 from brainet_pl.tasks.classification import check_class_names
@@ -194,6 +195,7 @@ class BRAINet(FittedModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """The callbacks that every run has; this is the first hook of a run, which may be one of other data."""
         set_wandb_run_metadata(self.trainer, type(self.head_settings).__name__, type(self.task).__name__)
+        runs.keep_rows(self.trainer)
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         for thing in (data_given(self.trainer.fit_loop), *callbacks):  # it may be a datamodule of the other kind
             refuse_mix(thing)
@@ -331,6 +333,16 @@ class BRAINet(FittedModule):
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.log("train/lr", rate, on_step=False, on_epoch=True, batch_size=rows)
         return torch.as_tensor(loss)
+
+    def on_train_start(self) -> None:
+        """A validation without a sample would be left out, and whatever waits for its metrics with it."""
+        steps.refuse_empty("validation", self.trainer.val_dataloaders)
+
+    def teardown(self, stage: str) -> None:
+        """Of a loader without a batch Lightning calls no other hook."""
+        names = {"validate": "validation", "test": "test", "predict": "prediction"}
+        if stage in names:
+            steps.refuse_empty(names[stage], active_loaders(self.trainer))
 
     def on_train_epoch_start(self) -> None:
         """A checkpoint from the end of an epoch holds that epoch's sums."""

@@ -191,6 +191,16 @@ def missing_validation(calibrator: Calibrator, by_default: bool) -> None:
         tell(f"{name} has no validation data to learn from, so predictions are not calibrated: {what}")
 
 
+def refuse_empty(kind: str, loaders: Any) -> None:
+    """Refuse loaders without a batch, which Lightning leaves out without a word."""
+    for loader in CombinedLoader(loaders, "sequential").flattened if loaders is not None else ():
+        if is_sized(loader) and not len(loader):
+            raise ValueError(
+                f"expected {kind} samples, got a loader without a batch: check the {kind} data (and drop_last, where "
+                "there are fewer samples than a batch has), or leave that loader out"
+            )
+
+
 def reach(batches: float, loaders: Sequence[Any] | None, processes: int = 1) -> int:
     """How many samples to look at: `SAMPLE_ROWS`, or the fewer that a short run holds in all processes."""
     size = getattr(loaders[0], "batch_size", None) if loaders else None

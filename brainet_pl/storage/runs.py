@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from brainet_pl._utils import atomic, inside, lightning_private
-from brainet_pl._utils.framework import ExperimentWriter, is_csv, is_tensorboard, is_wandb, pl, rank_zero_info
+from brainet_pl._utils.framework import (
+    ExperimentWriter,
+    is_csv,
+    is_tensorboard,
+    is_wandb,
+    pl,
+    rank_zero_info,
+)
 from brainet_pl._utils.inside import read_inside, write_inside
 from brainet_pl.storage.format import Checkpoint
 from brainet_pl.storage.sharded import is_checkpoint
@@ -110,6 +117,31 @@ def enter(trainer: pl.Trainer, checkpoint: Checkpoint | None) -> None:
         writer = lightning_private.experiment_of(logger)
         if same and isinstance(writer, Rows):
             writer.rewind(checkpoint.step)
+
+
+def keep_rows(trainer: pl.Trainer) -> None:
+    """Keep the rows of `metrics.csv` where a logger of the user's writes to a folder in use; Lightning deletes them.
+
+    To be called before a logger is first used. Only later is it known whether a fit goes on: see `rewind_rows`.
+    """
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        unused = is_csv(logger) and lightning_private.experiment_of(logger) is None
+        if unused and lightning_private.version_of(logger) is not None:
+            rows = Rows(str(logger.log_dir))
+            rows.waits = True
+            lightning_private.set_experiment(logger, rows)
+
+
+def rewind_rows(trainer: pl.Trainer, step: int | None) -> None:
+    """Drop of the rows that `keep_rows` kept those that a fit from this step logs again; all for a fit from nothing."""
+    for logger in trainer.loggers:
+        rows = lightning_private.experiment_of(logger)
+        if isinstance(rows, Rows) and rows.waits:
+            rows.waits = False
+            if step is None:
+                rows.drop_earlier()
+            else:
+                rows.rewind(step)
 
 
 def continue_run(trainer: pl.Trainer, checkpoint: str | os.PathLike[str] | Checkpoint) -> Path | None:
@@ -271,15 +303,39 @@ class Rows(ExperimentWriter):
 
     def __init__(self, log_dir: str) -> None:
         super().__init__(log_dir)
+        self.waits = False  # for `rewind_rows`
+        self._earlier = 0  # rows of other processes
+        self._tested_steps: set[int] = set()  # at which this process has logged a test
         if Path(self.metrics_file_path).is_file():
             with open(self.metrics_file_path, newline="") as file:
                 self.metrics_keys = next(csv.reader(file), [])
+            self._earlier = len(self._read())
 
     def _check_log_dir_exists(self) -> None:
         """Lightning deletes what is there."""
 
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
         self._write(self._read(), fieldnames)
+
+    def log_metrics(self, metrics_dict: dict[str, Any], step: int | None = None) -> None:
+        """Log; the first numbers of a test drop those of an earlier process at the same step, a killed one maybe."""
+        tests = any(name.startswith(TESTED) for name in metrics_dict)
+        if tests and step is not None and step not in self._tested_steps:
+            self._tested_steps.add(step)
+            self.save()
+            if self.metrics_keys:
+                kept = [row for row in self._read() if int(row["step"]) != step or not _tested(row)]
+                self._write(kept, self.metrics_keys)
+        super().log_metrics(metrics_dict, step)
+
+    def drop_earlier(self) -> None:
+        """Drop what was logged by other processes."""
+        rows = self._read()[self._earlier :] if self._earlier else []
+        if rows:
+            self._write(rows, self.metrics_keys)
+        elif self._earlier:
+            os.remove(self.metrics_file_path)
+            self.metrics_keys = []
 
     def rewind(self, step: int) -> None:
         """Drop what was logged of the steps from `step` on, and a row cut short by a kill; rows of tests stay."""
@@ -291,7 +347,7 @@ class Rows(ExperimentWriter):
         with open(self.metrics_file_path, newline="") as file:
             lines = file.readlines()
         cut = bool(lines) and not lines[-1].endswith("\n")
-        return [row for row in csv.DictReader(lines[:-1] if cut else lines) if row["step"]]
+        return [row for row in csv.DictReader(lines[:-1] if cut else lines) if row.get("step")]
 
     def _write(self, rows: Iterable[dict[str, str]], columns: list[str]) -> None:
         with atomic.atomic_write(self.metrics_file_path) as temporary, temporary.open("w", newline="") as file:

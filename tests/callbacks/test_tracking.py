@@ -1,11 +1,18 @@
 """How a run is introduced to W&B, and which checkpoints it hands over."""
 
+import csv
+import warnings
 from types import SimpleNamespace
 
-from brainet_pl._utils.framework import ModelCheckpoint, WandbLogger
+import pytest
+
+from brainet_pl._utils.framework import Callback, CSVLogger, ModelCheckpoint, WandbLogger
 from brainet_pl.callbacks import LastCheckpoint, Tracking
 from brainet_pl.callbacks import tracking as tracking_module
+from brainet_pl.callbacks.logging import run_folder
 from brainet_pl.callbacks.tracking import chosen
+from brainet_pl.datamodules import Digits
+from brainet_pl.lightning.module import BRAINet
 from brainet_pl.storage.wandb import set_wandb_run_metadata
 
 
@@ -77,3 +84,63 @@ def test_a_large_checkpoint_stays_where_it_is(tmp_path, monkeypatch):
     ((_, kind, paths, facts, more),) = sent
     assert (kind, [path.name for path in paths], more) == ("model", ["last.ckpt"], {"aliases": ["latest", "last"]})
     assert facts == {"val/cls/NLL": 0.5, "val/cls/Acc": 0.8, "structure": None}
+
+
+def test_files_of_a_run_of_a_service_alone_lie_beside_its_checkpoints(tmp_path):
+    """Two runs wrote report, record and scores into one working directory."""
+    root, cloud = tmp_path / "here", WandbLogger(offline=True, save_dir=str(tmp_path), project="p", id="abc")
+    assert run_folder(SimpleNamespace(default_root_dir=str(root), loggers=[cloud])) == tmp_path / "p" / "abc"
+    run = tmp_path / "moved" / "abc"  # of a test that goes on with the run of its checkpoint
+    assert run_folder(SimpleNamespace(default_root_dir=str(run), loggers=[cloud])) == run
+    text = CSVLogger(str(tmp_path), name="digits", version=3)
+    both = SimpleNamespace(default_root_dir=str(root), loggers=[cloud, text])
+    assert run_folder(both) == tmp_path / "digits" / "version_3"
+    assert run_folder(SimpleNamespace(default_root_dir=str(root), loggers=[])) == root
+
+
+def test_ctrl_c_before_the_first_checkpoint_is_told(tmp_path, quiet_trainer):
+    class Interrupt(Callback):
+        epoch = 0
+
+        def on_train_batch_end(self, trainer, *rest):
+            if trainer.current_epoch == self.epoch:
+                raise KeyboardInterrupt
+
+    for epoch in (0, 1):
+        Interrupt.epoch, last = epoch, LastCheckpoint(str(tmp_path / str(epoch)))
+        fit = quiet_trainer(tmp_path, Interrupt(), last, epochs=2, enable_checkpointing=True)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with pytest.raises(SystemExit):
+                fit.fit(BRAINet(8, head="Linear"), datamodule=Digits())
+        told = [one for one in said if "the fit was interrupted before its first epoch had ended" in str(one.message)]
+        assert (len(told), (tmp_path / str(epoch) / "last.ckpt").exists()) == ((1, False), (0, True))[epoch]
+
+
+def test_a_trainer_of_ones_own_keeps_the_rows_of_the_folder_it_goes_on_in(tmp_path, quiet_trainer):
+    """With a version, Lightning deletes metrics.csv, whatever is resumed or tested."""
+
+    def trainer(epochs):
+        logger = CSVLogger(str(tmp_path), name="mine", version=0)
+        settings = {"enable_checkpointing": True, "log_every_n_steps": 1}
+        return quiet_trainer(tmp_path, LastCheckpoint(), epochs=epochs, logger=logger, **settings)
+
+    def steps(name):
+        with (folder / "metrics.csv").open(newline="") as file:
+            return [int(row["step"]) for row in csv.DictReader(file) if row.get(name)]
+
+    folder, file = tmp_path / "mine" / "version_0", tmp_path / "mine" / "version_0" / "checkpoints" / "last.ckpt"
+    data = Digits(batch_size=512)
+    trainer(1).fit(BRAINet(8, head="Linear"), datamodule=data)
+    first = steps("train/loss")
+    model = BRAINet(8, head="Linear")
+    trainer(2).fit(model, datamodule=data, ckpt_path=str(file))
+    both = steps("train/loss")
+    assert both == [*first, *range(len(first), 2 * len(first))]
+    for _ in range(2):  # a test that is repeated, as after a kill
+        trainer(2).test(model, datamodule=data, ckpt_path=str(file), verbose=False)
+        assert len(steps("test/cls/Acc")) == 1
+    assert steps("train/loss") == both
+    trainer(1).fit(BRAINet(8, head="Linear"), datamodule=data)  # anew: nothing of it stays
+    assert steps("train/loss") == first
+    assert not steps("test/cls/Acc")
