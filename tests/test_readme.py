@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from brainet_pl.cli import main
 
@@ -26,7 +27,23 @@ def test_there_is_something_to_run():
 
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
 def test_python_blocks(code):
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    names = {"__name__": "readme"}
+    torch.manual_seed(0)
+    exec(compile(code, "README.md", "exec"), names)
+    if "photograph" in names:
+        check_first_sentence(names)
+
+
+def check_first_sentence(names):
+    """The network is sure of what is no digit; the swapped one is not, and is as sure of digits as before."""
+    model, honest = names["model"], names["honest"]
+    known, unknown = names["x"][1400:], names["photograph"]
+    assert model(unknown).softmax(1).amax(1).mean() > 0.7
+    digits, pieces = honest.predict(known), honest.predict(unknown)
+    assert pieces["probabilities"].amax(1).mean() < 0.3
+    assert digits["probabilities"].amax(1).mean() > 0.95
+    assert pieces["known"].float().mean() < 0.05
+    assert digits["known"].float().mean() > 0.9
 
 
 def test_shell_lines():

@@ -1,11 +1,11 @@
 """Predictions that fade as an input leaves the training data, by the density of its features.
 
-    τ(x) = τ · u(x)^-κ
+    τ(x) = τ · u(x)^-κ, and beyond all known data, u < u₀: τ · u^-κ · (u / u₀)^-ρ
 
 u(x) is the share of validation samples at least as strange as x: from 1 in the middle of the data to next to nothing
 far outside. How fast predictions fade, κ, can't be learned from known data, among which the strange are rare and no
 worse predicted than they seem: it is the fastest that known data, and harmlessly perturbed known data, can afford, at a
-price that one sets.
+price that one sets. The same holds for ρ, which acts where next to no known sample is, and so costs next to nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from brainet_pl.scores import Generative, ScoreSet, Stages
 from brainet_pl.scores.reference import FEW, TAIL, Surprise, fit_surprise
 from brainet_pl.tasks import Classification, Regression, Task
 
-FASTEST = 1.0  # κ at the most
+FASTEST = 1.0  # κ and ρ at the most
+BEYOND = 1.0  # nats beyond the surprise of which one known sample is expected, where ρ begins
 FOLDS = 5
 HARMLESS = 0.01  # rise of the error that a harmless perturbation may have
 SURE = 1.64  # standard errors that are added to the price: it holds in 95 of 100 cases
@@ -65,6 +66,15 @@ def _parts(probs: Tensor, prior: Tensor, factor: Tensor) -> tuple[Tensor, Tensor
     slower = 1.0 / factor[:, None].to(probs.dtype)
     prior = prior.to(probs.dtype)
     return logs * slower, (1.0 - slower) * (prior + answer * (prior.max() - prior)).log(), answer
+
+
+def fading_factor(surprise: Tensor, kappa: Tensor | float, rho: Tensor | float, beyond: Tensor) -> Tensor:
+    """Surprises (B,) → f (B,), by which the temperature of each input is multiplied: u^-κ, and (u/u₀)^-ρ beyond u₀.
+
+    >>> fading_factor(torch.tensor([0.0, 2.0, 6.0]), 0.1, 1.0, torch.tensor(5.0)).log()
+    tensor([0.0000, 0.2000, 1.6000])
+    """
+    return (kappa * surprise + rho * (surprise - beyond).clamp_min(0.0)).exp().clamp_max(MOST)
 
 
 def faded_losses(probs: Tensor, target: Tensor, prior: Tensor, temperature: Tensor, factor: Tensor) -> Tensor:
@@ -181,7 +191,8 @@ class DensityScaling(Calibrator, DataSizedBuffers):
 
     The temperature of an input is τ·u^-κ, u the share of validation samples at least as strange as it, with an
     exponential tail beyond the strangest tenth. κ is as large as validation data allow at the price `cost`, of which
-    the upper end of a 95 % interval counts: few samples fade less.
+    the upper end of a 95 % interval counts: few samples fade less. What is stranger than any known sample fades faster,
+    with another exponent, ρ, which is chosen in the same way at half the price.
 
     Harmless noise fades next to nothing. Perturbed copies of the features of validation samples, as long as the model
     predicts them nearly as well, count among the validation samples; only what is stranger than nine tenths of all
@@ -213,6 +224,8 @@ class DensityScaling(Calibrator, DataSizedBuffers):
     learns_from_copies: ClassVar[bool] = True
     tau: Tensor
     kappa: Tensor
+    rho: Tensor
+    beyond: Tensor
     prior: Tensor
     knots: Tensor
     heights: Tensor
@@ -227,7 +240,7 @@ class DensityScaling(Calibrator, DataSizedBuffers):
         self._own: str | None = None
         self._observed_copies = EpochBuffer()
         self._copies: dict[str, Tensor] = {}  # of the last validation epoch
-        for name, value in (("tau", 1.0), ("kappa", 0.0), ("slope", 0.0)):
+        for name, value in (("tau", 1.0), ("kappa", 0.0), ("rho", 0.0), ("beyond", 0.0), ("slope", 0.0)):
             self.register_buffer(name, torch.tensor(value))
         for name in ("prior", "knots", "heights"):
             self.register_buffer(name, torch.empty(0))
@@ -272,7 +285,7 @@ class DensityScaling(Calibrator, DataSizedBuffers):
         return super().finalize()
 
     def fit(self, predicted: Tensor, target: Tensor, score: Tensor | None) -> dict[str, Tensor]:
-        """Find τ and κ from predictions (N, C) or (N, 2), targets (N,) and the score (N,)."""
+        """Find τ, κ and ρ from predictions (N, C) or (N, 2), targets (N,) and the score (N,)."""
         assert score is not None
         sets = [Scored(predicted, target, score).finite(), *harmless_copies(self._copies)]
         self._warn_of_scores(sets[0].score, len(score))
@@ -284,28 +297,31 @@ class DensityScaling(Calibrator, DataSizedBuffers):
         self.prior = ((counts + 1) / (counts + 1).sum()).to(self.tau)
         tau = fit_temperature(predicted, target) if classes else fit_width(predicted, target)
         strange = surprise_of_others(every.score, start)
+        beyond = torch.full_like(tau, math.log(len(every.score)) + BEYOND - start)
 
-        def losses(kappa: Tensor | float) -> tuple[Tensor, ...]:
+        def losses(kappa: Tensor | float, rho: Tensor | float) -> tuple[Tensor, ...]:
             """The loss of every sample, known ones first, then those of each copy."""
-            factor = (kappa * strange).exp().clamp_max(MOST)
+            factor = fading_factor(strange, kappa, rho, beyond)
             if classes:
                 found = faded_losses(every.predicted, every.target, self.prior, tau, factor)
             else:
                 found = widened_losses(every.predicted, every.target, tau, factor)
             return torch.split(found, sizes)
 
-        plain = losses(0.0)
+        plain = losses(0.0, 0.0)
         limits = [self.cost * (loss.mean().clamp_min(LEAST_NLL) if classes else 1.0) for loss in plain]
 
-        def affordable(kappa: Tensor) -> Tensor:
-            triples = zip(losses(kappa), plain, limits, strict=True)
-            return torch.stack([upper_mean(faded - loss) <= limit for faded, loss, limit in triples]).all()
+        def affordable(kappa: Tensor | float, rho: Tensor, share: float) -> Tensor:
+            triples = zip(losses(kappa, rho), plain, limits, strict=True)
+            return torch.stack([upper_mean(faded - loss) <= share * limit for faded, loss, limit in triples]).all()
 
         most = torch.full_like(tau, FASTEST if bool((every.score != every.score[0]).any()) else 0.0)
-        kappa = largest_affordable(affordable, most)
-        self.tau.copy_(tau)
-        self.kappa.copy_(kappa)
-        return {"temperature": self.tau, "fading": self.kappa, "cost": (losses(kappa)[0] - plain[0]).mean().float()}
+        rho = largest_affordable(lambda value: affordable(0.0, value, 0.5), most)
+        kappa = largest_affordable(lambda value: affordable(value, rho, 1.0), most)
+        for buffer, value in ((self.tau, tau), (self.kappa, kappa), (self.rho, rho), (self.beyond, beyond)):
+            buffer.copy_(value)
+        price = (losses(kappa, rho)[0] - plain[0]).mean().float()
+        return {"temperature": self.tau, "fading": self.kappa, "fading_beyond": self.rho, "cost": price}
 
     def _warn_of_scores(self, score: Tensor, count: int) -> None:
         """Say what is doubtful about finite scores (N,) of `count` validation samples."""
@@ -328,7 +344,7 @@ class DensityScaling(Calibrator, DataSizedBuffers):
         if not len(self.knots):
             return predicted
         surprise = Surprise(self.knots, self.heights, self.slope)(scores[self.score_name])
-        factor = (self.kappa * surprise).exp().clamp_max(MOST)
+        factor = fading_factor(surprise, self.kappa, self.rho, self.beyond)
         if len(self.prior):
             return fade(predicted, self.prior, self.tau, factor)
         widened = predicted[:, 1] * (self.tau * factor).square().to(predicted.dtype)

@@ -214,7 +214,7 @@ def test_known_data_pay_what_was_agreed(cost):
     if cost:  # it pays nearly all that it may: what is left is the noise of 2,000 samples
         assert paid > 0.4 * cost * least
         assert calibrator.kappa > 0
-    assert set(logged) == {"temperature", "fading", "cost"}
+    assert set(logged) == {"temperature", "fading", "fading_beyond", "cost"}
     far = calibrator(probs, {"generative": torch.full((2000,), 1e6)})
     if cost:
         torch.testing.assert_close(far, torch.full((2000, 4), 0.25), atol=0.05, rtol=0)
@@ -230,6 +230,23 @@ def test_a_model_without_an_error_still_fades():
     logged = finalized(calibrator, probs, target, score)
     assert logged["cost"] <= 0.01 * LEAST_NLL
     assert calibrator(probs[:1], {"generative": torch.tensor([1e5])}).max() < 0.6
+
+
+def test_what_is_stranger_than_any_known_sample_is_not_sure_where_known_ones_are_easy():
+    """Easy data have next to no NLL to pay with, so that κ is small: thrice as strange as the strangest stayed sure."""
+    draw = torch.Generator().manual_seed(0)
+    target = torch.arange(400) % 4
+    probs = (8 * F.one_hot(target, 4) + torch.randn(400, 4, generator=draw)).softmax(1)
+    score = -torch.rand(400, generator=draw).log()
+    calibrator = DensityScaling()
+    logged = finalized(calibrator, probs, target, score)
+    assert calibrator.kappa < 0.1
+    assert 0 < float(logged["cost"]) <= 0.01 * LEAST_NLL
+    usual = calibrator(probs, {"generative": score}).amax(1)
+    strange = calibrator(probs, {"generative": torch.full((400,), 3 * float(score.max()))}).amax(1)
+    assert usual.mean() > 0.99
+    assert strange.mean() < 0.5
+    assert (strange > 0.9).float().mean() < 0.01
 
 
 def test_errors_among_the_strangest_alone_do_not_make_all_others_certain():
