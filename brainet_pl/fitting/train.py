@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +12,7 @@ from brainet_pl._utils.rng import isolated_rng
 from brainet_pl._utils.threads import SMALL, limit_threads
 from brainet_pl.metrics.losses import weighted_mean
 from brainet_pl.network.base import Head, HeadInputs, run_head
-from brainet_pl.network.training import TrainingSettings, fit_head
+from brainet_pl.network.training import HeadTraining, TrainingSettings
 from brainet_pl.tasks import Task
 
 ROWS = 4096  # samples that are predicted at a time in a validation
@@ -45,6 +44,25 @@ def train(
         progress: show a progress bar.
     """
 
+    training = _prepare(head, task, data, select, settings, passes, weights, select_weights, progress)
+    training.run()
+    training.restore_best()
+    return training.epochs
+
+
+def _prepare(
+    head: Head,
+    task: Task,
+    data: HeadInputs,
+    select: HeadInputs | None,
+    settings: TrainingSettings,
+    passes: int,
+    weights: Tensor | None = None,
+    select_weights: Tensor | None = None,
+    progress: bool = False,
+) -> HeadTraining:
+    """The training of `train`, before its first epoch."""
+
     def loss(outputs: Tensor, rows: Tensor) -> Tensor:
         weight = () if weights is None else (weights[rows],)  # a task of one's own may know of none
         return task.loss(outputs, data.target[rows], *weight)
@@ -55,7 +73,7 @@ def train(
         return float(nll.mean() if select_weights is None else weighted_mean(nll, select_weights))
 
     numbered = data._replace(target=torch.arange(len(data.x), device=data.x.device))
-    return fit_head(head, numbered, settings, loss, None if select is None else validate, progress=progress)
+    return HeadTraining(head, numbered, settings, loss, None if select is None else validate, progress=progress)
 
 
 def _nll(head: Head, task: Task, samples: HeadInputs, passes: int) -> Tensor:
@@ -83,20 +101,21 @@ def train_best(
 ) -> int:
     """Train a head by each of some settings; it ends with the weights that predict `select` best of all.
 
-    Gives the number of epochs of these. The arguments are those of `train`, with `candidates` in place of settings.
+    Each is trained until its patience ends for the first time. Then the best goes on to its end, and the others are
+    given up: what a lower learning rate gains is about the same for all.
+
+    Gives the number of epochs of the best. The arguments are those of `train`, with `candidates` in place of settings.
     """
     is_small = head.num_params <= SMALL and data.x.device.type == "cpu"
     start = copy.deepcopy(head.state_dict())
-    best_nll, best_epochs, best_weights = math.inf, 0, start
+    trainings = []
     with limit_threads(1 if is_small else torch.get_num_threads()):
         for settings in candidates:
             head.load_state_dict(start)
-            epochs = train(head, task, data, select, settings, passes=passes, progress=progress)
-            head.eval()
-            with torch.no_grad():
-                nll = float(_nll(head, task, select, passes).mean())
-            if nll < best_nll or best_epochs == 0:
-                best_nll = math.inf if math.isnan(nll) else nll
-                best_epochs, best_weights = epochs, copy.deepcopy(head.state_dict())
-    head.load_state_dict(best_weights)
-    return best_epochs
+            training = _prepare(head, task, data, select, settings, passes, progress=progress)
+            training.run(pause=True)
+            trainings.append(training)
+        best = min(trainings, key=lambda training: training.best_loss)
+        best.run()
+    best.restore_best()
+    return best.epochs

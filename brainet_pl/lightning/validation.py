@@ -24,13 +24,14 @@ from brainet_pl._utils.lightning_private import train_loaders
 from brainet_pl.distributed.samples import on_rank_zero
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.features.training import TrainingFeatures
-from brainet_pl.fitting.samples import LEAST_TO_SPLIT
 from brainet_pl.fitting.scores import fit_scores
 from brainet_pl.fitting.settle import Answered, Settling
 from brainet_pl.lightning import steps
 from brainet_pl.network.base import MIN_VALIDATION
 from brainet_pl.prediction.finite import finite_samples
 from brainet_pl.prediction.predictor import Predictor
+
+FEW_FOR_BOTH = 200  # validation samples that choose an epoch and then calibrate it, below which it shows
 
 
 def teaches(trainer: pl.Trainer) -> bool:
@@ -177,12 +178,12 @@ class ValidationTeacher:
         """Say that samples vouch for what they have chosen, where they are so few that it shows."""
         chosen = any(getattr(callback, "monitor", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         count = self._calibrated_by * trainer.world_size
-        if not chosen or not 0 < count < LEAST_TO_SPLIT or len(validation_loaders(trainer)) > 1:
+        if not chosen or not 0 < count < FEW_FOR_BOTH or len(validation_loaders(trainer)) > 1:
             return
         rank_zero_warn(
             f"{count} validation samples chose the epoch and then calibrated it: what they promise is a little too "
             "good; give two validation sets, the first selects and the second calibrates, or one of "
-            f"{LEAST_TO_SPLIT} samples at the least"
+            f"{FEW_FOR_BOTH} samples at the least"
         )
 
 

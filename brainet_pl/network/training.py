@@ -85,20 +85,70 @@ def fit_head(
         validate: the loss of the head in evaluation on held-out samples; None trains to the end.
         progress: show a progress bar.
     """
-    schedule = _Schedule(head, settings, len(data.x))
-    epochs = 0
-    for _ in tqdm(range(settings.max_epochs), desc="fitting", disable=None if progress else True, delay=1, leave=False):
-        epochs += 1
-        _train_epoch(head, data, loss, schedule, settings.input_dropout)
-        if validate is None:
-            continue
-        head.eval()
-        with torch.no_grad():
-            validation_loss = validate()
-        if not schedule.step(validation_loss):
-            break
-    schedule.restore_best()
-    return epochs
+    training = HeadTraining(head, data, settings, loss, validate, progress=progress)
+    training.run()
+    training.restore_best()
+    return training.epochs
+
+
+class HeadTraining:
+    """A training that can pause, so that another one of the same head can be tried before it goes on.
+
+    The arguments are those of `fit_head`.
+
+    Attributes:
+        epochs: epochs taken.
+        best_loss: the least validation loss so far.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        data: HeadInputs,
+        settings: TrainingSettings,
+        loss: Loss,
+        validate: Callable[[], float] | None = None,
+        *,
+        progress: bool = False,
+    ) -> None:
+        self.head, self.data, self.settings, self.loss, self.validate = head, data, settings, loss, validate
+        self.epochs = 0
+        self._schedule = _Schedule(head, settings, len(data.x))
+        self._paused: Tensor | None = None  # the state of random numbers
+        self._progress = progress
+
+    @property
+    def best_loss(self) -> float:
+        """The least validation loss so far; infinite without one."""
+        return self._schedule.best_loss
+
+    def restore_best(self) -> None:
+        """Give the head the weights that validated best, if any did."""
+        self._schedule.restore_best()
+
+    def run(self, pause: bool = False) -> None:
+        """Train to the end; with `pause` until patience ends for the first time, to go on when called again."""
+        if self._paused is not None:
+            torch.set_rng_state(self._paused)
+            self._paused = None
+            if not self._schedule.slow_down():
+                return
+        left = range(self.settings.max_epochs - self.epochs)
+        for _ in tqdm(left, desc="fitting", disable=None if self._progress else True, delay=1, leave=False):
+            self.epochs += 1
+            _train_epoch(self.head, self.data, self.loss, self._schedule, self.settings.input_dropout)
+            if self.validate is None:
+                continue
+            self.head.eval()
+            with torch.no_grad():
+                validation_loss = self.validate()
+            if self._schedule.is_patient(validation_loss):
+                continue
+            if pause:
+                self._paused = torch.get_rng_state()
+                return
+            if not self._schedule.slow_down():
+                return
 
 
 def _train_epoch(head: Head, data: HeadInputs, loss: Loss, schedule: _Schedule, input_dropout: float) -> None:
@@ -125,6 +175,7 @@ class _Schedule:
     Attributes:
         optimizer: of all parameters of the head.
         batch_size: samples in a batch of the next epoch.
+        best_loss: the least validation loss so far.
     """
 
     def __init__(self, head: Head, settings: TrainingSettings, samples: int) -> None:
@@ -138,23 +189,21 @@ class _Schedule:
         self._patience = settings.patience
         self._head = head
         self._best_weights = copy.deepcopy(head.state_dict())
-        self._best_loss = math.inf
+        self.best_loss = math.inf
         self._epochs_without_gain = 0
 
-    def step(self, validation_loss: float) -> bool:
-        """Prepare the next epoch after a validation; gives whether there is to be one."""
+    def is_patient(self, validation_loss: float) -> bool:
+        """Take a validation in; gives whether training goes on as it is."""
         self._epochs_without_gain += 1
-        if validation_loss < self._best_loss:
-            self._best_weights, self._best_loss = copy.deepcopy(self._head.state_dict()), validation_loss
+        if validation_loss < self.best_loss:
+            self._best_weights, self.best_loss = copy.deepcopy(self._head.state_dict()), validation_loss
             self._epochs_without_gain = 0
-        if self._epochs_without_gain < self._patience:
-            return True
-        return self._slow_down()
+        return self._epochs_without_gain < self._patience
 
-    def _slow_down(self) -> bool:
+    def slow_down(self) -> bool:
         """Go on from the best weights with a larger batch, or else a lower learning rate; gives whether that is due."""
         larger_batch = self._final_batch > self.batch_size
-        if not (larger_batch or self._rate_decays) or not math.isfinite(self._best_loss):
+        if not (larger_batch or self._rate_decays) or not math.isfinite(self.best_loss):
             return False
         self.restore_best()
         self._epochs_without_gain = 0
@@ -168,5 +217,5 @@ class _Schedule:
 
     def restore_best(self) -> None:
         """Give the head the weights that validated best, if any did."""
-        if math.isfinite(self._best_loss):
+        if math.isfinite(self.best_loss):
             self._head.load_state_dict(self._best_weights)

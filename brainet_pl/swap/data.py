@@ -24,7 +24,6 @@ from brainet_pl.tasks import Classification
 
 BATCH = 256  # inputs at a time while features are extracted
 MOST_CLASSES = 10**7
-LEAST_HELD = 20  # held-out samples: with fewer, neither the best epoch nor a temperature can be told
 MOST_REPEATED = 0.01  # share of held-out samples that may be in the training data by chance; they are left out
 FAR = 1.0, 3.0  # deviations from training inputs that are far: for many samples, and more of them for a single one
 CLIP = 10.0  # deviations of one channel that count at the most

@@ -21,7 +21,7 @@ from brainet_pl.features.training import SAMPLE_ROWS, TrainingFeatures
 from brainet_pl.fitting.blend import choose_blend
 from brainet_pl.fitting.build import build_head
 from brainet_pl.fitting.comparison import Comparison, compare
-from brainet_pl.fitting.samples import Samples, rows_of, split_held_out, take_from_training
+from brainet_pl.fitting.samples import LEAST_HELD, Samples, rows_of, split_held_out, take_from_training
 from brainet_pl.fitting.scores import fit_scores
 from brainet_pl.fitting.settle import Settling, answer_rows, settle
 from brainet_pl.fitting.structure import learn_tree
@@ -207,9 +207,9 @@ def _extract_held_out(
 
 def _check_count(count: int) -> None:
     """Refuse held-out samples that are too few to stop by, and warn of few."""
-    if count < swap_data.LEAST_HELD:
+    if count < LEAST_HELD:
         raise ValueError(
-            f"expected at least {swap_data.LEAST_HELD} held-out samples, got {count}: so few can't tell how sure a "
+            f"expected at least {LEAST_HELD} held-out samples, got {count}: so few can't tell how sure a "
             "prediction may be; give more of them, or more training samples to hold 15 % back from"
         )
     if count < MIN_VALIDATION:

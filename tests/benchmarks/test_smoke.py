@@ -573,3 +573,11 @@ def test_peers_of_the_drift_alarm_have_the_statistics_of_their_libraries(load):
     fits = [np.linalg.solve(overlap + 10.0**-power * np.eye(40), apart) for power in range(8)]
     squares = [2 * fit @ apart - fit @ overlap @ fit for fit in fits]
     assert found == pytest.approx(min(squares, key=lambda value: abs(value - found)))  # at one of these λ
+
+
+def test_costs(load, tmp_path, capsys):
+    load("costs").main(["--smoke", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "costs.json")
+    assert len(cells) == 5
+    assert all(cell["seconds"] > 0 and cell["ratio"] > 0 for cell in cells.values())
+    assert "| swap, 1,300 photographs |" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from brainet_pl import Backbone, BRAINet
 from brainet_pl._utils.framework import Callback, ModelCheckpoint, pl
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
-from brainet_pl.fitting.samples import LEAST_TO_SPLIT
+from brainet_pl.lightning.validation import FEW_FOR_BOTH
 from brainet_pl.network import BRAINetHead, Linear, Tree
 from brainet_pl.network.finalization import FACTORS
 
@@ -118,7 +118,7 @@ def test_the_first_validation_set_selects_and_the_second_calibrates(tmp_path, qu
     assert int(again.conformal.samples) == 70  # a single set does both
 
 
-@pytest.mark.parametrize(("sets", "warns"), [((150,), True), ((150, 150), False), ((LEAST_TO_SPLIT,), False)])
+@pytest.mark.parametrize(("sets", "warns"), [((150,), True), ((150, 150), False), ((FEW_FOR_BOTH,), False)])
 def test_a_small_set_of_both_roles_is_told(tmp_path, quiet_trainer, sets, warns):
     checkpoint = ModelCheckpoint(tmp_path, monitor="val/cls/NLL")
     model = BRAINet(2, head=Tree(num_params=500))
