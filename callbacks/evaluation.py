@@ -209,9 +209,12 @@ class Evaluation(Callback, EvaluatesAllSets):
         """Merge a batch into the k most uncertain samples so far."""
         name = summary.ranking_score(list(batch.scores), self.score)
         doubt = batch.scores[name].detach().float().cpu().nan_to_num(nan=math.inf)
-        # Not `confidence`: a learned confidence is a score of that name, and higher for a less certain sample.
-        answers = {"probability" if k == "confidence" else k: v for k, v in batch.answers.items()}
-        cells = {k: v for k, v in answers.items() if k not in ("wrong", "calibrated", "covered")} | batch.scores
+        answers = dict(batch.answers)
+        if "confidence" in answers:
+            # Not by that name: a learned confidence is a score, and higher for a less certain sample.
+            answers["probability"] = answers.get("calibrated", answers["confidence"])  # as scores are: what a user gets
+        left_out = ("confidence", "wrong", "calibrated", "covered")
+        cells = {name: values for name, values in answers.items() if name not in left_out} | batch.scores
         for i in doubt.topk(min(self.most_uncertain, len(doubt))).indices.tolist():
             row = {name: values[i].item() for name, values in cells.items()}
             self._doubtful.append(DoubtfulSample(float(doubt[i]), int(numbers[i]), row, inputs[i]))

@@ -110,7 +110,7 @@ class PredictionFile(Callback):
     def _open_part(self, trainer: pl.Trainer, columns: list[str]) -> IO[str]:
         if self._part is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._part = _open_new(self._part_path(trainer.global_rank))
+            self._part = self._part_path(trainer.global_rank).open("x", newline="", encoding="utf-8")
             self._columns = columns
             write_rows(self._part, [["loader", "sample", *columns]])
         if columns != self._columns:
@@ -194,7 +194,7 @@ class PredictionFile(Callback):
 
 def _join(parts: Sequence[Path], target: Path, place: Callable[[list[str]], tuple[int, int]]) -> int:
     """Make one CSV file of ordered ones with the same columns; gives the number of its rows."""
-    with ExitStack() as stack, _open_new(target) as file:
+    with ExitStack() as stack, target.open("w", newline="", encoding="utf-8") as file:
         readers = [csv.reader(stack.enter_context(path.open(newline="", encoding="utf-8"))) for path in parts]
         headers = [next(reader, []) for reader in readers]
         writer = csv.writer(file)
@@ -204,11 +204,6 @@ def _join(parts: Sequence[Path], target: Path, place: Callable[[list[str]], tupl
             writer.writerow(row)
             count += 1
     return count
-
-
-def _open_new(path: Path) -> IO[str]:
-    """A new file; an error where there is one."""
-    return path.open("x", newline="", encoding="utf-8")
 
 
 def as_columns(outputs: Mapping[str, Any], class_names: Sequence[str] | None = None) -> dict[str, list[Any]]:

@@ -2,6 +2,10 @@
 
 import csv
 import os
+import random
+import resource
+import signal
+import time
 
 import pytest
 import torch
@@ -69,3 +73,46 @@ def test_a_prediction_that_fails_says_where_its_rows_are(tmp_path, quiet_trainer
     (part,) = tmp_path.iterdir()
     assert str(part) in "".join(str(one.message) for one in said)
     assert rows(part) == list(range(20))
+
+
+def in_a_process(work):
+    """Run `work` in a forked process; gives its number."""
+    number = os.fork()
+    if number:
+        return number
+    status = 1
+    try:
+        work()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path, quiet_trainer):
+    predict(tmp_path, quiet_trainer, 5)
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        predict(tmp_path, quiet_trainer, 5_000)
+
+    _, status = os.waitpid(in_a_process(limited), 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert rows(tmp_path / "predictions.csv") == list(range(5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
+def test_a_prediction_that_is_killed_leaves_the_file_as_it_was_or_whole(tmp_path, quiet_trainer, name):
+    draw, whole = random.Random(name), [list(range(5)), list(range(3_000))]
+    for _ in range(12):
+        predict(tmp_path, quiet_trainer, 5)
+        number = in_a_process(lambda: predict(tmp_path, quiet_trainer, 3_000))
+        time.sleep(draw.random())
+        os.kill(number, getattr(signal, name))
+        os.waitpid(number, 0)
+        assert rows(tmp_path / "predictions.csv") in whole
+    left = [path for path in tmp_path.iterdir() if path.name != "predictions.csv"]
+    for path in left:
+        os.utime(path, (0, 0))  # as if a day had passed
+    predict(tmp_path, quiet_trainer, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions.csv"]

@@ -146,10 +146,13 @@ def test_the_last_checkpoint_is_the_last_state_and_remembers_the_best(tmp_path, 
 
 @pytest.fixture(scope="module")
 def kills():
-    """benchmarks/kills.py."""
-    spec = importlib.util.spec_from_file_location("kills", Path(__file__).parents[2] / "benchmarks" / "kills.py")
+    """benchmarks/kills.py, which finds what benchmarks share beside it."""
+    folder = Path(__file__).parents[2] / "benchmarks"
+    spec = importlib.util.spec_from_file_location("kills", folder / "kills.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        spec.loader.exec_module(module)
     return module
 
 
