@@ -16,9 +16,9 @@ from msgspec import Struct, ValidationError, convert
 from msgspec.structs import fields
 
 from brainet_pl.evaluation.chart import Chart, ChartGroup, Count, Finite, Matrix
-from brainet_pl.metrics.catalogue import SEPARATION, Better, MeasureUnit, facts_of
+from brainet_pl.metrics.catalogue import SEPARATION, Better, MeasureUnit
 
-FORMAT = 3  # of record.json; format 2 had pictures in place of charts, format 1 was dashboard.json with its CSV files
+FORMAT = 3  # of record.json
 
 
 class PartCost(Struct, frozen=True):
@@ -201,9 +201,6 @@ WORDS = {
 
 def parse_record(content: Mapping[str, Any]) -> Record:
     """The object in record.json → a record; an error says which value is not what it should be."""
-    metrics = content.get("metrics")
-    if isinstance(metrics, list):
-        content = {**content, "metrics": [_completed(entry) for entry in metrics]}
     try:
         charts = content.get("charts")
         for i, chart in enumerate(charts) if isinstance(charts, list) else ():
@@ -223,14 +220,6 @@ def _require_all(kind: type[Struct], given: Any, where: str) -> None:
         parts = {f"[{i}]": part for i, part in enumerate(value)} if isinstance(value, list) else {"": value}
         for place, part in parts.items() if inner else ():
             _require_all(inner[0], part, f"{where}.{field.name}{place}")
-
-
-def _completed(entry: Any) -> Any:
-    """The entry of a metric; title, unit and direction that an older record does not hold are the catalogue's."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("key"), str):
-        return entry
-    known = facts_of(entry["key"])
-    return {"title": known.title, "unit": known.unit, "better": known.better} | entry
 
 
 def _explained(message: str, content: Any) -> str:

@@ -28,7 +28,7 @@ from brainet_pl.monitoring.columns import Columns
 Floats = NDArray[np.float64]
 KNOWN_P = "known_p"
 CHUNK = 64  # inputs that are worked on at a time: work grows with its square
-STATE_FORMAT = 2  # of what `state_dict` gives; 1 had no number, and other bets
+STATE_FORMAT = 2  # of what `state_dict` gives
 MOST_LOG = 700.0  # evidence is shown up to e^700
 
 

@@ -345,17 +345,6 @@ def test_names_units_and_directions_are_those_of_the_record(tmp_path):
     assert len(cards(page_with(tmp_path, record))) == 2
 
 
-def test_what_an_older_record_does_not_say_of_a_metric_is_in_the_catalogue(written, tmp_path):
-    record = a_record()
-    record["metrics"].append(metric("test/cal/coverage95", 0.9, "Targets inside the 95 % interval", "share", None))
-    record["metrics"].append(metric("test/mine/Own", 0.9, "test/mine/Own", "", None))
-    older = copy.deepcopy(record)
-    for part in older["metrics"]:
-        del part["title"], part["unit"], part["better"]
-    assert parse_record(older) == parse_record(record)
-    assert page_with(tmp_path, older) == page_with(tmp_path, record)
-
-
 def said(record, history=None):
     """The sentences of a record, each with its colour."""
     return [(line.text.replace("\u00a0", " "), line.tone) for line in verdict_of(record, history)]
