@@ -40,9 +40,9 @@ from brainet_pl.network import BRAINetHead, Tree
 from brainet_pl.network.executor import Executor
 from brainet_pl.network.tree_head import GAIN
 from brainet_pl.network.weights import LevelTensors
-from brainet_pl.network.widths import count_fields, fields_of
+from brainet_pl.network.widths import fields_of
 from brainet_pl.structure import GGT, learn_structure
-from brainet_pl.structure.ggt import Leaf, Node, SubNetwork
+from brainet_pl.structure.ggt import Node, SubNetwork
 from brainet_pl.tasks import Classification
 from brainet_pl.uncertainty import mutual_information, predictive_entropy
 
@@ -205,9 +205,8 @@ class Switched(Executor):
 def build(arm: Arm, sample: Sample, ggt: GGT, budget: int, seed: int) -> BRAINetHead:
     """A head of so many parameters; with more alternatives there are more fields, which read fewer neighbours."""
     d, out = sample.in_features, sample.task.out_features
-    leaves = [node for node in ggt.nodes if isinstance(node, Leaf)]
-    fits = (n for n in (16, 8, 4, 2) if 2 * sum(count_fields(x, fields_of(ggt, n), 2) for x in leaves) <= budget)
-    fields = next(fits, None)
+    sizes = {n: fields_of(ggt, n) for n in (16, 8, 4, 2)}
+    fields = next((n for n, found in sizes.items() if found and 2 * found.count(2) <= budget), None)
     if not arm.every:
         torch.manual_seed(seed)
         return Tree(num_params=budget, fields=fields).build(d, out, ggt)

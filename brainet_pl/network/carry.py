@@ -1,20 +1,20 @@
 """Weights of one head in another that is wired by a newer tree: layers that read and give the same keep their weights.
 
 A layer is the same where it stands over the same variables, gives the same rows of as many neurons, and reads nodes
-that are the same down to the inputs. All others start afresh, as `build` left them.
+that are the same down to the inputs; a field, where it reads the same inputs. All others start afresh, as `build` left
+them.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from brainet_pl.network.base import Head
 from brainet_pl.network.executor import Executor
-from brainet_pl.network.plan import Layer, Plan
+from brainet_pl.network.plan import FIELDS, Layer, Plan
 
 _READ_ROOT = ("output.weight", "out_weight")  # of a head: their last axis is the rows of the root
 _NEURONS = ("scale", "bias", "running_mean", "running_var")  # of the executor: vectors over neurons
@@ -112,9 +112,9 @@ class Matching(NamedTuple):
 def matching(old: Plan, new: Plan) -> Matching:
     """The layers of two plans that are the same, found from the inputs up; no layer is paired twice."""
     theirs, ours = _by_node(old), _by_node(new)
-    partner: dict[int, int] = {}  # new node → old node, where all layers are the same
     taken: set[int] = set()
-    pairs: list[Pair] = []
+    pairs = _same_fields(theirs.pop(FIELDS, []), ours.pop(FIELDS, []), old, new)
+    partner = _same_leaves(pairs, old, new)  # new node → old node, where all layers are the same
     rows: list[int] = []
     for level in new.levels:
         for node in level.nodes:
@@ -138,6 +138,37 @@ def matching(old: Plan, new: Plan) -> Matching:
             if node == 0 and chosen == 0:
                 rows = _whole_rows(best, ours[0], new)
     return Matching(pairs, rows)
+
+
+def _same_fields(
+    old_layers: list[tuple[int, Layer]], new_layers: list[tuple[int, Layer]], old: Plan, new: Plan
+) -> list[Pair]:
+    """The fields of as many neurons that read the same inputs in the same order."""
+    known = {(old.inputs_of(layer), layer.width, layer.branch): (level, layer) for level, layer in old_layers}
+    pairs = []
+    for level, layer in new_layers:
+        other = known.get((new.inputs_of(layer), layer.width, layer.branch))
+        if other is not None:
+            pairs.append(Pair(other[1], other[0], layer, level))
+    return pairs
+
+
+def _same_leaves(fields: list[Pair], old: Plan, new: Plan) -> dict[int, int]:
+    """New leaf → an old one over the same variables, which gives the same: inputs as they are, or equal fields."""
+    plain = not (old.has_fields or new.has_fields)
+    kept = {(pair.new.branch, new.inputs_of(pair.new)[0]) for pair in fields}
+    known = {_leaf_key(old, i): i for i in old.leaf_sets}
+    partner = {}
+    for i, own_set in new.leaf_sets.items():
+        key = _leaf_key(new, i)
+        if key in known and (plain or kept.issuperset((own_set, v) for v in new.ggt.nodes[i].variables)):
+            partner[i] = known[key]
+    return partner
+
+
+def _leaf_key(plan: Plan, leaf: int) -> tuple[int, tuple[int, ...]]:
+    """The set of fields that a leaf gives, and of which variables: leaves of several structures may give the same."""
+    return plan.leaf_sets[leaf], plan.ggt.nodes[leaf].variables
 
 
 def _by_node(plan: Plan) -> dict[int, list[tuple[int, Layer]]]:
@@ -180,10 +211,11 @@ def _same_layers(
 
 
 def _same_node(node: int, other: int, old: Plan, new: Plan, partner: dict[int, int]) -> bool:
-    """Whether a source of the new plan gives what one of the old gives: the same inputs, or all layers the same."""
-    if node in new.level_of or other in old.level_of:
-        return partner.get(node) == other
-    return bool(np.array_equal(new.source_rows(node), old.source_rows(other)))
+    """Whether a source of the new plan gives what one of the old gives: an equal leaf, or all layers the same."""
+    known = partner.get(node)
+    if known is None or node not in new.leaf_sets or other not in old.leaf_sets:
+        return known == other
+    return _leaf_key(old, known) == _leaf_key(old, other)
 
 
 def _whole_rows(pairs: list[Pair], layers: list[tuple[int, Layer]], new: Plan) -> list[int]:

@@ -101,7 +101,7 @@ class EnsembleHead(Head):
         x = self._samples(x)
         if not self.training:
             return self._emit(self.layers.run_evaluate(x))
-        return self._emit(self.layers.run_train(x, self.layers.draw(1, 1), self.dropout))
+        return self._emit(self.layers.run_train(x, self.layers.draw(1, 1), self.dropout)[:, 0])
 
     def passes(self, x: Tensor, count: int) -> Outputs:
         """Maps features (B, d) or (M, B, d) to (M, B, O); with dropout to (M·T, B, O), T masks for each member."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from brainet_pl.network.kernels import bags, batch_norm, has_kernels
 from brainet_pl.network.weights import ACTIVATIONS, LayerWeights, LevelTensors, join_rows, repeat_columns
 from brainet_pl.structure.ggt import SubNetwork
 
@@ -86,18 +87,19 @@ class Executor(LayerWeights):
         for u, subnetwork in enumerate(subnetworks):
             for node, branch in ggt.path(subnetwork):
                 taken[node, u] = branch
-        return [torch.as_tensor(taken[list(level.level.nodes)], device=device) for level in self.ordered]
+        first = [0]  # in place of the nodes of fields, which are of none and have one way
+        return [torch.as_tensor(taken[list(level.level.nodes) or first], device=device) for level in self.ordered]
 
     def versions(self, draws: int) -> list[Versions]:
         """`share_draws` for this plan."""
         return share_draws(draws, [level.num_branches for level in self.ordered])
 
     def run_train(self, x: Tensor, choices: Sequence[Tensor], dropout: float) -> Tensor:
-        """Features (B, d) or (M, B, d) to the root's rows (M, R, V·B) of the V draws a sample that `choices` name.
+        """Features (B, d) or (M, B, d) to the root's rows (M, t, R, V·B/t) of the V draws a sample that `choices` name.
 
         All branches of all nodes are computed, so batch-norm statistics are kept for each of them at every step, over
         all columns of all samples. The order of the draws means nothing: where the root emits each of its columns
-        through each of its branches, it is left as it is.
+        through each of its t branches, these are left apart. Elsewhere t is 1.
         """
         parts, batch = [self._inputs(x)], x.shape[-2]
         if self.norm and batch < 2:
@@ -111,13 +113,13 @@ class Executor(LayerWeights):
             emitted = choice.shape[1]
             products = [(block, None) for block in blocks]
             y = self._normalise(level, self._multiply(level, parts, products, columns * batch))
-            y = level.by_branch(y)
-            everything = level.number == last and self._in_turn(emitted, columns)
-            y = y.transpose(1, 2).flatten(2) if everything else level.choose(y, choice, columns)
+            y = level.by_branch(self.activate(y))
+            if level.number == last and self._in_turn(emitted, columns):
+                return F.dropout(y, dropout, training=True) if dropout else y
+            y = level.choose(y, choice, columns)
             columns = emitted
-            y = self.activate(y)
             parts.append(F.dropout(y, dropout, training=True) if dropout else y)
-        return self._root(parts)
+        return self._root(parts).unsqueeze(1)
 
     def _in_turn(self, emitted: int, columns: int) -> bool:
         """Whether the root emits each of its columns through each of its branches."""
@@ -141,6 +143,19 @@ class Executor(LayerWeights):
         """Features (B, d) to the rows (s, R, B) of each branch of the root, times its probability."""
         parts, branches = self._evaluate(x)
         return self._root(parts) if branches is None else branches[0]
+
+    @property
+    def only_root_branches(self) -> bool:
+        """Whether no node but the root has several branches: these are then all sub-networks that there are."""
+        return bool(self.ordered) and all(level.num_branches == 1 for level in self.ordered[:-1])
+
+    def run_root_branches(self, x: Tensor) -> Tensor:
+        """Features (B, d) to the rows (s, R, B) of each branch of the root, where no other node has several."""
+        parts = [self._inputs(x)]
+        for level, products in zip(self.ordered, self._folded(), strict=True):
+            y = level.by_branch(self.activate(self._multiply(level, parts, products)))
+            parts.append(y[:, 0])
+        return y[0]
 
     def _evaluate(self, x: Tensor, dropout: float = 0.0) -> tuple[list[Tensor], Tensor | None]:
         """All parts, and those of the root by branch (M, s, R, B), which sum to the last part without its dropout."""
@@ -186,7 +201,8 @@ class Executor(LayerWeights):
         """
         plan, ggt, device = self.plan, self.plan.ggt, x.device
         first_row = np.full((len(subnetworks), len(ggt.nodes) + 1), -1, dtype=np.int64)  # of each node's output
-        first_row[:, [i for i in range(len(ggt.nodes)) if i not in plan.level_of]] = 0
+        leaves = [i for i in range(len(ggt.nodes)) if i not in plan.level_of]
+        first_row[:, leaves] = 0
         choice = np.full((len(subnetworks), len(ggt.nodes)), -1, dtype=np.int64)
         for u, subnetwork in enumerate(subnetworks):
             for node, branch in ggt.path(subnetwork):
@@ -202,8 +218,9 @@ class Executor(LayerWeights):
                 for node, column in zip(level.nodes, starts, strict=False):
                     taken = np.maximum(choice[:, node], 0)
                     first_row[:, node] = len(state) + level.branch_neurons[taken, column]
-                    if dropout:  # a mask, and so a copy, for each pass
-                        first_row[:, node] += len(neurons) * np.arange(len(subnetworks))
+                if dropout:  # a mask, and so a copy, for each pass
+                    copies = len(neurons) * np.arange(len(subnetworks))[:, None]
+                    first_row[:, level.nodes or leaves] += copies
                 if dropout:
                     neurons = join_rows(_drop(neurons.expand(len(subnetworks), -1, -1), dropout, generator))
                 state = torch.cat([state, neurons])
@@ -219,9 +236,7 @@ class Executor(LayerWeights):
                 y = self.activate(torch.baddbmm(bias[at].to(read.dtype), weight[at], read))
                 first_row[draw, bucket.nodes[g]] = len(state) + np.arange(len(draw)) * y.shape[1]
                 state = torch.cat([state, join_rows(_drop(y, dropout, generator))])
-        top = first_row[:, :1] + np.arange(len(plan.root_rows))
-        if not plan.levels:
-            top = np.tile(1 + plan.root_rows, (len(subnetworks), 1))
+        top = first_row[:, :1] + (plan.root_rows if 0 in leaves else np.arange(len(plan.root_rows)))
         return state.index_select(0, torch.as_tensor(top.ravel(), device=device)).view(*top.shape, -1)
 
     def run_chosen(self, x: Tensor, choices: Sequence[Tensor], dropout: float = 0.0) -> Tensor:
@@ -279,6 +294,7 @@ class Executor(LayerWeights):
                 part, first, count = bucket.slice
                 rows = parts[part] if parts[part].shape[1] == count else parts[part].narrow(1, first, count)
                 rows = repeat_columns(rows, batch)
+                rows = rows if len(rows) > 1 else rows.view(-1, weight.shape[2], batch)  # of blocks side by side
             elif _reads_few(weight, gathered[0]):
                 y = _sparse_product(weight, gathered[0][0], bucket.rows, bias)
                 outputs.append(y.view(self.members, -1, batch))
@@ -298,7 +314,7 @@ class Executor(LayerWeights):
         if self.scale is None:
             return (flat + self.bias[at].unsqueeze(-1)).view_as(y)
         mean, var = self.running_mean[at], self.running_var[at]
-        flat = F.batch_norm(flat, mean, var, self.scale[at], self.bias[at], True, self.momentum, self.eps)
+        flat = batch_norm(flat, mean, var, self.scale[at], self.bias[at], self.momentum, self.eps)
         return flat.view_as(y)
 
     def _root(self, parts: list[Tensor]) -> Tensor:
@@ -327,16 +343,13 @@ def _reads_few(weight: Tensor, rows: Tensor) -> bool:
 
     On a CPU: copies are what takes the time there, and compilers and exports know the plain product better.
     """
-    plain = rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64) and rows.dtype == weight.dtype
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    return plain and weight.shape[0] > 1 == weight.shape[1] and not traced
+    return has_kernels(rows) and rows.dtype == weight.dtype and weight.shape[0] > 1 == weight.shape[1]
 
 
 def _sparse_product(weight: Tensor, rows: Tensor, reads: Tensor, bias: Tensor | None) -> Tensor:
     """(G, 1, I) weights and rows (R, B), of which block g reads `reads`[g·I : (g + 1)·I] → (G, B), plus (G, 1, 1)."""
     weight = weight.squeeze(1)
-    # The sum of a bag of rows, each with its weight, is the product of a sparse matrix.
-    y = F.embedding_bag(reads.view(weight.shape), rows.contiguous(), per_sample_weights=weight, mode="sum")
+    y = bags(weight, rows.contiguous(), reads.view(weight.shape))
     return y if bias is None else y + bias.squeeze(2).to(y.dtype)
 
 

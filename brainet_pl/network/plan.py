@@ -12,14 +12,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.network.widths import Fields, split_width, width_rule
+from brainet_pl.network.widths import Fields, root_branch_of, split_width, width_rule
 from brainet_pl.structure.ggt import GGT, Leaf, Node, Tree
 
 LAYOUT = 2  # of weights within a layer: neuron by neuron, each reading the rows of its sources in order
+FIELDS = -1  # in place of a node's number, where a layer belongs to no node: a field, which all leaves may read
 Ints = NDArray[np.int64]
 
 # Cost of a block product in units of one multiply-add of a large matrix product, measured on CPU at batch 256.
@@ -32,8 +34,8 @@ _BLOCK_COST = 20000.0  # one more kernel launch, forward and backward
 class Layer:
     """One dense layer L_i^t (line 14): it reads an ancestor's output and the descendant's, or the latter alone."""
 
-    node: int  # a number in `GGT.nodes`
-    branch: int
+    node: int  # a number in `GGT.nodes`, or `FIELDS`
+    branch: int  # of a field, the set that it belongs to
     sources: tuple[int, ...]  # numbers of the nodes it reads; behind those of all nodes, of single inputs
     fan_in: int  # rows in
     width: int  # neurons out
@@ -62,7 +64,7 @@ class BranchBucket:
     nodes: Ints  # (G,) the node of each block
     branches: Ints  # (G,) which branch of its node it is
     sources: Ints  # (G, I) node that each input comes from, -1 for padding
-    offsets: Ints  # (G, I) row within that node's output, or the input row of a leaf that gives its plain features
+    offsets: Ints  # (G, I) row within that node's output; of a leaf, the row of the state of an input or field
     neurons: Ints  # as in `Bucket`
     weights: Ints  # as in `Bucket`
 
@@ -85,20 +87,46 @@ class _Block:
 
 
 def choose_buckets(
-    layers: Sequence[Layer], rows: Sequence[Ints], zero_row: int, *, masked: bool = False
+    layers: Sequence[Layer],
+    rows: Sequence[Ints],
+    zero_row: int,
+    *,
+    masked: bool = False,
+    structures: Sequence[Structure] = (),
 ) -> tuple[Bucket, ...]:
-    """The cheapest way found to compute the layers of a level: one masked product, or batches of similar blocks.
+    """The cheapest way found to compute the layers of a level.
 
-    `masked` asks for the one product whatever it costs.
+    That is one masked product, one of equal size for each of the `structures`, or batches of similar blocks. `masked`
+    asks for the one product whatever it costs.
     """
     reads = [np.concatenate([rows[j] for j in layer.sources]) for layer in layers]
     everything = _Block(tuple(layers), np.unique(np.concatenate(reads)))
     if masked:
         return (_bucket([everything], rows, zero_row),)
-    groups, grouped = _partition(_branch_blocks(layers, reads))
-    if everything.neurons * len(everything.rows) + _BLOCK_COST <= grouped:
-        return (_bucket([everything], rows, zero_row),)
+    groups, cost = _partition(_branch_blocks(layers, reads))
+    if everything.neurons * len(everything.rows) + _BLOCK_COST <= cost:
+        groups, cost = [[everything]], everything.neurons * len(everything.rows) + _BLOCK_COST
+    apart = _structure_blocks(layers, structures)
+    if apart and len(apart) * max(block.neurons for block in apart) * len(apart[0].rows) + _BLOCK_COST <= cost:
+        groups = [apart]  # their rows lie side by side, so that none is copied
     return tuple(_bucket(group, rows, zero_row) for group in groups)
+
+
+class Structure(NamedTuple):
+    """A branch of the root, in a level that reads fields: its nodes, and the rows of its fields."""
+
+    nodes: frozenset[int]
+    rows: Ints
+
+
+def _structure_blocks(layers: Sequence[Layer], structures: Sequence[Structure]) -> list[_Block]:
+    """A masked block for each structure, all of which read equally many rows; none where one has no layers."""
+    found = []
+    for nodes, fields in structures:
+        own = tuple(layer for layer in layers if layer.node in nodes)
+        if own:
+            found.append(_Block(own, fields))
+    return found if len(found) == len(structures) else []
 
 
 def single_neurons(layers: Sequence[Layer], rows: Sequence[Ints]) -> Bucket | None:
@@ -150,8 +178,11 @@ def _partition(blocks: list[_Block]) -> tuple[list[list[_Block]], float]:
     return groups[::-1], float(best[n])
 
 
-def choose_branch_buckets(layers: Sequence[Layer], rows: Sequence[Ints], inputs: int) -> tuple[BranchBucket, ...]:
-    """Every branch as one block, in batches of similar shape; the first `inputs` rows of the state are the inputs."""
+def choose_branch_buckets(layers: Sequence[Layer], rows: Sequence[Ints], shared: int) -> tuple[BranchBucket, ...]:
+    """Every branch as one block, in batches of similar shape.
+
+    The first `shared` rows of the state are those of no node: inputs, and fields.
+    """
     by_branch: dict[tuple[int, int], list[Layer]] = {}
     for layer in layers:
         by_branch.setdefault((layer.node, layer.branch), []).append(layer)
@@ -160,17 +191,17 @@ def choose_branch_buckets(layers: Sequence[Layer], rows: Sequence[Ints], inputs:
         sources = dict.fromkeys(j for layer in members for j in layer.sources)
         blocks.append(_Block(tuple(members), np.concatenate([rows[j] for j in sources])))
     groups, _ = _partition(blocks)
-    return tuple(_branch_bucket(group, rows, inputs) for group in groups)
+    return tuple(_branch_bucket(group, rows, shared) for group in groups)
 
 
-def _branch_bucket(blocks: Sequence[_Block], rows: Sequence[Ints], inputs: int) -> BranchBucket:
+def _branch_bucket(blocks: Sequence[_Block], rows: Sequence[Ints], shared: int) -> BranchBucket:
     plain = _bucket(blocks, rows, zero_row=-1)
     sources, offsets = np.full_like(plain.rows, -1), np.zeros_like(plain.rows)
     for g, block in enumerate(blocks):
         read = dict.fromkeys(j for layer in block.layers for j in layer.sources)
         n = len(block.rows)
         sources[g, :n] = np.concatenate([np.full(len(rows[j]), j) for j in read])
-        offsets[g, :n] = np.concatenate([rows[j] if rows[j][0] < inputs else np.arange(len(rows[j])) for j in read])
+        offsets[g, :n] = np.concatenate([rows[j] if rows[j][0] < shared else np.arange(len(rows[j])) for j in read])
     nodes = np.array([block.layers[0].node for block in blocks])
     branches = np.array([block.layers[0].branch for block in blocks])
     return BranchBucket(nodes, branches, sources, offsets, plain.neurons, plain.weights)
@@ -198,7 +229,7 @@ def _bucket(blocks: Sequence[_Block], rows: Sequence[Ints], zero_row: int) -> Bu
 
 @dataclass(frozen=True)
 class Level:
-    """All layers of the nodes of one height, or of the leaves where these have fields."""
+    """All layers of the nodes of one height, or all fields, which belong to no node."""
 
     nodes: tuple[int, ...]  # their numbers
     node_widths: tuple[int, ...]  # neurons that each emits
@@ -252,18 +283,27 @@ class Plan:
         """Node number → (level, position among its nodes)."""
         return {node: (h, i) for h, level in enumerate(self.levels) for i, node in enumerate(level.nodes)}
 
-    def source_rows(self, source: int) -> Ints:
-        """The rows of the state that a layer reads from one of its sources: a node, or a single input."""
-        inputs = len(self.ggt.nodes)
-        return self.node_rows[source] if source < inputs else np.array([source - inputs])
+    @property
+    def has_fields(self) -> bool:
+        """Whether leaves give fields, and not inputs as they are."""
+        return bool(self.levels) and not self.levels[0].nodes
+
+    @cached_property
+    def leaf_sets(self) -> dict[int, int]:
+        """Number of each leaf → the set of fields that it gives; 0 where all leaves give inputs as they are."""
+        leaves = {i: t for i, t in root_branch_of(self.ggt).items() if isinstance(self.ggt.nodes[i], Leaf)}
+        return {i: t if self.has_fields else 0 for i, t in leaves.items()}
+
+    def inputs_of(self, field: Layer) -> tuple[int, ...]:
+        """The numbers of the inputs that a field reads, its own first."""
+        return tuple(source - len(self.ggt.nodes) for source in field.sources)
 
     def multiply_adds(self, choices: dict[int, int] | None = None) -> int:
         """Multiply-adds a sample of all layers, or only of the branches in `choices` (node number → branch)."""
         layers = [layer for level in self.levels for layer in level.layers]
         if choices is not None:
             taken = [layer for layer in layers if choices.get(layer.node) == layer.branch]
-            read = {source for layer in taken for source in layer.sources} | {0}
-            layers = taken + [x for x in layers if isinstance(self.ggt.nodes[x.node], Leaf) and x.node in read]
+            layers = taken + [layer for layer in layers if layer.node == FIELDS]
         return sum(layer.fan_in * layer.width for layer in layers)
 
 
@@ -286,12 +326,16 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1,
     if fields is not None:
         level = _field_level(ggt, fields, rows, masked=members > 1)
         levels.append(level)
-        starts = first_row + np.concatenate([[0], np.cumsum(level.node_widths)])
-        for i, start, count in zip(level.nodes, starts, level.node_widths, strict=False):
-            rows[i] = start + np.arange(count)
+        of_branch = root_branch_of(ggt)
+        for i, node in enumerate(ggt.nodes):
+            if isinstance(node, Leaf):
+                field = of_branch[i] * ggt.num_variables + np.asarray(node.variables)
+                rows[i] = (first_row + field[:, None] * fields.width + np.arange(fields.width)).ravel()
         first_row += level.width
         first_neuron = level.num_neurons
         first_weight = sum(layer.fan_in * layer.width for layer in level.layers)
+    shared = first_row
+    structures = [] if fields is None else _structures(ggt, ggt.num_variables, fields)
     for height in range(1, max(ggt.heights) + 1):
         nodes = nodes_at(ggt, height)
         widths = [width(_inner(ggt.nodes[i])) for i in nodes]
@@ -313,8 +357,10 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1,
                     first_weight += fan_in * out
         for i, node_width, offset in zip(nodes, widths, offsets, strict=False):
             rows[i] = first_row + offset + np.arange(node_width)
-        buckets = choose_buckets(layers, rows, first_row, masked=members > 1)
-        branch_buckets = choose_branch_buckets(layers, rows, ggt.num_variables)
+        read = {j for layer in layers for j in layer.sources}
+        apart = structures if all(isinstance(ggt.nodes[j], Leaf) for j in read) else []
+        buckets = choose_buckets(layers, rows, first_row, masked=members > 1, structures=apart)
+        branch_buckets = choose_branch_buckets(layers, rows, shared)
         levels.append(
             Level(
                 tuple(nodes),
@@ -333,24 +379,28 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1,
 
 
 def _field_level(ggt: GGT, fields: Fields, rows: list[Ints], *, masked: bool) -> Level:
-    """The lowest level: for each variable of a leaf a layer that reads it and its neighbours."""
+    """The lowest level: for each variable of each set a layer that reads it and its neighbours."""
     inputs = len(ggt.nodes)  # where `rows` has those of single inputs
-    nodes = [i for i, node in enumerate(ggt.nodes) if isinstance(node, Leaf)]
     layers: list[Layer] = []
     neuron = weight = 0
-    for i in nodes:
-        leaf = ggt.nodes[i]
-        assert isinstance(leaf, Leaf)
-        for x, near in zip(leaf.variables, leaf.neighbours, strict=True):
-            sources = tuple(inputs + v for v in (x, *near[: fields.reads]))
-            layers.append(Layer(i, 0, sources, len(sources), fields.width, neuron, weight))
-            neuron += fields.width
-            weight += len(sources) * fields.width
-    widths = tuple(len(ggt.nodes[i].variables) * fields.width for i in nodes)
+    for t, reads in ((t, reads) for t, own in enumerate(fields.reads) for reads in own):
+        sources = tuple(inputs + v for v in reads)
+        layers.append(Layer(FIELDS, t, sources, len(sources), fields.width, neuron, weight))
+        neuron += fields.width
+        weight += len(sources) * fields.width
     single = None if masked else single_neurons(layers, rows)
     buckets = choose_buckets(layers, rows, ggt.num_variables, masked=masked) if single is None else (single,)
-    # No branch buckets: nothing below this level is drawn, so that all passes share it.
-    return Level(tuple(nodes), widths, tuple(layers), np.arange(neuron)[None], ggt.num_variables, 0, buckets, ())
+    # No branch buckets: nothing in this level is drawn, so that all passes share it.
+    return Level((), (neuron,), tuple(layers), np.arange(neuron)[None], ggt.num_variables, 0, buckets, ())
+
+
+def _structures(ggt: GGT, first_row: int, fields: Fields) -> list[Structure]:
+    """The branches of the root, each with the rows of its set of fields, which begin with `first_row`."""
+    of_branch, rows = root_branch_of(ggt), ggt.num_variables * fields.width
+    return [
+        Structure(frozenset(i for i, s in of_branch.items() if s == t), first_row + t * rows + np.arange(rows))
+        for t in range(len(fields.reads))
+    ]
 
 
 def nodes_at(ggt: GGT, height: int) -> list[int]:

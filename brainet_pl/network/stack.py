@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -223,7 +224,10 @@ class _Level:
             if bucket.slice is not None:
                 part, first, count = bucket.slice
                 rows = repeat_columns(parts[part].narrow(1, first, count), batch)
-                outputs.append(torch.bmm(weight.view(members, -1, count), rows))
+                groups, width, reads = bucket.shape
+                rows = rows.reshape(members * groups, reads, batch)  # of blocks side by side
+                y = torch.bmm(weight.reshape(members * groups, width, reads), rows)
+                outputs.append(y.view(members, -1, batch))
                 continue
             assert together is not None
             outputs.append(_product(weight, together, bucket))
@@ -264,7 +268,7 @@ def _buckets(level: Level, plan: Plan) -> tuple[Bucket, ...]:
     groups, width, reads = level.buckets[0].shape
     if len(level.buckets) > 1 or width > 1 or groups == 1 or plan.ggt.num_variables > DENSE * reads:
         return level.buckets
-    rows = [*plan.node_rows, *(plan.source_rows(len(plan.ggt.nodes) + v) for v in range(plan.ggt.num_variables))]
+    rows = [*plan.node_rows, *(np.array([v]) for v in range(plan.ggt.num_variables))]
     return choose_buckets(level.layers, rows, level.first_row, masked=True)
 
 

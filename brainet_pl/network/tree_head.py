@@ -263,13 +263,13 @@ class BRAINetHead(ResidualHead):
 
     def train_on(self, x: Tensor, choices: Sequence[Tensor], *, base_logits: Tensor | None = None) -> Tensor:
         """`forward` while training with random `choices` made before, as `layers.draw` makes them."""
-        root = self.layers.run_train(x, choices, self.dropout).squeeze(0)  # (R, V·B)
-        versions = root.shape[1] // max(1, len(x))
+        root = self.layers.run_train(x, choices, self.dropout).squeeze(0)  # (t, R, V·B/t)
+        versions = root.shape[0] * root.shape[2] // max(1, len(x))
         branch = self.layers.root_choice(choices)
         if branch is None:  # all branches, one after the other
-            outputs = self.output(root.view(len(root), len(self.output.weight), -1).transpose(0, 1)).flatten(0, 1)
+            outputs = self.output(root).flatten(0, 1)
         else:
-            outputs = self.output.each(root, branch.expand(versions, len(x)).flatten())
+            outputs = self.output.each(root[0], branch.expand(versions, len(x)).flatten())
         outputs = outputs.view(versions, len(x), -1)
         return self._add_skip(outputs if versions > 1 else outputs[0], x, base_logits)
 
@@ -399,9 +399,13 @@ class BRAINetHead(ResidualHead):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Maps features (B, d) to the outputs (U, B, C) of U sub-networks, equal ones again and again."""
+        taken = [dict(self.ggt.path(subnetwork)).get(0, 0) for subnetwork in subnetworks]
+        branch = torch.tensor(taken, device=x.device)
+        if self.layers.only_root_branches and not dropout:
+            every = self.output(self.layers.run_root_branches(x))
+            return self._add_skip(every if taken == list(range(len(every))) else every[branch], x, base_logits)
         root = self.layers.run_draws(x, subnetworks, dropout, generator)
-        branch = [dict(self.ggt.path(subnetwork)).get(0, 0) for subnetwork in subnetworks]
-        return self._add_skip(self.output.of(root, torch.tensor(branch, device=x.device)), x, base_logits)
+        return self._add_skip(self.output.of(root, branch), x, base_logits)
 
     def _add_skip(self, outputs: Tensor, x: Tensor, base_logits: Tensor | None) -> Tensor:
         """Outputs (B, C) or (U, B, C) of the tree, and what goes past it."""

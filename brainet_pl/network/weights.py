@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from brainet_pl._utils import checks
 from brainet_pl.network.base import Norm, check_norm
+from brainet_pl.network.kernels import Place, place
 from brainet_pl.network.plan import Level, Plan
 from brainet_pl.structure.ggt import Node
 
@@ -47,10 +48,17 @@ class BucketTensors(nn.Module):
         shape: (G, O, I). Either G or the number of members is 1.
         slice: where its rows lie, if they lie together; else `rows` (G·I,) picks them from the level's gathered parts.
         neurons: (N, O) its neurons in the vectors over all neurons, for N = G blocks or members; -1 for padding.
+        source, position, number, first, follow, whole: which weights stand where, as `place` says it.
     """
 
     rows: Tensor
     neurons: Tensor
+    source: Tensor
+    position: Tensor
+    number: Tensor
+    first: int
+    follow: bool
+    whole: bool
 
     def __init__(self, shape: tuple[int, int, int], neurons: NDArray[np.int64]) -> None:
         super().__init__()
@@ -58,6 +66,11 @@ class BucketTensors(nn.Module):
         self.slice: Slice | None = None
         index_buffer(self, "rows", np.empty(0))
         index_buffer(self, "neurons", neurons)
+
+    @property
+    def place(self) -> Place:
+        """Which weights of the flat vector stand where."""
+        return Place(self.source, self.position, self.number, self.first if self.follow else None, self.whole)
 
 
 class LevelTensors(nn.Module):
@@ -92,9 +105,10 @@ class LevelTensors(nn.Module):
         self.in_order = np.array_equal(arrange, np.arange(outputs))
         self.uneven = bool((level.branch_neurons < 0).any())
         sizes = [len(n.branches) if isinstance(n, Node) else 1 for n in (plan.ggt.nodes[i] for i in level.nodes)]
+        sizes = sizes or [1]  # fields are of no node, and always there
         index_buffer(self, "arrange", np.empty(0) if self.in_order else arrange)
         index_buffer(self, "branches", level.branch_neurons.ravel() if self.uneven else np.empty(0))
-        index_buffer(self, "owner", np.repeat(np.arange(len(level.nodes)), level.node_widths))
+        index_buffer(self, "owner", np.repeat(np.arange(len(sizes)), level.node_widths))
         index_buffer(self, "sizes", np.asarray(sizes)[:, None])
         self.set_mixture([np.full(n, 1.0 / n) for n in sizes], torch.device("cpu"))
         self._find_rows(plan)
@@ -120,9 +134,9 @@ class LevelTensors(nn.Module):
         starts = np.array([0, *(below.first_row for below in plan.levels[:h]), level.first_row])
         parts: set[int] = set()
         for bucket, tensors in zip(level.buckets, self.ordered, strict=True):
-            rows = bucket.rows[0]
+            rows = bucket.rows.ravel()  # of all blocks, which may lie side by side
             part = int(np.searchsorted(starts, rows[0], side="right")) - 1
-            together = len(bucket.rows) == 1 and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
+            together = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
             if together and rows[-1] < starts[part + 1 : part + 2].sum():
                 tensors.slice = Slice(part, int(rows[0] - starts[part]), len(rows))
             else:
@@ -209,7 +223,6 @@ class LayerWeights(nn.Module):
     mixed_mean: Tensor
     mixed_var: Tensor
     layout: Tensor
-    _position: Tensor
     _root_rows: Tensor
 
     def __init__(
@@ -249,15 +262,18 @@ class LayerWeights(nn.Module):
         self._cache: dict[tuple[str, int], Any] = {}
 
     def _place_weights(self) -> None:
-        """Where each weight of the flat vector stands among all blocks of all levels."""
-        position = np.empty(self.plan.num_weights, dtype=np.int64)
-        offset = 0
-        for level in self.plan.levels:
-            for bucket in level.buckets:
-                position[bucket.weights[:, 1]] = offset + bucket.weights[:, 0]
-                offset += math.prod(bucket.shape)
-        self._in_place, self._assembled = np.array_equal(position, np.arange(offset)), offset
-        index_buffer(self, "_position", position)
+        """Note in each bucket which weights of the flat vector stand where."""
+        for level, tensors in zip(self.plan.levels, self.ordered, strict=True):
+            for bucket, target in zip(level.buckets, tensors.ordered, strict=True):
+                position, number = bucket.weights[np.argsort(bucket.weights[:, 1])].T
+                source = np.full(math.prod(bucket.shape), self.plan.num_weights)
+                source[position] = number
+                target.follow = np.array_equal(number, np.arange(number[0], number[0] + len(number)))
+                target.whole = target.follow and np.array_equal(position, np.arange(len(source)))
+                target.first = int(number[0])
+                index_buffer(target, "source", source)
+                index_buffer(target, "position", position)
+                index_buffer(target, "number", number)
 
     def reset_parameters(self) -> None:
         """Each layer as `nn.Linear` would be, times the gain: uniform within gain/√fan_in; norm to the identity."""
@@ -280,8 +296,8 @@ class LayerWeights(nn.Module):
     def set_mixture(self, probabilities: Sequence[NDArray[np.float64]]) -> None:
         """Take the branch probabilities (s,) of every node of the tree, by node number, for `run_evaluate`."""
         for level in self.ordered:
-            branches = (probabilities[node] for node in level.level.nodes)
-            level.set_mixture([p if len(p) else np.ones(1) for p in branches], self.weight.device)  # a leaf has one way
+            branches = [probabilities[node] for node in level.level.nodes]
+            level.set_mixture(branches or [np.ones(1)], self.weight.device)  # fields are always there
         self._cache_key = ()
 
     def train(self, mode: bool = True) -> LayerWeights:
@@ -304,18 +320,12 @@ class LayerWeights(nn.Module):
 
     def _assemble(self) -> list[list[Tensor]]:
         """The flat weights as (N, O, I) blocks, zero where a layer does not look, for each level and bucket."""
-        flat = self.weight
-        if not self._in_place:
-            flat = flat.new_zeros(self.members, self._assembled).index_copy(1, self._position, flat)  # type: ignore[assignment]
+        buckets = [bucket for level in self.ordered for bucket in level.ordered]
+        parts = iter(place(self.weight, [bucket.place for bucket in buckets]) if buckets else ())
         blocks: list[list[Tensor]] = []
-        start = 0
         for level in self.ordered:
-            blocks.append([])
-            for bucket in level.ordered:
-                size = math.prod(bucket.shape)
-                _, out, fan_in = bucket.shape
-                blocks[-1].append(flat.narrow(1, start, size).view(-1, out, fan_in))  # (M, G, O, I), M or G being 1
-                start += size
+            shapes = [bucket.shape[1:] for bucket in level.ordered]
+            blocks.append([next(parts).view(-1, *shape) for shape in shapes])  # of (M, G, O, I) M or G is 1
         return blocks
 
     def _folded(self, averaged: bool = False, shared: bool = False) -> list[list[Product]]:

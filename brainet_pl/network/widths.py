@@ -13,27 +13,55 @@ import numpy as np
 
 from brainet_pl._utils.warn import warn
 from brainet_pl.network.base import TIMES_NEEDED, resolve_budget
-from brainet_pl.structure.ggt import GGT, Leaf, Tree
+from brainet_pl.structure.ggt import GGT, Leaf, Node, Tree
 
 Widths = Callable[[Tree], int]
 WIDE = 2  # neurons of a layer at the least, where the budget allows it
 READS = 16  # neighbours that a field reads beside its own variable, where the settings leave it open
-NEURONS = 64  # of the fields of one structure at the least: a table of few columns has several a column
+NEURONS = 64  # of a set of fields at the least: a table of few columns has several a column
 
 
 class Fields(NamedTuple):
     """The lowest layer: small ones, each of which reads a variable and its neighbours."""
 
-    reads: int  # neighbours at the most
-    width: int  # neurons for each variable
+    reads: tuple[tuple[tuple[int, ...], ...], ...]  # for each branch of the root and variable, itself and neighbours
+    width: int  # neurons for each of these
+
+    def count(self, per_neuron: int) -> int:
+        """Parameters of all fields."""
+        return sum(self.width * (len(reads) + per_neuron) for own in self.reads for reads in own)
 
 
 def fields_of(ggt: GGT, reads: int | None) -> Fields | None:
-    """Fields of so many neighbours, where the tree knows neighbours at all."""
-    leaves = (node for node in ggt.nodes if isinstance(node, Leaf))
-    if not reads or not all(leaf.neighbours for leaf in leaves):
+    """Fields of so many neighbours at the most, where the tree knows neighbours at all.
+
+    Each branch of the root has fields of its own: with one set for all, structures differ too little.
+    """
+    leaves = {i: node for i, node in enumerate(ggt.nodes) if isinstance(node, Leaf)}
+    if not reads or not all(leaf.neighbours for leaf in leaves.values()):
         return None
-    return Fields(reads, max(1, -(-NEURONS // ggt.num_variables)))
+    of_branch = root_branch_of(ggt)
+    found: list[dict[int, tuple[int, ...]]] = [{} for _ in range(root_branches(ggt))]
+    for i, leaf in leaves.items():
+        for x, near in zip(leaf.variables, leaf.neighbours, strict=True):
+            found[of_branch[i]].setdefault(x, (x, *near[:reads]))
+    each = tuple(tuple(own[x] for x in range(ggt.num_variables)) for own in found)
+    return Fields(each, max(1, -(-NEURONS // ggt.num_variables)))
+
+
+def root_branch_of(ggt: GGT) -> dict[int, int]:
+    """Number of each node but the root → the branch of the root that it is below; a root that is a leaf is in 0."""
+    if isinstance(ggt.root, Leaf):
+        return {0: 0}
+    number = {id(node): i for i, node in enumerate(ggt.nodes)}
+    found: dict[int, int] = {}
+    below = [(child, t) for t, branch in enumerate(ggt.root.branches) for child in branch.children]
+    while below:
+        node, t = below.pop()
+        found[number[id(node)]] = t
+        if isinstance(node, Node):
+            below += [(child, t) for branch in node.branches for child in branch.children]
+    return found
 
 
 def width_rule(factor: float, min_width: int, fields: Fields | None = None) -> Widths:
@@ -76,10 +104,9 @@ def count_parameters(
 ) -> int:
     """Weights, `per_neuron` parameters a neuron, and the output layer, without building the plan."""
     width = width_rule(factor, min_width, fields)
-    total = 0
+    total = 0 if fields is None else fields.count(per_neuron)
     for node in ggt.nodes:
         if isinstance(node, Leaf):
-            total += count_fields(node, fields, per_neuron)
             continue
         neurons = width(node)
         for branch in node.branches:
@@ -88,13 +115,6 @@ def count_parameters(
                 shares = split_width(neurons, [len(a.variables) for a in branch.ancestors], min_width)
                 total += sum(width(a) * out for a, out in zip(branch.ancestors, shares, strict=True))
     return total + (root_branches(ggt) * width(ggt.root) + 1) * out_features
-
-
-def count_fields(leaf: Leaf, fields: Fields | None, per_neuron: int) -> int:
-    """Parameters of the fields of a leaf."""
-    if fields is None:
-        return 0
-    return sum(fields.width * (1 + min(fields.reads, len(near)) + per_neuron) for near in leaf.neighbours)
 
 
 def solve_width(
@@ -184,9 +204,8 @@ def choose_size(
         return count_parameters(ggt, 0.0, out_features, width, per_neuron, fields)
 
     if fields is not None and wanted:
-        taken = sum(count_fields(leaf, fields, per_neuron) for leaf in ggt.nodes if isinstance(leaf, Leaf))
-        if 2 * taken > num_params or least(min_width or 1) + (direct if skip else 0) > num_params:
-            fields = None
+        least_of_all = least(min_width or 1) + (direct if skip else 0)
+        fields = None if 2 * fields.count(per_neuron) > num_params or least_of_all > num_params else fields
     if skip is None:
         skip = 2 * direct <= num_params and least(min_width or 1) + direct <= num_params
     rest = num_params - (direct if skip else 0)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
+from brainet_pl.network.plan import FIELDS
 from brainet_pl.structure import Branch, Leaf, Node, learn_structure
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
@@ -61,6 +62,12 @@ class NaiveHead(nn.Module):
         self.output = copy.deepcopy(head.output)
         self.skip = None if head.skip is None else self.dense(head)
         self.number = {id(node): i for i, node in enumerate(self.ggt.nodes)}
+        self.structure = {id(self.ggt.root): 0}  # node → the branch of the root that it is below
+        for t, branch in enumerate(getattr(self.ggt.root, "branches", ())):
+            below = list(branch.children)
+            for node in below:
+                self.structure[id(node)] = t
+                below += [child for branch in getattr(node, "branches", ()) for child in branch.children]
 
     @staticmethod
     def dense(head):
@@ -75,40 +82,45 @@ class NaiveHead(nn.Module):
         """Outputs of rows (…, R) that branch t of the root gave."""
         return rows @ self.output.weight[t].t() + self.output.bias
 
-    def branch(self, node, t, x, combine):
+    def branch(self, node, t, given, combine):
         i = self.number[id(node)]
         branch = node.branches[t]
-        below = self.node(branch.descendant, x, combine)
+        below = self.node(branch.descendant, given, combine)
         if not branch.ancestors:
             return self.layers[f"{i}_{t}_{self.number[id(branch.descendant)]}"](below)
         parts = []
         for ancestor in branch.ancestors:
-            read = torch.cat([self.node(ancestor, x, combine), below], dim=1)
+            read = torch.cat([self.node(ancestor, given, combine), below], dim=1)
             parts.append(self.layers[f"{i}_{t}_{self.number[id(ancestor)]}"](read))
         return torch.cat(parts, dim=1)
 
-    def leaf(self, leaf, x):
-        """The features of a leaf as they are, or a small layer for each of them, which reads its neighbours too."""
-        i, inputs = self.number[id(leaf)], len(self.ggt.nodes)
-        if i not in self.plan.level_of:
-            return x[:, list(leaf.variables)]
-        parts = []
-        for v, near in zip(leaf.variables, leaf.neighbours, strict=True):
-            layer = self.layers[f"{i}_0_{inputs + v}"]
-            parts.append(layer(x[:, [v, *near[: layer[0].in_features - 1]]]))
-        return torch.cat(parts, dim=1)
+    def lowest(self, x):
+        """What each variable gives to leaves: itself, or in each set a small layer that reads it and its neighbours."""
+        if not self.plan.has_fields:
+            return [list(x.split(1, dim=1))]
+        sets = {}
+        for field in self.plan.levels[0].layers:
+            read = [source - len(self.ggt.nodes) for source in field.sources]
+            given = self.layers[f"{FIELDS}_{field.branch}_{field.sources[0]}"](x[:, read])
+            sets.setdefault(field.branch, []).append(given)
+        return list(sets.values())
 
-    def node(self, node, x, combine):
+    def leaf(self, leaf, given):
+        """What the variables of a leaf give in the set of its branch of the root, or as they are."""
+        own = given[self.structure[id(leaf)] if self.plan.has_fields else 0]
+        return torch.cat([own[v] for v in leaf.variables], dim=1)
+
+    def node(self, node, given, combine):
         if isinstance(node, Leaf):
-            return self.leaf(node, x)
-        return combine(self.number[id(node)], node, lambda t: self.branch(node, t, x, combine))
+            return self.leaf(node, given)
+        return combine(self.number[id(node)], node, lambda t: self.branch(node, t, given, combine))
 
     def run(self, x, combine):
-        root = self.ggt.root
+        root, given = self.ggt.root, self.lowest(x)
         if isinstance(root, Leaf):
-            outputs = self.emit(0, self.node(root, x, combine))
+            outputs = self.emit(0, self.node(root, given, combine))
         else:
-            outputs = combine(0, root, lambda t: self.emit(t, self.branch(root, t, x, combine)))
+            outputs = combine(0, root, lambda t: self.emit(t, self.branch(root, t, given, combine)))
         return outputs if self.skip is None else outputs + self.skip(x)
 
     def subnetwork(self, x, subnetwork):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from brainet_pl.callbacks.structure import exchange
 from brainet_pl.network import Tree, TreeEnsemble
 from brainet_pl.network.carry import carry, matching
+from brainet_pl.network.plan import FIELDS
 from brainet_pl.structure import GGT, Branch, Leaf, Node, learn_structure
 
 
@@ -49,23 +50,23 @@ def described(plan):
         if number >= len(ggt.nodes):
             return f"input {number - len(ggt.nodes)}"
         part = ggt.nodes[number]
-        if isinstance(part, Leaf) and number not in plan.level_of:
+        if isinstance(part, Leaf) and not plan.has_fields:
             return f"inputs {part.variables}"
         inside = []  # whichever branch comes first
         for t in range(1 if isinstance(part, Leaf) else len(part.branches)):
-            own = [x for level in plan.levels for x in level.layers if (x.node, x.branch) == (number, t)]
+            own = [x for x in layers if (x.node, x.branch) == (number, t)]
+            if isinstance(part, Leaf):
+                own = [x for x in layers if x.node == FIELDS and plan.inputs_of(x)[0] in part.variables]
+                own = [x for x in own if x.branch == plan.leaf_sets[number]]
             inside.append(f"branch {[f'{[words(j) for j in x.sources]} to {x.width}' for x in own]}")
         return f"node {part.variables} of {sorted(inside)}"
 
-    return {
-        (
-            x.node,
-            x.branch,
-            x.sources,
-        ): f"{ggt.nodes[x.node].variables} reads {[words(j) for j in x.sources]} to {x.width}"
-        for level in plan.levels
-        for x in level.layers
-    }
+    layers = [x for level in plan.levels for x in level.layers]
+    found = {}
+    for x in layers:
+        over = f"fields {x.branch}" if x.node == FIELDS else ggt.nodes[x.node].variables
+        found[x.node, x.branch, x.sources] = f"{over} reads {[words(j) for j in x.sources]} to {x.width}"
+    return found
 
 
 @pytest.mark.parametrize(
