@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import pathlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -35,6 +36,7 @@ from brainet_pl.structure.threshold import AtThreshold, Choice, choose_threshold
 MATRICES = 32  # of (d, d) numbers of 64 bits: 21 to 24 were measured, docs/howto/machines.md
 LEAF_BYTES = 4096  # of a variable in a leaf, with the scores that are kept of it
 CONTAINER = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"  # Linux, versions 2 and 1
+SEARCH_SHARE, TEST_SHARE = 0.5, 0.85  # of max_seconds, until a threshold is chosen and until the last test is begun
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 
 
@@ -109,6 +111,7 @@ def learn_structure(
         s, max_order, test, threshold, bootstrap, bins, score, ess, seed, max_rows, max_tests, max_seconds
     )
     show = checks.flag("progress", progress)
+    began = time.monotonic()
     names = column_names(features)
     data = PreparedData.prepare(features, settings.bins, settings.max_rows)
     check_memory(data, settings.samples)
@@ -122,16 +125,21 @@ def learn_structure(
             leaves += 1
             bar.set_postfix(leaves=leaves, refresh=leaves % 64 == 1)  # drawing the bar takes longer than a leaf
 
-        limits = settings.max_tests, settings.max_seconds
-        search, choice, threshold = Budget(*limits, bar.update), None, prepared.threshold
+        seconds, stopped_early = settings.max_seconds, False
+        # One clock for all, from the call on; the search may take half of the time, so that some is left for the tree.
+        search = Budget(
+            settings.max_tests, None if seconds is None else seconds * SEARCH_SHARE, bar.update, start=began
+        )
+        choice, threshold = None, prepared.threshold
         if prepared.half_samples:
             bar.set_description("choosing a threshold")
             choice = _search(prepared, search)
+            stopped_early = search.spent
             threshold = threshold if choice.threshold is None else choice.threshold
             bar.set_description("learning structure")
-        budget = Budget(*limits, bar.update)
+        budget = Budget(settings.max_tests, None if seconds is None else seconds * TEST_SHARE, bar.update, start=began)
         tree, cut_short = _learn(prepared, threshold, budget, on_leaf)
-    cut_short, tests = cut_short or search.spent, search.tests + budget.tests
+    cut_short, tests = cut_short or stopped_early, search.tests + budget.tests
     if cut_short:
         warn(
             f"the budget was spent after {tests:,} tests: the tree is valid but smaller than the "

@@ -403,3 +403,18 @@ def test_neighbours_of_a_significance_test_are_the_strongest(test):
         leaf.neighbours[leaf.variables.index(0)] for leaf in ggt.nodes if isinstance(leaf, Leaf) and 0 in leaf.variables
     ]
     assert set(near) == {tuple(1 + np.argsort(-weights))}
+
+
+def test_the_time_of_a_call_counts_from_its_beginning(monkeypatch):
+    """Reading a table takes time too, and what it took is not there for tests any more."""
+    prepare = PreparedData.prepare
+
+    def slowly(*args):
+        time.sleep(0.3)
+        return prepare(*args)
+
+    monkeypatch.setattr(PreparedData, "prepare", staticmethod(slowly))
+    x = np.random.default_rng(0).normal(size=(60, 6)).cumsum(axis=1)
+    with pytest.warns(UserWarning, match="the budget was spent"):
+        assert learn_structure(x, max_seconds=0.3, progress=False).settings["cut_short"]
+    assert not learn_structure(x, max_seconds=60, progress=False).settings["cut_short"]
