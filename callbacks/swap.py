@@ -249,6 +249,7 @@ class SwapHead(Callback):
         with evaluation_mode(pl_module), torch.no_grad():
             self._teacher.before(trainer, self._features)
         self._teacher.share_choices(self._averages(trainer))
+        self._teacher.share_scores(self._averages(trainer))  # fitted again, and of another size
         layer.keep = True
 
     def on_validation_batch_end(

@@ -111,7 +111,7 @@ def runs(exported, prepare=lambda x: x):
 
 
 def brainet_in_a_trainer(folder):
-    model = BRAINet(CLASSES, backbone=network(), lr=0.01)
+    model = BRAINet(CLASSES, backbone=network(), scores=["Generative"], lr=0.01)  # as in the configurations
     trainer = trainer_of(folder, StructureLearning(progress=False), epochs=15)
     trainer.fit(model, *loaders())
 
@@ -244,7 +244,7 @@ DOORS = {
 }
 TORCH = [name for name in DOORS if name != "exported folder"]
 LIGHTNING_OR_LAYER = ["BRAINet", "swap_head", "SwapHead", "swap_layer"]
-FADES = ["swap_head", "SwapHead", "swap_layer"]
+FADES = ["BRAINet", "swap_head", "SwapHead", "swap_layer"]
 CLASSIFIES = [name for name in DOORS if name != "BRAINetRegressor"]
 
 

@@ -54,7 +54,7 @@ def settings_of(model: BRAINet, backbone: Backbone) -> dict[str, Any]:
         "head": model.head_settings,
         "task": model.task,
         "scores": list(model.scores),
-        "calibration": AUTO_CALIBRATION if model._calibrates_by_default else model.calibration,
+        "calibration": AUTO_CALIBRATION if model.calibrates_by_default else model.calibration,
         "verdict": vars(model.verdict),
         "conformal": model.conformal,
         "columns": None if model.columns is None else vars(model.columns),

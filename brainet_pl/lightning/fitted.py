@@ -151,6 +151,7 @@ class FittedModule(RestorableModule):
         """
         self.teacher.before(self.trainer, self.training_features)
         self.teacher.share_choices(self._averages())
+        self.teacher.share_scores(self._averages())  # fitted again where features move, and of another size
 
     def after_validation(self) -> None:
         """Learn from the validation data that was observed, before a checkpoint is written."""

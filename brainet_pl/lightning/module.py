@@ -162,7 +162,7 @@ class BRAINet(FittedModule):
             conformal=conformal,
             verdict=verdict,
         )
-        self._calibrates_by_default = isinstance(calibration, str) and calibration == AUTO_CALIBRATION
+        self.calibrates_by_default = isinstance(calibration, str) and calibration == AUTO_CALIBRATION
         self.forget_fit()
         self.columns = Columns(**columns) if isinstance(columns, Mapping) else columns
         self.lr, self._backbone_lr = checks.above_zero("lr", lr), chosen.lr
@@ -218,7 +218,7 @@ class BRAINet(FittedModule):
         names = getattr(data_source(self.trainer, self), "class_names", None)
         self.class_names = check_class_names(names, self.task) or self.class_names
         if self.calibration is not None and not self.trainer.enable_validation:
-            steps.missing_validation(self.calibration, self._calibrates_by_default)
+            steps.missing_validation(self.calibration, self.calibrates_by_default)
         self.prepare_head()
         if self.task.needs_targets:
             self.task.prepare(self.training_features.targets())
@@ -389,7 +389,7 @@ class BRAINet(FittedModule):
         sets = test_sets(self.trainer)
         self._shifts = steps.shift_parts(self.trainer, sets)
         self._has_unknown_sets = bool({"near", "far"} & set(sets.values()))
-        if self.calibration is not None and not self.predictor.calibrates and not self._calibrates_by_default:
+        if self.calibration is not None and not self.predictor.calibrates and not self.calibrates_by_default:
             rank_zero_warn(
                 f"{type(self.calibration).__name__} changes nothing, because it has learned nothing from validation "
                 "data: no metrics test/scaled/… are logged; fit the model with a val_dataloader, or leave calibration "

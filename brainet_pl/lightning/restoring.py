@@ -14,9 +14,11 @@ from brainet_pl._utils.lightning_private import set_hparams, trainer_of
 from brainet_pl._utils.parts import arguments, make_part
 from brainet_pl._utils.stored import FORMAT, readable_errors
 from brainet_pl.backbones.loading import Preset, check_stored_backbone
+from brainet_pl.calibration import DensityScaling, TemperatureScaling
 from brainet_pl.distributed.collectives import all_gather
 from brainet_pl.features.extraction import is_sharded
 from brainet_pl.lightning.sharding import is_model_parallel, load_shares_of_checkpoints, shard_network
+from brainet_pl.prediction.defaults import default_calibrator
 from brainet_pl.prediction.finite import first_bad_weight
 from brainet_pl.scores import Score
 from brainet_pl.storage.container import StoredBackbone, StoredModel, named_layers
@@ -135,6 +137,8 @@ class RestorableModule(pl.LightningModule):
         checkpoint[STORED] = to_builtins(stored)
         add_digests(checkpoint)  # Lightning calls this last: all parts are there
 
+    calibrates_by_default = False
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the head from the checkpoint before its weights are loaded; the checkpoint's own tree wins."""
         trainer = trainer_of(self)
@@ -164,7 +168,17 @@ class RestorableModule(pl.LightningModule):
             if made.key not in predictor.scores:  # fitted there, so it can be used here
                 predictor.scores.add(made.to(self.device))
         predictor.tap_scores()
+        self._match_calibrator(checkpoint.get("state_dict", {}))
         self._warn_of_nan(checkpoint.get("state_dict", {}))
+
+    def _match_calibrator(self, state: Mapping[str, Any]) -> None:
+        """Where nobody named a calibrator, take the one of a checkpoint: the default depends on the scores there."""
+        predictor, fades = self.predictor, "predictor.calibration.kappa" in state
+        current = predictor.calibration
+        if not self.calibrates_by_default or current is None or isinstance(current, DensityScaling) == fades:
+            return
+        made = default_calibrator(predictor.task, predictor.scores) if fades else TemperatureScaling()
+        predictor.calibration = None if made is None else made.to(self.device)
 
     def restore_layers(self, stored: StoredBackbone) -> None:
         """Read the layers of a checkpoint, where they are to be chosen by training data, or a fit has just done so."""

@@ -235,7 +235,7 @@ def test_a_loss_that_is_no_plain_cross_entropy_is_said_once(tmp_path, quiet_trai
 
 def test_evaluation_gives_the_logarithm_of_the_averaged_probabilities(tmp_path, quiet_trainer):
     model = LitClassifier()
-    quiet_trainer(tmp_path, swap(), epochs=2).fit(model, *loaders())
+    quiet_trainer(tmp_path, swap(calibration=None), epochs=2).fit(model, *loaders())
     layer, (x, _) = model.eval().l2, images()
     features = torch.relu(model.l1(x.flatten(1)))
     every, weights = layer.head.enumerate(features)
