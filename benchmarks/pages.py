@@ -763,6 +763,33 @@ def price(cell: Cells) -> str:
     return f"{100 * cell['cost']:+.1f} ± {100 * cell['cost se']:.1f} %"
 
 
+FADED = {  # name of the cells → what was fitted
+    "digits": "scikit-learn's digits, a small network",
+    "mnist": "MNIST, 5,000 images, a small network",
+    "cifar10": "CIFAR-10, its ResNet-20",
+    "clothing": "photographs of clothes, EfficientNet-Lite0",
+    "intents": "CLINC150, sentence embeddings",
+}
+
+
+def fading(cells: Cells) -> str:
+    """What one call says of known and unknown inputs with a temperature alone and with fading."""
+    rows = []
+    for name, title in FADED.items():
+        cell = cells.get(f"{name}/0")
+        if cell is None:
+            continue
+        price = 100 * (cell["faded nll"] / cell["plain nll"] - 1)
+        known = f"{cell['plain nll']:.3f}, {price:+.1f} %", f"{cell['plain ece']:.3f} / {cell['faded ece']:.3f}"
+        for one in sorted(key.removesuffix(" noticed") for key in cell if key.endswith(" noticed")):
+            sure = " / ".join(f"{100 * cell[f'{one} {kind} sure']:.0f} %" for kind in ("plain", "faded"))
+            mean = " / ".join(plain(cell[f"{one} {kind} confidence"], 2) for kind in ("plain", "faded"))
+            rows.append([title, *known, one, sure, mean, f"{cell[f'{one} joint auroc']:.1f}"])
+            title, known = "", ("", "")
+    header = ["fitted to", "NLL of test inputs, price", "their ECE", "unknown inputs", "surer than 90 %"]
+    return markdown([*header, "mean confidence", "AUROC of `joint`"], rows)
+
+
 def honest(cells: Cells) -> str:
     """CIFAR-10, corrupted and unknown images."""
     names = {"network": "the network", "temperature scaling": "temperature scaling"}
@@ -941,6 +968,7 @@ TABLES = {
     "serve": Table("serve.json", f"python benchmarks/serve.py {DATA} --requests 200", serve),
     "drift": Table("drift.json", f"python benchmarks/drift.py {DATA}", drift),
     "estimate": Table("estimate.json", f"python benchmarks/estimate.py {DATA}", estimated),
+    "fading": Table("fading.json", f"python benchmarks/fading.py {DATA}", fading),
     "honest": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest, "cifar"),
     "honest pixels": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest_pixels),
 }

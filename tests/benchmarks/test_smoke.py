@@ -98,6 +98,14 @@ def test_estimate(load, tmp_path, capsys):
     assert "the interval holds the truth on" in capsys.readouterr().out
 
 
+def test_fading(load, tmp_path, capsys):
+    load("fading").main(["--smoke", "--out", str(tmp_path)])
+    (cell,) = json.loads((tmp_path / "fading.json").read_text())["cells"].values()
+    assert cell["noise faded confidence"] < cell["noise plain confidence"]
+    assert cell["plain err"] == cell["faded err"]  # the answer never changes
+    assert "synthetic, seed 0" in capsys.readouterr().out
+
+
 def test_reliability(load, tmp_path, capsys):
     (tmp_path / "reliability.json").write_text('{"other": 1}')
     load("fuzz").main(["--smoke"], tmp_path / "reliability.json")
