@@ -22,6 +22,8 @@ from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl._utils.warn import warn
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.calibration import TemperatureScaling
+from brainet_pl.calibration.temperature import scale
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.fitting.settle import Answered, settle
 from brainet_pl.fitting.structure import learn_tree
@@ -53,6 +55,7 @@ FINAL_BATCH = 256  # rows of a step of a regression, once small batches gain no 
 NEIGHBOURS = 5  # to the last of which a row's distance counts
 BINS = 6  # of a column
 MOST_WITH_BINS = 300  # columns and bins up to which bins are read: a structure of more takes long to learn
+LEAST_SHARPER = 0.3  # of a temperature, below which the average of folds does not get
 STRUCTURE = 0.15  # of the time that is left, for each tree
 AFTERWARDS = 0.1  # of all the time, for what comes after training
 PULL = 4.0  # rows that draw the weights of two kinds of members to a half
@@ -375,12 +378,38 @@ class TablePredictor(Predictor):
             self._weigh(rows, target, folds)
             answered = list(self._answer_folds(rows, target, folds))
             settle(self, answered, None if time.monotonic() > clock.end else self._split(rows, target))
+            few = torch.randperm(len(rows), generator=torch.Generator().manual_seed(DRAW_SEED))[:MOST_EXPECTED]
+            self._sharpen_average(rows[few])
         predicted = torch.cat([answer.passes.predicted for answer in answered])
         held = torch.cat([fold.held for fold in folds])
         number = torch.repeat_interleave(torch.arange(len(folds)), torch.tensor([len(fold.held) for fold in folds]))
         part = number if len(folds) > 1 else torch.arange(len(held)) % PARTS
         self.held_predicted.copy_(self._calibrated_by_others(predicted, target[held], part))
         self.held_target.copy_(target[held])
+
+    def _sharpen_average(self, rows: Tensor) -> None:
+        """Lower the temperature until the average of all folds is as sure as its parts, which it was fitted to.
+
+        An average is less sure than what it is made of, and no less right: with their temperature it is too careful.
+
+        Args:
+            rows: (N, d) any rows.
+        """
+        calibration = self.calibration
+        if not isinstance(calibration, TemperatureScaling) or self.head.folds == 1:
+            return
+        predicted = []
+        for number in range(self.head.folds):
+            with self.fold(number):
+                predicted.append(torch.cat([passes.predicted for passes in self._passes_of(rows)]))
+        parts, average = torch.stack(predicted), torch.stack(predicted).mean(dim=0)
+        wanted = mean_entropy(scale(parts, calibration.tau))
+        low, high = LEAST_SHARPER * calibration.tau, calibration.tau
+        for _ in range(30):
+            middle = 0.5 * (low + high)
+            surer = mean_entropy(scale(average, middle)) < wanted
+            low, high = torch.where(surer, middle, low), torch.where(surer, high, middle)
+        calibration.tau.copy_(high)
 
     def _calibrated_by_others(self, predicted: Tensor, target: Tensor, part: Tensor) -> Tensor:
         """Predictions (H, …) of rows held back, each calibrated as the rows of all other parts (H,) say."""
@@ -465,6 +494,11 @@ class TablePredictor(Predictor):
         made = cls(task, heads, shapes, stored.passes).double()
         made.load_state_dict(weights)
         return made
+
+
+def mean_entropy(probs: Tensor) -> Tensor:
+    """Probabilities (…, C) → their mean entropy () in nats."""
+    return torch.as_tensor(torch.special.entr(probs).sum(dim=-1).mean())
 
 
 def build_member(settings: HeadSettings, task: Task, ggt: GGT) -> BRAINetHead:

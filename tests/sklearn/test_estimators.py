@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from brainet_pl.scores.reference import p_values
 from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
+from brainet_pl.sklearn.fitting import mean_entropy
 
 
 def blobs(rows, seed):
@@ -318,6 +319,22 @@ def test_one_bad_row_blinds_nothing_and_is_named():
     assert abs(model.score(new + 5, labels) - clean.score(new + 5, labels)) < 0.05
     scales = [one.network_.backbone.model[2].scale for one in (clean, model)]
     torch.testing.assert_close(*scales, rtol=0.1, atol=0.0)
+
+
+def test_the_average_of_folds_is_as_sure_as_each_of_them(classifier):
+    network, rows = classifier.network_, classifier._rows(blobs(1000, 8)[0])
+    before, tau = network.calibration.tau.clone(), []
+    for start in (1.0, 2.0):
+        network.calibration.tau.fill_(start)
+        wanted = []
+        for number in range(network.head.folds):
+            with network.fold(number):
+                wanted.append(float(mean_entropy(network.final_rows(rows))))
+        network._sharpen_average(rows)
+        assert abs(float(mean_entropy(network.final_rows(rows))) - np.mean(wanted)) < 1e-3
+        tau.append(float(network.calibration.tau))
+    network.calibration.tau.copy_(before)
+    assert tau[0] < 1 < tau[1] < 2
 
 
 def test_time_is_kept():
