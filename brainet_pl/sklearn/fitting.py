@@ -379,25 +379,28 @@ class TablePredictor(Predictor):
             answered = list(self._answer_folds(rows, target, folds))
             settle(self, answered, None if time.monotonic() > clock.end else self._split(rows, target))
             few = torch.randperm(len(rows), generator=torch.Generator().manual_seed(DRAW_SEED))[:MOST_EXPECTED]
-            self._sharpen_average(rows[few])
+            factor = self._sharpen_average(rows[few])
         predicted = torch.cat([answer.passes.predicted for answer in answered])
         held = torch.cat([fold.held for fold in folds])
         number = torch.repeat_interleave(torch.arange(len(folds)), torch.tensor([len(fold.held) for fold in folds]))
         part = number if len(folds) > 1 else torch.arange(len(held)) % PARTS
-        self.held_predicted.copy_(self._calibrated_by_others(predicted, target[held], part))
+        predicted = self._calibrated_by_others(predicted, target[held], part)
+        # What sets go by is made as much surer as what they are made of, or they would be too small.
+        self.held_predicted.copy_(predicted if factor == 1 else scale(predicted, factor))
         self.held_target.copy_(target[held])
 
-    def _sharpen_average(self, rows: Tensor) -> None:
+    def _sharpen_average(self, rows: Tensor) -> float:
         """Lower the temperature until the average of all folds is as sure as its parts, which it was fitted to.
 
         An average is less sure than what it is made of, and no less right: with their temperature it is too careful.
+        Gives the factor of the temperature.
 
         Args:
             rows: (N, d) any rows.
         """
         calibration = self.calibration
         if not isinstance(calibration, TemperatureScaling) or self.head.folds == 1:
-            return
+            return 1.0
         predicted = []
         for number in range(self.head.folds):
             with self.fold(number):
@@ -409,7 +412,9 @@ class TablePredictor(Predictor):
             middle = 0.5 * (low + high)
             surer = mean_entropy(scale(average, middle)) < wanted
             low, high = torch.where(surer, middle, low), torch.where(surer, high, middle)
+        factor = float(high / calibration.tau)
         calibration.tau.copy_(high)
+        return factor
 
     def _calibrated_by_others(self, predicted: Tensor, target: Tensor, part: Tensor) -> Tensor:
         """Predictions (H, …) of rows held back, each calibrated as the rows of all other parts (H,) say."""
