@@ -189,11 +189,11 @@ class SwappedModel(Predictor):
     ) -> SwappedModel:
         """Choose layers, extract features once, learn the structure, train the head on them, calibrate. Returns itself.
 
-        Training ends by held-out samples, and keeps the best epoch: more epochs cost nothing but time. Where the
-        network's own layer has the same classes, its logits stay in the prediction as far as held-out samples ask for
-        them; the new head counts only if it predicts better than the network with a temperature, by more than a
-        standard error. At the end one line compares both, and a linear layer, on the held-out samples, which chose the
-        epoch and the weights: for a number to publish, test on others. A head that was built before is trained further.
+        Training ends by held-out samples, and keeps the best epoch: more epochs cost nothing but time. They also choose
+        what predicts: the head, a linear layer on the same features, the network's own layer where it has the same
+        classes, or a sum of their logits; the network as it was stays unless something else is better by more than a
+        standard error. Other held-out samples calibrate, see `brainet_pl.fitting.samples`, and at the end one line
+        compares all on these. A head that was built before is trained further.
 
         Args:
             train: inputs and labels, a loader, a dataset or a pair of tensors; None is what `swap_head` was given.
