@@ -281,6 +281,9 @@ class BRAINetHead(ResidualHead):
             return Outputs(*self.enumerate(x, base_logits=base_logits))
         if self.held is not None:
             return Outputs(self.at(x, self.held, base_logits=base_logits))
+        if torch.compiler.is_compiling() and self.averages_all(count) and self.layers.only_root_branches:
+            weights = self.layers.ordered[-1].mix[:, 0, 0]  # as tensors, so that the exact average is one graph too
+            return Outputs(self._add_skip(self.output(self.layers.run_root_branches(x)), x, base_logits), weights)
         if torch.compiler.is_compiling():
             choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
             return Outputs(self.on_choices(x, choices, base_logits=base_logits))

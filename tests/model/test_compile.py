@@ -115,7 +115,7 @@ def test_a_head_trains_and_predicts_in_one_graph(ggt, backend):
             torch.testing.assert_close(ours, theirs)
         ours.sum().backward()
     assert all(p.grad is not None for p in head.parameters())
-    head.eval()
+    head.eval().inference = "stochastic"
     predicted = torch.compile(lambda x: head.passes(x, 2000).values, fullgraph=True, backend=backend)
     with torch.no_grad():
         for size in (4, 1, 7):
@@ -127,6 +127,17 @@ def test_a_head_trains_and_predicts_in_one_graph(ggt, backend):
             mean = torch.tensordot(weights.to(exact.dtype), exact, dims=1)
             spread = torch.tensordot(weights.to(exact.dtype), (exact - mean) ** 2, dims=1).sqrt()
             assert ((first.mean(dim=0) - mean).abs() < 5 * spread / 2000**0.5 + 1e-5).all()
+    assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exact_average_is_exact_in_a_graph_too(ggt, backend):
+    head, x = make(ggt, temperature=5.0), torch.randn(6, 10)
+    compiled = torch.compile(lambda x: head.passes(x, 15), fullgraph=True, backend=backend)
+    with torch.no_grad():
+        (values, weights), (eager, exact) = compiled(x), head.passes(x, 15)
+    torch.testing.assert_close(torch.tensordot(weights, values, 1), torch.tensordot(exact, eager, 1))
+    assert torch.equal(values, compiled(x).values)
     assert not counters["graph_break"]
 
 
