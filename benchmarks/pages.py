@@ -748,9 +748,9 @@ def attacked(cells: Cells, title: str) -> str:
     return str(benchmark("attacks").table(cells, title))
 
 
-def joining(cells: Cells) -> str:
-    """Rules for joining scores against their sum."""
-    return str(benchmark("joining").summary(cells))
+def unknown_classes(cells: Cells) -> str:
+    """What fits said and what was noticed."""
+    return str(benchmark("unknown_classes").summary(cells))
 
 
 def tempered(cells: Cells) -> str:
@@ -961,6 +961,7 @@ TABLES = {
     "finetune": Table("finetune.json", f"python benchmarks/finetune.py {DATA} --images 8000 --seeds 2", finetune),
     "swap": Table("swap.json", f"python benchmarks/swap.py {DATA}", swap, ("clothing/", "cifar10/")),
     "swap unknown": Table("swap.json", f"python benchmarks/swap.py {DATA} --unknown", swap_unknown, "left out/"),
+    "unknown classes": Table("unknown_classes.json", f"python benchmarks/unknown_classes.py {DATA}", unknown_classes),
     "leaderboard": Table("unknown.json", f"python benchmarks/unknown.py {DATA} --final", leaderboard, "test"),
     "attacks mnist": Table("attacks.json", ATTACKS, partial(attacked, title="MNIST"), "MNIST"),
     "attacks cifar": Table("attacks.json", ATTACKS, partial(attacked, title="CIFAR-10"), "CIFAR-10"),

@@ -283,7 +283,7 @@ class SwapHead(Callback):
             return
         layer.keep, layer.kept = False, None
         with evaluation_mode(pl_module), torch.no_grad():
-            numbers = self._teacher.after(trainer, self._features)
+            numbers = self._teacher.after()
         self._teacher.share_scores(self._averages(trainer))
         pl_module.log_dict(numbers)
 

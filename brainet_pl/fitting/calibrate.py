@@ -29,5 +29,5 @@ def calibrate(
         fit_scores(predictor, features, progress=progress)
         sample = features.sample()
         chosen = Settling(predictor).choose(finite_samples(sample), finite_samples(held_out.sample(SAMPLE_ROWS)))
-        learned = settle(predictor, answer_rows(predictor, held_out), (sample, held_out))
+        learned = settle(predictor, answer_rows(predictor, held_out))
     return {f"head/{name}": value for name, value in chosen.items()} | learned

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from brainet_pl.features.extraction import Extracted
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Score, ScoreContext
@@ -73,9 +72,3 @@ def score_context(predictor: Predictor, score: Score, num_classes: int) -> Score
         backbone.moments(taps),
         layer,
     )
-
-
-def labelled(predictor: Predictor, samples: Extracted) -> Extracted:
-    """Samples with the number of a class as target; all 0 for a regression."""
-    labels: Tensor = predictor.task.classes(samples.targets)[0]
-    return Extracted(samples.output, labels)

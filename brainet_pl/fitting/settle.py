@@ -1,9 +1,9 @@
 """The only place where a model learns from held-out data: what it may promise, once its weights are trained.
 
 In the order in which it is learned: the temperature of the posterior and the dropout of predictions (`choose`), then,
-from what the model says of calibration samples (`observe`), how much it will notice of unknown inputs, the reference
-of its verdict, its calibration and its conformal sets (`finish`). Every door walks this road: `settle` does it for
-extracted samples, a Trainer's validation batch by batch.
+from what the model says of calibration samples (`observe`), its calibration, the reference of its verdict, its
+conformal sets, and how much it will notice of unknown inputs (`finish`). Every door walks this road: `settle` does it
+for extracted samples, a Trainer's validation batch by batch.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from brainet_pl._utils.framework import rank_zero_info, rank_zero_warn
+from brainet_pl._utils.framework import rank_zero_info
 from brainet_pl._utils.rng import isolated_rng
-from brainet_pl._utils.threads import limit_threads
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator
 from brainet_pl.calibration.perturb import MOST_ROWS, perturbed_copies
 from brainet_pl.features.extraction import Extracted
+from brainet_pl.fitting.left_out import LeftOut
 from brainet_pl.fitting.predictions import BATCH, tempered_nll
 from brainet_pl.fitting.samples import enough_to_choose
-from brainet_pl.fitting.scores import labelled
 from brainet_pl.network.base import Head
 from brainet_pl.prediction.network import device_of
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Own
-from brainet_pl.scores.expectation import Expectation
-from brainet_pl.scores.left_out import expect
 from brainet_pl.tasks import Classification
 from brainet_pl.tasks.passes import Passes
 
@@ -59,6 +56,7 @@ class Settling:
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
+        self._left_out = LeftOut(predictor)
         self._kept: list[tuple[Tensor, Tensor]] = []  # features and targets, for perturbed copies of them
         self._count = 0  # samples observed
         self._said_all_one = False
@@ -108,6 +106,7 @@ class Settling:
         if numbers is None:
             numbers = torch.arange(self._count, self._count + len(target))
         self._count += len(target)
+        self._left_out.observe(passes, target)
         scores = {**answered.scores, **passes.scores}  # those of the passes, before any calibration
         predictor.scores.observe(passes, scores)
         if predictor.calibration is not None:
@@ -149,34 +148,6 @@ class Settling:
                 passes = self.predictor.passes(BackboneOutput(copy))
                 calibration.observe_copy(number, passes.predicted, target, self.predictor.scores.of_passes(passes))
 
-    def expect(self, train: Extracted, held_out: Extracted) -> Expectation | None:
-        """Estimate without unknown data how many unknown inputs the verdict will notice, and keep the estimate.
-
-        Each class in turn is left out of the scores, see `brainet_pl.scores.left_out`. Where the verdict names no score
-        and one of those that it joins notices clearly more, it goes by that one from now on. None where scores wait for
-        training data.
-
-        Args:
-            train: features and targets of training samples; 5,000 are enough.
-            held_out: features and targets of samples that no score was fitted to.
-        """
-        predictor = self.predictor
-        verdict = predictor.verdict
-        preferred = None if predictor.calibration is None else predictor.calibration.score_name
-        default = predictor.scores.default_score(verdict, preferred)
-        if default is None or predictor.scores.unfitted:
-            return None
-        train, held_out = labelled(predictor, train), labelled(predictor, held_out)
-        with isolated_rng(0), limit_threads(1):  # many small steps: threads would wait for each other
-            choose = verdict.score is None
-            try:
-                expectation = expect(predictor.scores, train, held_out, default, verdict.level, choose=choose)
-            except Exception as error:  # an estimate is not worth a fit, whatever a score makes of few samples
-                rank_zero_warn(f"how many unknown inputs will be noticed is not known, the estimate failed: {error}")
-                expectation = Expectation(default, level=verdict.level, doubt=f"the estimate failed: {error}")
-        predictor.scores.expected.keep(expectation)
-        return expectation
-
     def finish(self) -> dict[str, Tensor]:
         """Learn from what was observed, and forget it; gives numbers to log, `cal/…` and `conformal/…`."""
         predictor, self._count = self.predictor, 0
@@ -191,19 +162,23 @@ class Settling:
         if predictor.conformal is not None:
             for name, value in predictor.conformal.finalize(predictor.calibration).items():
                 learned[f"conformal/{name}"] = value
+        self._expect()
         return learned
+
+    def _expect(self) -> None:
+        """Keep how many unknown inputs the verdict should notice, without unknown data; see `fitting.left_out`."""
+        expectation = self._left_out.estimate()
+        if expectation is not None:
+            self.predictor.scores.expected.keep(expectation)
 
 
 @torch.no_grad()
-def settle(
-    predictor: Predictor, answered: Iterable[Answered], expectation: tuple[Extracted, Extracted] | None = None
-) -> dict[str, float]:
+def settle(predictor: Predictor, answered: Iterable[Answered]) -> dict[str, float]:
     """Learn the verdict's reference, calibration and conformal sets from what a model says of calibration samples.
 
     Args:
         predictor: the model, trained, with its scores fitted.
         answered: what it says of calibration samples, batch by batch.
-        expectation: training samples and held-out samples, to estimate what the verdict will notice; None does not.
 
     Returns:
         What was learned, by name: `temperature` and the like.
@@ -211,8 +186,6 @@ def settle(
     settling = Settling(predictor)
     for batch in answered:
         settling.observe(batch)
-    if expectation is not None:
-        settling.expect(*expectation)
     return {name.removeprefix("cal/"): float(value) for name, value in settling.finish().items()}
 
 

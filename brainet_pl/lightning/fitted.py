@@ -155,7 +155,7 @@ class FittedModule(RestorableModule):
 
     def after_validation(self) -> None:
         """Learn from the validation data that was observed, before a checkpoint is written."""
-        numbers = self.teacher.after(self.trainer, self.training_features)
+        numbers = self.teacher.after()
         self.teacher.share_scores(self._averages())
         self.log_dict(numbers)
 

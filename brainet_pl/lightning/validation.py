@@ -21,7 +21,6 @@ from torch import Tensor
 from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.framework import CombinedLoader, TrainerFn, pl, rank_zero_info, rank_zero_warn
 from brainet_pl._utils.lightning_private import train_loaders
-from brainet_pl.distributed.samples import on_rank_zero
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.fitting.scores import fit_scores
@@ -75,8 +74,6 @@ class ValidationTeacher:
         self._settling = Settling(predictor)
         self._warned_of_few = False
         self._observed = self._calibrated_by = 0  # samples of this and the last validation that calibrated
-        self._estimates = True  # whether the share of unknown inputs that is noticed still has to be estimated
-        self._samples: tuple[Extracted, Extracted | None] | None = None  # of the running validation
 
     def before(self, trainer: pl.Trainer, features: TrainingFeatures) -> None:
         """Fit scores again where features move, and let the head choose by training and validation samples."""
@@ -89,7 +86,6 @@ class ValidationTeacher:
         training = training_sample(trainer, features)
         if head.needs_validation_data:
             self._warn_of_few(trainer, validation)
-        self._samples = training, validation
         size = steps.train_size(trainer) if math.isfinite(trainer.num_training_batches) else 0
         self.head_facts = self._settling.choose(training, validation, size)
 
@@ -108,40 +104,25 @@ class ValidationTeacher:
         self._observed += len(answered.target)
         self._settling.observe(answered)
 
-    def after(self, trainer: pl.Trainer, features: TrainingFeatures) -> dict[str, Tensor | float]:
+    def after(self) -> dict[str, Tensor | float]:
         """Learn from what was observed; gives numbers to log."""
         self._calibrated_by, self._observed = self._observed, 0
-        numbers: dict[str, Tensor | float] = dict(self._estimate(trainer, features))
+        numbers: dict[str, Tensor | float] = {}
         for name, value in self._settling.finish().items():
             numbers[f"val/{name}"] = value
+        numbers |= self._estimated()
         for name, fact in self.head_facts.items():
             numbers[f"val/head/{name}"] = fact
         return numbers
 
-    def _estimate(self, trainer: pl.Trainer, features: TrainingFeatures) -> dict[str, float]:
-        """Estimate what the verdict will notice, once or whenever features have moved; gives numbers to log."""
-        frozen = features.backbone.frozen
-        resumed = trainer.ckpt_path is not None and self.predictor.expected is not None and frozen
-        if self._estimates and not resumed and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._estimates = not frozen
-            self._expect(trainer, features)
-        self._samples = None
+    def _estimated(self) -> dict[str, float]:
+        """What the verdict should notice, as numbers to log."""
         expected = self.predictor.expected
         if expected is None:
             return {}
-        numbers = {"noticed": expected.noticed, "noticed_worst": expected.worst, "permuted": expected.permuted}
+        numbers = {"noticed": expected.noticed, "permuted": expected.permuted}
+        numbers |= {"noticed_low": expected.low, "noticed_high": expected.high}
         return {f"verdict/{name}": value for name, value in numbers.items() if not math.isnan(value)}
-
-    def _expect(self, trainer: pl.Trainer, features: TrainingFeatures) -> None:
-        """Estimate in the first process what the verdict will notice, and keep it in all."""
-        if self._samples is None:
-            self._samples = training_sample(trainer, features), validation_sample(trainer, features)
-        training, validation = self._samples
-        if validation is None:
-            return
-        expectation = on_rank_zero(trainer, lambda: self._settling.expect(training, validation))
-        if expectation is not None:
-            self.predictor.scores.expected.keep(expectation)
 
     def share_choices(self, averages: Iterable[Predictor]) -> None:
         """Give what the head chose to the copies of the model that callbacks which average weights keep."""

@@ -6,7 +6,7 @@ network whose classification layer was replaced makes of an input; `Combined` ad
 prediction itself (`one_minus_max_p`, `entropy`, `mutual_information` …) come with every task and need no setting.
 """
 
-from brainet_pl.scores.base import JoinedScore, Score, ScoreContext, ScoreSet
+from brainet_pl.scores.base import AnswerScore, JoinedScore, Score, ScoreContext, ScoreSet
 from brainet_pl.scores.base_logits import Own
 from brainet_pl.scores.boundary import FDBD
 from brainet_pl.scores.combined import Combined
@@ -26,6 +26,7 @@ __all__ = [
     "GEN",
     "KNN",
     "RMDS",
+    "AnswerScore",
     "Combined",
     "Generative",
     "JoinedScore",

@@ -18,7 +18,6 @@ from brainet_pl._utils import checks
 from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.parts import Part
 from brainet_pl._utils.precision import full_precision, wide
-from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.distributed.epoch_buffer import EpochBuffer
 from brainet_pl.scores.expectation import Expected
@@ -132,17 +131,12 @@ class Score(Part, DataSizedBuffers, ABC):
     def fit(self, features: Tensor, labels: Tensor) -> Any:
         """Learn from training features (N, d) and labels (N,); see `brainet_pl.scores.fitting` for who calls it."""
 
-    def refitted(self, features: Tensor, labels: Tensor) -> Score:
-        """Another score of the same settings, fitted to other samples; override it to keep what is slow to learn.
+    def without_classes(self, passes: Passes, hidden: Tensor) -> Tensor | None:
+        """Its first score (K, B) as it would be if each of K groups of classes, (K, C), had not been learned.
 
-        `brainet_pl.scores.left_out` asks for one for every class that it leaves out.
+        None where it can't tell; then no estimate is made of what a verdict by it will notice.
         """
-        other = type(self)(**self.settings())
-        if self.needs_fit:
-            other.set_context(ScoreContext(int(labels.max()) + 1))
-            other.fit(features, labels)
-            other.set_ready(True)
-        return other
+        return None
 
     def observe(self, passes: Passes, scores: Mapping[str, Tensor]) -> None:
         """See a batch of the validation data of a fit, with all scores (B,) of it."""
@@ -350,9 +344,7 @@ class ScoreSet(nn.Module):
         """
         scores = dict(scores)
         with full_precision(passes.predicted.device):
-            for score in self._independent:
-                if score.ready and isinstance(score, AnswerScore):
-                    scores |= _named(score, score(passes))
+            scores |= self.of_answer_alone(passes)
             for joined in self._joined:
                 if joined.ready:
                     scores |= _named(joined, joined(replace(passes, scores=scores)))
@@ -397,9 +389,24 @@ class ScoreSet(nn.Module):
             columns |= more
         self.reference.keep(columns)
 
-    def refitted(self, output: BackboneOutput, labels: Tensor) -> ScoreSet:
-        """Another set of the same scores, fitted to other samples, without a reference."""
-        return ScoreSet([score.refitted(output.view(score.taps), labels) for score in self], self._task_units)
+    def without_classes(self, passes: Passes, hidden: Tensor) -> dict[str, Tensor]:
+        """Score → (K, B) as it would be if each of K groups of classes, (K, C), had not been learned."""
+        found = {}
+        for score in self._independent:
+            if score.ready:
+                seen = passes.with_features_of(score.taps)
+                values = score.without_classes(replace(seen, features=wide(seen.features)), hidden)
+                if values is not None:
+                    found[score.name_in_model(next(iter(score.units)))] = values
+        return found
+
+    def of_answer_alone(self, passes: Passes) -> dict[str, Tensor]:
+        """The scores (B,) that read nothing but the final prediction."""
+        scores: dict[str, Tensor] = {}
+        for score in self._independent:
+            if score.ready and isinstance(score, AnswerScore):
+                scores |= _named(score, score(passes))
+        return scores
 
     def judge(self, scores: Mapping[str, Tensor], verdict: Verdict, first: str | None = None) -> dict[str, Tensor]:
         """Scores (B,) → the verdict: `known_p`, a conformal p-value, and `known`; nothing without validation data.
@@ -422,13 +429,12 @@ class ScoreSet(nn.Module):
     def verdict_score(self, scores: Iterable[str], verdict: Verdict, first: str | None = None) -> str | None:
         """The name of the score behind the verdict, among those that there are; None without validation data.
 
-        Where the verdict names none, it is the one that was found best without unknown data, see `expected`.
+        Where the verdict names none, it is one that joins several, else `first`, else the first of the features.
         """
         there = [name for name in scores if name in self.reference]
         if not there or (verdict.score is not None and verdict.score not in there):
             return None
-        best = [] if self.expected.value is None else [self.expected.value.score]
-        return verdict.choose([*best, *self._defaults(first)], there)
+        return verdict.choose(self._defaults(first), there)
 
     def default_score(self, verdict: Verdict, first: str | None = None) -> str | None:
         """The score that a verdict goes by before anything is known of how much it notices; None where there is none.

@@ -126,13 +126,6 @@ class TreeDensity(DataSizedBuffers):
         self.families.fit(self.prepare(features), labels.long(), shared)
         return self
 
-    def refitted(self, features: Tensor, labels: Tensor) -> TreeDensity:
-        """A density of the same tree with parameters estimated from other samples, for as many classes as they have."""
-        other = TreeDensity(self.ggt, int(labels.max()) + 1, **self._settings)
-        if isinstance(self.families, DiscreteFamilies) and isinstance(other.families, DiscreteFamilies):
-            other.families.given = self.families.kept_parents()
-        return other.fit(features.cpu(), labels.cpu())
-
     def forward(self, features: Tensor) -> Tensor:
         """Maps features (B, d) to log p(x | c), (B, C), averaged over sub-networks; differentiable."""
         self._check(features)
@@ -152,6 +145,10 @@ class TreeDensity(DataSizedBuffers):
             found["generative_weighted"] = -(probs * density).sum(dim=1)
         return found
 
+    def without_classes(self, features: Tensor, hidden: Tensor) -> Tensor:
+        """Features (B, d) → (K, B) `generative` by the densities of the classes that are not in each group (K, C)."""
+        return -lacking(self(features), hidden).amax(dim=2)
+
     def prepare(self, features: Tensor) -> Tensor:
         """Features (B, d) as families read them."""
         x = features.to(self._dtype.dtype)
@@ -163,6 +160,12 @@ class TreeDensity(DataSizedBuffers):
                 f"expected features of shape (batch, {self.ggt.num_variables}), got {tuple(features.shape)}: the "
                 f"tree of this score was learned from {self.ggt.num_variables} features"
             )
+
+
+def lacking(by_class: Tensor, hidden: Tensor) -> Tensor:
+    """Numbers (B, C) and groups of classes (K, C) → (K, B, C), minus infinity where a group has the class."""
+    width = by_class.shape[1] - hidden.shape[1]
+    return by_class.masked_fill(F.pad(hidden, (0, width))[:, None, :], -torch.inf)
 
 
 def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
@@ -498,8 +501,7 @@ class DiscreteFamilies(nn.Module):
         self, families: list[Family], d: int, num_classes: int, prior: float, bins: int, max_parents: int
     ) -> None:
         super().__init__()
-        self.prior, self.bins, self._families, self._width = prior, bins, families, d
-        self.given: list[tuple[int, ...]] | None = None  # the parents of each family, where they need not be selected
+        self.prior, self.bins, self._families = prior, bins, families
         self.numbers = len(families) * num_classes
         self.register_buffer("variable", torch.tensor([v for v, _ in families]), persistent=False)
         self.register_buffer("edges", torch.zeros(d, bins - 1))
@@ -513,16 +515,12 @@ class DiscreteFamilies(nn.Module):
         self.edges.copy_(torch.stack([torch.quantile(column, inner) for column in x.t()]))
         codes = self._codes(x)
         for i, (v, parents) in enumerate(tqdm(self._families, desc="counting", delay=2, leave=False, disable=None)):
-            kept = self._select(codes, labels, v, parents) if self.given is None else self.given[i]
+            kept = self._select(codes, labels, v, parents)
             self.chosen[i, : len(kept)] = torch.tensor(kept, dtype=torch.long, device=self.chosen.device)
             table = self._predictive(self._counts(codes, labels, v, kept)).log().permute(1, 2, 0).flatten(0, 1)
             # Parents that are not there have code 0, so that only the first rows are read.
             repeat = self.tables.shape[1] // len(table)
             self.tables[i] = F.pad(table, (0, 0, 0, len(table) * (repeat - 1)))
-
-    def kept_parents(self) -> list[tuple[int, ...]]:
-        """The parents that `fit` kept of each family."""
-        return [tuple(p for p in row if p < self._width) for row in self.chosen.tolist()]
 
     def _codes(self, x: Tensor) -> Tensor:
         """(N, d) → (d + 1, N) level of each value; the last row is 0."""

@@ -111,15 +111,6 @@ class Generative(Score):
         self.blueprint = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.reference.device)
         return self
 
-    def refitted(self, features: Tensor, labels: Tensor) -> Generative:
-        """The density of the same tree with parameters of other samples."""
-        assert self.density is not None
-        other = Generative(**self.settings())
-        other.chosen = self.chosen.cpu()
-        other.density = self.density.refitted(self._read(features), labels)
-        other.set_ready(True)
-        return other
-
     def moved(self, features: Tensor, classes: Tensor, most: int = 5) -> list[Moved]:
         """Features (B, d) of new inputs and predicted classes (B,) → the features that moved most since the fit."""
         assert self.density is not None
@@ -193,6 +184,11 @@ class Generative(Score):
         if energy is not None and self._refers:
             found["combined"] = self._combined(found["generative"], energy)
         return found
+
+    def without_classes(self, passes: Passes, hidden: Tensor) -> Tensor:
+        """`generative` (K, B) by the densities of the other classes."""
+        assert self.density is not None
+        return self.density.without_classes(self._read(passes.features), hidden)
 
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
         """Build the density that the tensors belong to."""

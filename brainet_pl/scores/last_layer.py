@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from brainet_pl.backbones.taps import LAST
-from brainet_pl.scores.base import LastLayer, Score, ScoreContext, set_source
+from brainet_pl.scores.base import Score, ScoreContext, set_source
 
 
 class LastLayerScore(Score):
@@ -64,15 +64,6 @@ class LastLayerScore(Score):
         self.centre, self.spread = centre.to(keep), spread.to(keep)
         self.learn(self._inputs(features), labels)
         return self
-
-    def refitted(self, features: Tensor, labels: Tensor) -> LastLayerScore:
-        """The same score of other samples, by the same layer."""
-        other = type(self)(**self.settings())
-        layer = LastLayer(self.weight, self.bias)
-        other.set_context(ScoreContext(int(labels.max()) + 1, last_layer=layer, moments=(self.centre, self.spread)))
-        other.fit(features, labels)
-        other.set_ready(True)
-        return other
 
     def _inputs(self, features: Tensor) -> Tensor:
         """Standardised features (B, d) → what the layer is given."""

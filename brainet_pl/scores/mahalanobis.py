@@ -67,15 +67,6 @@ class Mahalanobis(Score):
             self._unit = not (context.raw or context.scaled)
             self.unit.fill_(self._unit)
 
-    def refitted(self, features: Tensor, labels: Tensor) -> Mahalanobis:
-        """The same distance of other samples, whose features are brought to length 1 where these are."""
-        other = type(self)(**self.settings())
-        other._unit = self._unit
-        other.unit.fill_(self._unit)
-        other.fit(features, labels)
-        other.set_ready(True)
-        return other
-
     @torch.no_grad()
     def fit(self, features: Tensor, labels: Tensor, shared: bool = False) -> Mahalanobis:
         """Means and covariances of training features (N, d); a class without a sample is left out."""

@@ -37,6 +37,7 @@ class KNN(Score):
 
     units: ClassVar[Mapping[str, str]] = {"knn": ""}
     bank: Tensor
+    labels: Tensor
 
     def __init__(
         self,
@@ -55,25 +56,21 @@ class KNN(Score):
         self.normalize = None if normalize is None else checks.flag("normalize", normalize)
         self._unit = self.normalize is not False
         self.register_buffer("bank", torch.empty(0, 0))
+        self.register_buffer("labels", torch.empty(0, dtype=torch.int32))  # of the training samples that are kept
 
     def set_context(self, context: ScoreContext) -> None:
         """Take whether features are inputs or standardised taps, which are read as they are."""
         if self.normalize is None:
             self._unit = not (context.raw or context.scaled)
 
-    def refitted(self, features: Tensor, labels: Tensor) -> KNN:
-        """The same score of other samples, whose features are brought to length 1 where these are."""
-        other = KNN(**self.settings() | {"normalize": self._unit}).fit(features, labels)
-        other.set_ready(True)
-        return other
-
     @torch.no_grad()
     def fit(self, features: Tensor, labels: Tensor) -> KNN:
         """Keep training features (N, d), at most `max_rows` of them."""
         if len(features) > self.max_rows:
             rows = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))[: self.max_rows]
-            features = features[rows.to(features.device)]
+            features, labels = features[rows.to(features.device)], labels[rows.to(labels.device)]
         self.bank = self._prepare(features).to(self.bank.device)
+        self.labels = labels.to(self.labels)
         return self
 
     def _prepare(self, features: Tensor) -> Tensor:
@@ -98,6 +95,18 @@ class KNN(Score):
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """Gives the score `knn` of a batch, (B,)."""
         return {"knn": self.distances(passes.features)}
+
+    @torch.no_grad()
+    def without_classes(self, passes: Passes, hidden: Tensor) -> Tensor:
+        """`knn` (K, B) by the training samples of the other classes."""
+        kept = [(~group[self.labels.long()]).nonzero()[:, 0] for group in hidden]
+        x, half = self._prepare(passes.features), self.bank.square().sum(dim=1) / 2
+        nearest = []
+        for part in x.split(max(1, ROOM // max(1, len(self.bank)))):  # type: ignore[no-untyped-call]
+            brackets = part @ self.bank.t() - half
+            found = [brackets[:, rows].topk(min(self.k, len(rows)), dim=1).values[:, -1] for rows in kept]
+            nearest.append(torch.stack(found))
+        return (x.square().sum(dim=1) - 2.0 * torch.cat(nearest, dim=1)).clamp_min(0.0)
 
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
         """Read whether features are brought to length 1: those that were kept tell it."""

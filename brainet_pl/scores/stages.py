@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -92,17 +93,6 @@ class Stages(Score):
         self.moments = torch.stack(moments).to(self.moments)
         return self
 
-    def refitted(self, features: Tensor, labels: Tensor) -> Stages:
-        """The densities of the same trees with parameters of other samples."""
-        other, layers = Stages(**self.settings()), torch.split(features, self._split, dim=1)
-        other._split = list(self._split)
-        other.parts = nn.ModuleList(p.refitted(x, labels) for p, x in zip(self._densities(), layers, strict=True))
-        few = slice(None, None, max(1, len(features) // MOST_ROWS))
-        found = zip(other._densities(), layers, strict=True)
-        other.moments = torch.stack([_moments(self._surprise(part, x[few]), False) for part, x in found]).float()
-        other.set_ready(True)
-        return other
-
     def _build(self, widths: list[int]) -> None:
         names = ("threshold", "s", "max_order", "seed", "max_parents", "max_features", "progress")
         settings = {name: primitive(getattr(self, name)) for name in names}
@@ -127,6 +117,15 @@ class Stages(Score):
             )
         layers = zip(self._densities(), torch.split(passes.features, self._split, dim=1), self.moments, strict=True)
         return {"stages": torch.stack([(self._surprise(part, x) - m[0]) / m[1] for part, x, m in layers]).sum(dim=0)}
+
+    def without_classes(self, passes: Passes, hidden: Tensor) -> Tensor:
+        """`stages` (K, B) by the densities of the other classes."""
+        layers = zip(self._densities(), torch.split(passes.features, self._split, dim=1), self.moments, strict=True)
+        found = []
+        for part, x, (mean, deviation) in layers:
+            values = part.without_classes(replace(passes, features=x.to(part.reference)), hidden)
+            found.append((values - mean) / deviation)
+        return torch.stack(found).sum(dim=0)
 
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
         """Build the densities that the tensors belong to."""

@@ -21,10 +21,8 @@ from brainet_pl._utils.stored import Stored
 from brainet_pl._utils.tensor_file import check_build, check_sizes
 from brainet_pl._utils.warn import warn
 from brainet_pl.backbones import FeatureExtractor
-from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.calibration.temperature import scale
-from brainet_pl.features.extraction import Extracted
 from brainet_pl.fitting.settle import Answered, settle
 from brainet_pl.fitting.structure import learn_tree
 from brainet_pl.network import BRAINetHead, HeadSettings
@@ -184,21 +182,21 @@ class PerFold(Score):
         fit_score(score, features[:, : self.columns], labels)
         self.set_ready(all(one.ready for one in self.of))
 
-    def refitted(self, features: Tensor, labels: Tensor) -> PerFold:
-        """The score of the first fold, with parameters of other samples."""
-        first = self.of[0]
-        assert isinstance(first, Score)
-        other = PerFold(1, self.columns, self.kind)
-        other.of = nn.ModuleList([first.refitted(features[:, : self.columns], labels)])
-        other.set_ready(True)
-        return other
+    def without_classes(self, passes: Passes, hidden: Tensor) -> Tensor:
+        """The score (K, B) of its rows by the training rows of the other classes."""
+        passes = replace(passes, features=passes.features[:, : self.columns])
+        return torch.stack([one.without_classes(passes, hidden) for one in self._scores]).mean(dim=0)  # type: ignore[misc]
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """One set of passes → the score (B,) of its rows."""
         passes = replace(passes, features=passes.features[:, : self.columns])
         name = next(iter(self.units))
-        scores = list(self.of) if self.chosen is None else [self.of[self.chosen]]
-        return {name: torch.stack([one(passes)[name] for one in scores]).mean(dim=0)}
+        return {name: torch.stack([one(passes)[name] for one in self._scores]).mean(dim=0)}
+
+    @property
+    def _scores(self) -> list[Score]:
+        """Those of all folds, or of the fold that was chosen."""
+        return list(self.of) if self.chosen is None else [self.of[self.chosen]]  # type: ignore[arg-type, list-item]
 
 
 def _score_of_columns(kind: str) -> Score:
@@ -376,8 +374,8 @@ class TablePredictor(Predictor):
         """
         with evaluation_mode(self):
             self._weigh(rows, target, folds)
-            answered = list(self._answer_folds(rows, target, folds))
-            settle(self, answered, None if time.monotonic() > clock.end else self._split(rows, target))
+            answered: list[Answered] = []
+            settle(self, self._kept_in(answered, self._answer_folds(rows, target, folds)))
             few = torch.randperm(len(rows), generator=torch.Generator().manual_seed(DRAW_SEED))[:MOST_EXPECTED]
             factor = self._sharpen_average(rows[few])
         predicted = torch.cat([answer.passes.predicted for answer in answered])
@@ -436,16 +434,12 @@ class TablePredictor(Predictor):
                     passes = self.passes(rows[part])
                     yield Answered(passes, self.all_scores(passes), target[part])
 
-    def _split(self, rows: Tensor, target: Tensor) -> tuple[Extracted, Extracted]:
-        """Features of rows to estimate by what will be noticed: nothing fitted is used, so any may be held out."""
-        features = self.backbone(rows)[:, : self.shapes.columns].float()
-        order = torch.randperm(len(features), generator=torch.Generator().manual_seed(DRAW_SEED))
-        cut = len(order) * 3 // 5
-        train, held_out = order[:cut], order[cut:][:MOST_EXPECTED]
-        return (
-            Extracted(BackboneOutput(features[train]), target[train]),
-            Extracted(BackboneOutput(features[held_out]), target[held_out]),
-        )
+    @staticmethod
+    def _kept_in(kept: list[Answered], answered: Iterator[Answered]) -> Iterator[Answered]:
+        """The same answers one by one, each while its fold is chosen, and all of them in the list."""
+        for one in answered:
+            kept.append(one)
+            yield one
 
     def _weigh(self, rows: Tensor, target: Tensor, folds: Sequence[Fold]) -> None:
         """Set how much each of two kinds of members of a fold counts: what predicts rows of other folds best.

@@ -130,7 +130,7 @@ def fit_swapped(model: SwappedModel, train: Any, held: Any, plan: Plan, given: G
         choose_blend(model, layer, samples.select)
         step("scores and verdict")
         fit_scores(model, features, progress=progress)
-        learned = settle(model, answer_rows(model, samples.calibrate), (sample, samples.calibrate))
+        learned = settle(model, answer_rows(model, samples.calibrate))
         step("comparison")
         comparison = compare(model, layer, samples.calibrate)
     _report(model, epochs, learned, comparison)

@@ -190,27 +190,13 @@ def test_unknown_and_tempered(load, name, cell, tmp_path, capsys):
     assert "|---|" in capsys.readouterr().out
 
 
-def test_joining(load, tmp_path, capsys):
-    joining = load("joining")
-    joining.main(["--smoke", "--out", str(tmp_path)])
-    found = cells_of(tmp_path / "joining.json")["wine without 1"]
-    assert set(found) == {"energy + knn + generative", "energy + generative"}
-    assert all(np.isfinite(v) for parts in found.values() for cell in parts.values() for v in cell.values())
-    assert "| the sum | +0.0 | +0.0 | +0.0 | +0.0 |" in capsys.readouterr().out
-
-
-def test_rules_drop_a_part_that_says_nothing_and_keep_its_tail(load):
-    joining = load("joining")
-    draw = torch.Generator().manual_seed(0)
-
-    def columns(strange):
-        return {"good": torch.rand(300, generator=draw) + 2 * strange, "noise": 3 * torch.rand(300, generator=draw)}
-
-    joint = joining.dropping(0.005, 0.05)([(columns(0), columns(1)) for _ in range(3)])
-    ordinary = {"good": torch.tensor([1.0]), "noise": torch.tensor([2.9])}
-    assert float(joint(ordinary)) == pytest.approx(1.0)  # what is noise among known samples counts nothing
-    far = {"good": torch.tensor([1.0]), "noise": torch.tensor([9.0])}
-    assert float(joint(far)) == pytest.approx(1.0 + 9.0 + np.log(0.05))
+def test_unknown_classes(load, tmp_path, capsys):
+    load("unknown_classes").main(["--smoke", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "unknown_classes.json")
+    assert set(cells) == {"digits without 3", "wine without 2", "digits without 1"}
+    for cell in cells.values():
+        assert all(0 <= found["noticed"] <= 1 for found in cell["sets"].values())
+    assert "| digits without 3 |" in capsys.readouterr().out
 
 
 def test_attacks(load, tmp_path, capsys):

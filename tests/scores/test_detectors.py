@@ -136,14 +136,13 @@ NAMES = ["vim", "fdbd", "nnguide", "scale", "ash", "rmds"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_against_a_twin_after_loading_and_refitting_too(name, layer):
+def test_against_a_twin_after_loading_too(name, layer):
     z, made = twins(layer)
     score, expected = made[name]
     fitted(score, layer)
     again = type(score)(**score.settings())
     again.load_state_dict(score.state_dict())
-    bank, labels = (torch.tensor(v) for v in features(0, 300))
-    for one in (score, again, score.refitted(bank, labels)):
+    for one in (score, again):
         assert one.ready
         np.testing.assert_allclose(found(one, z), expected, rtol=2e-4, atol=2e-4)
 
@@ -239,7 +238,7 @@ def test_mahalanobis_reads_inputs_and_taps_as_they_are(context, as_they_are):
         fit_score(one, z, y)
     again = Mahalanobis()
     again.load_state_dict(score.state_dict())
-    for one in (score, again, score.refitted(z, y)):
+    for one in (score, again):
         torch.testing.assert_close(one.distances(z[:9]), plain.distances(z[:9]))
 
 
