@@ -20,6 +20,7 @@ from torch import Tensor
 
 from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.distributed.collectives import exchange
 from brainet_pl.distributed.epoch_buffer import EpochBuffer
 from brainet_pl.prediction.predictor import Predictor, preferred_score
 from brainet_pl.scores import AnswerScore
@@ -124,14 +125,22 @@ class LeftOut:
         for batch in batches:
             gathered.append(batch.columns)
         columns = gathered.collect()
+        output = BackboneOutput.concat([batch.output for batch in batches]) if batches else None
+        found = exchange(lambda: self._describe(columns, output, failure))  # each process permutes samples of its own
+        return next((one for one in found if one is not None), None)
+
+    def _describe(
+        self, columns: Mapping[str, Tensor], output: BackboneOutput | None, failure: str
+    ) -> Expectation | None:
+        """The expectation, or one that says why there is no estimate; None where there is nothing to say."""
         scores, verdict = self.predictor.scores, self.predictor.verdict
         default = scores.default_score(verdict, preferred_score(self.predictor))
-        if default is None or not (batches or failure):
+        if default is None or (output is None and not failure):
             return None
         found = Expectation(default, scores.parts_of(default), verdict.level)
         try:
-            if not failure:
-                return self._judge(found, columns, BackboneOutput.concat([batch.output for batch in batches]))
+            if output is not None and not failure:
+                return self._judge(found, columns, output)
         except Exception as error:
             failure = str(error)
         rank_zero_warn(f"how many unknown inputs will be noticed is not known, the estimate failed: {failure}")

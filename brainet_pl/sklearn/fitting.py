@@ -363,14 +363,13 @@ class TablePredictor(Predictor):
             )
 
     @torch.no_grad()
-    def hold(self, rows: Tensor, target: Tensor, folds: Sequence[Fold], clock: Clock) -> None:
+    def hold(self, rows: Tensor, target: Tensor, folds: Sequence[Fold]) -> None:
         """Weigh kinds of members and calibrate by what those of each fold say of its rows, and remember it.
 
         Args:
             rows: (N, d) all training rows.
             target: (N,) their targets.
             folds: the roles of the rows in each fold.
-            clock: where no time is left, it is not estimated what will be noticed.
         """
         with evaluation_mode(self):
             self._weigh(rows, target, folds)
@@ -603,7 +602,7 @@ def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TableP
         epochs = max(epochs, _train_kind(network, kind, task, learned, table, settings, deadline))
     network.double()
     if all(len(fold.held) for fold in table.folds):
-        network.hold(table.rows.double(), table.target, table.folds, settings.clock)
+        network.hold(table.rows.double(), table.target, table.folds)
     return network, epochs
 
 

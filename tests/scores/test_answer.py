@@ -30,6 +30,13 @@ def agrees(answer):
     assert bool((answer["mutual_information"] >= 0).all())
 
 
+def is_among(reference, values):
+    """Each sample of a reference is one of those held out, of which others may have chosen and not calibrated."""
+    assert len(reference) >= 75
+    gap = (reference[:, None] - values[None]).abs().amin(dim=1)
+    torch.testing.assert_close(gap, torch.zeros_like(gap), atol=2e-4, rtol=0)
+
+
 def swapped(calibration, verdict=None):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -62,10 +69,11 @@ def test_the_reference_of_a_verdict_is_what_held_out_samples_get(score):
     with torch.no_grad():
         answer, new = model.predict(data(300, 1)[0]), model.predict(data(900, 3)[0])
     if score != "joint":  # whose reference leaves every sample out of what it is judged by
-        torch.testing.assert_close(answer[score].sort().values, model.scores.reference[score], atol=1e-5, rtol=1e-4)
+        is_among(model.scores.reference[score], answer[score])
+    count = len(model.scores.reference[score])
     for level in (0.05, 0.2, 0.5):
         share = float((new["known_p"] <= level).float().mean())
-        assert share == pytest.approx(level, abs=3 * (level * (1 - level) * (1 / 300 + 1 / 900)) ** 0.5)
+        assert share == pytest.approx(level, abs=3 * (level * (1 - level) * (1 / count + 1 / 900)) ** 0.5)
 
 
 def test_of_an_estimator():
@@ -84,7 +92,7 @@ def test_of_a_trained_model(tmp_path, quiet_trainer):
     with torch.no_grad():
         agrees(model.predict_step(2 * data(100, 2)[0], 0))
         answer = model.predict_step(data(200, 1)[0], 0)
-    torch.testing.assert_close(answer["gen"].sort().values, model.scores.reference["gen"], atol=1e-5, rtol=1e-4)
+    is_among(model.scores.reference["gen"], answer["gen"])
 
 
 @pytest.mark.parametrize("score", ["gen", "joint"])
