@@ -48,7 +48,7 @@ from brainet_pl.tasks.passes import Passes
 DRAW_SEED = 0  # of the sub-networks of a prediction: the same rows always give the same numbers
 DENSITY_THRESHOLD = 0.02  # nats: a density wants more edges than a network of dense layers
 BATCH = 4096  # rows predicted at a time
-MOST_EXPECTED = 2000  # rows by which it is estimated what will be noticed
+MOST_EXPECTED = 2000  # rows by which the average of all members is compared with those of a fold
 FINAL_BATCH = 256  # rows of a step of a regression, once small batches gain no more
 NEIGHBOURS = 5  # to the last of which a row's distance counts
 BINS = 6  # of a column
