@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from common.edges import calibration_error, error_by_chance, pooled
@@ -233,6 +233,35 @@ def unknown_rows(found: Mapping[str, list[Any]], where: str, alone: Sequence[str
             row.append("–" if none else spread([c[f"{where}/{score}/AUROC"] for c in cells], 1))
         rows.append(row)
     return rows
+
+
+COVERED = ("coverage at 0.8", "coverage at 0.9", "unknown at 0.05", "unknown at 0.1", "unknown at 0.2", "ece")
+
+
+def coverage(cells: Cells) -> str:
+    """Promises of the estimators on few rows: means and standard errors over draws."""
+    blocks: dict[tuple[str, int], list[Any]] = {}
+    for key, cell in cells.items():
+        kind, size, _ = key.split("/")
+        blocks.setdefault((kind, int(size)), []).append(cell)
+    rows = []
+    for (kind, size), found in sorted(blocks.items()):
+        values = {name: [value for cell in found for value in cell.get(name, [])] for name in COVERED}
+        shown = [with_error(values[name]) for name in COVERED]
+        rows.append([kind, f"{size:,}", len(values[COVERED[0]]), *shown])
+    titles = ["targets", "rows", "draws", "sets or intervals at .8", "at .9", "p ≤ .05", "p ≤ .1", "p ≤ .2", "ECE"]
+    return markdown(titles, rows)
+
+
+def with_error(values: Sequence[float]) -> str:
+    """A mean ± its standard error.
+
+    >>> with_error([0.5, 0.7])
+    '.600 ± .100'
+    """
+    if len(values) < 2:
+        return "–"
+    return f"{plain(fmean(values), 3)} ± {plain(stdev(values) / len(values) ** 0.5, 3)}"
 
 
 def table1(cells: Cells) -> str:
@@ -927,6 +956,7 @@ TABLES = {
     "battery quality": Table("battery.json", f"python benchmarks/battery.py {DATA}", quality, "quality/"),
     "battery unknown": Table("battery.json", f"python benchmarks/battery.py {DATA}", left_out, "unknown/"),
     "battery shift": Table("battery.json", f"python benchmarks/battery.py {DATA}", shifted, "shift/"),
+    "coverage": Table("coverage.json", "python benchmarks/coverage.py", coverage),
     "table1": Table("table1.json", f"{PAPER}/table1.py {DATA}", table1),
     "table1 of stage 2": Table("taps_table1.json", f"{PAPER}/taps.py table1 {DATA} --seeds 3", taps_table1),
     "mnist size": Table("mnist_size_5000.json", f"{PAPER}/mnist.py size {DATA}", mnist_size),

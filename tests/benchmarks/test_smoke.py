@@ -106,6 +106,14 @@ def test_fading(load, tmp_path, capsys):
     assert "synthetic, seed 0" in capsys.readouterr().out
 
 
+def test_coverage(load, tmp_path, capsys):
+    load("coverage").main(["--smoke", "--rows", "60", "--out", str(tmp_path)])
+    cells = cells_of(tmp_path / "coverage.json")
+    assert set(cells) == {f"{kind}/60/0" for kind in load("coverage").KINDS}
+    assert all(len(values) == 10 for cell in cells.values() for values in cell.values())
+    assert "±" in capsys.readouterr().out
+
+
 def test_reliability(load, tmp_path, capsys):
     (tmp_path / "reliability.json").write_text('{"other": 1}')
     load("fuzz").main(["--smoke"], tmp_path / "reliability.json")
