@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,12 +13,14 @@ from torch import Tensor
 from brainet_pl._utils import checks
 from brainet_pl._utils.framework import rank_zero_info, rank_zero_warn
 from brainet_pl._utils.missing import is_missing
-from brainet_pl._utils.unseen import about_unseen
 from brainet_pl.datamodules import columns as csv_columns
 from brainet_pl.datamodules.base import Samples, SplitData, check_share
 from brainet_pl.datamodules.columns import Encoder, TextColumns
 from brainet_pl.datamodules.shifts import Shifts
 from brainet_pl.features import identity
+from brainet_pl.tables import Column, read_column
+from brainet_pl.tables.cells import plain_number
+from brainet_pl.tables.frame import about_unread, notes_of
 
 AUTO = "auto"
 FEW_CLASSES = 10  # whole numbers with at most as many values are taken as classes
@@ -63,9 +66,10 @@ class Table(SplitData):
     """A CSV file with a line of names. Inputs are encoded by training rows alone; a number as target keeps its units.
 
     Missing numbers become the training mean and, where training rows miss some, get an indicator column beside them;
-    a missing category is a category. Rows without a target are refused. Columns of dates, and of numbers with thousands
-    separators or decimal commas, are refused too unless `drop` or `categorical` names them. `predictions.csv` has the
-    place of each row in its file, `row`, where the line of names is row 1.
+    a missing category is a category. Rows without a target are refused. ISO dates are days since 1970; thousands
+    separators, decimal commas and signs such as "$" are read by column; of more than `max_categories` categories the
+    rarest count as one. What was read in a way that could be another is told. `predictions.csv` has the place of each
+    row in its file, `row`, where the line of names is row 1.
 
     Args:
         file: The CSV file with training rows and, without `test`, test rows.
@@ -80,7 +84,7 @@ class Table(SplitData):
         drop: The names of columns to leave out.
         categorical: The names of columns to be taken as categories, even if they hold numbers or dates.
         missing: What a gap means: "impute" fills it, "refuse" stops at the first column with one.
-        max_categories: The largest number of categories of one column.
+        max_categories: The largest number of categories of one column that are read one by one.
         delimiter: The character between values, such as "," or ";" or a tab.
         encoding: The encoding of all files; "utf-8" reads files with and without a byte-order mark.
         batch_size: The number of samples in a batch, at least 2 because batch norm can't train on one.
@@ -163,6 +167,7 @@ class Table(SplitData):
         self.encoders = csv_columns.fit_encoders(
             inputs, categorical=self.categorical, missing=self.missing, max_categories=self.max_categories
         )
+        self._tell_notes()
         self.classes = sorted(set(everything.columns[self.target])) if self.task == "classification" else []
         self.class_names = tuple(self.classes)
         parts = {"val": val, "test": self._read(self.test_file) if self.test_file else test}
@@ -199,10 +204,17 @@ class Table(SplitData):
                 "row: name it in id to find rows again in predictions.csv, or in drop"
             )
 
+    def _tell_notes(self) -> None:
+        """Say once how columns were read that could have been read otherwise."""
+        said = notes_of([encoder.column for encoder in self.encoders])
+        if said is not None and said not in self._said_of_unseen:
+            self._said_of_unseen.add(said)
+            rank_zero_warn(said)
+
     def _warn_of_unseen(self, rows: FileRows) -> None:
-        """Say once of a file which of its categories no training row had."""
-        cells = {encoder.name: encoder.unseen(rows.columns[encoder.name]) for encoder in self.encoders}
-        said = about_unseen(cells, f" of {rows.file}")
+        """Say once of a file which of its categories no training row had, and which text is in columns of numbers."""
+        unread = [encoder.unread(rows.columns[encoder.name]) for encoder in self.encoders]
+        said = about_unread([encoder.column for encoder in self.encoders], unread, f" of {rows.file}")
         if said is not None and said not in self._said_of_unseen:
             self._said_of_unseen.add(said)
             rank_zero_warn(said)
@@ -254,7 +266,7 @@ class Table(SplitData):
                 "these rows; rows to predict belong in a file of their own (predict=...)"
             )
         if self.task == "regression":
-            y = torch.tensor(csv_columns.numbers(self.target, values, "set task='classification'"), dtype=torch.float32)
+            y = torch.tensor(target_numbers(self.target, values), dtype=torch.float32)
             if not y.isfinite().all():
                 large = values[int((~y.isfinite()).int().argmax())]
                 raise ValueError(
@@ -285,15 +297,31 @@ def task_of(values: Sequence[str]) -> str:
     >>> task_of(["yes", "no"]), task_of(["0.5", "2"]), task_of(["0", "1", "1", "0"]), task_of(["1", "2", "3"])
     ('classification', 'regression', 'classification', 'regression')
     """
-    known = [value for value in values if not is_missing(value)]
-    texts = [value for value in known if csv_columns.is_text(value)]
-    if texts:
-        return (
-            "regression" if csv_columns.recognise(texts) else "classification"
-        )  # the former says how to write the numbers
+    column = read_target("target", values)
+    if column.kind != "number":
+        return "classification" if column.kind == "category" else "regression"  # which says that dates are no numbers
+    known = column.encode([value for value in values if not is_missing(value)]).numbers.ravel().tolist()
     whole = all(float(value).is_integer() for value in known)
     few = len(set(known)) <= min(FEW_CLASSES, len(known) // 2)
     return "classification" if whole and few else "regression"
+
+
+def read_target(name: str, values: Sequence[str]) -> Column:
+    """How a column of targets is read: classes may be as many as there are rows."""
+    return read_column(name, values, most=len(values))
+
+
+def target_numbers(name: str, values: Sequence[str]) -> list[float]:
+    """Targets of a regression as finite numbers, in the notation that fits all of them."""
+    column = read_target(name, values)
+    found = column.encode(values).numbers.ravel().tolist() if column.kind == "number" else []
+    bad = [text for text, number in zip(values, found, strict=False) if not math.isfinite(number)]
+    if bad or not found:
+        shown = bad[0] if bad else next((text for text in values if plain_number(text) is None), values[0])
+        raise ValueError(
+            f"expected finite numbers in column {name!r}, got {shown!r}: fix the value, or set task='classification'"
+        )
+    return found
 
 
 def read_task(settings: Mapping[str, Any]) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from brainet_pl.serving import ExportedModel
 from brainet_pl.serving.about import FORMAT
 from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, GRAPH, digest
 from brainet_pl.serving.images import ImageSteps
-from brainet_pl.serving.tables import Feature
+from brainet_pl.serving.tables import Feature, features_of
 
 BATCH = 256  # held-out samples that are predicted at a time
 MOST_FEATURES = 512  # that the drift alarm watches; of more, each would have too small a part in α
@@ -187,13 +188,10 @@ def features_of_table(data: Any) -> list[Feature]:
     """How a `Table` that was set up turns rows into numbers."""
     found = []
     for encoder in data.encoders:
-        transformer = encoder.transformer
-        if hasattr(transformer, "categories_"):
-            found += [Feature(encoder.name, "category", str(value)) for value in transformer.categories_[0]]
-            continue
-        scaler = transformer[0]
-        mean, scale = float(scaler.mean_[0]), float(scaler.scale_[0])
-        found.append(Feature(encoder.name, fill=mean, center=mean, scale=scale))
-        if len(encoder.features) > 1:
+        for feature in features_of(encoder.column):
+            if feature.kind in ("number", "date"):
+                feature = replace(feature, fill=encoder.center, center=encoder.center, scale=encoder.scale)
+            found.append(feature)
+        if encoder.marked:
             found.append(Feature(encoder.name, "missing"))
     return found

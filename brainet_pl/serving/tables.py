@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -11,12 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl._utils.missing import is_missing
+from brainet_pl.tables.cells import Notation, days_of, text_of
+from brainet_pl.tables.column import MISSING, Column
 
 Floats = NDArray[np.float64]
-Kind = Literal["number", "date", "category", "missing"]
-DAY = np.timedelta64(1, "D")
-ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)?")
+Kind = Literal["number", "date", "category", "other", "missing"]
 
 
 @dataclass(frozen=True)
@@ -25,24 +23,28 @@ class Feature:
 
     Attributes:
         column: the name of the column.
-        kind: the "number" itself, the days since 1970 of a "date", whether it is one "category", or whether it is
-            "missing".
+        kind: the "number" itself, the days since 1970 of a "date", whether it is one "category", whether it is any
+            "other" than those that are known, or whether it is "missing".
         value: the category.
+        known: the categories that are no other.
         fill: what a missing number is taken for, before it is scaled.
         center: what is subtracted.
         scale: what is divided by.
         separators: characters that may stand between thousands of numbers written as text.
         decimal: the character before their decimals.
+        symbol: a sign beside them, such as "$" or "%".
     """
 
     column: str
     kind: Kind = "number"
     value: str | None = None
+    known: list[str] | None = None
     fill: float | None = None
     center: float = 0.0
     scale: float = 1.0
     separators: str = ""
     decimal: str = "."
+    symbol: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Primitives that `Feature(**…)` takes."""
@@ -54,49 +56,39 @@ class Feature:
         if self.kind == "missing":
             return np.array([float(text == "") for text in texts])
         if self.kind == "category":
-            return np.array([float((text or "missing") == self.value) for text in texts])
-        read = _days if self.kind == "date" else self._number
-        return (np.array([self._filled(text, read) for text in texts]) - self.center) / self.scale
+            return np.array([float((text or MISSING) == self.value) for text in texts])
+        if self.kind == "other":
+            known = set(self.known or [])
+            return np.array([float((text or MISSING) not in known) for text in texts])
+        return (np.array([self._filled(text) for text in texts]) - self.center) / self.scale
 
-    def _filled(self, text: str, read: Any) -> float:
+    def _filled(self, text: str) -> float:
         if text:
-            return float(read(text))
+            return self._date(text) if self.kind == "date" else self._number(text)
         if self.fill is None:
             raise ValueError(f"expected a value in column {self.column!r}, got none: give one")
         return self.fill
 
     def _number(self, text: str) -> float:
-        plain = text
-        for separator in self.separators:
-            plain = plain.replace(separator, "")
-        try:
-            found = float(plain.replace(self.decimal, "."))
-        except ValueError:
-            found = math.inf
-        if not math.isfinite(found):
+        found = Notation(self.separators, self.decimal, self.symbol).number(text)
+        if found is None or not math.isfinite(found):
             raise ValueError(
                 f"expected a finite number in column {self.column!r}, got {text[:40]!r}: correct the value"
             )
         return found
 
+    def _date(self, text: str) -> float:
+        found = days_of(text)
+        if found is None:
+            raise ValueError(f"expected a date such as 2024-12-31, got {text[:40]!r}: correct the value")
+        return found
+
 
 def _text(cell: Any) -> str:
     """A cell as text without blanks around it; "" where there is no value."""
-    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-        return ""
-    if not isinstance(cell, str | int | float | np.generic):
+    if cell is not None and not isinstance(cell, str | int | float | np.generic):
         raise ValueError(f"expected a number or a text in every cell, got a {type(cell).__name__}: correct it")
-    text = str(cell).strip()
-    return "" if is_missing(text) or text in ("<NA>", "NaT") else text
-
-
-def _days(text: str) -> float:
-    try:
-        if ISO_DATE.fullmatch(text) is None:  # numpy also reads "now", and years of any length
-            raise ValueError
-        return float((np.datetime64(text, "s") - np.datetime64(0, "s")) / DAY)
-    except ValueError as error:
-        raise ValueError(f"expected a date such as 2024-12-31, got {text[:40]!r}: correct the value") from error
+    return text_of(cell)
 
 
 def encode_rows(features: Sequence[Feature], rows: Sequence[Mapping[str, Any] | Sequence[Any]]) -> Floats:
@@ -118,3 +110,12 @@ def encode_rows(features: Sequence[Feature], rows: Sequence[Mapping[str, Any] | 
         for name in names:
             table[name].append(row[name])
     return np.stack([feature.of(table[feature.column]) for feature in features], axis=1)
+
+
+def features_of(column: Column) -> list[Feature]:
+    """What a column becomes, as the folder of an exported model keeps it; without fill, center and scale."""
+    if column.categories is None:
+        kind: Kind = "date" if column.kind == "date" else "number"
+        return [Feature(column.name, kind, **asdict(column.notation))]
+    found = [Feature(column.name, "category", known) for known in column.categories]
+    return found + ([Feature(column.name, "other", known=column.categories)] if column.grouped else [])

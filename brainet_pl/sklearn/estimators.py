@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -32,8 +31,9 @@ from sklearn.utils.validation import (
 from brainet_pl._utils import checks
 from brainet_pl._utils.threads import limit_threads
 from brainet_pl._utils.warn import warn
-from brainet_pl.serving.tables import Feature
-from brainet_pl.sklearn.columns import encode, read_columns
+from brainet_pl.sklearn.rows import RowEncoder, columns_now, dense, encode_inputs, read_inputs
+from brainet_pl.sklearn.targets import refuse_gaps, tell_constant
+from brainet_pl.tables import Column, is_frame
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,6 +111,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         """
         started = time.monotonic()
         self._check_settings()
+        refuse_gaps(y)
         x, target = self._check_training(X, y)
         weights = self._weights(x, target, sample_weight)
         if weights is not None and not weights.all():
@@ -135,38 +136,29 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             checks.above_zero("max_seconds", self.max_seconds)
 
     def _check_training(self, X: Any, y: Any) -> tuple[Floats, NDArray[Any]]:
-        self.columns_ = read_columns(X)
+        X = dense(X)
+        columns = read_inputs(X)
         x, target = validate_data(
             self,
-            X if self.columns_ is None else encode(self.columns_, X),
+            X if columns is None else encode_inputs(columns, X),
             y,
             dtype=np.float64,
             ensure_all_finite="allow-nan",
             ensure_min_samples=2,
             y_numeric=self._numeric,
         )
-        self._name_columns()
-        gaps = np.isnan(x)
-        self.fill_: Floats = np.where(gaps.all(axis=0), 0.0, np.nansum(x, axis=0) / np.maximum(1, (~gaps).sum(axis=0)))
-        self.marked_: NDArray[np.int64] = np.flatnonzero(gaps.any(axis=0) & ~gaps.all(axis=0))
-        if self.feature_names_ is not None:
-            self.feature_names_ += [f"{self.feature_names_[i]} missing" for i in self.marked_]
-        return self._filled(x), self._check_target(column_or_1d(target, warn=True))
+        self.encoder_ = RowEncoder.learn(x, columns, self._name_columns(columns, is_frame(X)))
+        return self.encoder_(x), self._check_target(column_or_1d(target, warn=True))
 
-    def _name_columns(self) -> None:
+    def _name_columns(self, columns: list[Column] | None, are_named: bool) -> list[str] | None:
         """The names of what the network reads, where columns have names."""
-        if self.columns_ is not None:
-            self.feature_names_: list[str] | None = [name for column in self.columns_ for name in column.names()]
-            self.feature_names_in_ = np.asarray([column.name for column in self.columns_], dtype=object)
-            self.n_features_in_ = len(self.columns_)
-        else:
+        if columns is None:
             names = getattr(self, "feature_names_in_", None)
-            self.feature_names_ = None if names is None else [str(name) for name in names]
-
-    def _filled(self, x: Floats) -> Floats:
-        """Numbers (N, d) with the mean of `fit` where one is missing, and beside them what is missing, (N, d + k)."""
-        gaps = np.isnan(x)
-        return np.concatenate([np.where(gaps, self.fill_, x), gaps[:, self.marked_].astype(np.float64)], axis=1)
+            return None if names is None else [str(name) for name in names]
+        self.n_features_in_ = len(columns)
+        if are_named:
+            self.feature_names_in_ = np.asarray([column.name for column in columns], dtype=object)
+        return [name for column in columns for name in column.names()]
 
     def _weights(self, x: Floats, target: NDArray[Any], sample_weight: Any) -> Floats | None:
         """How much each row (N,) counts; None where all count alike."""
@@ -234,7 +226,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
                 torch.from_numpy(np.ascontiguousarray(target)),
                 None if weights is None else torch.tensor(weights, dtype=torch.float32),
                 [Fold(*map(torch.from_numpy, roles)) for roles in folds],
-                self.feature_names_,
+                self.encoder_.names,
             )
             learn = {"s": self.s, "max_order": self.max_order, "threshold": self.threshold, "seed": seed % 1000}
             clock = Clock() if self.max_seconds is None else Clock(started + self.max_seconds, self.max_seconds)
@@ -248,11 +240,13 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self)
         # In 64 bits: in 32 a row's numbers would depend in their last digits on the rows beside it.
-        if self.columns_ is not None:  # its columns have been found by their names
-            x = check_array(encode(self.columns_, X), dtype=np.float64, ensure_all_finite="allow-nan")
+        X = dense(X)
+        columns = columns_now(self.encoder_.columns, X, getattr(self, "feature_names_in_", None))
+        if columns is not None:  # its columns have been found by their names
+            x = check_array(encode_inputs(columns, X), dtype=np.float64, ensure_all_finite="allow-nan")
         else:
             x = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite="allow-nan")
-        return torch.tensor(np.ascontiguousarray(self._filled(x)))
+        return torch.tensor(np.ascontiguousarray(self.encoder_(x)))
 
     def _final(self, X: Any) -> Tensor:
         """(N, C) probabilities, or (N, 2) means and variances; the same rows always give the same numbers."""
@@ -271,6 +265,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = tags.input_tags.string = tags.input_tags.sparse = True
         return tags
 
     def describe_known_p(self) -> str:
@@ -300,8 +295,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self)
         network, before = self.network_, self.network_.conformal
-        gaps = np.zeros((4, len(self.marked_)))
-        some = np.concatenate([self.fill_ + np.arange(4.0)[:, None], gaps], axis=1)
+        some = self.encoder_(self.encoder_.fill + self.encoder_.scale * np.arange(4.0)[:, None])
         try:
             if len(network.held_target):
                 network.conformal = Conformal(self._sets, level).fit(*network.held_out())
@@ -310,7 +304,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
                 folder,
                 torch.tensor(some),
                 class_names=self._class_names(),
-                features=self._features(),
+                features=self.encoder_.features(),
                 held=None if held is None else self._rows(held),
             )
         finally:
@@ -318,19 +312,6 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _class_names(self) -> list[str] | None:
         return None
-
-    def _features(self) -> list[Feature]:
-        """What the network reads, as a folder keeps it."""
-        if self.columns_ is None:
-            names = self.feature_names_ or [f"x{i}" for i in range(self.n_features_in_)]
-            found = [Feature(name) for name in names[: self.n_features_in_]]
-        else:
-            found = [feature for column in self.columns_ for feature in column.features()]
-        filled = [
-            replace(one, fill=float(fill)) if one.kind in ("number", "date") else one
-            for one, fill in zip(found, self.fill_, strict=True)
-        ]
-        return filled + [Feature(found[i].column, "missing") for i in self.marked_]
 
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator to a file of tensors and plain values, which `load` reads without running code."""
@@ -342,12 +323,9 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             "kind": type(self).__name__,
             "format": FORMAT,
             "settings": {name: _plain(name, value) for name, value in self.get_params().items()},
-            "columns": None if self.columns_ is None else [asdict(column) for column in self.columns_],
-            "names": self.feature_names_,
+            "encoder": self.encoder_.to_dict(),
             "inputs": int(self.n_features_in_),
             "named": None if not hasattr(self, "feature_names_in_") else [str(n) for n in self.feature_names_in_],
-            "fill": self.fill_.tolist(),
-            "marked": self.marked_.tolist(),
             "epochs": int(self.n_iter_),
             "network": self.network_.to_dict(),
             "weights": self.network_.state_dict(),
@@ -372,11 +350,9 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
 
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.settings.items()}
         made = cls(**settings)
-        made.columns_ = stored.columns
-        made.feature_names_, made.n_features_in_ = stored.names, stored.inputs
+        made.encoder_, made.n_features_in_ = RowEncoder.from_stored(stored.encoder), stored.inputs
         if stored.named is not None:
             made.feature_names_in_ = np.asarray(stored.named, dtype=object)
-        made.fill_, made.marked_ = np.array(stored.fill), np.array(stored.marked, dtype=np.int64)
         made._restore(stored)
         made.network_ = TablePredictor.from_stored(made._task(), made._head_settings(), stored.network, stored.weights)
         made.tree_, made.n_iter_ = made.network_.head.ggt, stored.epochs
@@ -611,6 +587,7 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
         return np.stack([ends["lower"].numpy(), ends["upper"].numpy()], axis=1)
 
     def _check_target(self, target: NDArray[Any]) -> NDArray[Any]:
+        tell_constant(target)
         return np.asarray(target, dtype=np.float32)
 
     def _task(self) -> Any:

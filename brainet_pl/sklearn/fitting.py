@@ -37,8 +37,8 @@ from brainet_pl.scores.density import density_threshold
 from brainet_pl.scores.fitting import fit_score, without_rows
 from brainet_pl.scores.reference import p_values
 from brainet_pl.scores.robust import far_rows, warn_of_far_rows
-from brainet_pl.sklearn.columns import Column
 from brainet_pl.sklearn.encoding import DIRECTIONS, MOST_COLUMNS, Bins, Screen, Standardize, screen_folds
+from brainet_pl.sklearn.rows import StoredRows
 from brainet_pl.sklearn.training import Fold, Rows, train_folds
 from brainet_pl.storage.container import Count
 from brainet_pl.structure import GGT
@@ -239,12 +239,9 @@ class StoredEstimator(Stored):
     """The file of an estimator, whose attributes after `fit` these are; `network` and `weights` are its predictor's."""
 
     settings: dict[str, Any]
-    columns: list[Column] | None
-    names: list[str] | None
+    encoder: StoredRows
     inputs: Count
     named: list[str] | None
-    fill: list[float]
-    marked: list[int]
     epochs: int
     network: StoredTable
     weights: dict[str, Tensor]

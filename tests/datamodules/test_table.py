@@ -12,13 +12,18 @@ from hypothesis import strategies as st
 
 from brainet_pl.callbacks import PredictionFile
 from brainet_pl.datamodules import UCI, Table
-from brainet_pl.datamodules.columns import encode, fit_encoders, is_missing, is_text, read_csv, recognise
+from brainet_pl.datamodules.columns import encode, fit_encoders, is_missing, read_csv
 from brainet_pl.lightning.module import BRAINet
+from brainet_pl.tables.cells import plain_number
 
 
 def tensors(samples):
     x, y = zip(*samples, strict=True)
     return torch.stack(x), torch.tensor(y)
+
+
+def is_text(value):
+    return not is_missing(value) and plain_number(value) is None
 
 
 @pytest.fixture
@@ -367,30 +372,6 @@ def test_quotes_without_an_end_are_told(tmp_path):
         read_csv(path)
 
 
-@pytest.mark.parametrize(
-    ("values", "name"),
-    [
-        (["2024-01-31", "2024-02-01"], "dates"),
-        (["2024-01-31T10:00", "2024-01-31 10:00:59.5+02:00"], "dates"),
-        (["31/12/2024", "1/2/24"], "dates"),
-        (["31.12.2024"], "dates"),
-        (["12/31/2024 1:05 PM"], "dates"),
-        (["1,234", "12,345,678.9"], "numbers"),
-        (["-1,5", "1.234,5"], "numbers"),
-        (["1 234", "1'234", "1\u00a0234", "1\u202f234"], "numbers"),
-        (["1.234.567"], "numbers"),
-        (["red", "1,234"], None),
-        (["10-20", "20-30"], None),
-        (["3.11.7"], None),
-        (["1 room", "2 rooms"], None),
-        ([], None),
-    ],
-)
-def test_notations_are_recognised(values, name):
-    notation = recognise(values)
-    assert (notation and notation.name.split()[0]) == name
-
-
 def written(folder, name, values):
     path = folder / "written.csv"
     with path.open("w", newline="") as file:
@@ -398,21 +379,40 @@ def written(folder, name, values):
     return str(path)
 
 
-def test_columns_of_dates_and_of_separated_numbers_are_not_taken_as_categories(tmp_path):
+def test_dates_and_written_numbers_are_read_and_unclear_ones_refused(tmp_path):
     dates = written(tmp_path, "sold", [f"2024-01-{1 + i % 28:02}" for i in range(60)])
-    message = "column 'sold', got dates such as '2024-.*': turn them into numbers.*drop the column, or name it in categ"
-    with pytest.raises(ValueError, match=message):
-        Table(dates, "price").setup("fit")
-    Table(dates, "price", drop=["sold"]).setup("fit")
+    data = Table(dates, "price")
+    data.setup("fit")
+    assert data.feature_names == ["sold", "n"]
     named = Table(dates, "price", categorical=["sold"])
     named.setup("fit")
     assert "sold=2024-01-02" in named.feature_names
-    amounts = written(tmp_path, "rent", [f"{900 + i:,}" for i in range(200)])  # some without a separator
-    message = "column 'rent', got numbers with thousands separators .* such as '1,.*': write thousands without"
-    with pytest.raises(ValueError, match=message):
-        Table(amounts, "price").setup("fit")
-    with pytest.raises(ValueError, match=r"'rent', got '1,...' \(numbers with .*\): write .*, or set task='classif"):
-        Table(amounts, "rent").setup("fit")
+    unclear = written(tmp_path, "sold", [f"{1 + i % 12}/{1 + i % 28}/2024" for i in range(60)])
+    with pytest.raises(ValueError, match="column 'sold', got dates such as '1/1/2024': write dates as 2024-12-31"):
+        Table(unclear, "price").setup("fit")
+    amounts = written(tmp_path, "rent", [f"${900 + i:,}" for i in range(200)])  # some without a separator
+    data = Table(amounts, "rent")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as text it can be nothing else than thousands: 900 has no decimals
+        data.setup("fit")
+    every = torch.cat([tensors(part)[1] for part in (data.train_set, data.val_set, data.test_set)])
+    assert sorted(every.tolist()) == [900.0 + i for i in range(200)]
+
+
+def test_text_in_a_column_of_numbers_is_told_and_refuses_no_file(tmp_path):
+    train, new = written(tmp_path, "cylinders", [4 + 2 * (i % 2) for i in range(60)]), tmp_path / "new.csv"
+    new.write_text("cylinders,n\n4,1\nrotary,2\n")
+    data = Table(train, "price", predict=str(new))
+    with pytest.warns(UserWarning, match=r"got text in column 'cylinders' of .*new.csv: 'rotary' \(1 row\)"):
+        data.setup("predict")
+    assert torch.stack([x for x, _ in data.predict_set]).isfinite().all()
+
+
+def test_codes_stay_text(tmp_path):
+    data = Table(written(tmp_path, "zip", ["01234", "10115", "99999"] * 20), "price")
+    with pytest.warns(UserWarning, match="column 'zip': read as categories, because digits with leading zeros"):
+        data.setup("fit")
+    assert data.feature_names[:3] == ["zip=01234", "zip=10115", "zip=99999"]
 
 
 # -- values that no training row is near to ---------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def test_data_frames_with_text_and_names():
     assert model.classes_.tolist() == ["no", "yes"]
     assert model.score(frame, y) > 0.85
     assert list(model.feature_names_in_) == ["colour", "size"]
-    assert model.feature_names_ == ["colour=blue", "colour=green", "colour=red", "size"]
+    assert model.encoder_.names == ["colour=blue", "colour=green", "colour=red", "size"]
     assert "colour=red" in model.tree_.names
     np.testing.assert_array_equal(model.predict_proba(frame), model.predict_proba(frame[["size", "colour"]]))
     unseen = frame.assign(colour="violet")
@@ -197,6 +197,58 @@ def test_one_class_and_infinite_values_are_refused():
         BRAINetClassifier().fit(x, y)
 
 
+FAST = {"random_state": 0, "max_epochs": 15, "members": 2}
+
+
+def test_numbers_far_from_zero_are_read_in_64_bits():
+    x, y = blobs(300, 0)
+    moved = x * 1e-3 + 1e9
+    plain, other = (BRAINetClassifier(**FAST).fit(rows[:200], y[:200]) for rows in (x, moved))
+    scores = [one.score(rows[200:], y[200:]) for one, rows in ((plain, x), (other, moved))]
+    assert scores[1] > scores[0] - 0.05  # as good as a coin in 32 bits
+    x[7, 2] = 1e300
+    with pytest.raises(
+        ValueError, match=r"got 1e\+300 in column '2', row 7 \(1 such values in all\): correct the value"
+    ):
+        BRAINetClassifier(**FAST).fit(x, y)
+
+
+def test_what_a_column_was_not_in_fit_is_told_and_refuses_no_row():
+    pandas = pytest.importorskip("pandas")
+    x, y = blobs(100, 0)
+    for cylinders in (["4", "6"], [4, 6]):
+        frame = pandas.DataFrame({"cylinders": np.array(cylinders)[y], "size": x[:, 1]})
+        model = BRAINetClassifier(random_state=0, max_epochs=2, members=2).fit(frame, y)
+        odd = pandas.DataFrame({"cylinders": ["4", "rotary"], "size": [0.0, 1.0]})
+        with pytest.warns(UserWarning, match="got text in column 'cylinders': 'rotary'"):
+            probs = model.predict_proba(odd)
+        assert np.isfinite(probs).all()
+        np.testing.assert_allclose(probs[:1], model.predict_proba(odd[:1]))
+
+
+def test_arrays_with_text_are_read_like_data_frames(tmp_path):
+    x, y = blobs(100, 0)
+    rows = np.array([["red" if label else "blue", number] for label, number in zip(y, x[:, 1], strict=True)], object)
+    model = BRAINetClassifier(random_state=0, max_epochs=15, members=2).fit(rows, y)
+    assert model.score(rows, y) == 1
+    assert not hasattr(model, "feature_names_in_")
+    model.save(tmp_path / "model.pt")
+    again = BRAINetClassifier.load(tmp_path / "model.pt")
+    np.testing.assert_array_equal(again.predict_proba(rows), model.predict_proba(rows))
+    with pytest.raises(ValueError, match="expected 2 columns, as in fit, got 1"):
+        model.predict(rows[:, :1])
+
+
+def test_targets_that_teach_nothing_are_told():
+    x, _ = blobs(60, 0)
+    for missing in (None, np.nan):
+        with pytest.raises(ValueError, match="a target in every row, got 30 of 60 without one, the first in row 1"):
+            BRAINetClassifier().fit(x, np.array(["a", missing] * 30, dtype=object))
+    with pytest.warns(UserWarning, match="every y is 3, so that there is nothing to learn"):
+        model = BRAINetRegressor(random_state=0, max_epochs=2).fit(x, np.full(60, 3.0))
+    np.testing.assert_allclose(model.predict(x), 3.0)
+
+
 def test_what_will_be_noticed_is_told(tmp_path):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 300)
@@ -220,16 +272,16 @@ def test_missing_numbers_are_filled_and_marked(tmp_path):
     y[gone] = 1  # what is missing says more than the number would
     x[gone, 1] = np.nan
     model = BRAINetClassifier(random_state=0, max_epochs=15, members=2).fit(x, y)
-    assert model.marked_.tolist() == [1]
+    assert model.encoder_.marked.tolist() == [1]
     probs = model.predict_proba(x)
     assert np.median(probs[gone, 1]) > 0.9
-    filled = np.where(np.isnan(x), model.fill_, x)
+    filled = np.where(np.isnan(x), model.encoder_.fill, x)
     assert np.median(model.predict_proba(filled)[gone, 1]) < np.median(probs[gone, 1]) - 0.1
     model.save(tmp_path / "model.pt")
     np.testing.assert_array_equal(BRAINetClassifier.load(tmp_path / "model.pt").predict_proba(x), probs)
     x[0, 4] = np.nan  # no row of `fit` missed one: it is the mean, and nothing more
     mean = x[:1].copy()
-    mean[0, 4] = model.fill_[4]
+    mean[0, 4] = model.encoder_.fill[4]
     np.testing.assert_array_equal(model.predict_proba(x[:1]), model.predict_proba(mean))
 
 
