@@ -1,7 +1,7 @@
 """Do the estimators keep their word on few rows? Sets, intervals, p-values and probabilities of many small fits.
 
     python benchmarks/coverage.py                # docs/results/coverage.json, some hours on one core
-    python benchmarks/coverage.py --rows 60      # one size alone
+    python benchmarks/coverage.py --rows 60 --draws 20    # one size alone, and so many draws at the most
     python benchmarks/coverage.py --smoke
 
 Each draw makes other rows, fits `BRAINetClassifier` or `BRAINetRegressor` with their defaults, and asks 1,000 new rows
@@ -109,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS), help="rows of a fit; all sizes if not given")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, help="kinds of targets")
+    parser.add_argument("--draws", type=int, default=max(ROWS.values()), help="draws of one cell, at the most")
     add_out(parser)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings: dict[str, Any] = {"max_epochs": 1} if args.smoke else {}
     store = Store(results_folder(args) / "coverage.json", {"columns": COLUMNS, "new": NEW, "block": BLOCK, **settings})
     sizes = args.rows[:1] if args.smoke else args.rows
-    draws = {size: BLOCK if args.smoke else ROWS.get(size, BLOCK) for size in sizes}
+    draws = {size: BLOCK if args.smoke else min(args.draws, ROWS.get(size, BLOCK)) for size in sizes}
     for first in range(0, max(draws.values()), BLOCK):
         for size in (size for size in sizes if first < draws[size]):
             for kind in args.kinds:

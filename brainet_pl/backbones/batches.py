@@ -194,13 +194,6 @@ def cast_for(model: nn.Module, inputs: Any) -> Any:
     return inputs.to(weights.dtype) if inputs.is_floating_point() else inputs
 
 
-def shape_of(inputs: Any) -> Any:
-    """The shape of one sample, for comparisons and messages."""
-    if isinstance(inputs, Mapping):
-        return {name: tuple(value.shape[1:]) for name, value in inputs.items()}
-    return tuple(inputs.shape[1:])
-
-
 def call(model: nn.Module, inputs: Any) -> Any:
     """Run a model on a tensor, or on those entries of a dictionary that its `forward` takes."""
     if not isinstance(inputs, Mapping):

@@ -313,17 +313,22 @@ class FeatureExtractor(nn.Module):
 
     @contextlib.contextmanager
     def _explained(self, x: Any) -> Iterator[None]:
-        """In the first pass over data, an error of the model's own says what it was given."""
+        """An error of the model's own says what it was given, unless inputs of this shape went through before."""
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, TypeError, IndexError) as error:
-            if self._ran:
+            if self._ran and self.input_signature in (None, batches.signature(x)):
                 raise
             got = {k: tuple(v.shape) for k, v in x.items()} if isinstance(x, Mapping) else f"shape {tuple(x.shape)}"
             kind = "" if isinstance(x, Mapping) else f" and {x.dtype}"
+            usual = ""
+            if self._ran and self.input_signature is not None and "" in self.input_signature:
+                usual = f", (N{''.join(f', {side}' for side in self.input_signature[''].shape)})"
             raise ValueError(
                 f"expected inputs that {type(self.model).__name__} takes, got a batch of {got}{kind}, at which it "
-                f"stops ({error}): give inputs as in training"
+                f"stops ({error}): give inputs of one shape, as in training{usual}"
             ) from error
 
 

@@ -271,7 +271,6 @@ def run_batches(
 ) -> Iterator[BackboneOutput]:
     """Yields the output of a backbone for each batch that has samples, on the CPU; call it within `inference`."""
     rows = 0
-    like: Any = None  # the shape of a sample
     first: list[int] | None = None  # the numbers of features
     total = len(batches) if total is None and is_sized(batches) else total  # type: ignore[arg-type]
     bar = tqdm(batches, "extracting features", total, disable=None if progress else True, delay=2, leave=False)
@@ -286,8 +285,7 @@ def run_batches(
         if output is None and known is not None:
             output = known(inputs)
         if output is None:
-            like = batching.shape_of(inputs) if like is None else like
-            output = _run_like_the_first(backbone, batching.move(inputs, device), like)
+            output = run_backbone(backbone, batching.move(inputs, device))
         part = output.map(lambda tensor: tensor.float().cpu())
         widths = [values.shape[1] for values in (part.features, *part.more.values())]
         first = widths if first is None else first
@@ -301,19 +299,6 @@ def run_batches(
         if max_rows is not None and rows >= max_rows:
             bar.close()
             return
-
-
-def _run_like_the_first(backbone: nn.Module, inputs: Any, like: Any) -> BackboneOutput:
-    """The output of a backbone; samples of another shape than the first, where it stops, are named in the error."""
-    try:
-        return run_backbone(backbone, inputs)
-    except RuntimeError as error:
-        if batching.shape_of(inputs) == like:
-            raise
-        raise ValueError(
-            f"expected batches whose samples have the shape {like} of the first, got {batching.shape_of(inputs)}, at "
-            f"which the backbone stops ({error}): bring all inputs to one shape"
-        ) from error
 
 
 def _is_empty(inputs: Any) -> bool:

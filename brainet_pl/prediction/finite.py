@@ -84,12 +84,21 @@ def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def finite_rows(output: BackboneOutput) -> Tensor:
+    """Which samples of a backbone's output are finite in all that it gives for them, (N,) of booleans."""
+    finite = torch.ones(len(output), dtype=torch.bool, device=output.features.device)
+    for tensor in (output.features, output.base_logits, *output.more.values()):
+        if tensor is not None:
+            finite &= tensor.isfinite().flatten(1).all(dim=1)
+    return finite
+
+
 def finite_samples(sample: Extracted) -> Extracted:
-    """The samples whose features and base logits are finite, which statistics may be taken from; all where none is."""
-    output = sample.output
-    tensors = [output.features] if output.base_logits is None else [output.features, output.base_logits]
-    kept = torch.stack([tensor.isfinite().flatten(1).all(dim=1) for tensor in tensors]).all(dim=0)
-    return Extracted(output[kept], sample.targets[kept]) if bool(kept.any()) and not bool(kept.all()) else sample
+    """The samples whose features are finite, which statistics may be taken from; all where none is."""
+    kept = finite_rows(sample.output)
+    if bool(kept.all()) or not bool(kept.any()):
+        return sample
+    return Extracted(sample.output[kept], sample.targets[kept])
 
 
 class BufferCopy:

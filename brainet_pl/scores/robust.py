@@ -68,10 +68,19 @@ def warn_of_far_rows(numbers: Tensor, count: int) -> None:
     """Say which of `count` training rows no score was fitted to."""
     if not len(numbers):
         return
-    listed = ", ".join(str(number) for number in numbers[:SHOWN].tolist()) + (", …" if len(numbers) > SHOWN else "")
-    what = "row" if len(numbers) == 1 else "rows"
     rank_zero_warn(
-        f"scores of unknown inputs were fitted without {len(numbers):,} of {count:,} training rows, {what} {listed}: "
+        f"scores of unknown inputs were fitted without {len(numbers):,} of {count:,} training rows, "
+        f"{name_rows(numbers)}: "
         f"some of their values are more than {FAR:g} times as far from the median as those of {USUAL:.0%} of the rows; "
         "correct or drop them"
     )
+
+
+def name_rows(numbers: Tensor) -> str:
+    """The first few numbers (K,) of rows, for a message.
+
+    >>> name_rows(torch.tensor([7])), name_rows(torch.arange(6))
+    ('row 7', 'rows 0, 1, 2, 3, 4, …')
+    """
+    listed = ", ".join(str(number) for number in numbers[:SHOWN].tolist())
+    return f"{'row' if len(numbers) == 1 else 'rows'} {listed}{', …' if len(numbers) > SHOWN else ''}"

@@ -36,7 +36,7 @@ def labelled_batches(data: Any, name: str) -> Iterable[Any]:
     """Inputs and labels as a user gives them, in batches."""
     if isinstance(data, Dataset):
         return DataLoader(data, batch_size=BATCH)
-    if isinstance(data, tuple | list) and len(data) == 2 and _is_pair(data):
+    if is_labelled_pair(data):
         x, y = _inputs_of_pair(data[0]), _labels_of_pair(data[1], name)
         if len(x) != len(y):
             raise ValueError(f"expected as many labels as inputs in {name}, got {len(y)} for {len(x)}: give both alike")
@@ -49,12 +49,19 @@ def labelled_batches(data: Any, name: str) -> Iterable[Any]:
     )
 
 
-def _is_pair(data: Any) -> bool:
-    """Whether two things are all inputs and all labels, and not two batches."""
+def is_labelled_pair(data: Any) -> bool:
+    """Whether data are all inputs and all labels, and not two batches."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return False
     inputs, labels = data
     if not isinstance(inputs, Tensor | np.ndarray):
         return False
     return isinstance(labels, Tensor | np.ndarray) or _are_labels(labels)
+
+
+def are_classes(labels: Any) -> bool:
+    """Whether the second of two things is one whole number for each sample, and no second batch of inputs."""
+    return not isinstance(labels, Tensor) or (labels.dim() == 1 and not labels.is_floating_point())
 
 
 def _are_labels(labels: Any) -> bool:
@@ -80,6 +87,8 @@ def _labels_of_pair(labels: Any, name: str) -> Tensor:
 
 def input_batches(data: Any, max_rows: int | None) -> Iterable[Any]:
     """What a user gives as data, in batches; of a stream of unknown length at most `max_rows` rows."""
+    if is_labelled_pair(data) and are_classes(data[1]):
+        return labelled_batches(data, "data")
     if isinstance(data, np.ndarray):
         data = _as_tensor(data)
     if isinstance(data, Tensor):
@@ -121,7 +130,7 @@ def check_first_labels(loader: Iterable[Any], num_classes: int | None, columns: 
     data = getattr(loader, "dataset", None)
     if isinstance(data, TensorDataset) and len(data.tensors) == 2 and _collates_plainly(loader):
         check_labels(data.tensors[1], num_classes, name)
-        if name == "train":
+        if name != "held":
             count_classes(data.tensors[1], num_classes)
     _check_names(data, num_classes, name)
     for batch in unshuffled(loader):

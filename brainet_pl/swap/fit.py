@@ -30,8 +30,9 @@ from brainet_pl.fitting.train import train_best
 from brainet_pl.network.base import MIN_VALIDATION
 from brainet_pl.network.training import TrainingSettings
 from brainet_pl.network.tree import Tree
-from brainet_pl.prediction.finite import finite_samples
+from brainet_pl.prediction.finite import finite_rows, finite_samples
 from brainet_pl.scores import Generative, Score, Stages
+from brainet_pl.scores.robust import name_rows
 from brainet_pl.swap import data as swap_data
 from brainet_pl.swap.data import MOST_CLASSES, DataLog, labelled_batches
 from brainet_pl.tasks import Classification
@@ -155,29 +156,48 @@ def _extract(
 ) -> tuple[Samples, Tensor]:
     """Features of training and held-out samples by role, whose inputs and labels are checked on the way.
 
-    Gives also the numbers of the training samples that are not trained on.
+    Gives also the numbers of the training samples that are not trained on. Samples with NaN or infinity are left out.
     """
     labels = features.all(progress=progress).targets
     num_classes = swap_data.count_classes(labels, log.num_classes)
     if model.head is None:
         model.task = Classification(num_classes)
     model.input_scale.set(log)
-    given = None if held is None else finite_samples(_extract_held_out(model, held, log, num_classes, progress))
+    given = None if held is None else _extract_held_out(model, held, log, num_classes, progress)
     if given is not None:
         _check_count(len(given.targets))
-    free = swap_data.rows_not_twice(log.hashes)
-    held_out, select = taken = take_from_training(labels, free, 0 if given is None else len(given.targets))
-    removed = features.hold_back(taken.all)
+    finite = _check_finite(features.all(), "training")
+    may_leave = swap_data.rows_not_twice(log.hashes) & finite
+    held_out, select = taken = take_from_training(labels, may_leave, 0 if given is None else len(given.targets))
+    left_out = torch.cat([taken.all, (~finite).nonzero()[:, 0]])
+    removed = features.hold_back(left_out)
     if given is None:
-        given = finite_samples(rows_of(removed, torch.arange(len(held_out))))
+        given = rows_of(removed, torch.arange(len(held_out)))
         _check_count(len(given.targets))
     if len(select):
-        chosen = finite_samples(rows_of(removed, torch.arange(len(held_out), len(removed.targets))))
-        samples = Samples(finite_samples(features.all()), chosen, given)
+        chosen = rows_of(removed, torch.arange(len(held_out), len(taken.all)))
+        samples = Samples(features.all(), chosen, given)
     else:
-        samples = Samples(finite_samples(features.all()), *split_held_out(given))
+        samples = Samples(features.all(), *split_held_out(given))
     _report_roles(samples, len(labels), len(held_out), len(select))
-    return samples, taken.all
+    return samples, left_out
+
+
+def _check_finite(samples: Extracted, kind: str) -> Tensor:
+    """Which samples have finite features, (N,) of booleans; a warning names the others, which are left out."""
+    finite = finite_rows(samples.output)
+    bad = (~finite).nonzero()[:, 0]
+    if len(bad) == len(finite):
+        raise ValueError(
+            f"expected finite features of {kind} samples, got NaN or infinity in all {len(finite):,}: check the inputs "
+            "and the weights of the network"
+        )
+    if len(bad):
+        rank_zero_warn(
+            f"left out {len(bad):,} of {len(finite):,} {kind} samples, {name_rows(bad)}: their features have NaN or "
+            "infinity; correct or drop them"
+        )
+    return finite
 
 
 def _report_roles(samples: Samples, total: int, held_back: int, selecting: int) -> None:
@@ -198,7 +218,7 @@ def _extract_held_out(
     """Features of the held-out samples that are not among the training samples."""
     held_log = DataLog("held", num_classes)
     held_out = extract(model.backbone, unshuffled(held), progress=progress, columns=model.columns, observe=held_log)
-    fresh = swap_data.rows_not_repeated(log.hashes, held_log.hashes)
+    fresh = swap_data.rows_not_repeated(log.hashes, held_log.hashes) & _check_finite(held_out, "held-out")
     if held_log.sums is not None and held_log.sums[0]:
         count, total, _ = held_log.sums
         model.input_scale.warn_if_mean_is_far(total / count, count, "held-out inputs")

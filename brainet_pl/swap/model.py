@@ -36,7 +36,14 @@ from brainet_pl.prediction.transforms import class_names_of, image_steps_of
 from brainet_pl.scores import Score, Verdict
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.structure import GGT
-from brainet_pl.swap.data import InputScale, input_batches, labelled_batches
+from brainet_pl.swap.data import (
+    InputScale,
+    are_classes,
+    check_first_labels,
+    input_batches,
+    is_labelled_pair,
+    labelled_batches,
+)
 from brainet_pl.swap.fit import Given, Plan, fit_swapped
 from brainet_pl.tasks import Classification
 
@@ -366,6 +373,8 @@ def swap_head(
     if isinstance(data, GGT):
         swapped.build_head(settings, data.num_variables, data)
     else:
+        if is_labelled_pair(data) and are_classes(data[1]):
+            check_first_labels(labelled_batches(data, "data"), num_classes, columns, "data")
         _build_from_inputs(swapped, settings, data, learn)
     swapped.settings = settings.resolve_skip(swapped.has_base_logits)
     can_be_read_again = not isinstance(data, GGT | Iterator | Tensor)
@@ -378,8 +387,8 @@ def most_features(data: Any) -> int:
     source = getattr(data, "dataset", data)
     if isinstance(source, tuple | list):
         source = source[0] if len(source) == 2 and isinstance(source[0], Tensor | np.ndarray) else None
-    is_counted = isinstance(source, Tensor | np.ndarray | Dataset) and hasattr(source, "__len__")
-    if not is_counted:
+    has_length = source.ndim > 0 if isinstance(source, Tensor | np.ndarray) else hasattr(source, "__len__")
+    if not isinstance(source, Tensor | np.ndarray | Dataset) or not has_length:
         return MOST_FEATURES
     return min(MOST_FEATURES, max(LEAST_FEATURES, len(source) // 2))
 

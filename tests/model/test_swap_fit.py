@@ -440,6 +440,38 @@ def test_classes_that_are_missing():
         swap_head(network(), (x, y), 5, held=rows(200, 1), **SMALL).fit(**SHORT)
 
 
+def test_a_pair_with_a_number_of_classes_is_checked_as_any_other_data():
+    x, y = rows(300)
+    with pytest.raises(ValueError, match="expected training samples of every class from 0 to 4, got none of 3, 4"):
+        swap_head(network(), (x, y), 5, **SMALL)
+    model = swap_head(network(), (x, y), 3, layers=None, **SMALL).fit(**SHORT)
+    assert model.predict(x[:4])["probabilities"].shape == (4, 3)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_samples_with_nan_are_left_out_and_named(held):
+    (x, y), other = rows(400), rows(200, seed=1)
+    x[3, 0], x[50], other[0][7, 1] = torch.nan, torch.inf, torch.nan
+    model = swap_head(network(), (x, y), held=other if held else None, layers=None, **SMALL)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(**SHORT)
+    said = [str(one.message) for one in caught if "left out" in str(one.message)]
+    expected = ["left out 1 of 200 held-out samples, row 7"] if held else []
+    assert len(said) == len(expected) + 1
+    for line, start in zip(said, [*expected, "left out 2 of 400 training samples, rows 3, 50"], strict=True):
+        assert line.startswith(start)
+    found = model.predict(x[:60])
+    assert found["probabilities"][[0, 1, 2, 4]].isfinite().all()
+    assert not found["known"][3]
+
+
+def test_a_fit_without_any_finite_sample_is_refused():
+    x, y = rows(200)
+    with pytest.raises(ValueError, match="finite features of training samples, got NaN or infinity in all 200"):
+        swap_head(network(), (x * torch.nan, y), layers=None, **SMALL).fit(**SHORT)
+
+
 def test_class_counts_and_text_are_told_before_any_work():
     """No input is run through the network, which would stop here."""
     (x, y), broken = rows(300), nn.Sequential(nn.Linear(99, 3))

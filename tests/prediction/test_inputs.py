@@ -132,6 +132,14 @@ def test_what_can_not_be_predicted_is_said_in_a_sentence(model, make, message):
         model.predict(make(torch.stack([PREPARE(picture(seed)) for seed in range(4)])))
 
 
+def test_images_of_a_size_that_a_network_can_not_take():
+    body = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 2))
+    x, y = torch.rand(60, 3, 8, 8), torch.arange(60) % 2
+    swapped = swap_head(body, (x, y), 2, layers=None, progress=False)
+    with pytest.raises(ValueError, match=r"got a batch of shape \(2, 3, 9, 9\) .* as in training, \(N, 3, 8, 8\)"):
+        swapped.predict(torch.rand(2, 3, 9, 9))
+
+
 def test_a_path_without_a_file_and_images_without_steps():
     sample = {"": Sample((3, 12, 12), "float32")}
     with pytest.raises(FileNotFoundError, match=r"expected the path of an image, got nowhere\.png"):
