@@ -387,8 +387,8 @@ def most_features(data: Any) -> int:
     source = getattr(data, "dataset", data)
     if isinstance(source, tuple | list):
         source = source[0] if len(source) == 2 and isinstance(source[0], Tensor | np.ndarray) else None
-    has_length = source.ndim > 0 if isinstance(source, Tensor | np.ndarray) else hasattr(source, "__len__")
-    if not isinstance(source, Tensor | np.ndarray | Dataset) or not has_length:
+    is_rows = source.ndim > 0 if isinstance(source, Tensor | np.ndarray) else isinstance(source, Dataset)
+    if not is_rows or not hasattr(source, "__len__"):
         return MOST_FEATURES
     return min(MOST_FEATURES, max(LEAST_FEATURES, len(source) // 2))
 
