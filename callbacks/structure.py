@@ -24,7 +24,7 @@ from brainet_pl.network.carry import carry
 from brainet_pl.structure import GGT, cache, learn_structure
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.independence import IndependenceTest
-from brainet_pl.structure.settings import SAMPLES, Settings
+from brainet_pl.structure.settings import SAMPLES, StructureSettings
 from brainet_pl.structure.stream import FeatureStream, StreamedData
 
 SHOWN = 3  # lines of a tree's summary in the log: its sizes; the figure and `ggt.summary()` show the branches
@@ -40,7 +40,7 @@ def _no_names() -> None:
 class StructureLearning(Callback):
     """Builds the head of a `BRAINet` from a tree learned on its own training features.
 
-    The settings from `s` to `max_seconds` are those of `learn_structure`. Learned trees are kept under `cache` by a
+    The settings from `s` to `max_seconds` are those of `StructureSettings`. Learned trees are kept under `cache` by a
     fingerprint of features and settings, so a repeated run does not learn again; a checkpoint brings its own tree.
 
     Args:
@@ -89,21 +89,9 @@ class StructureLearning(Callback):
         progress: bool = True,
         every: int | None = None,
     ) -> None:
-        self.settings: dict[str, Any] = {
-            "s": s,
-            "max_order": max_order,
-            "test": test,
-            "threshold": threshold,
-            "bootstrap": bootstrap,
-            "bins": bins,
-            "score": score,
-            "ess": ess,
-            "seed": seed,
-            "max_rows": max_rows,
-            "max_tests": max_tests,
-            "max_seconds": max_seconds,
-        }
-        Settings(**self.settings)  # checked
+        self.settings = StructureSettings(
+            s, max_order, test, threshold, bootstrap, bins, score, ess, seed, max_rows, max_tests, max_seconds
+        )
         self.file, self.cache, self.progress = file, cache, progress
         self.every = None if every is None else checks.whole("every", every, 1)
         if every is not None and file is not None:
@@ -182,7 +170,7 @@ class StructureLearning(Callback):
             return
         # Its own draws: a resumed fit must not depend on where the global ones stand.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.settings["seed"] + epoch)
+            torch.manual_seed(self.settings.seed + epoch)
             pl_module.set_structure(ggt)
         assert pl_module.head is not None
         new = pl_module.head.train(old.training)
@@ -196,8 +184,8 @@ class StructureLearning(Callback):
     def _share(self, features: TrainingFeatures) -> StreamedData:
         """The training features that all processes hold together."""
         # What is sampled is chosen before extraction, so all rows that are extracted are learned from.
-        mine, _ = features.share(self.settings["max_rows"], self.progress).concat()
-        return StreamedData(FeatureStream.share(mine), self.settings["bins"], self.settings["max_rows"])
+        mine, _ = features.share(self.settings.max_rows, self.progress).concat()
+        return StreamedData(FeatureStream.share(mine), self.settings.bins, self.settings.max_rows)
 
     def _obtain(self, trainer: pl.Trainer, features: TrainingFeatures, names: Names) -> GGT:
         start = time.monotonic()
@@ -224,9 +212,9 @@ class StructureLearning(Callback):
     def _learned(self, trainer: pl.Trainer, found: TrainingFeatures) -> GGT:
         features: Any = self._data
         if features is None:
-            features = found.all(self.settings["max_rows"], self.progress).features.numpy()
+            features = found.all(self.settings.max_rows, self.progress).features.numpy()
         if self.cache == "":
-            return learn_structure(features, progress=self.progress, **self.settings)
+            return learn_structure(features, self.settings, progress=self.progress)
         folder = Path(trainer.default_root_dir) / "structures" if self.cache is None else Path(self.cache)
         path = folder / f"{cache.cache_key(features, self.settings)}.json"
         atomic.remove_leftovers(folder)
@@ -235,7 +223,7 @@ class StructureLearning(Callback):
         if ggt is not None:
             rank_zero_info(f"structure from {path}")
             return ggt
-        ggt = learn_structure(features, progress=self.progress, **self.settings)
+        ggt = learn_structure(features, self.settings, progress=self.progress)
         try:
             cache.store(path, ggt)
         except OSError as error:

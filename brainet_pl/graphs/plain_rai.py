@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,24 +15,23 @@ from brainet_pl.graphs.knowledge import Knowledge, class_of
 from brainet_pl.graphs.pdag import PDAG, orient_surest_first
 from brainet_pl.structure import pdag
 from brainet_pl.structure.autonomy import increase_separation, is_leaf
-from brainet_pl.structure.constraints import check_knowledge
+from brainet_pl.structure.constraints import Constraints, check_knowledge
 from brainet_pl.structure.copies import find_copies
 from brainet_pl.structure.data import PreparedData, column_names
 from brainet_pl.structure.discretize import check_bins
 from brainet_pl.structure.evidence import Budget, Evidence, remove_separated
 from brainet_pl.structure.independence import IndependenceTest, Margins
 from brainet_pl.structure.pdag import Bools, Ints, Separations
-from brainet_pl.structure.score import Growth, LocalScore, find_score
+from brainet_pl.structure.score import find_score
 from brainet_pl.structure.settings import AUTO, check_limits, check_order, check_rows, choose_test, warn_of_few_rows
 from brainet_pl.structure.steps import MOST_ARROWS
-from brainet_pl.structure.stream import shared_by_processes
+from brainet_pl.structure.stream import learn_together
 
 ESS = 5.0  # weight of the prior in the climb: better than 1 or 10 on most networks at 500 rows
 RECURSION_ORDER = 1  # of plain RAI before the second pass takes over: later calls find little and cost most
 REPAIR_ORDER = 3  # largest set weighed when a v-structure is decided; more only adds noise and time
 
 
-@shared_by_processes
 def rai(
     features: Any,
     *,
@@ -97,68 +96,113 @@ def rai(
         >>> rai(np.stack([a, b, a + b + noise], axis=1), test="g2", threshold=0.01).directed.astype(int).tolist()
         [[0, 0, 1], [0, 0, 1], [0, 0, 0]]
     """
-    order = check_order(max_order)
-    bins, max_rows = check_bins(bins), check_rows(max_rows)
-    again = checks.flag("second_pass", second_pass)
+    order, again = check_order(max_order), checks.flag("second_pass", second_pass)
     climbing = None if climb is None else checks.flag("climb", climb)
+    bins, max_rows = check_bins(bins), check_rows(max_rows)
     budget = Budget(*check_limits(max_tests, max_seconds))
-    names, constraints = column_names(features), None
-    tester: Margins
-    unexplained: Callable[[Bools], Bools] | None
-    score: LocalScore | None = None
-    growth: Growth | None = None
     if isinstance(test, str | type):
-        data = PreparedData.prepare(features, bins, max_rows)
-        warn_of_few_rows(data)
-        chosen = choose_test(test, data, "fisher_z")
-        threshold = chosen.check_threshold(threshold, data.d)
-        columns, d = data.columns, data.d
-        original = find_copies(data, chosen.kind)
-        tester = chosen.on(data, None, threshold)
-        if again and (chosen.unit == "significance level" if climbing is None else climbing):
-            scoring = find_score(chosen.default_score, chosen.kind)
-            score, growth = cache(scoring.on(data, ESS)), scoring.growth_on(data, ESS)
-    else:
-        hint = "a test object has its own data, so give the number of variables in place of the features"
-        tester, d = _check_object(test), checks.whole("features", features, 1, hint=hint)
-        for name, value in (("threshold", threshold), ("max_rows", max_rows), ("climb", climbing or None)):
-            if value is not None:
-                raise ValueError(
-                    f"expected no {name} beside a test object, got {value}: the object decides on its own; drop {name}"
-                )
-        columns = original = np.arange(d)
-        known = getattr(test, "num_variables", d)
-        if known != d:
+
+        def learn(table: Any) -> PDAG:
+            data = PreparedData.prepare(table, bins, max_rows)
+            warn_of_few_rows(data)
+            problem = _of_data(data, column_names(table), choose_test(test, data, "fisher_z"), threshold)
+            climbs = problem.is_significance_test if climbing is None else climbing
+            return _learn_graph(problem, order, again, again and climbs, knowledge, budget)
+
+        return learn_together(features, bins, max_rows, learn)
+    for name, value in (("threshold", threshold), ("max_rows", max_rows), ("climb", climbing or None)):
+        if value is not None:
             raise ValueError(
-                f"expected the number of variables of the test object, {known}, in place of features, got {d}: give "
-                f"rai({known}, test=...)"
+                f"expected no {name} beside a test object, got {value}: the object decides on its own; drop {name}"
             )
+    return _learn_graph(_of_object(test, features), order, again, False, knowledge, budget)
+
+
+class _Problem(NamedTuple):
+    """What a graph is learned from, variables in canonical order."""
+
+    test: Margins
+    columns: Ints  # (d,) the user's number of each variable
+    original: Ints  # (d,) for each variable the first that says the same
+    names: tuple[str, ...] | None  # of the user's columns
+    data: PreparedData | None  # behind the test; None where a test object has its own
+    chosen: type[IndependenceTest] | None  # the class of the test on data
+
+    @property
+    def is_significance_test(self) -> bool:
+        """Whether the threshold is a level, and not nats."""
+        return self.chosen is not None and self.chosen.unit == "significance level"
+
+
+def _of_data(
+    data: PreparedData, names: tuple[str, ...] | None, chosen: type[IndependenceTest], threshold: float | None
+) -> _Problem:
+    """A test on all rows of a table."""
+    test = chosen.on(data, None, chosen.check_threshold(threshold, data.d))
+    return _Problem(test, data.columns, find_copies(data, chosen.kind), names, data, chosen)
+
+
+def _of_object(test: Any, features: Any) -> _Problem:
+    """A test object, with the number of variables in place of features."""
+    if not (callable(getattr(test, "block", None)) and callable(getattr(test, "pairs", None))):
+        raise ValueError(
+            f"expected test to be a name, a subclass of IndependenceTest or an object with the methods block and "
+            f"pairs, got {checks.shown(test)}: choose a name, or give the object both methods"
+        )
+    hint = "a test object has its own data, so give the number of variables in place of the features"
+    d = checks.whole("features", features, 1, hint=hint)
+    known = getattr(test, "num_variables", d)
+    if known != d:
+        raise ValueError(
+            f"expected the number of variables of the test object, {known}, in place of features, got {d}: give "
+            f"rai({known}, test=...)"
+        )
+    return _Problem(test, np.arange(d), np.arange(d), None, None, None)
+
+
+def _learn_graph(
+    problem: _Problem, order: int | None, again: bool, climb: bool, knowledge: Knowledge | None, budget: Budget
+) -> PDAG:
+    """The recursion, the second pass where `again` says so, the climb, and copies joined to their originals."""
+    d, test, original = len(problem.columns), problem.test, problem.original
     most = d if order is None else min(order, d)
-    nothing = np.empty(0, dtype=np.intp)
-    first = min(most, RECURSION_ORDER) if again else most
     X = np.flatnonzero(original == np.arange(d))
-    start = pdag.complete_graph(d, X)
+    start, constraints = pdag.complete_graph(d, X), None
     if knowledge is not None:
-        constraints = check_knowledge(knowledge, names, columns, original)
-        tester, start = constraints.keep(tester), constraints.start(start)
-    A, separations = recursive_autonomy(start, X, nothing, 0, first, tester, budget)
+        constraints = check_knowledge(knowledge, problem.names, problem.columns, original)
+        test, start = constraints.keep(test), constraints.start(start)
+    first = min(most, RECURSION_ORDER) if again else most
+    A, separations = recursive_autonomy(start, X, np.empty(0, dtype=np.intp), 0, first, test, budget)
     if again:
-        skeleton, separations = retest_widely(A, X, separations, most, tester, budget)
-        A = orient_by_evidence(skeleton, separations, most, tester, budget)
+        skeleton, separations = retest_widely(A, X, separations, most, test, budget)
+        A = orient_by_evidence(skeleton, separations, most, test, budget)
     if constraints is not None:
         A = class_of(constraints.extend(A), constraints)
-    if score is not None and growth is not None and most:  # order 0 asks for dependence given nothing: no score does
-        allowed, unexplained = pdag.complete_graph(d, X), None
-        if chosen.kind == "discrete":  # each pair is counted anew
-            allowed, unexplained = marginally_dependent(d, X, tester, budget), find_unexplained(X, tester, budget)
-        if allowed.sum() > MOST_ARROWS:
-            allowed, unexplained = A | A.T, None
-        if allowed.sum() <= MOST_ARROWS:
-            A = climb_from(A, allowed, unexplained, score, growth, float(np.log(d)), budget, constraints)
-    A = with_copies(A, original)
+    if climb and most:  # order 0 asks for dependence given nothing: no score does
+        A = _climbed(problem, A, X, test, constraints, budget)
     if budget.spent:
         warn(f"the budget was spent after {budget.tests:,} tests: edges not tested stay")
-    return PDAG(A).permute(np.argsort(columns)).named(names)
+    return PDAG(with_copies(A, original)).permute(np.argsort(problem.columns)).named(problem.names)
+
+
+def _climbed(
+    problem: _Problem, A: Bools, X: Ints, test: Margins, constraints: Constraints | None, budget: Budget
+) -> Bools:
+    """Where a climb from the graph ends, over as many pairs as it can weigh; the graph itself if it is too dense."""
+    data, chosen = problem.data, problem.chosen
+    assert data is not None
+    assert chosen is not None
+    scoring = find_score(chosen.default_score, chosen.kind)
+    allowed = pdag.complete_graph(data.d, X)
+    unexplained: Callable[[Bools], Bools] | None = None
+    if chosen.kind == "discrete":  # each pair is counted anew
+        allowed, unexplained = marginally_dependent(data.d, X, test, budget), find_unexplained(X, test, budget)
+    if allowed.sum() > MOST_ARROWS:
+        allowed, unexplained = A | A.T, None
+    if allowed.sum() > MOST_ARROWS:
+        return A
+    score, growth = cache(scoring.on(data, ESS)), scoring.growth_on(data, ESS)
+    return climb_from(A, allowed, unexplained, score, growth, float(np.log(data.d)), budget, constraints)
 
 
 def recursive_autonomy(
@@ -265,13 +309,3 @@ def with_copies(A: Bools, original: Ints) -> Bools:
     A = A.copy()
     A[copies, original[copies]] = A[original[copies], copies] = True
     return pdag.meek(A)
-
-
-def _check_object(test: Any) -> Margins:
-    if not (callable(getattr(test, "block", None)) and callable(getattr(test, "pairs", None))):
-        raise ValueError(
-            f"expected test to be a name, a subclass of IndependenceTest or an object with the methods block and "
-            f"pairs, got {checks.shown(test)}: choose a name, or give the object both methods"
-        )
-    tester: Margins = test
-    return tester

@@ -5,6 +5,7 @@ from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, SubNetwork
 from brainet_pl.structure.independence import DSeparation, IndependenceTest, find_test
 from brainet_pl.structure.learn import learn_structure
 from brainet_pl.structure.score import Score, find_score
+from brainet_pl.structure.settings import StructureSettings
 from brainet_pl.structure.stream import FeatureStream
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Node",
     "PreparedData",
     "Score",
+    "StructureSettings",
     "SubNetwork",
     "find_score",
     "find_test",

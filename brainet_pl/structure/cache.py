@@ -4,50 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from brainet_pl._utils import atomic
 from brainet_pl._utils.inside import check_size
 from brainet_pl._utils.warn import warn
 from brainet_pl.structure.canonical import canonical_order
+from brainet_pl.structure.constraints import Background
 from brainet_pl.structure.data import PreparedData, as_table
 from brainet_pl.structure.ggt import GGT
-from brainet_pl.structure.learn import learn_structure
 from brainet_pl.structure.score import find_score
-from brainet_pl.structure.settings import choose_test
+from brainet_pl.structure.settings import StructureSettings, choose_test
 
 ENTRY = "cache"  # the key of a tree and its digest, beside the tree
 ALGORITHM = 6  # raise it whenever the same features and settings give another tree: old files are then not found
 
-_PARAMETERS = inspect.signature(learn_structure).parameters.values()
-_DEFAULTS = {p.name: p.default for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY and p.name != "progress"}
 
-
-def cache_key(features: Any, settings: Mapping[str, Any]) -> str:
+def cache_key(features: Any, settings: StructureSettings, knowledge: Background | None = None) -> str:
     """16 hexadecimal digits that name the tree of `features` (N, d) learned with `settings`.
 
     Args:
         features: array or tensor as `learn_structure` takes it, or what was prepared of it. The order of its rows does
             not matter to a tree and not to the key; the order of columns does, because a stored tree is numbered by it.
-        settings: arguments of `learn_structure`; what is left out has its default there, and `progress` is ignored.
+        settings: of the structure.
+        knowledge: that it is learned with.
     """
-    unknown = set(settings) - set(_DEFAULTS) - {"progress"}
-    if unknown:
-        raise ValueError(
-            f"expected settings among {', '.join(_DEFAULTS)}, got {', '.join(sorted(unknown))}: "
-            "give the arguments of learn_structure"
-        )
-    complete = {name: settings.get(name, default) for name, default in _DEFAULTS.items()}
+    complete = vars(settings) | {"s": settings.samples}
     values = features if isinstance(features, PreparedData) else as_table(features)
     test = choose_test(complete.pop("test"), values)
-    score, knowledge = complete.pop("score"), complete.pop("knowledge")
+    score = complete.pop("score")
     scoring = find_score(test.default_score if score is None else score, test.kind)
     if isinstance(values, PreparedData):
         digest, columns, categories = values.digest, values.columns, values.categories
@@ -62,18 +50,11 @@ def cache_key(features: Any, settings: Mapping[str, Any]) -> str:
         "categories": categories,
         "test": [test.__module__, test.__qualname__, test.version],
         "score": [scoring.__module__, scoring.__qualname__, scoring.version],
-        "settings": {k: _plain(v) for k, v in complete.items()},
+        "settings": complete,
     }
     if knowledge is not None:
         content["knowledge"] = knowledge.to_dict()
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
-
-
-def _plain(value: Any) -> Any:
-    """A setting as JSON has it."""
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def load(path: str | os.PathLike[str], num_variables: int | None = None) -> GGT | None:

@@ -10,6 +10,7 @@ from scipy.special import ndtri
 
 from brainet_pl._utils import checks
 
+BINS = 3  # levels of a continuous column, where nobody says otherwise
 MAX_BINS = 256  # codes are bytes: more levels would wrap around, and no test could fill their tables
 MAX_LEVELS = 16  # integer columns with more distinct values (pixels, counts) are binned like continuous ones
 

@@ -7,11 +7,11 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import chain, product
-from typing import Any, Literal
+from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,9 @@ from brainet_pl.structure.ggt import GGT, Branch, Leaf, Node, Tree
 from brainet_pl.structure.independence import IndependenceTest, Margins
 from brainet_pl.structure.pdag import Bools, complete_graph
 from brainet_pl.structure.score import LocalScore, Score, find_score
-from brainet_pl.structure.settings import AUTO, SAMPLES, Bootstrap, Settings, choose_test, warn_of_few_rows
+from brainet_pl.structure.settings import AUTO, StructureSettings, choose_test, warn_of_few_rows
 from brainet_pl.structure.statistics import bootstrap_weights, half_weights
-from brainet_pl.structure.stream import shared_by_processes
+from brainet_pl.structure.stream import learn_together
 from brainet_pl.structure.threshold import AtThreshold, Choice, choose_threshold, search_paths, searched_variables
 
 MATRICES = 32  # of (d, d) numbers of 64 bits: 21 to 24 were measured, docs/howto/machines.md
@@ -40,24 +40,13 @@ SEARCH_SHARE, TEST_SHARE = 0.5, 0.85  # of max_seconds, until a threshold is cho
 LEAF_PARENTS = 64  # of a variable: a score of hundreds of parents costs most of the time and says nothing
 
 
-@shared_by_processes
 def learn_structure(
     features: Any,
+    settings: StructureSettings | None = None,
     *,
-    s: int | Sequence[int] = SAMPLES,
-    max_order: int | None = 1,
-    test: str | type[IndependenceTest] = AUTO,
-    threshold: float | Literal["auto"] | None = AUTO,
-    bootstrap: Bootstrap = "half",
-    bins: int = 3,
-    score: str | type[Score] | None = None,
-    ess: float = 1.0,
-    seed: int = 0,
-    max_rows: int | None = None,
-    max_tests: int | None = None,
-    max_seconds: float | None = None,
-    progress: bool = True,
     knowledge: Background | None = None,
+    progress: bool = True,
+    **changes: Any,
 ) -> GGT:
     """Learn many structures of `features` and couple them into a scored tree (Algorithm 1).
 
@@ -68,33 +57,11 @@ def learn_structure(
         features: An array or tensor (N, d), a data frame, whose names the tree then has, or a `FeatureStream` of
             batches that are never held. Integer columns with at most 16 levels are categories; all others are binned
             for the discrete tests and rank-normalised for the Gaussian ones.
-        s: Number of samples, and so of branches, at every node, as in the paper; or a list of those of the root, of the
-            nodes below it, and so on, the last for all that are deeper. (4, 1) is four whole structures, 1 a single
-            one.
-        max_order: Size of the largest condition set; the tree has at most `max_order + 1` levels. None: no limit.
-        test: Name of a test, or a subclass of `IndependenceTest`. "cmi" and "gaussian" compare (conditional) mutual
-            information in nats with `threshold`; "g2" and "fisher_z" are significance tests at level `threshold`. The
-            first of each pair is discrete. "auto" is "g2" for a table of categories, "gaussian" for any other.
-        threshold: Threshold of the test, in its unit. "auto" is the one, of a grid, at which the variables fall apart
-            into the sets of largest modularity (see `structure.threshold`); it needs no labels. A significance test has
-            its own level instead. None is the test's own: 0.02 nats for "cmi", 0.05 nats for "gaussian", the level 0.01
-            for "g2" and for "fisher_z", where it falls with the number of pairs: 2 / d(d - 1) for more than 14
-            variables. 0 nats keep every edge: the tree becomes an ensemble of s branches a level over all variables.
-        bootstrap: "half" draws half of the rows for each sample, believes a v-structure only if its ends compete, and
-            with a significance test lets the score choose among the parents that a leaf could have. "paper" is
-            Algorithm 1 to the letter: rows are drawn with replacement, and nothing is checked again. Repeated rows look
-            like dependence to a test, so its structures have many edges too many.
-        bins: Number of levels of a continuous column in the discrete tests and scores, from 2 to 256.
-        score: "bdeu" (discrete), "bge" (Gaussian), "bic" (in the form of the test's kind), or a subclass of `Score`;
-            None is the one that belongs to the test.
-        ess: Equivalent sample size of BDeu, weight of the prior of BGe.
-        seed: Seed of the random samples of rows.
-        max_rows: Learn from a random sample of at most this many rows. None: from all.
-        max_tests: Number of tests after which what is open becomes a leaf, with a warning. None: no limit.
-        max_seconds: Time after which what is open becomes a leaf, with a warning. None: no limit.
-        progress: Whether to show a bar with the numbers of tests and leaves when it takes longer than a second.
+        settings: All settings in one object. None: the defaults of `StructureSettings`, which describes each of them.
         knowledge: Arrows that must or must not be there in every network of the tree, and the order of groups of
             variables in time.
+        progress: Whether to show a bar with the numbers of tests and leaves when it takes longer than a second.
+        changes: Settings of `StructureSettings` by name, such as `s=2`, in place of those of `settings`.
 
     Example:
         Two copies of a coin, and a coin of its own: the first two depend on each other, the third on neither.
@@ -107,64 +74,85 @@ def learn_structure(
         >>> ggt.dag(ggt.map()).astype(int).tolist()
         [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     """
-    settings = Settings(
-        s, max_order, test, threshold, bootstrap, bins, score, ess, seed, max_rows, max_tests, max_seconds
+    chosen = replace(StructureSettings() if settings is None else settings, **changes)
+    show, began = checks.flag("progress", progress), time.monotonic()
+    return learn_together(
+        features, chosen.bins, chosen.max_rows, lambda data: _learn_tree(data, chosen, knowledge, show, began)
     )
-    show = checks.flag("progress", progress)
-    began = time.monotonic()
+
+
+def _learn_tree(
+    features: Any, settings: StructureSettings, knowledge: Background | None, show: bool, began: float
+) -> GGT:
+    """`learn_structure` in one process; `began` is when it was called, by `time.monotonic`."""
     names = column_names(features)
     data = PreparedData.prepare(features, settings.bins, settings.max_rows)
     check_memory(data, settings.samples)
     warn_of_few_rows(data)
     with tqdm(desc="learning structure", unit=" tests", disable=None if show else True, delay=1, leave=False) as bar:
         prepared = _prepare(data, settings, knowledge, names)
-        leaves = 0
-
-        def on_leaf() -> None:
-            nonlocal leaves
-            leaves += 1
-            bar.set_postfix(leaves=leaves, refresh=leaves % 64 == 1)  # drawing the bar takes longer than a leaf
-
-        seconds, stopped_early = settings.max_seconds, False
+        leaves = _LeafCount(bar)
         # One clock for all, from the call on; the search may take half of the time, so that some is left for the tree.
-        search = Budget(
-            settings.max_tests, None if seconds is None else seconds * SEARCH_SHARE, bar.update, start=began
-        )
-        choice, threshold = None, prepared.threshold
+        search = _budget(settings, SEARCH_SHARE, bar, began)
+        choice, threshold, stopped_early = None, prepared.threshold, False
         if prepared.half_samples:
             bar.set_description("choosing a threshold")
             choice = _search(prepared, search)
             stopped_early = search.spent
             threshold = threshold if choice.threshold is None else choice.threshold
             bar.set_description("learning structure")
-        budget = Budget(settings.max_tests, None if seconds is None else seconds * TEST_SHARE, bar.update, start=began)
-        tree, cut_short = _learn(prepared, threshold, budget, on_leaf)
-    cut_short, tests = cut_short or stopped_early, search.tests + budget.tests
+        budget = _budget(settings, TEST_SHARE, bar, began)
+        learner = _learner(prepared, threshold, budget, leaves.add)
+        tree = tree_with_copies(learner.learn(data.d, prepared.variables), prepared.original, learner.score)
+    cut_short, tests = learner.cut_short or stopped_early, search.tests + budget.tests
     if cut_short:
         warn(
             f"the budget was spent after {tests:,} tests: the tree is valid but smaller than the "
-            f"data would give ({leaves} leaves); raise max_tests or max_seconds, or lower max_order"
+            f"data would give ({leaves.count} leaves); raise max_tests or max_seconds, or lower max_order"
         )
+    record = _record(prepared, threshold, choice) | {"tests": tests, "cut_short": cut_short}
+    if knowledge is not None:
+        record["knowledge"] = knowledge.to_dict()
+    return GGT(_rename(tree, data.columns), data.d, data.n, record, names)
+
+
+def _budget(settings: StructureSettings, share: float, bar: tqdm[Any], began: float) -> Budget:
+    """The tests that may be made, and a share of the time."""
+    seconds = None if settings.max_seconds is None else settings.max_seconds * share
+    return Budget(settings.max_tests, seconds, bar.update, start=began)
+
+
+class _LeafCount:
+    """Counts leaves and shows their number beside the bar."""
+
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self.bar, self.count = bar, 0
+
+    def add(self) -> None:
+        """One leaf more."""
+        self.count += 1
+        self.bar.set_postfix(leaves=self.count, refresh=self.count % 64 == 1)  # drawing takes longer than a leaf
+
+
+def _record(prepared: _Prepared, threshold: float, choice: Choice | None) -> dict[str, Any]:
+    """What a tree remembers of how it was learned."""
+    settings = prepared.settings
     record: dict[str, Any] = {
         "s": settings.samples[0] if len(set(settings.samples)) == 1 else list(settings.samples),
         "max_order": settings.max_order,
         "test": prepared.test.name,
         "threshold": threshold,
-        "bootstrap": bootstrap,
+        "bootstrap": settings.bootstrap,
         "bins": settings.bins,
         "score": prepared.scoring.name,
         "ess": settings.ess,
         "seed": settings.seed,
         "max_rows": settings.max_rows,
-        "tests": tests,
-        "cut_short": cut_short,
-        "data": data.digest,
+        "data": prepared.data.digest,
     }
     if choice is not None:
         record |= {"threshold_by": AUTO, "modularity": choice.modularity, "thresholds_tried": len(choice.tried)}
-    if knowledge is not None:
-        record["knowledge"] = knowledge.to_dict()
-    return GGT(_rename(tree, data.columns), data.d, data.n, record, names)
+    return record
 
 
 @dataclass(frozen=True)
@@ -172,7 +160,7 @@ class _Prepared:
     """Data and settings, with all that is decided before the first test."""
 
     data: PreparedData
-    settings: Settings
+    settings: StructureSettings
     test: type[IndependenceTest]
     scoring: type[Score]
     threshold: float  # the one that was given, or the test's own
@@ -188,10 +176,10 @@ class _Prepared:
 
 
 def _prepare(
-    data: PreparedData, settings: Settings, knowledge: Background | None, names: tuple[str, ...] | None
+    data: PreparedData, settings: StructureSettings, knowledge: Background | None, names: tuple[str, ...] | None
 ) -> _Prepared:
     """Choose test, score and threshold, announce all samples that will be asked for, and find copies of columns."""
-    seed, order, as_in_paper = settings.seed, settings.max_order, settings.as_in_paper
+    order, as_in_paper = settings.max_order, settings.as_in_paper
     test = choose_test(settings.test, data)
     scoring = find_score(test.default_score if settings.score is None else settings.score, test.kind)
     threshold = test.check_threshold(settings.given_threshold, data.d)
@@ -202,19 +190,25 @@ def _prepare(
         )
     depth = 2 if order is None else order + 1
     searched = search_paths(data.d, depth) if settings.threshold == AUTO and test.unit == "nats" else []
-    # A threshold is looked for in what is sure, whatever the tree is then learned from; half samples serve both.
-    draw, shared = (bootstrap_weights, []) if as_in_paper else (half_weights, searched)
-    data.announce(
-        chain(
-            (half_weights(data.n, seed, path) for path in searched),
-            (draw(data.n, seed, path) for path in sample_paths(settings.samples, depth) if path not in shared),
-        )
-    )
+    data.announce(_samples(data.n, settings, depth, searched))
     on_all_rows = None if as_in_paper and not searched else test.on(data, None, threshold)
     original = np.arange(data.d) if as_in_paper or threshold == 0 else find_copies(data, test.kind)
-    half_samples = {path: test.on(data, half_weights(data.n, seed, path), threshold) for path in searched}
+    half_samples = {path: test.on(data, half_weights(data.n, settings.seed, path), threshold) for path in searched}
     known = None if knowledge is None else check_knowledge(knowledge, names, data.columns, original)
     return _Prepared(data, settings, test, scoring, threshold, half_samples, on_all_rows, original, known)
+
+
+def _samples(n: int, settings: StructureSettings, depth: int, searched: list[Path]) -> Iterator[NDArray[np.int64]]:
+    """The samples of n rows that will be asked for, as row weights (n,): for the search of a threshold, then the tree.
+
+    A threshold is looked for in what is sure, whatever the tree is then learned from; half samples serve both.
+    """
+    for path in searched:
+        yield half_weights(n, settings.seed, path)
+    draw = bootstrap_weights if settings.as_in_paper else half_weights
+    for path in sample_paths(settings.samples, depth):
+        if settings.as_in_paper or path not in searched:
+            yield draw(n, settings.seed, path)
 
 
 def _search(prepared: _Prepared, budget: Budget) -> Choice:
@@ -237,21 +231,13 @@ def _search(prepared: _Prepared, budget: Budget) -> Choice:
     return choose_threshold(information, split, lambda: budget.spent)
 
 
-def _learn(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Callable[[], None]) -> tuple[Tree, bool]:
-    """The tree over canonical columns, and whether the budget cut it short."""
-    data, settings, as_in_paper = prepared.data, prepared.settings, prepared.settings.as_in_paper
+def _learner(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Callable[[], None]) -> BRAI:
+    """The recursion over canonical columns: the paper's to the letter, or with what makes it better."""
+    data, settings = prepared.data, prepared.settings
 
     def test_on(path: Path) -> Margins:
-        test = _on_sample(path)
+        test = _test_on_sample(prepared, threshold, path)
         return test if prepared.constraints is None else prepared.constraints.keep(test)
-
-    def _on_sample(path: Path) -> Margins:
-        if not as_in_paper and path in prepared.half_samples:
-            return AtThreshold(prepared.half_samples[path], prepared.threshold, threshold)
-        draw = bootstrap_weights if as_in_paper else half_weights
-        test = prepared.test.on(data, draw(data.n, settings.seed, path), threshold)
-        test.capped = not as_in_paper
-        return test
 
     # A score is not misled by repeated rows as a test is: a parent more costs it the logarithm of their number.
     @lru_cache(maxsize=4)  # leaves of one path follow each other
@@ -259,23 +245,37 @@ def _learn(prepared: _Prepared, threshold: float, budget: Budget, on_leaf: Calla
         sample = data.resampled(bootstrap_weights(data.n, settings.seed, path))
         return cache(prepared.scoring.on(sample, settings.ess))
 
-    learner = BRAI(
+    more: dict[str, Any] = {}
+    if not settings.as_in_paper:
+        more = {
+            "check_colliders": True,
+            "most_parents": LEAF_PARENTS,
+            "strength": getattr(prepared.on_all_rows, "strength", None),
+            "dependent": _dependent(prepared.on_all_rows, data.d, budget),
+            "score_on": score_on,
+            "num_neighbours": 0 if threshold == 0 else NEIGHBOURS,
+        }
+    return BRAI(
         s=settings.samples,
         max_order=data.d if settings.max_order is None else min(settings.max_order, data.d),
         test_on=test_on,
         score=cache(prepared.scoring.on(data, settings.ess)),
         budget=budget,
-        check_colliders=not as_in_paper,
-        most_parents=None if as_in_paper else LEAF_PARENTS,
-        strength=None if as_in_paper else getattr(prepared.on_all_rows, "strength", None),
-        dependent=None if as_in_paper else _dependent(prepared.on_all_rows, data.d, budget),
-        score_on=score_on,
-        num_neighbours=0 if as_in_paper or threshold == 0 else NEIGHBOURS,
         on_leaf=on_leaf,
         constraints=prepared.constraints,
+        **more,
     )
-    tree = learner.learn(data.d, prepared.variables)
-    return tree_with_copies(tree, prepared.original, learner.score), learner.cut_short
+
+
+def _test_on_sample(prepared: _Prepared, threshold: float, path: Path) -> Margins:
+    """The test on the sample of a path, at the threshold that was chosen."""
+    data, as_in_paper = prepared.data, prepared.settings.as_in_paper
+    if not as_in_paper and path in prepared.half_samples:
+        return AtThreshold(prepared.half_samples[path], prepared.threshold, threshold)
+    draw = bootstrap_weights if as_in_paper else half_weights
+    test = prepared.test.on(data, draw(data.n, prepared.settings.seed, path), threshold)
+    test.capped = not as_in_paper
+    return test
 
 
 def sample_paths(s: tuple[int, ...], depth: int) -> Iterator[Path]:
@@ -328,15 +328,14 @@ def _dependent(test: IndependenceTest | None, d: int, budget: Budget) -> Bools |
 
 def _rename(node: Tree, columns: NDArray[np.intp]) -> Tree:
     """From canonical column numbers to the user's; variables sorted, so that the form does not depend on the order."""
+    variables = columns[list(node.variables)]
     if isinstance(node, Leaf):
-        names = [int(columns[v]) for v in node.variables]
-        parents = {x: tuple(sorted(int(columns[p]) for p in pa)) for x, pa in zip(names, node.parents, strict=True)}
-        near = {x: tuple(int(columns[v]) for v in found) for x, found in zip(names, node.neighbours, strict=False)}
-        names.sort()
-        neighbours = tuple(near[x] for x in names if near)
-        return Leaf(tuple(names), tuple(parents[x] for x in names), node.score, neighbours)
+        order = np.argsort(variables)
+        parents = [tuple(np.sort(columns[list(node.parents[i])]).tolist()) for i in order]
+        neighbours = [tuple(columns[list(node.neighbours[i])].tolist()) for i in order] if node.neighbours else []
+        return Leaf(tuple(variables[order].tolist()), tuple(parents), node.score, tuple(neighbours))
     branches = []
     for branch in node.branches:
         ancestors = sorted((_rename(a, columns) for a in branch.ancestors), key=lambda tree: tree.variables)
         branches.append(Branch(tuple(ancestors), _rename(branch.descendant, columns)))
-    return Node(tuple(sorted(int(columns[v]) for v in node.variables)), tuple(branches))
+    return Node(tuple(np.sort(variables).tolist()), tuple(branches))

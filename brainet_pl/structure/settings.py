@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from brainet_pl._utils import checks
 from brainet_pl._utils.warn import warn
 from brainet_pl.structure.data import PreparedData, are_categories
-from brainet_pl.structure.discretize import check_bins
+from brainet_pl.structure.discretize import BINS, check_bins
 from brainet_pl.structure.independence import IndependenceTest, find_test
 from brainet_pl.structure.score import Score, find_score
 
@@ -23,22 +23,48 @@ MOST_SAMPLES = 1000  # samples of a node; a tree of more would not fit anywhere
 
 
 @dataclass
-class Settings:
-    """Settings of `learn_structure` as plain values, checked; what only the data can tell is checked later."""
+class StructureSettings:
+    """Settings of `learn_structure`, checked; what only the data can tell is checked later.
 
-    s: int | Sequence[int]
-    max_order: int | None
-    test: str | type[IndependenceTest]
-    threshold: float | Literal["auto"] | None
-    bootstrap: Bootstrap
-    bins: int
-    score: str | type[Score] | None
-    ess: float
-    seed: int
-    max_rows: int | None
-    max_tests: int | None
-    max_seconds: float | None
-    samples: tuple[int, ...] = field(init=False)  # of the nodes of each level
+    Args:
+        s: Number of samples, and so of branches, at every node, as in the paper; or a list of those of the root, of the
+            nodes below it, and so on, the last for all that are deeper. (4, 1) is four whole structures, 1 a single
+            one.
+        max_order: Size of the largest condition set; the tree has at most `max_order + 1` levels. None: no limit.
+        test: Name of a test, or a subclass of `IndependenceTest`. "cmi" and "gaussian" compare (conditional) mutual
+            information in nats with `threshold`; "g2" and "fisher_z" are significance tests at level `threshold`. The
+            first of each pair is discrete. "auto" is "g2" for a table of categories, "gaussian" for any other.
+        threshold: Threshold of the test, in its unit. "auto" is the one, of a grid, at which the variables fall apart
+            into the sets of largest modularity (see `structure.threshold`); it needs no labels. A significance test has
+            its own level instead. None is the test's own: 0.02 nats for "cmi", 0.05 nats for "gaussian", the level 0.01
+            for "g2" and for "fisher_z", where it falls with the number of pairs: 2 / d(d - 1) for more than 14
+            variables. 0 nats keep every edge: the tree becomes an ensemble of s branches a level over all variables.
+        bootstrap: "half" draws half of the rows for each sample, believes a v-structure only if its ends compete, and
+            with a significance test lets the score choose among the parents that a leaf could have. "paper" is
+            Algorithm 1 to the letter: rows are drawn with replacement, and nothing is checked again. Repeated rows look
+            like dependence to a test, so its structures have many edges too many.
+        bins: Number of levels of a continuous column in the discrete tests and scores, from 2 to 256.
+        score: "bdeu" (discrete), "bge" (Gaussian), "bic" (in the form of the test's kind), or a subclass of `Score`;
+            None is the one that belongs to the test.
+        ess: Equivalent sample size of BDeu, weight of the prior of BGe.
+        seed: Seed of the random samples of rows.
+        max_rows: Learn from a random sample of at most this many rows. None: from all.
+        max_tests: Number of tests after which what is open becomes a leaf, with a warning. None: no limit.
+        max_seconds: Time after which what is open becomes a leaf, with a warning. None: no limit.
+    """
+
+    s: int | Sequence[int] = SAMPLES
+    max_order: int | None = 1
+    test: str | type[IndependenceTest] = AUTO
+    threshold: float | Literal["auto"] | None = AUTO
+    bootstrap: Bootstrap = "half"
+    bins: int = BINS
+    score: str | type[Score] | None = None
+    ess: float = 1.0
+    seed: int = 0
+    max_rows: int | None = None
+    max_tests: int | None = None
+    max_seconds: float | None = None
 
     def __post_init__(self) -> None:
         chosen = find_test("gaussian" if self.test == AUTO else self.test)  # which "auto" is, is known with the data
@@ -47,13 +73,18 @@ class Settings:
             find_score(chosen.default_score if self.score is None else self.score, chosen.kind)
         hint = "half is the better one, paper is Algorithm 1 to the letter"
         checks.one_of("bootstrap", self.bootstrap, get_args(Bootstrap), hint)
-        self.samples = check_samples(self.s)
+        check_samples(self.s)
         self.max_order, self.bins = check_order(self.max_order), check_bins(self.bins)
         hint = "it is the weight of the score's prior; 1 is common"
         self.ess = checks.number("ess", self.ess, 1e-12, hint=hint)
         self.seed = checks.whole("seed", self.seed, 0, hint="any number from 0 on will do")
         self.max_rows = check_rows(self.max_rows)
         self.max_tests, self.max_seconds = check_limits(self.max_tests, self.max_seconds)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """The number of samples of the nodes of each level, from the root down."""
+        return check_samples(self.s)
 
     @property
     def as_in_paper(self) -> bool:

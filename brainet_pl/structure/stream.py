@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial, wraps
-from inspect import signature
-from typing import Any, NamedTuple, TypeVar, cast
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ from brainet_pl.structure.data import Floats, PreparedData, Weights, as_array, a
 from brainet_pl.structure.discretize import MAX_LEVELS, Codes, check_bins, level_edges, level_scores
 from brainet_pl.structure.statistics import CodeTable, self_product, standardised
 
-Learn = TypeVar("Learn", bound=Callable[..., Any])
+Learned = TypeVar("Learned")
 
 RESOLUTION = 4096  # cells of a column; the loss of a correlation is then below 1e-4
 _BLOCK_ROWS = 4096  # rows worked on at a time, at the least: sums of large matrices cost as much as small products
@@ -414,26 +413,20 @@ def _key(weights: NDArray[Any]) -> str:
     return hashlib.blake2b(np.ascontiguousarray(weights, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
 
 
-def shared_by_processes(learn: Learn) -> Learn:
-    """Let `learn(features, …)` take shares: all processes call it, the first one learns, all get what it gives.
+def learn_together(features: Any, bins: int, max_rows: int | None, learn: Callable[[Any], Learned]) -> Learned:
+    """`learn(features)`; of shares the first process learns, all read the data, and all get what it gives.
 
     Data is read by all processes together. In between the first one learns alone, for as long as it takes.
     """
-    defaults = {name: parameter.default for name, parameter in signature(learn).parameters.items()}
+    if not (isinstance(features, FeatureStream) and features.shared and processes() > 1):
+        return learn(features)
+    data = StreamedData(features, bins, max_rows)
 
-    @wraps(learn)
-    def together(features: Any, **settings: Any) -> Any:
-        if not (isinstance(features, FeatureStream) and features.shared and processes() > 1):
-            return learn(features, **settings)
-        data = StreamedData(features, *(settings.get(name, defaults[name]) for name in ("bins", "max_rows")))
+    def work(ask: Callable[[Any], Any]) -> Learned:
+        data.ask = ask
+        return learn(data)
 
-        def work(ask: Callable[[Any], Any]) -> Any:
-            data.ask = ask
-            return learn(data, **settings)
-
-        return serve_rank_zero(work, data.serve)
-
-    return cast(Learn, together)
+    return serve_rank_zero(work, data.serve)
 
 
 PreparedData.sources[FeatureStream] = StreamedData

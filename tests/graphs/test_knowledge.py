@@ -10,6 +10,7 @@ from brainet_pl.graphs import Knowledge, cpdag, rai, structure_posterior
 from brainet_pl.graphs.knowledge import class_of
 from brainet_pl.structure import DSeparation, learn_structure
 from brainet_pl.structure.cache import cache_key
+from brainet_pl.structure.settings import StructureSettings
 
 
 def random_knowledge(rng, d, dag):
@@ -188,8 +189,8 @@ def test_no_draw_breaks_what_is_known():
 
 def test_knowledge_makes_another_tree_in_the_cache():
     x = chain().to_numpy()
-    assert cache_key(x, {}) == cache_key(x, {"knowledge": None})
-    assert cache_key(x, {}) != cache_key(x, {"knowledge": Knowledge(required=[(0, 1)])})
+    assert cache_key(x, StructureSettings()) == cache_key(x, StructureSettings(), None)
+    assert cache_key(x, StructureSettings()) != cache_key(x, StructureSettings(), Knowledge(required=[(0, 1)]))
 
 
 def test_copies_and_constants():

@@ -206,11 +206,11 @@ def test_copies_stay_together_and_hang_on_their_original(table):
     assert paper.num_variables == 9
 
 
-def seen_by(monkeypatch, name):
+def seen_by(monkeypatch, name, usual=None):
     """What `learn_structure` hands to the learner under this name."""
     handed = []
     plain = learn.BRAI
-    monkeypatch.setattr(learn, "BRAI", lambda **settings: handed.append(settings[name]) or plain(**settings))
+    monkeypatch.setattr(learn, "BRAI", lambda **settings: handed.append(settings.get(name, usual)) or plain(**settings))
     return handed
 
 
@@ -220,7 +220,7 @@ def test_each_kind_of_sample_is_drawn_and_searched_as_it_says(table, monkeypatch
     for name in ("half_weights", "bootstrap_weights"):
         real = getattr(learn, name)
         monkeypatch.setattr(learn, name, lambda *a, name=name, real=real: drawn.append((name, a[2])) or real(*a))
-    checked, dependent = seen_by(monkeypatch, "check_colliders"), seen_by(monkeypatch, "dependent")
+    checked, dependent = seen_by(monkeypatch, "check_colliders", False), seen_by(monkeypatch, "dependent")
     learn_structure(table, s=2, max_order=1, bootstrap=bootstrap, progress=False)
     half = bootstrap == "half"
     assert checked == [half]
