@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 from brainet_pl._utils import checks
 from brainet_pl.structure.canonical import CanonicalOrder, canonical_order
 from brainet_pl.structure.discretize import MAX_LEVELS, discretize, normal_scores
+from brainet_pl.structure.levels import order_levels
 from brainet_pl.structure.statistics import CodeTable, correlation
+from brainet_pl.tables import Column, read_column
+from brainet_pl.tables.column import MISSING
 
+MOST_WHOLE = 2.0**53  # whole numbers beyond it are not told apart as floats
 DataKind = Literal["discrete", "gaussian"]  # of a test or score: whether it reads the codes or the normal scores
 Weights = NDArray[np.int64]
 Path = tuple[int, ...]
@@ -209,20 +213,44 @@ def column_names(features: Any) -> tuple[str, ...] | None:
 
 
 def _from_frame(frame: Any) -> NDArray[Any]:
-    """A data frame as an array (N, d): columns of text, categories or truth values become numbers of their levels."""
-    columns = []
+    """A data frame as an array (N, d): numbers as they are, dates as days, categories as numbers of their levels.
+
+    What a column holds is read as everywhere (`brainet_pl.tables`); the order of levels follows from the data, see
+    `order_levels`, and never from their names.
+    """
+    columns, nominal = [], []
     for name in frame.columns:
-        column = frame[name]
-        values = column.to_numpy()
-        if values.dtype.kind not in "fiu":
-            if column.isna().any():
-                missing = int(column.isna().sum())
-                raise ValueError(
-                    f"expected columns without gaps, got {missing:,} missing values in {name!r}: impute or drop them"
-                )
-            values = np.unique(np.asarray(values, dtype=str), return_inverse=True)[1].ravel()
-        columns.append(values)
-    return np.column_stack(columns) if columns else np.empty((len(frame), 0))
+        values = frame[name]
+        column = read_column(str(name), values, most=max(2, len(values)))
+        if column.plain and np.asarray(values).dtype.kind in "fiub":
+            columns.append(np.asarray(values))
+        else:
+            columns.append(_numbers_of(column, values))
+        nominal.append(column.kind == "category")
+    if not columns:
+        return np.empty((len(frame), 0))
+    return np.column_stack(order_levels(columns, nominal) if any(nominal) else columns)
+
+
+def _numbers_of(column: Column, values: Any) -> NDArray[Any]:
+    """A column of text, dates or categories as numbers (N,): whole ones as integers, categories as codes."""
+    if column.kind == "category":
+        found: NDArray[Any] = column.codes(values)
+        missing = (
+            found == (column.categories or []).index(MISSING) if MISSING in (column.categories or []) else found < 0
+        )
+    else:
+        found = column.encode(values).numbers[:, 0]
+        missing = np.isnan(found)
+    if missing.any():
+        raise ValueError(
+            f"expected columns without gaps, got {int(missing.sum()):,} missing values in {column.name!r}: impute or "
+            "drop them"
+        )
+    if column.kind == "category":
+        return found
+    whole = np.isfinite(found).all() and (found == np.round(found)).all() and np.abs(found).max() < MOST_WHOLE
+    return found.astype(np.int64) if whole else found
 
 
 def as_array(features: Any) -> NDArray[Any]:

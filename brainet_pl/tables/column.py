@@ -92,14 +92,17 @@ class Column:
             return Encoded(self._dates(texts)[:, None], [])
         return self._numbers(texts)
 
+    def codes(self, values: Any) -> NDArray[np.intp]:
+        """The place (N,) of each cell's category among the categories, or their number for any other."""
+        return self._codes(cells_as_text(array_of(values), self.name))
+
+    def _codes(self, texts: Sequence[str]) -> NDArray[np.intp]:
+        place = {known: number for number, known in enumerate(self.categories or [])}
+        return np.array([place.get(text or MISSING, len(place)) for text in texts], dtype=np.intp)
+
     def _one_hot(self, texts: Sequence[str]) -> Encoded:
-        assert self.categories is not None
-        place = {known: number for number, known in enumerate(self.categories)}
-        rest = len(place)
-        codes = np.array([place.get(text or MISSING, rest) for text in texts], dtype=np.intp)
-        unread = (
-            [] if self.grouped else [text or MISSING for text, code in zip(texts, codes, strict=True) if code == rest]
-        )
+        codes, rest = self._codes(texts), len(self.categories or [])
+        unread = [] if self.grouped else [texts[row] or MISSING for row in np.flatnonzero(codes == rest).tolist()]
         return Encoded(np.eye(rest + 1)[codes][:, : rest + self.grouped], unread)
 
     def _numbers(self, texts: Sequence[str]) -> Encoded:
