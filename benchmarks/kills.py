@@ -58,7 +58,7 @@ FITTING = [
 ]
 TESTING = [
     Moment("brainet_pl.lightning.module:BRAINet.test_step", 2),
-    Moment("brainet_pl.callbacks.evaluation:write_scores", 1, "after"),
+    Moment("brainet_pl.evaluation.summary:write_scores", 1, "after"),
 ]
 
 

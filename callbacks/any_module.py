@@ -14,6 +14,7 @@ from brainet_pl._utils.precision import wide
 from brainet_pl.backbones import FeatureExtractor, batches
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.removal import logits_of
+from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.features.extraction import inputs_and_target, inputs_of, is_sharded, unshuffled
 from brainet_pl.lightning import steps
 from brainet_pl.lightning.module import BRAINet
@@ -38,8 +39,8 @@ def predictor_of(module: nn.Module) -> Predictor | None:
 
 def swapped_layer(module: nn.Module) -> SwappedLayer | None:
     """The one swapped head of a module; None where there are none, or several, of which a function must choose."""
-    found = list(swapped_layers(module).values())
-    return found[0] if len(found) == 1 else None
+    layers = list(swapped_layers(module).values())
+    return layers[0] if len(layers) == 1 else None
 
 
 class ModuleTest:
@@ -100,7 +101,7 @@ class ModuleTest:
                 yield EvaluatedBatch(torch.arange(first, first + size), passes, scores, None)
             first += size
 
-    def sample(self, seen: EvaluatedBatch) -> Any:
+    def sample(self, seen: EvaluatedBatch) -> SampleBatch:
         """What the record keeps of a batch."""
         return steps.sample_batch(self._predictor_for(seen.passes), seen, with_shifts=False)
 
@@ -164,5 +165,8 @@ class ModuleTest:
 
 def computed(metrics: Mapping[str, MetricCollection]) -> dict[str, Tensor]:
     """The values of metrics that have seen something; a collective."""
-    used = [part for part in metrics.values() if all(metric.update_called for metric in part.values())]
-    return {key: value for part in used for key, value in part.compute().items()}
+    values: dict[str, Tensor] = {}
+    for collection in metrics.values():
+        if all(metric.update_called for metric in collection.values()):
+            values |= collection.compute()
+    return values

@@ -6,14 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from brainet_pl._utils import checks
-from brainet_pl._utils.csv import write_rows
 from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl._utils.inside import write_inside
 from brainet_pl.backbones import batches
@@ -23,7 +21,8 @@ from brainet_pl.callbacks import logging as logs
 from brainet_pl.callbacks.any_module import ModuleTest, computed, predictor_of, swapped_layer
 from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
 from brainet_pl.evaluation import charts, shift_charts, summary
-from brainet_pl.evaluation.chart import readable
+from brainet_pl.evaluation.chart import Chart, Matrix
+from brainet_pl.evaluation.doubtful import DoubtfulSamples
 from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, group_means
 from brainet_pl.evaluation.report.read import read_history, read_record
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
@@ -31,26 +30,23 @@ from brainet_pl.evaluation.terminal import lines_of_test
 from brainet_pl.features.extraction import inputs_of, is_sharded
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.lightning.steps import refuse_empty
-from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.sets import check_set_names
-from brainet_pl.metrics.shift import LOADER, is_shift, means
+from brainet_pl.metrics.shift import LOADER, is_shift
 from brainet_pl.prediction import costs
+from brainet_pl.structure import GGT
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.swap.in_place import Forward
 from brainet_pl.tasks import Classification
 
-LEAST_SIDE = 64  # pixels of a thumbnail: small pictures are repeated to at least this size
-RECORDED = ("test_metrics", "pass_metrics", "scaled_metrics", "base_metrics", "conformal_metrics")  # of a BRAINet
+SUMMED_UP = ("test_metrics", "scaled_metrics", "conformal_metrics")  # attributes of a BRAINet
+RECORDED = (
+    "test_metrics",
+    "pass_metrics",
+    "scaled_metrics",
+    "base_metrics",
+    "conformal_metrics",
+)  # those in the record
 MOST_UNCERTAIN, CLASSES, CONFUSION = "test/most_uncertain", "test/classes", "test/confusion"
-
-
-class DoubtfulSample(NamedTuple):
-    """A doubtful test sample: its rank in doubt, number, table cells, and picture (H, W) or (H, W, 3) or None."""
-
-    doubt: float
-    number: int
-    cells: dict[str, Any]
-    picture: Any
 
 
 class Evaluation(Callback, EvaluatesAllSets):
@@ -122,8 +118,8 @@ class Evaluation(Callback, EvaluatesAllSets):
         self._test: ModuleTest | None = None
         self._names: list[str] = []
         self._places = Places()
-        self._doubtful: list[DoubtfulSample] = []
-        self._found: dict[str, Measured] = {}
+        self._doubtful = DoubtfulSamples(most_uncertain, score, self.image_shape)
+        self._separations: dict[str, Measured] = {}
         self._costs: costs.Costs | None = None
 
     # -- collecting ---------------------------------------------------------------------------------------------------
@@ -132,17 +128,17 @@ class Evaluation(Callback, EvaluatesAllSets):
         """Say which value of a metric sums up a run; those of a test are no curves."""
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        for part in ("val_metrics", "test_metrics", "scaled_metrics", "conformal_metrics"):
-            found = getattr(pl_module, part, None) or {}
-            ways = {None: "last", True: "max", False: "min"}
-            best = {name: ways[metric.higher_is_better] for name, metric in found.items()}
-            logs.define_summaries(trainer, best, hidden=part != "val_metrics")
+        which_counts = {None: "last", True: "max", False: "min"}  # by whether higher is better
+        for attribute in ("val_metrics", *SUMMED_UP):
+            collection = getattr(pl_module, attribute, None) or {}
+            best = {name: which_counts[metric.higher_is_better] for name, metric in collection.items()}
+            logs.define_summaries(trainer, best, hidden=attribute != "val_metrics")
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin a record; a wrong name of a set is an error before the work, not after it."""
         sets = test_sets(trainer)
-        self._names, self._doubtful, self._found = list(sets), [], {}
-        self._costs = None
+        self._names, self._costs, self._separations = list(sets), None, {}
+        self._doubtful = DoubtfulSamples(self.most_uncertain, self.score, self.image_shape)
         check_set_names([*self.unknown, *(name for name in self._names if name in self.unknown)])
         predictor = predictor_of(pl_module)
         units = Classification.units if predictor is None else predictor.scores.units
@@ -162,33 +158,40 @@ class Evaluation(Callback, EvaluatesAllSets):
         """Keeps a few numbers of each sample of the batch, among them every score."""
         if self.record is None or self._test is None:
             return
+        name, known = self._names[dataloader_idx], dataloader_idx == 0
         if not isinstance(outputs, SampleBatch):
             outputs = self._from_logits(trainer, batch, batch_idx, dataloader_idx)
-        if self._names[dataloader_idx] not in self.record.sets:  # a shifted set
+        if name not in self.record.sets:  # a shifted set
             numbers = torch.empty(0, dtype=torch.long) if outputs.numbers is None else outputs.numbers
-            self.record.add(self._names[dataloader_idx], numbers, outputs)
+            self.record.add(name, numbers, outputs)
             return
         if not outputs.scores:
             return
-        if dataloader_idx == 0:
+        if known:
             summary.ranking_score(list(outputs.scores), self.score)  # a wrong score is an error at the first batch
-        if dataloader_idx == batch_idx == 0 and trainer.is_global_zero and isinstance(pl_module, BRAINet):
+        if known and batch_idx == 0 and trainer.is_global_zero and isinstance(pl_module, BRAINet):
             self._costs = _measured(pl_module, batch)
         numbers = outputs.numbers
         if numbers is None:  # of a module that knows nothing of other processes
-            n = len(next(iter(outputs.scores.values())))
-            numbers = self._places.of_batch(trainer, n, batch_idx, dataloader_idx)
-            if len(numbers) < n and outputs.trace is not None and outputs.trace.sums is not None:
-                rank_zero_warn(
-                    f"the curves over passes count {n - len(numbers)} samples of {self._names[dataloader_idx]} twice: "
-                    "sums of a batch can't be taken apart; give SampleBatch the numbers of samples that count, as "
-                    "brainet_pl.distributed.samples.Places has them, and only these samples"
-                )
-            outputs = outputs.first(len(numbers))
-        self.record.add(self._names[dataloader_idx], numbers, outputs)
-        if dataloader_idx == 0 and self.figures and self.most_uncertain:
-            inputs = self._test.inputs(batch)
-            self._keep_doubtful(outputs, numbers, _shown(inputs))
+            outputs, numbers = self._numbered(trainer, outputs, batch_idx, dataloader_idx)
+        self.record.add(name, numbers, outputs)
+        if known and self.figures and self.most_uncertain:
+            self._doubtful.add(outputs, numbers, _shown(self._test.inputs(batch)))
+
+    def _numbered(
+        self, trainer: pl.Trainer, outputs: SampleBatch, batch_idx: int, dataloader_idx: int
+    ) -> tuple[SampleBatch, Tensor]:
+        """The samples of a batch that count, and their numbers: several processes may be dealt copies."""
+        count = len(next(iter(outputs.scores.values())))
+        numbers = self._places.of_batch(trainer, count, batch_idx, dataloader_idx)
+        copies = count - len(numbers)
+        if copies and outputs.trace is not None and outputs.trace.sums is not None:
+            rank_zero_warn(
+                f"the curves over passes count {copies} samples of {self._names[dataloader_idx]} twice: sums of a "
+                "batch can't be taken apart; give SampleBatch the numbers of samples that count, as "
+                "brainet_pl.distributed.samples.Places has them, and only these samples"
+            )
+        return outputs.first(len(numbers)), numbers
 
     def _from_logits(self, trainer: pl.Trainer, batch: Any, batch_idx: int, dataloader_idx: int) -> SampleBatch:
         """What the record keeps of a batch of a module that gives logits."""
@@ -202,27 +205,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         numbers = self._places.of_batch(trainer, size, batch_idx, dataloader_idx)
         with trainer.precision_plugin.test_step_context():
             seen = self._test.tested(batch, numbers, known=dataloader_idx == 0)
-        found: SampleBatch = self._test.sample(seen)
-        return found
-
-    def _keep_doubtful(self, batch: SampleBatch, numbers: Tensor, inputs: Any) -> None:
-        """Merge a batch into the k most uncertain samples so far."""
-        name = summary.ranking_score(list(batch.scores), self.score)
-        doubt = batch.scores[name].detach().float().cpu().nan_to_num(nan=math.inf)
-        answers = dict(batch.answers)
-        if "confidence" in answers:
-            # Not by that name: a learned confidence is a score, and higher for a less certain sample.
-            answers["probability"] = answers.get("calibrated", answers["confidence"])  # as scores are: what a user gets
-        left_out = ("confidence", "wrong", "calibrated", "covered")
-        cells = {name: values for name, values in answers.items() if name not in left_out} | batch.scores
-        for i in doubt.topk(min(self.most_uncertain, len(doubt))).indices.tolist():
-            row = {name: values[i].item() for name, values in cells.items()}
-            self._doubtful.append(DoubtfulSample(float(doubt[i]), int(numbers[i]), row, inputs[i]))
-        # Only now, for the few that stay: pictures are made once.
-        self._doubtful = [
-            s._replace(picture=thumbnail(s.picture, self.image_shape)) if isinstance(s.picture, Tensor) else s
-            for s in _most_doubtful(self._doubtful, self.most_uncertain)
-        ]
+        return self._test.sample(seen)
 
     # -- gathering and measuring --------------------------------------------------------------------------------------
 
@@ -230,33 +213,27 @@ class Evaluation(Callback, EvaluatesAllSets):
         """Bring the parts of all processes together, compare each set with the test set by every score, and log."""
         if self.record is None or self._test is None:
             return
-        for name, data in self.unknown.items():
-            with trainer.precision_plugin.test_step_context():
-                for seen in self._test.unknown(data, trainer):
-                    self.record.add(name, seen.numbers, self._test.sample(seen))
-        self._test.keep(False)
+        self._run_unknown(trainer, self.record, self._test)
         for key, metric in computed(self._test.metrics).items():
             pl_module.log(key, metric, add_dataloader_idx=False, rank_zero_only=True)
         record = self.record.gather()
-        doubtful = [sample for part in all_gather(self._doubtful) for sample in part]
-        self._doubtful = _most_doubtful(doubtful, self.most_uncertain)
+        self._doubtful.merge(all_gather(self._doubtful.samples))
         _check_complete(record, self._names)
-        found = record.separations()
-        self._found = found | group_means(found, list(record.unknown))
-        for key, value in _metrics_of(record, self._found).items():
+        separations = record.separations()
+        self._separations = separations | group_means(separations, list(record.unknown))
+        for key, value in summary.logged_numbers(record, self._separations).items():
             pl_module.log(key, value, rank_zero_only=True, add_dataloader_idx=False)
         if trainer.is_global_zero:
-            # Each would be a panel with one point: W&B has them in a table, and the headline's in the summary.
-            headline = summary.headline_score(record, self.score)
-            best = {"higher": "max", "lower": "min", None: "none"}
-            keys = {
-                f"ood/{name}/{score}/{measure}": best[better] if score == headline else "none"
-                for name, scores in self._found.items()
-                for score in scores
-                for measure, better in SEPARATION.items()
-                if better is not None
-            }
-            logs.define_summaries(trainer, keys, hidden=True)
+            best = summary.best_of_separations(self._separations, summary.headline_score(record, self.score))
+            logs.define_summaries(trainer, best, hidden=True)
+
+    def _run_unknown(self, trainer: pl.Trainer, record: TestRecord, test: ModuleTest) -> None:
+        """Run the unknown sets that this callback was given."""
+        for name, data in self.unknown.items():
+            with trainer.precision_plugin.test_step_context():
+                for seen in test.unknown(data, trainer):
+                    record.add(name, seen.numbers, test.sample(seen))
+        test.keep(False)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Of a test without a batch Lightning calls no other hook."""
@@ -272,42 +249,35 @@ class Evaluation(Callback, EvaluatesAllSets):
             on_rank_zero(trainer, lambda: self._write(trainer, pl_module, record))
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, record: TestRecord) -> None:
+        """Write scores, structure, figures, tables, the record and the page; rank zero only."""
         folder = logs.run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         if self.score_file:
             with write_inside(folder, self.score_file) as temporary:
-                write_scores(temporary, record)
-        predictor = predictor_of(pl_module)
+                summary.write_scores(temporary, record)
+        predictor, model = predictor_of(pl_module), _facts(pl_module) | self._log_costs(trainer)
         ggt = None if predictor is None else predictor.ggt
         if ggt is not None:
             with write_inside(folder, "structure.json") as temporary:
                 temporary.write_text(ggt.to_json(), encoding="utf-8")
-        model = _facts(pl_module) | self._log_costs(trainer)
-        rows = summary.separation_rows(self._found)
-        score = summary.headline_score(record, self.score)
-        ranking = summary.ranking_score(list(record.known.scores), self.score)
         names = _class_names(pl_module, record)
         label = None if predictor is None or predictor.calibration is None else predictor.calibration.label()
-        made = [*charts.charts_of(record, self._found, label, ranking, score), *shift_charts.shift_charts(record)]
-        matrix = charts.confusion(record.known, names)
-        tables, files = {}, {}
+        score = summary.headline_score(record, self.score)
+        ranking = summary.ranking_score(list(record.known.scores), self.score)
+        made = charts.charts_of(record, self._separations, label, ranking, score) + shift_charts.shift_charts(record)
+        matrix, rows = charts.confusion(record.known, names), summary.separation_rows(self._separations)
+        files: dict[str, str] = {}
+        tables: dict[str, summary.LoggedTable] = {}
         if self.figures:
+            files = self._log_figures(trainer, made, matrix, ggt, model["temperature"])
             tables = self._tables(record, ranking, rows, names)
-            for chart in made:
-                logs.log_chart(trainer, chart)
-            if matrix is not None:
-                logs.log_matrix(trainer, CONFUSION, matrix)
-            if ggt is not None:
-                temperature = 1.0 if model["temperature"] is None else model["temperature"]
-                logs.log_figure(trainer, summary.TREE, draw_ggt(ggt, temperature))
-                files[summary.TREE] = f"{logs.file_name(summary.TREE)}.png"
         for name, table in tables.items():
             files |= logs.log_table(trainer, name, table.columns, table.rows) or {}
         logs.log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
         if self.figures and self.most_scores:
             logs.log_scores(trainer, lambda: summary.score_table(record, self.most_scores))
-        own = {} if self._test is None else self._test.metrics
-        collections = [*(getattr(pl_module, name, None) for name in RECORDED), *own.values()]
+        own_metrics = {} if self._test is None else self._test.metrics
+        collections = [*(getattr(pl_module, name, None) for name in RECORDED), *own_metrics.values()]
         entries = summary.metric_entries(collections, trainer.callback_metrics)
         content = summary.to_json(
             record,
@@ -319,7 +289,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             charts=made,
             matrix=matrix,
             ggt=ggt,
-            tables={name: table for name, table in tables.items() if name in (MOST_UNCERTAIN, CLASSES)},
+            tables={name: tables[name] for name in (MOST_UNCERTAIN, CLASSES) if name in tables},
             files=files,
             settings=json.loads(json.dumps(dict(pl_module.hparams), default=str)),
         )
@@ -328,6 +298,24 @@ class Evaluation(Callback, EvaluatesAllSets):
         made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
         facts = {"checkpoint": made_by, "structure": None if ggt is None else ggt.fingerprint}
         self._finish(trainer, folder, facts | {entry["key"]: entry["value"] for entry in entries})
+
+    def _log_figures(
+        self,
+        trainer: pl.Trainer,
+        made: Sequence[Chart],
+        matrix: Matrix | None,
+        ggt: GGT | None,
+        temperature: float | None,
+    ) -> dict[str, str]:
+        """Draw charts, confusion and tree, for loggers and as files; gives the file of the tree."""
+        for chart in made:
+            logs.log_chart(trainer, chart)
+        if matrix is not None:
+            logs.log_matrix(trainer, CONFUSION, matrix)
+        if ggt is None:
+            return {}
+        logs.log_figure(trainer, summary.TREE, draw_ggt(ggt, 1.0 if temperature is None else temperature))
+        return {summary.TREE: f"{logs.file_name(summary.TREE)}.png"}
 
     def _log_costs(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Log what a prediction costs; returned as the record holds it, nothing where it was not measured."""
@@ -356,8 +344,8 @@ class Evaluation(Callback, EvaluatesAllSets):
         self, record: TestRecord, score: str, rows: list[dict[str, Any]], names: Sequence[str] | None
     ) -> dict[str, summary.LoggedTable]:
         made = {}
-        if self._doubtful:
-            made[MOST_UNCERTAIN] = _doubtful_table(self._doubtful, readable(score), names)
+        if self._doubtful.samples:
+            made[MOST_UNCERTAIN] = self._doubtful.table(score, names)
         classes = charts.class_numbers(record.known, names)
         if classes:
             made[CLASSES] = summary.class_table(classes)
@@ -389,89 +377,11 @@ def _check_complete(record: TestRecord, loaders: Sequence[str]) -> None:
             rank_zero_warn(f"not compared and not in the figures, because of NaN in {part.name}: {', '.join(bad)}")
 
 
-def _metrics_of(record: TestRecord, found: Mapping[str, Measured]) -> dict[str, float]:
-    """What is logged beside the metrics of the model: separations, shares that look unknown, means over shifts."""
-    values = {
-        f"ood/{name}/{score}/{measure}": float(value)
-        for name, scores in found.items()
-        for score, measures in scores.items()
-        for measure, value in measures.items()
-        if SEPARATION[measure] is not None  # counts are those of the sets, once
-    }
-    for name, scores in found.items():
-        values |= {f"ood/{name}/{n}": float(next(iter(scores.values()))[n]) for n in ("n_id", "n_ood") if scores}
-    for part in record.sets.values():
-        unknown = record.look_unknown(part)
-        if unknown is not None:
-            values[f"verdict/{part.name}/Unknown"] = unknown / len(part)
-    for which, measures in means(record.shifts()).items():
-        prefix = "shift/scaled/mean" if which == "final" else "shift/mean"
-        values |= {f"{prefix}/{measure}": value for measure, value in measures.items()}
-    return values
-
-
-def _doubtful_table(samples: Sequence[DoubtfulSample], score: str, names: Sequence[str] | None) -> summary.LoggedTable:
-    """The most uncertain samples with their pictures, where there are some, and classes by their names."""
-    cells, pictures = list(samples[0].cells), any(sample.picture is not None for sample in samples)
-
-    def shown(name: str, value: Any) -> Any:
-        return names[int(value)] if names is not None and name in ("predicted", "label") and value >= 0 else value
-
-    return summary.LoggedTable(
-        f"The {len(samples)} test samples of the highest {score}, the most uncertain first",
-        ["sample", *(["picture"] if pictures else []), *cells],
-        [
-            [s.number, *([s.picture] if pictures else []), *(shown(name, s.cells[name]) for name in cells)]
-            for s in samples
-        ],
-    )
-
-
-def write_scores(path: Path, record: TestRecord) -> None:
-    """One row a sample: its set, its number in the set, its scores; a cell is empty where a set lacks a score."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        write_rows(file, [["set", "sample", *record.known.scores]])
-        for part in record.sets.values():
-            for start in range(0, len(part), 10_000):  # Python's numbers take ten times the memory of the record's
-                rows = slice(start, start + 10_000)
-                numbers = part.numbers[rows].tolist()
-                columns = [
-                    part.scores[name][rows].tolist() if name in part.scores else [""] * len(numbers)
-                    for name in record.known.scores
-                ]
-                write_rows(file, ([part.name, *row] for row in zip(numbers, *columns, strict=True)))
-
-
-def thumbnail(x: Tensor, shape: tuple[int, ...] | None = None) -> Any:
-    """An input (C, H, W), or a vector with the shape of its image → uint8 (H, W) or (H, W, 3); else None.
-
-    Inputs are normalised in ways unknown here, so each picture is stretched from its own least to its largest value.
-    """
-    x = x.detach().float().cpu()
-    if shape is not None and x.dim() == 1:
-        if x.numel() != math.prod(shape):
-            raise ValueError(f"expected inputs of {math.prod(shape)} numbers for image_shape {shape}, got {x.numel()}")
-        x = x.view(shape)
-    x = x.unsqueeze(0) if x.dim() == 2 else x
-    if x.dim() != 3 or len(x) not in (1, 3):
-        return None
-    x = x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    low, high = x.min(), x.max()
-    pixels = ((x - low) / (high - low).clamp_min(1e-12) * 255.0).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    factor = max(1, -(-LEAST_SIDE // min(pixels.shape[:2])))
-    pixels = np.repeat(np.repeat(pixels, factor, axis=0), factor, axis=1)
-    return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-
-
 def _shown(inputs: Any) -> Any:
     """What of the inputs is shown for a sample: features, or the first tensor of several."""
     if isinstance(inputs, BackboneOutput):
         return inputs.features
     return next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
-
-
-def _most_doubtful(samples: list[DoubtfulSample], k: int) -> list[DoubtfulSample]:
-    return sorted(samples, key=lambda sample: (-sample.doubt, sample.number))[:k]
 
 
 def _measured(module: BRAINet, batch: Any) -> costs.Costs | None:
@@ -485,12 +395,12 @@ def _measured(module: BRAINet, batch: Any) -> costs.Costs | None:
 
 def _class_names(module: pl.LightningModule, record: TestRecord) -> list[str] | None:
     """The names of the classes, where the model knows them and they cover all that was predicted."""
-    found = getattr(module, "class_names", None)
+    names = getattr(module, "class_names", None)
     answers = record.known.answers
-    if not found or not {"label", "predicted"} <= set(answers):
+    if not names or not {"label", "predicted"} <= set(answers):
         return None
     largest = max(int(answers["label"].max()), int(answers["predicted"].max()))
-    return list(map(str, found)) if largest < len(found) else None
+    return list(map(str, names)) if largest < len(names) else None
 
 
 def _facts(module: pl.LightningModule) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -150,16 +151,15 @@ class _Vetting:
             "structure": [argument.name for argument in arguments(StructureLearning)],
             "trainer": [argument.name for argument in arguments(pl.Trainer)],
         }
-        found: dict[str, Any] = {}
-        for part, content in self.entries("", config, ["data", *settings]):
-            if part in settings and content is not None:
-                kept: dict[str, Any] = {}
-                for name, value in self.entries(part, content, settings[part]):
-                    kept |= self.kept(f"{part}.{name}", name, value)
-                found[part] = kept
-            else:
-                found |= self.kept(part, part, content)
-        return found
+        vetted: dict[str, Any] = {}
+        for group, content in self.entries("", config, ["data", *settings]):
+            if group not in settings or content is None:
+                vetted |= self.kept(group, group, content)
+                continue
+            vetted[group] = {}
+            for name, value in self.entries(group, content, settings[group]):
+                vetted[group] |= self.kept(f"{group}.{name}", name, value)
+        return vetted
 
     def kept(self, key: str, name: str, value: Any) -> dict[str, Any]:
         """A setting under its name; nothing where it is refused and the user sets it."""
@@ -178,7 +178,7 @@ class _Vetting:
         if key in ("model.columns", "model.verdict"):  # names of columns and scores
             return self.plain(key, "", value)
         if key.startswith("structure."):
-            return self.own(key, StructureLearning, name, value)
+            return self.own(StructureLearning, key, name, value)
         word = isinstance(value, str) and _WORDS.fullmatch(value)
         data = name in ("default_root_dir", "max_time", "val_check_interval")  # a time may be {"minutes": 5}
         return self.plain(key, name, value) if _harmless(value) or word or data else self.refuse(key, value)
@@ -194,60 +194,68 @@ class _Vetting:
         return self.chosen(key, key, value)
 
     def chosen(self, slot: str, key: str, value: Any) -> dict[str, Any]:
+        """One class of a slot, by its full path, with its vetted arguments."""
         spec = {"class_path": value} if isinstance(value, str) else value
         if not isinstance(spec, Mapping) or not isinstance(spec.get("class_path"), str):
             self.refuse(key, spec)
-        path, more = translated(_full(slot, spec["class_path"])), {}
+        path = translated(_full(slot, spec["class_path"]))
         cls, texts = _own(SLOTS.get(slot), path), OTHERS.get(slot, {}).get(translated(path, OLD))
-        if cls is None and texts is None and path not in self.given.texts:
+        vetted: dict[str, Any] = {"class_path": path if cls is None else f"{cls.__module__}.{cls.__qualname__}"}
+        vet_argument: Callable[[str, str, Any], Any]
+        if cls is not None:
+            vet_argument = partial(self.own, cls)
+        elif texts is not None:
+            vet_argument = partial(self.others, texts.split())
+        elif path in self.given.texts:
+            vet_argument = self.users
+        else:
             self.refuse(key, path)
         for group, content in self.entries(key, spec, ["class_path", "init_args", "dict_kwargs"]):
             if group == "class_path" or content is None:
                 continue
             kept = {}
             for name, argument in self.entries(f"{key}.{group}", content):
-                if cls is not None:
-                    kept[name] = self.own(f"{key}.{name}", cls, name, argument)
-                elif texts is not None:
-                    kept[name] = self.others(f"{key}.{name}", texts.split(), name, argument)
-                else:
-                    kept[name] = self.users(f"{key}.{name}", argument)
-            if cls is not None and kept.get("download"):
+                kept[name] = vet_argument(f"{key}.{name}", name, argument)
+            if cls is not None and kept.get("download"):  # the data set is written below its root
                 self.plain(f"{key}.root", "root", kept.get("root"))
-            more[group] = kept
-        return {"class_path": path if cls is None else f"{cls.__module__}.{cls.__qualname__}", **more}
+            vetted[group] = kept
+        return vetted
 
-    def own(self, key: str, cls: type, name: str, value: Any) -> Any:
+    def own(self, cls: type, key: str, name: str, value: Any) -> Any:
         """An argument of a class of the package: all of them take data, save for the independence test."""
         if name not in {argument.name for argument in arguments(cls)}:
-            return self.others(key, [], name, value)  # what a base class takes may be a function by name
-        if (cls.__name__, name) in FUNCTIONS:
-            return None if value is None else self.refuse(key, value)
+            return self.others([], key, name, value)  # what a base class takes may be a function by name
+        if (cls.__name__, name) in FUNCTIONS and value is not None:
+            self.refuse(key, value)
+        if cls is StructureLearning and name == "test" and isinstance(value, str):
+            return self.independence_test(key, value)
         if issubclass(cls, pl.Callback) and name in FILES and cls is not StructureLearning:
             return self.file_name(key, value)
-        if cls is StructureLearning and name == "test" and isinstance(value, str):
-            test = _own(IndependenceTest, value)
-            if test is not None:
-                return f"{test.__module__}.{test.__qualname__}"
-            return value if value.isidentifier() or value in self.given.texts else self.refuse(key, value)
         return self.plain(key, "cache" if (cls, name) in WRITES else "", value)
 
-    def others(self, key: str, texts: Iterable[str], name: str, value: Any) -> Any:
+    def independence_test(self, key: str, value: str) -> str:
+        """A test by its short name, or the path of one of the package's own or one that the user names."""
+        test = _own(IndependenceTest, value)
+        if test is not None:
+            return f"{test.__module__}.{test.__qualname__}"
+        return value if value.isidentifier() or value in self.given.texts else self.refuse(key, value)
+
+    def others(self, texts: Iterable[str], key: str, name: str, value: Any) -> Any:
         """An argument of a class of the table: a number, or what the table lists."""
         if _harmless(value) or (isinstance(value, str | list | dict) and not value):
             return value
         return self.plain(key, name, value) if name in texts else self.refuse(key, value)
 
-    def users(self, key: str, value: Any) -> Any:
+    def users(self, key: str, name: str, value: Any) -> Any:
         """An argument of a class that the user names: data, and of classes and functions only what the user names."""
         with self:
             if isinstance(value, Mapping) and "class_path" in value:
                 return self.chosen("", key, value)
             if isinstance(value, Mapping):
-                return {name: self.users(f"{key}.{name}", item) for name, item in self.entries(key, value)}
+                return {inner: self.users(f"{key}.{inner}", name, item) for inner, item in self.entries(key, value)}
             if isinstance(value, list | tuple):
-                return [self.users(f"{key}[{i}]", item) for i, item in enumerate(value)]
-            if isinstance(value, str) and value not in self.given.texts and (_importable(value) or _structured(value)):
+                return [self.users(f"{key}[{i}]", name, item) for i, item in enumerate(value)]
+            if isinstance(value, str) and value not in self.given.texts and _becomes_code(value):
                 self.refuse(key, value)
             return self.plain(key, "", value)
 
@@ -256,15 +264,17 @@ class _Vetting:
         if value is None:
             return None
         spec = {"model": value} if isinstance(value, str) else value
-        found = dict(self.entries("model.backbone", spec, [field.name for field in fields(Backbone)]))
-        found = {name: self.plain(f"model.backbone.{name}", "", item) for name, item in found.items()}
-        found["weights"] = None
-        if found.get("model") not in self.given.texts:
+        known = [field.name for field in fields(Backbone)]
+        settings: dict[str, Any] = {}
+        for name, item in self.entries("model.backbone", spec, known):
+            settings[name] = self.plain(f"model.backbone.{name}", "", item)
+        settings["weights"] = None
+        if settings.get("model") not in self.given.texts:
             try:
-                check_stored_backbone(found, imported=False)
+                check_stored_backbone(settings, imported=False)
             except ValueError:
-                self.refuse("model.backbone", found.get("model"))
-        return found
+                self.refuse("model.backbone", settings.get("model"))
+        return settings
 
     # -- data ---------------------------------------------------------------------------------------------------------
 
@@ -361,23 +371,20 @@ def _outside(text: str, is_file: bool) -> bool:
     return text.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", text) or bool(re.search(r"[:$\0{}]", text))
 
 
-def _importable(text: str) -> bool:
-    """Whether a text reads like the path of an object in a module that is there; finding it imports nothing."""
-    parts = text.split(".")
-    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+def _becomes_code(text: str) -> bool:
+    """Whether jsonargparse could make more of a text than a text: a list, a dictionary or an object of a module."""
+    try:
+        if isinstance(load_yaml(text), list | dict):
+            return True
+    except ValueError:
+        pass
+    names = text.split(".")
+    if len(names) < 2 or not all(name.isidentifier() for name in names):
         return False
     try:
-        return importlib.util.find_spec(parts[0]) is not None
+        return importlib.util.find_spec(names[0]) is not None  # which imports nothing
     except (ImportError, ValueError):
         return True
-
-
-def _structured(text: str) -> bool:
-    """Whether jsonargparse would read a text as a list or a dictionary."""
-    try:
-        return isinstance(load_yaml(text), list | dict)
-    except ValueError:
-        return False
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The words of a command line: what is wrong with them, said in a line or two with the nearest names, and short help.
 
-What can be told without torch and Lightning is told before they are loaded: names of configurations, checkpoints,
-classes and their settings, and a command without data.
+Before torch and Lightning are loaded, names of configurations and checkpoints are checked, and that a command has data.
+Classes and their settings are the parser's to check; `short_error` says in a line what it says in a hundred.
 """
 
 from __future__ import annotations
@@ -17,28 +17,12 @@ from typing import Any
 
 from brainet_pl import configs
 from brainet_pl._utils.checks import UsageError
-from brainet_pl.cli import source
 
 HEADS = (
     "Bayes", "Ensemble", "Laplace", "Linear", "MCDropout", "MLP", "Tree", "TreeDropout", "TreeEnsemble"
 )  # fmt: skip
 KEYWORDS = ("best", "last", "hpc", "null", "None", "")  # of Lightning, in place of a checkpoint's file
 SHARDED = "meta.pt"  # in a folder that is the checkpoint of a sharded fit
-# Setting that holds a class → folder of the package where those stand, their base, and the one that is taken without.
-PARTS = {
-    "model.head": ("network", "HeadSettings", "Tree"),
-    "model.calibration": ("calibration", "Calibrator", None),
-    "model.task": ("tasks", "Task", None),
-    "model.scores": ("scores", "Score", None),
-    "data": ("datamodules", "SplitData", None),
-}
-# Group of settings → folder and class whose arguments they are; the Trainer's are Lightning's.
-GROUPS = {
-    "model": ("lightning", "BRAINet"),
-    "structure": ("callbacks", "StructureLearning"),
-    "predictions": ("callbacks", "PredictionFile"),
-}
-OF_A_CLASS = ("class_path", "init_args", "dict_kwargs", "help")  # jsonargparse's own words after the name of a setting
 SWEEP = "sweep"  # for `wandb sweep`: settings to try, not a configuration that runs
 HELP = ("-h", "--help")
 ALL = "all"
@@ -73,11 +57,6 @@ def check_words(words: Sequence[str]) -> None:
             config_path(value)
         elif name == "--ckpt_path":
             check_ckpt_path(value)
-        else:
-            check_class(name, value)
-    for word in parts:
-        if re.fullmatch(r"--[a-z_]+\.[\w.]+\+?", word):
-            check_setting(word.rstrip("+"), parts)
     if not command.startswith("-") and not any(w in NEEDS_NO_DATA or w.startswith("--data") for w in parts):
         raise UsageError(no_data(command))
 
@@ -91,24 +70,6 @@ def no_data(command: str) -> str:
     )
 
 
-def check_class(name: str, value: str) -> None:
-    """Refuse a class that there is none of; one of the user's own has a dot, and settings written out have a brace."""
-    setting = name.removeprefix("--").removesuffix("+").removesuffix(".class_path").removesuffix("+")
-    own = setting == "model.backbone" and re.fullmatch(r"([\w.]+):\w+", value)
-    if setting in PARTS and not Path(value).is_file():
-        folder, base, _ = PARTS[setting]
-        own = re.fullmatch(r"(\w+(?:\.\w+)*)\.\w+", value)
-        listed = setting != "model.scores" or name.rstrip("+") != name
-        if listed and re.fullmatch(r"\w+", value) and value not in (*source.classes(folder), "null", "None"):
-            known = source.parts(folder, base)
-            raise UsageError(
-                f"expected --{setting} to be one of {', '.join(known)}, or package.Class of your own, got {value!r}"
-                f"{nearest(value, known)}"
-            )
-    if own and not source.can_be_found(own[1]):
-        raise UsageError(no_module(f"--{setting}", value, own[1].partition(".")[0]))
-
-
 def no_module(setting: str, value: str, module: str) -> str:
     """What to say of a class whose module is not there."""
     return (
@@ -117,57 +78,8 @@ def no_module(setting: str, value: str, module: str) -> str:
     )
 
 
-def check_setting(word: str, words: Sequence[str]) -> None:
-    """Refuse a setting that neither the group nor the class in it has; the beginning of a name is as good as the name.
-
-    Args:
-        word: `--model.head.num_params`.
-        words: All words of the command, which say what class it is.
-    """
-    group, _, rest = word.removeprefix("--").partition(".")
-    part = next((one for one in PARTS if f"{group}.{rest}".startswith(f"{one}.") and one != "model.scores"), None)
-    if part is not None:
-        _check_setting_of_part(part, word, words)
-        return
-    known = source.trainer_settings() if group == "trainer" else source.settings(*GROUPS.get(group, ("", "")))
-    name = rest.partition(".")[0]
-    if known is not None and not any(one.startswith(name) for one in (*known, *OF_A_CLASS)):
-        raise UsageError(f"expected a setting of {group}, got {word!r}{nearest(name, known, f'--{group}.')}")
-
-
-def _check_setting_of_part(part: str, word: str, words: Sequence[str]) -> None:
-    name = word.removeprefix(f"--{part}.").removeprefix("init_args.").partition(".")[0]
-    cls = _named_class(part, words)
-    known = source.settings(PARTS[part][0], cls) if cls else None
-    if known is not None and name not in (*known, *OF_A_CLASS):
-        raise UsageError(_no_such_setting(part, cls or "", name, known))
-
-
 def _no_such_setting(part: str, cls: str, name: str, known: Sequence[str]) -> str:
     return f"expected a setting of {cls} ({', '.join(known)}) for {part}, got {name!r}{nearest(name, known)}"
-
-
-def _named_class(part: str, words: Sequence[str]) -> str | None:
-    """The class of this package that a part of a command has; None where the words and their files do not tell.
-
-    A checkpoint brings settings of its own, and is not read here.
-    """
-    from brainet_pl._utils.bounded_yaml import load_yaml  # a server has no yaml
-
-    found: Any = None if "--ckpt_path" in words else PARTS[part][2]
-    for name, value in pairwise(words):
-        if name in (f"--{part}", f"--{part}.class_path"):
-            found = value
-        elif name in ("--config", "-c"):
-            try:
-                given = load_yaml((Path(value) if Path(value).is_file() else config_path(value)).read_text("utf-8"))
-                for key in part.split("."):
-                    given = given.get(key) or {}
-                found = (given if isinstance(given, str) else given.get("class_path")) or found
-            except (ValueError, AttributeError, OSError):
-                return None  # no plain settings: the parser will say what is wrong with the file
-    package, _, cls = str(found).rpartition(".")
-    return cls if package in ("", f"brainet_pl.{PARTS[part][0]}") else None
 
 
 def shipped() -> dict[str, Path]:
@@ -268,7 +180,7 @@ def short_error(message: str, options: Iterable[str]) -> str:
     if missing:
         return no_module(key or "a class", given or missing[1], missing[1])
     bare = re.search(r"Expected a dot import path string: (\w+)", message)
-    names = _subclasses(message)
+    names = _subclasses(message) or (_scores() if key == "model.scores" else [])
     if bare and names:
         return (
             f"expected {key} to be one of {', '.join(names)}, or package.Class of your own, got {bare[1]!r}"
@@ -303,6 +215,14 @@ def _loaded(path: str) -> Any:
 def _arguments(path: str) -> list[str]:
     cls = _loaded(path)
     return [] if cls is None else [name for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
+
+
+def _scores() -> list[str]:
+    """The names of all scores: of a list that a score is added to, a message has no types."""
+    from brainet_pl._utils.parts import part_classes
+    from brainet_pl.scores import Score
+
+    return sorted(part_classes(Score))
 
 
 def _subclasses(message: str) -> list[str]:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import to_builtins
 from torchmetrics import MetricCollection
 
+from brainet_pl._utils.csv import write_rows
 from brainet_pl.evaluation.chart import Chart, Matrix
 from brainet_pl.evaluation.charts import ClassNumbers
 from brainet_pl.evaluation.record import Measured, TestRecord
 from brainet_pl.evaluation.schema import FORMAT
 from brainet_pl.metrics.catalogue import SEPARATION
 from brainet_pl.metrics.measures import Measure
+from brainet_pl.metrics.shift import means
 from brainet_pl.structure import GGT
 
 TREE = "structure/tree"  # the picture of the learned tree
+ROWS_AT_A_TIME = 10_000  # of scores.csv: Python's numbers take ten times the memory of the record's
 
 
 class LoggedTable(NamedTuple):
@@ -61,26 +65,85 @@ def score_table(record: TestRecord, most: int) -> LoggedTable:
     total = sum(len(part) for part in record.sets.values())
     rows: list[list[Any]] = []
     for part in record.sets.values():
-        few: Iterable[int] = range(len(part))
-        if total > most:
-            n = max(1, most * len(part) // total)
-            few = sorted({i * len(part) // n for i in range(n)})
-        columns = [part.numbers.tolist()]
+        chosen = _spread_evenly(len(part), most, total)
+        columns: list[list[Any]] = [part.numbers[chosen].tolist()]
         for kept, names in ((part.answers, answers), (part.scores, scores)):
             for name in names:
-                columns.append(kept[name].tolist() if name in kept else [None] * len(part))
-        rows += [[part.name, *(column[i] for column in columns)] for i in few]
+                columns.append(kept[name][chosen].tolist() if name in kept else [None] * len(chosen))
+        rows += [[part.name, *row] for row in zip(*columns, strict=True)]
     named = ["probability" if name == "confidence" and name in scores else name for name in answers]
     return LoggedTable("Scores of single samples", ["set", "sample", *named, *scores], rows)
 
 
-def separation_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
+def _spread_evenly(count: int, most: int, total: int) -> list[int]:
+    """Places of the samples that a set of so many has in a table of at most `most` of `total` samples."""
+    if total <= most:
+        return list(range(count))
+    shown = max(1, most * count // total)
+    return sorted({i * count // shown for i in range(shown)})
+
+
+def logged_numbers(record: TestRecord, separations: Mapping[str, Measured]) -> dict[str, float]:
+    """What is logged beside the metrics of the model: separations, shares that look unknown, means over shifts."""
+    logged: dict[str, float] = {}
+    for name, scores in separations.items():
+        for score, measures in scores.items():
+            for measure, value in measures.items():
+                if SEPARATION[measure] is not None:
+                    logged[f"ood/{name}/{score}/{measure}"] = float(value)
+        if scores:  # the number of samples is that of the set, once
+            counts = next(iter(scores.values()))
+            logged[f"ood/{name}/n_id"], logged[f"ood/{name}/n_ood"] = float(counts["n_id"]), float(counts["n_ood"])
+    for part in record.sets.values():
+        unknown = record.look_unknown(part)
+        if unknown is not None:
+            logged[f"verdict/{part.name}/Unknown"] = unknown / len(part)
+    for which, measures in means(record.shifts()).items():
+        prefix = "shift/scaled/mean" if which == "final" else "shift/mean"
+        for measure, value in measures.items():
+            logged[f"{prefix}/{measure}"] = value
+    return logged
+
+
+def best_of_separations(separations: Mapping[str, Measured], headline: str) -> dict[str, str]:
+    """Key → which value sums up a run: of the headline score the best one, of others none.
+
+    Each would be a panel with one point: dashboards have them in a table, and those of the headline in the summary.
+    """
+    best = {}
+    for name, scores in separations.items():
+        for score in scores:
+            for measure, better in SEPARATION.items():
+                if better is not None:
+                    which = "max" if better == "higher" else "min"
+                    best[f"ood/{name}/{score}/{measure}"] = which if score == headline else "none"
+    return best
+
+
+def write_scores(path: Path, record: TestRecord) -> None:
+    """One row a sample: its set, its number in the set, its scores; a cell is empty where a set lacks a score."""
+    names = list(record.known.scores)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        write_rows(file, [["set", "sample", *names]])
+        for part in record.sets.values():
+            for start in range(0, len(part), ROWS_AT_A_TIME):
+                rows = slice(start, start + ROWS_AT_A_TIME)
+                columns = [[part.name] * len(part.numbers[rows]), part.numbers[rows].tolist()]
+                for name in names:
+                    columns.append(part.scores[name][rows].tolist() if name in part.scores else [""] * len(columns[0]))
+                write_rows(file, zip(*columns, strict=True))
+
+
+def separation_rows(separations: Mapping[str, Measured]) -> list[dict[str, Any]]:
     """A row for each set and score: their names, the measures, and both counts as whole numbers."""
-    return [
-        {"set": name, "score": score} | {m: int(v) if m.startswith("n_") else v for m, v in measures.items()}
-        for name, scores in found.items()
-        for score, measures in scores.items()
-    ]
+    rows = []
+    for name, scores in separations.items():
+        for score, measures in scores.items():
+            row: dict[str, Any] = {"set": name, "score": score}
+            for measure, value in measures.items():
+                row[measure] = int(value) if measure.startswith("n_") else value
+            rows.append(row)
+    return rows
 
 
 def separation_measures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -164,14 +227,17 @@ def to_json(
 def _finite(value: Any) -> Any:
     """The same with null in the place of numbers that JSON does not have."""
     if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
+        return {name: _finite(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cells(name: str, table: LoggedTable, files: Mapping[str, str]) -> list[list[Any]]:
-    def cell(value: Any, i: int, j: int) -> Any:
-        if isinstance(value, np.ndarray):
-            return {"picture": files[f"{name}/{i}/{j}"]}
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return [[cell(value, i, j) for j, value in enumerate(row)] for i, row in enumerate(table.rows)]
+    """The rows of a table for JSON, with the files of its pictures."""
+    rows = []
+    for i, row in enumerate(table.rows):
+        cells: list[Any] = []
+        for j, value in enumerate(row):
+            is_picture = isinstance(value, np.ndarray)
+            cells.append({"picture": files[f"{name}/{i}/{j}"]} if is_picture else _finite(value))
+        rows.append(cells)
+    return rows

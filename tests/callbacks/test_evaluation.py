@@ -21,10 +21,10 @@ import brainet_pl
 from brainet_pl._utils.framework import pl
 from brainet_pl.callbacks import Evaluation, StructureLearning
 from brainet_pl.callbacks import evaluation as evaluation_module
-from brainet_pl.callbacks.evaluation import thumbnail
 from brainet_pl.datamodules import Digits
 from brainet_pl.evaluation import charts
 from brainet_pl.evaluation import record as record_module
+from brainet_pl.evaluation.doubtful import thumbnail
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.catalogue import SEPARATION
