@@ -117,38 +117,6 @@ def wins(cells: Cells) -> str:
     return markdown(["against", "wins", "ties", "losses"], rows)
 
 
-def thresholds(cells: Cells) -> str:
-    """Rules for the threshold, and what the rule that other tasks choose costs."""
-    tasks = [task for task in TASKS if any(key.startswith(f"{task}/") for key in cells)]
-    rules = ["auto", "2 % of pairs", "10 % of pairs", "30 % of pairs", "0.05 nats", "0.3 nats", "never split"]
-    means = {t: {r: fmean(cells[f"{t}/{r}/{seed}"]["nll"] for seed in (10, 11)) for r in rules} for t in tasks}
-    choose, rows = benchmark("thresholds").choose, []
-    for task, found in means.items():
-        chosen = choose(means, [other for other in tasks if other != task])
-        cost = found[chosen] - min(found.values())
-        rows.append([task, *(f"{found[rule]:.4f}" for rule in rules), chosen, f"{cost:.4f}"])
-    return markdown(["task", *rules, "chosen by the others", "cost"], rows)
-
-
-def hierarchy(cells: Cells) -> str:
-    """Alternatives at every node."""
-    rows = []
-    for task, title in {"MNIST 5,000": "MNIST, 5,000 images", "stage 2, 4,000": TASKS["stage 2, 4,000"]}.items():
-        for tree in ("four structures", "s=2, norm", "s=3, norm"):
-            found = runs(cells, task, tree)
-            parts = [
-                plain(fmean(o["val"]["nll"] for o in found), 3),
-                plain(fmean(o["val"]["AUROC MI"] for o in found), 3),
-            ]
-            parts += [plain(fmean(o["test"]["nll"] for o in found), 3), f"{fmean(o['test']['err'] for o in found):.3g}"]
-            parts.append(plain(fmean(o["test"]["AUROC MI"] for o in found), 3))
-            size = f"{fmean(one['sub-networks'] for one in found):.0f}"
-            rows.append([title, tree.replace("=", " = "), size, f"{fmean(o['ms a step'] for o in found):.1f}", *parts])
-    return markdown(
-        ["task", "tree", "sub-networks", "ms a step", "validation NLL", "MI", "test NLL", "error %", "MI"], rows
-    )
-
-
 # -- the battery ------------------------------------------------------------------------------------------------------
 
 ROWS = {  # of each table, at most 2,000
@@ -278,16 +246,6 @@ def table1(cells: Cells) -> str:
     paper = {"baseline": "7.7 | | | 90.4 | 90.7 | – | –", "MC-dropout": "8.2 | | | 90.7 | 90.3 | 84.7 | 90.6"}
     paper["BRAINet"] = "7.5 | | | 92.1 | 92.6 | 91.9 | 93.0"
     rows += [[f"*paper: {name}*", *(v.strip() for v in values.split("|"))] for name, values in paper.items()]
-    return markdown(["head", "error %", "ECE", "NLL", *(f"AUROC {c}" for c in AUROCS.values())], rows)
-
-
-def taps_table1(cells: Cells) -> str:
-    """The same with features of stage 2."""
-    found = {
-        head: runs(cells, "table1", head)
-        for head in ("linear", "MLP", "MC-dropout", "ensemble", "Bayes", OURS, CONTROL)
-    }
-    rows = unknown_rows(found, "SVHN", ("linear", "MLP"))
     return markdown(["head", "error %", "ECE", "NLL", *(f"AUROC {c}" for c in AUROCS.values())], rows)
 
 
@@ -571,15 +529,6 @@ def scale(cells: Cells) -> str:
     return markdown(["data, test", "seconds of processor time", "CI tests", "peak GiB so far"], rows)
 
 
-def counts(cells: Cells) -> str:
-    """Discrete tests, before and now."""
-    rows = [
-        [name, f"{c['tests']:,}", f"{c['plain']:.1f}", f"{c['quick']:.1f}", f"{c['ratio']:.1f}"]
-        for name, c in cells["counts"].items()
-    ]
-    return markdown(["data", "CI tests", "before, s", "now, s", "ratio"], rows)
-
-
 def head(cells: Cells) -> str:
     """Steps, passes and memory beside an MLP of equal size."""
     ratios = ("step / MLP", "step / MLP, one a batch", "simultaneous / MLP", "15 passes / MC-dropout")
@@ -601,88 +550,12 @@ def whole_network(cells: Cells) -> str:
     return markdown(["layers read", "features", "network alone, ms", *ratios], rows)
 
 
-def uci(cells: Cells, family: str, metric: str) -> str:
-    """Appendix D of the paper, and how often BRAINet is ahead."""
-    table, tally = benchmark("uci").compared(cells["rows"], family, metric)
-    return table + "\n\n" + "\n".join(tally)
-
-
-def uci_speed(cells: Cells) -> str:
-    """Batched members against a loop."""
-    keys = ("structure", "members", "batch", "batched ms", "ratio")
-    return markdown(
-        ["structure", "members", "batch", "batched step, ms", "loop / batched"],
-        [[r[k] for k in keys] for r in cells["rows"]],
-    )
-
-
 def fuzz(cells: Cells) -> str:
     """Strange inputs."""
     return str(benchmark("fuzz").shown(cells["fuzz"]["targets"]))
 
 
-def load(cells: Cells) -> str:
-    """A million samples."""
-    rows = [
-        [
-            f"`brainet {r['command']}`",
-            f"{r['samples of each set']:,}",
-            *(f"{r[k]:,.0f}" for k in ("MiB before", "MiB beyond", "seconds")),
-        ]
-        for r in cells["load"]
-    ]
-    return markdown(["command", "samples of each set", "MiB before", "MiB beyond", "seconds"], rows)
-
-
-# -- layers and swapped heads -----------------------------------------------------------------------------------------
-
-
-def taps_cells(cells: Cells) -> list[tuple[str, str]]:
-    """Layer and number of images of all cells that have our head."""
-    found = {tuple(key.split("/")[:2]) for key in cells if key.split("/")[2:3] == [OURS]}
-    return sorted(found, key=lambda one: (one[0], int(one[1])))
-
-
-def taps(cells: Cells) -> str:
-    """NLL, error and ECE on earlier layers."""
-    rows = []
-    for tap, images in taps_cells(cells):
-        found = {h: runs(cells, tap, images, h) for h in HEADS}
-        means = [[fmean(c[k] for c in found[h]) for k in ("nll", "err", "ece")] for h in HEADS]
-        texts = bold_least([f"{m[0]:.4f} ({m[1]:.1f}, {m[2]:.3f})" for m in means], [m[0] for m in means])
-        rows.append([tap, f"{int(images):,}", len(found[OURS]), *texts])
-    return markdown(["tap", "images", "seeds", *HEADS], rows)
-
-
-def taps_differences(cells: Cells) -> str:
-    """BRAINet less others, paired."""
-    paired, rows = benchmark("defaults").paired, []
-    for tap, images in taps_cells(cells):
-        values = {h: [c["nll"] for c in runs(cells, tap, images, h)] for h in HEADS}
-        rows.append([tap, f"{int(images):,}", *(str(paired(values[OURS], values[h])) for h in HEADS[1:])])
-    return markdown(["tap", "images", *HEADS[1:]], rows)
-
-
-def taps_ood(cells: Cells) -> str:
-    """Unknown images by what the density reads."""
-    rows = []
-    for key, title in {"last layer": "last layer", "all stages": "means and deviations of all stages"}.items():
-        cell = cells[f"ood/{key}"]
-        rows.append(
-            [
-                title,
-                *(
-                    f"{cell[f'{s}/{k}']:.1f}"
-                    for s in ("SVHN", "TinyImageNet")
-                    for k in ("energy", "generative", "combined", "knn")
-                ),
-            ]
-        )
-    header = [
-        "read",
-        *(f"{s}{k}" for s in ("SVHN: ", "TinyImageNet: ") for k in ("energy", "generative", "combined", "k-NN")),
-    ]
-    return markdown(header, rows)
+# -- swapped heads -----------------------------------------------------------------------------------------
 
 
 def finetune(cells: Cells) -> str:
@@ -940,7 +813,6 @@ def serve(cells: Cells) -> str:
 # -- which table is where ---------------------------------------------------------------------------------------------
 
 DEFAULTS = f"python benchmarks/defaults.py {DATA} --final"
-UCI = f"python benchmarks/uci.py run {DATA} --quick"
 PAPER = "python benchmarks/paper"
 TABLES = {
     "heads": Table("defaults.json", DEFAULTS, short_defaults),
@@ -951,14 +823,11 @@ TABLES = {
     "splits differences": Table(
         "defaults_splits.json", f"{DEFAULTS} --splits", partial(differences, tasks=SPLITS, of="set")
     ),
-    "thresholds": Table("thresholds.json", f"python benchmarks/thresholds.py {DATA}", thresholds),
-    "hierarchy": Table("hierarchy.json", f"python benchmarks/hierarchy.py {DATA}", hierarchy),
     "battery quality": Table("battery.json", f"python benchmarks/battery.py {DATA}", quality, "quality/"),
     "battery unknown": Table("battery.json", f"python benchmarks/battery.py {DATA}", left_out, "unknown/"),
     "battery shift": Table("battery.json", f"python benchmarks/battery.py {DATA}", shifted, "shift/"),
     "coverage": Table("coverage.json", "python benchmarks/coverage.py", coverage),
     "table1": Table("table1.json", f"{PAPER}/table1.py {DATA}", table1),
-    "table1 of stage 2": Table("taps_table1.json", f"{PAPER}/taps.py table1 {DATA} --seeds 3", taps_table1),
     "mnist size": Table("mnist_size_5000.json", f"{PAPER}/mnist.py size {DATA}", mnist_size),
     "mnist ablation": Table("mnist_ablation_5000.json", f"{PAPER}/mnist.py ablation {DATA} --seeds 3", ablation),
     "structures": Table("structures.json", f"{PAPER}/structures.py {DATA}", structures),
@@ -979,15 +848,9 @@ TABLES = {
     ),
     "networks": Table("networks.json", f"python benchmarks/networks.py {DATA}", networks),
     "scale": Table("structure.json", f"python benchmarks/structure.py scale {DATA}", scale, "scale"),
-    "counts": Table("structure.json", "python benchmarks/structure.py counts", counts, "counts"),
     "head": Table("head.json", "python benchmarks/head.py", head),
     "whole_network": Table("head.json", "python benchmarks/head.py", whole_network),
-    "uci speed": Table("uci_speed.json", "python benchmarks/uci.py speed", uci_speed),
     "fuzz": Table("reliability.json", "python benchmarks/reliability.py fuzz --cases 100", fuzz, "fuzz"),
-    "load": Table("reliability.json", "python benchmarks/reliability.py load --sizes 1000000", load, "load"),
-    "taps": Table("taps.json", f"{PAPER}/taps.py {DATA} --final", taps),
-    "taps differences": Table("taps.json", f"{PAPER}/taps.py {DATA} --final", taps_differences),
-    "taps unknown": Table("taps_ood.json", f"{PAPER}/taps.py ood {DATA}", taps_ood),
     "finetune": Table("finetune.json", f"python benchmarks/finetune.py {DATA} --images 8000 --seeds 2", finetune),
     "swap": Table("swap.json", f"python benchmarks/swap.py {DATA}", swap, ("clothing/", "cifar10/")),
     "swap unknown": Table("swap.json", f"python benchmarks/swap.py {DATA} --unknown", swap_unknown, "left out/"),
@@ -1003,9 +866,6 @@ TABLES = {
     "honest": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest, "cifar"),
     "honest pixels": Table("honest.json", f"python benchmarks/honest.py {DATA} --final", honest_pixels),
 }
-for family in ("Deep Ensembles", "MC-dropout"):
-    for metric in ("NLL", "RMSE"):
-        TABLES[f"uci {metric} {family}"] = Table("uci.jsonl", UCI, partial(uci, family=family, metric=metric))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,8 +4,6 @@
     python benchmarks/structure.py posterior --data DIR  # edge probabilities beside bootstrapped peers: a figure
     python benchmarks/structure.py speed --data DIR      # ALARM, against a plain loop and causal-learn
     python benchmarks/structure.py scale --data DIR      # ResNet-20 features, 512 features, MNIST pixels
-    python benchmarks/structure.py counts                # discrete tests at 512 features, beside a plain way to count
-    python benchmarks/structure.py growth                # time and memory against d, N, s, max_order, ranks: a figure
 
 Each prints a table and updates docs/results/structure.json. DIR holds `networks/*.bif`, `cifar10_train.npz`,
 `resnet20_cifar10.pth` and `MNIST/raw`. Peers come with `pip install brainet_pl[benchmarks]`.
@@ -31,8 +29,6 @@ from bif import read_bif
 from common.data import relu_features
 from common.store import stamp
 from common.tables import table
-from counting import counts
-from growth import measure
 from numpy.typing import NDArray
 from peers import (
     causal_learn_boss,
@@ -378,15 +374,10 @@ def scale(data: Path) -> None:
     table(header, rows)
 
 
-def growth(smoke: bool = False) -> None:
-    """Time and memory against d, N, s, max_order and processes; a run that was cut goes on where it was."""
-    measure(OUT, timed, relu_features, smoke)
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["accuracy", "posterior", "speed", "scale", "counts", "growth"])
+    parser.add_argument("part", choices=["accuracy", "posterior", "speed", "scale"])
     parser.add_argument("--data", type=Path, help="folder with the real data")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
@@ -395,7 +386,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], choices=list(DISCRETE), help="methods to run")
     parser.add_argument("--match", default="", help="part of the names of the problems to run")
     args = parser.parse_args()
-    if args.part not in ("growth", "counts") and args.data is None:
+    if args.data is None:
         parser.error(f"{args.part} needs --data DIR")
     if args.part == "accuracy":
         accuracy(args.data, args.seeds, args.limit, args.again, args.only, args.match)
@@ -405,12 +396,8 @@ def main() -> None:
         posterior(args.data, args.seeds, OUT, args.match)
     elif args.part == "speed":
         speed(args.data, args.repeats)
-    elif args.part == "scale":
-        scale(args.data)
-    elif args.part == "counts":
-        counts(load("counts"), save)
     else:
-        growth()
+        scale(args.data)
 
 
 if __name__ == "__main__":

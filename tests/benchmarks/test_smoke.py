@@ -15,8 +15,6 @@ from sklearn.datasets import load_iris
 from brainet_pl.backbones.cifar import CifarResNet
 from brainet_pl.graphs import rai
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
-from brainet_pl.network import Tree
-from brainet_pl.structure import learn_structure
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -140,13 +138,6 @@ def test_defaults(load, tmp_path, capsys):
     assert all(np.isfinite(cell["test"]["nll"]) for cell in cells_of(tmp_path / "defaults.json").values())
 
 
-def test_hierarchy(load, tmp_path):
-    hierarchy = load("hierarchy")
-    arms = ["four structures", "s=2, norm and block"]
-    hierarchy.main(["--smoke", "--out", str(tmp_path), "--arms", *arms])
-    assert set(cells_of(tmp_path / "hierarchy.json")) == {f"digits/{arm}/0" for arm in arms}
-
-
 def test_networks(load, tmp_path, monkeypatch):
     networks = load("networks")
 
@@ -161,34 +152,6 @@ def test_networks(load, tmp_path, monkeypatch):
     (cell,) = cells_of(tmp_path / "networks.json").values()
     assert cell["density, drawn"] > cell["density, shuffled"] + 0.1
     assert np.isfinite(cell["head, drawn"])
-
-
-def test_thresholds(load, tmp_path, capsys):
-    thresholds = load("thresholds")
-    thresholds.main(["--smoke", "--out", str(tmp_path)])
-    assert set(cells_of(tmp_path / "thresholds.json")) == {
-        f"{task}/{rule}/0" for task in ("digits", "yacht") for rule in thresholds.RULES
-    }
-    assert "chosen by all tasks: " in capsys.readouterr().out
-    losses = {"a": {"x": 1.0, "y": 2.0}, "b": {"x": 5.0, "y": 5.1}, "c": {"x": 9.0, "y": 0.0}}
-    assert thresholds.choose(losses, ["a", "b"]) == "x"
-    assert thresholds.choose(losses, ["c"]) == "y"
-
-
-def test_taps(load, tmp_path, capsys):
-    taps = load("paper/taps")
-    taps.main(["--smoke", "--out", str(tmp_path)])
-    assert not any(key.startswith("stage") for key in cells_of(tmp_path / "taps.json"))  # no test image before --final
-    taps.main(["--smoke", "--final", "--out", str(tmp_path)])
-    taps.main(["ood", "--smoke", "--out", str(tmp_path)])
-    taps.main(["table1", "--smoke", "--out", str(tmp_path)])
-    columns = cells_of(tmp_path / "taps_table1.json")["table1/BRAINet/0"]
-    assert all(0 <= value <= 100 for key, value in columns.items() if key.endswith("AUROC"))
-    cells = cells_of(tmp_path / "taps.json")
-    assert {f"stage 2/2000/{head}/0" for head in taps.HEADS} <= set(cells)
-    assert all(np.isfinite(cell["nll"]) for cell in cells.values())
-    assert all(0 <= v <= 100 for cell in cells_of(tmp_path / "taps_ood.json").values() for v in cell.values())
-    assert "| stage 3 | 4,000 | 1 |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "cell"), [("unknown", "test"), ("tempered", "density-aware calibration, k = 50")])
@@ -309,35 +272,6 @@ def test_head(load, tmp_path):
     assert all(row["predict / network, 1"] > 0.8 for row in found["networks"])
 
 
-def test_device(load, tmp_path, capsys):
-    load("device").main(["--smoke", "--device", "cpu", "--out", str(tmp_path)])
-    rows = {row["what"]: row for row in json.loads((tmp_path / "device.json").read_text())["rows"]}
-    assert {"step tree", "predict tree", "step linear", "extract 2 images"} <= set(rows)
-    assert all(row["seconds"] > 0 and row["flops"] > 0 for row in rows.values())
-    assert rows["step tree"]["reads"] == rows["predict tree"]["reads"] == 0  # the host waits for nothing
-    assert "| step tree |" in capsys.readouterr().out
-
-
-def test_arithmetic_is_what_the_modules_do(load):
-    """Operations, kernels, bytes and reads by the host, each against a count by hand."""
-    load("device")
-    from common.arithmetic import count, dense_flops, tree_flops
-
-    torch.manual_seed(0)
-    x, sizes = torch.rand(8, 24), [24, 7, 5]
-    dense = torch.nn.Sequential(torch.nn.Linear(24, 7, bias=False), torch.nn.Linear(7, 5, bias=False))
-    work = count(lambda: dense(x))
-    assert work.flops == 8 * dense_flops(sizes)
-    assert work.kernels == 2
-    assert work.bytes == 4 * (8 * 24 + 24 * 7 + 8 * 7 + 8 * 7 + 7 * 5 + 8 * 5)
-    assert count(lambda: x.sum().item()).reads == 1
-    for seed, fields in ((0, "auto"), (1, None)):
-        rows = np.random.default_rng(seed).normal(size=(300, 24)).cumsum(axis=1)
-        head = Tree(fields=fields, num_params=6000).build(24, 5, learn_structure(rows, threshold=0.02, progress=False))
-        assert count(lambda: head.eval().simultaneous(x)).flops == 8 * tree_flops(head)  # noqa: B023
-        assert count(lambda: head.train()(x)).flops == 8 * tree_flops(head, head.draws)  # noqa: B023
-
-
 def test_battery(load, tmp_path, capsys):
     battery = load("battery")
     (tmp_path / "tasks").mkdir()
@@ -371,25 +305,7 @@ def test_swap_with_kinds_left_out(load, tmp_path):
     assert 0 <= cells["synthetic/last/logistic regression/0"]["noise/one_minus_max_p"] <= 100
 
 
-def test_uci(load, tmp_path, capsys):
-    uci = load("uci")
-    for part in ("tune", "run", "table", "speed"):
-        uci.main([part, "--smoke", "--out", str(tmp_path)])
-    assert set(json.loads((tmp_path / "uci_settings.json").read_text())["yacht"]) == set(uci.MAIN)
-    assert len(uci.finished(tmp_path)) == 2 * len(uci.MAIN)
-    assert "| yacht | 2 |" in capsys.readouterr().out
-    assert len(json.loads((tmp_path / "uci_speed.json").read_text())) == 8
-
-
-@pytest.mark.parametrize("variant", ["brainet_ensemble_stacked", "brainet_dropout_shuffled"])
-def test_uci_controls(load, variant, tmp_path):
-    uci = load("uci")
-    data = load("common/data").synthetic_uci(tmp_path, "yacht", 2)
-    cells = uci.evaluate(str(data), "yacht", variant, [0, 1], uci.trial("yacht", 0, shorten=100))
-    assert all(np.isfinite(cell["reg/NLL"]) for cell in cells)
-
-
-@pytest.mark.parametrize("command", ["paper/structures.py --smoke", "uci.py speed --smoke"])
+@pytest.mark.parametrize("command", ["paper/structures.py --smoke", "coverage.py --smoke --rows 60"])
 def test_commands_of_both_folders(command, tmp_path):
     script, *rest = command.split()
     words = [sys.executable, str(ROOT / "benchmarks" / script), *rest, "--out", str(tmp_path)]
@@ -423,17 +339,6 @@ def chain(load, structure, monkeypatch):
     monkeypatch.setattr(structure, "read_bif", lambda path: network)
 
 
-def test_growth(structure, tmp_path):
-    structure.growth(smoke=True)
-    cells = json.loads((tmp_path / "structure_growth.json").read_text())["cells"]
-    kinds = [key.split(",")[0] for key in cells]
-    assert [kinds.count(kind) for kind in ("tree", "stream", "ranks")] == [28, 3, 1]
-    assert (tmp_path / "structure_growth.png").is_file()
-    before = (tmp_path / "structure_growth.json").stat().st_mtime_ns
-    structure.growth(smoke=True)  # nothing is left to do
-    assert (tmp_path / "structure_growth.json").stat().st_mtime_ns == before
-
-
 def test_scale(structure, tmp_path):
     rng = np.random.default_rng(0)
     torch.save(CifarResNet(20).state_dict(), tmp_path / "resnet20_cifar10.pth")
@@ -445,13 +350,6 @@ def test_scale(structure, tmp_path):
     (raw / "train-images-idx3-ubyte").write_bytes(bytes(16) + images.tobytes())
     structure.scale(tmp_path)
     assert len(json.loads((tmp_path / "structure.json").read_text())["scale"]) == 11
-
-
-def test_counts(structure, tmp_path):
-    for _ in range(2):  # the second time nothing is left to do
-        structure.counts(structure.load("counts"), structure.save, cases=[(400, 12, 2), (400, 12, 3)])
-    found = json.loads((tmp_path / "structure.json").read_text())["counts"]
-    assert [case["ratio"] > 0 for case in found.values()] == [True, True]
 
 
 def test_accuracy_and_speed_without_peers(structure, chain, tmp_path, monkeypatch):
