@@ -7,16 +7,15 @@ Nothing of Lightning is needed. Rows are (N, d), as everywhere in scikit-learn.
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
@@ -30,7 +29,11 @@ from sklearn.utils.validation import (
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.threads import limit_threads
-from brainet_pl._utils.warn import warn
+from brainet_pl.sklearn.answers import intervals, quantiles
+from brainet_pl.sklearn.describing import Describing
+from brainet_pl.sklearn.folds import Roles, group_numbers, roles_beside, roles_of
+from brainet_pl.sklearn.importance import FitRows
+from brainet_pl.sklearn.keeping import Keeping
 from brainet_pl.sklearn.rows import RowEncoder, columns_now, dense, encode_inputs, read_inputs
 from brainet_pl.sklearn.targets import refuse_gaps, tell_constant
 from brainet_pl.tables import Column, is_frame
@@ -39,30 +42,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from brainet_pl.sklearn.fitting import StoredEstimator
-    from brainet_pl.structure import GGT
 
 Floats = NDArray[np.float64]
-LEAST_ROWS = 40  # below it no row can be spared for calibration
-MEMBERS = 5  # networks by default
-MOST_CROSSED = 10_000  # rows up to which there are as many; one network of more has rows enough to hold back
+LEAST_EVALUATED = 20  # rows of an eval_set
 MOST_LABEL_BYTES = 2**16  # of one class in a file
-
-
-class Roles(NamedTuple):
-    """Numbers of rows by what they do for the members of one fold, see `brainet_pl.sklearn.training.Fold`."""
-
-    train: NDArray[Any]
-    select: NDArray[Any]
-    held: NDArray[Any]
 
 
 # -- estimators -------------------------------------------------------------------------------------------------------
 
 
-class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
+class _BRAINetEstimator(Describing, Keeping, BaseEstimator):  # type: ignore[misc]
     """What both estimators share: settings, `fit`, and what a fitted network says of rows."""
-
-    _sets: Literal["lac", "scaled"]  # how sets or intervals are made
 
     def __init__(
         self,
@@ -79,6 +69,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         learning_rate: float = 3e-3,
         validation_fraction: float = 0.15,
         max_seconds: float | None = None,
+        n_jobs: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -94,12 +85,21 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         self.learning_rate = learning_rate
         self.validation_fraction = validation_fraction
         self.max_seconds = max_seconds
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
     # -- fitting ------------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        groups: Any = None,
+        eval_set: tuple[Any, Any] | None = None,
+    ) -> Any:
         """Learn structure, weights and calibration from rows X (N, d) and targets y (N,). Returns itself.
 
         Args:
@@ -108,20 +108,36 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             y: (N,) targets.
             sample_weight: (N,) how much each row counts while training. A row of weight 0 is left out; structure,
                 calibration and p-values do not know of weights.
+            groups: (N,) what hangs together, such as the patient of each row: a network is stopped and calibrated by
+                other groups than those it learned from.
+            eval_set: rows and targets (X, y) that choose the epoch and calibrate, half each, in place of rows of X: all
+                of X is trained on, by one network of each kind.
         """
         started = time.monotonic()
         self._check_settings()
-        refuse_gaps(y)
         x, target = self._check_training(X, y)
         weights = self._weights(x, target, sample_weight)
+        group = group_numbers(groups, len(x))
         if weights is not None and not weights.all():
             kept = weights > 0
             x, target, weights = x[kept], target[kept], weights[kept]
+            group = None if group is None else group[kept]
         if weights is not None and (weights == weights[0]).all():
             weights = None  # only how much a row counts beside another matters
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.network_, self.n_iter_ = self._train(x, target, weights, self._folds(len(x), target, seed), seed, started)
-        self.tree_: GGT = self.network_.head.ggt
+        if eval_set is None:
+            classes = self._groups(target)
+            folds = roles_of(len(x), classes, group, self.members, self.validation_fraction, seed)
+        else:
+            rows, wanted = self._check_eval_set(eval_set)
+            folds = roles_beside(len(x), len(rows), seed)
+            x, target = np.concatenate([x, rows]), np.concatenate([target, wanted])
+            weights = None if weights is None else np.concatenate([weights, np.ones(len(rows))])
+        self.network_, trained = self._train(x, target, weights, folds, seed, started)
+        self.n_iter_, self.loss_curve_ = trained.epochs, trained.losses
+        self.tree_ = self.network_.head.ggt
+        self._fit_rows = FitRows(x, target, folds)
+        self._importances = None
         return self
 
     def _check_settings(self) -> None:
@@ -132,10 +148,27 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         checks.whole_or_none("batch_size", self.batch_size, 2, "None chooses by the number of rows")
         checks.above_zero("learning_rate", self.learning_rate)
         checks.share("validation_fraction", self.validation_fraction)
+        if self.n_jobs is not None and (not isinstance(self.n_jobs, int) or self.n_jobs == 0):
+            raise ValueError(
+                f"expected n_jobs to be a number of threads, -1 for all or None for one, got {self.n_jobs}"
+            )
         if self.max_seconds is not None:
             checks.above_zero("max_seconds", self.max_seconds)
 
+    def _check_eval_set(self, eval_set: Any) -> tuple[Floats, NDArray[Any]]:
+        if not isinstance(eval_set, tuple | list) or len(eval_set) != 2:
+            raise ValueError(f"expected eval_set to be rows and targets (X, y), got {checks.shown(eval_set)}")
+        rows, y = self._rows(eval_set[0]).numpy(), column_or_1d(eval_set[1])
+        refuse_gaps(y)
+        if len(rows) != len(y) or len(rows) < LEAST_EVALUATED:
+            raise ValueError(
+                f"expected an eval_set of at least {LEAST_EVALUATED} rows and as many targets, got {len(rows)} and "
+                f"{len(y)}: give more, or leave it out"
+            )
+        return rows, self._known_target(y)
+
     def _check_training(self, X: Any, y: Any) -> tuple[Floats, NDArray[Any]]:
+        refuse_gaps(y)
         X = dense(X)
         columns = read_inputs(X)
         x, target = validate_data(
@@ -171,26 +204,6 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return weights
 
-    def _folds(self, rows: int, target: NDArray[Any], seed: int) -> list[Roles]:
-        """What the rows do for the members of each fold, by their numbers."""
-        every = np.arange(rows)
-        if rows < LEAST_ROWS:
-            warn(
-                f"probabilities are not calibrated, and nothing can be called unknown: expected at least {LEAST_ROWS} "
-                f"rows to hold some back, got {rows}; give more rows"
-            )
-        if rows < LEAST_ROWS or not self.validation_fraction:
-            return [Roles(every, every[:0], every[:0])]
-        groups = self._groups(target)
-        members = self.members or (MEMBERS if rows <= MOST_CROSSED else 1)
-        if members == 1:
-            size = max(self.validation_fraction, min(0.3, 20 / rows))  # by 20 rows a p-value can be as small as 0.05
-            train, others = _split(every, groups, size, seed)
-            return [Roles(train, *_split(others, groups, 0.5, seed))]
-        fold = folds_of(np.zeros(rows, dtype=np.int64) if groups is None else groups, members, seed)
-        held_back = [np.flatnonzero(fold == number) for number in range(members)]
-        return [Roles(np.setdiff1d(every, held), held, held) for held in held_back]
-
     def _train(
         self,
         x: Floats,
@@ -199,7 +212,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         folds: list[Roles],
         seed: int,
         started: float,
-    ) -> tuple[Any, int]:
+    ) -> tuple[Any, Any]:
         import torch
 
         from brainet_pl._utils.rng import isolated_cpu_rng
@@ -217,7 +230,7 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             self.learning_rate,
             final_batch=FINAL_BATCH if grows else 0,
         )
-        with isolated_cpu_rng(seed), warnings.catch_warnings(), limit_threads(1):
+        with isolated_cpu_rng(seed), warnings.catch_warnings(), limit_threads(*self._threads()):
             # Few rows are ordinary here; a held-out row each for hundreds of columns is what people have.
             warnings.filterwarnings("ignore", message="expected more rows than columns")
             warnings.filterwarnings("ignore", message=r"expected [0-9,]+ parameters within 2 %")
@@ -233,12 +246,18 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
             settings = FitSettings(self._head_settings(), learn, training, self.passes, bool(self.verbose), clock)
             return fit_network(task, table, settings)
 
+    def _threads(self) -> tuple[int, bool]:
+        """How many threads a fit takes, and whether that stands beside OMP_NUM_THREADS."""
+        if self.n_jobs is None:
+            return 1, False
+        return (self.n_jobs if self.n_jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + self.n_jobs)), True
+
     # -- using --------------------------------------------------------------------------------------------------------
 
     def _rows(self, X: Any) -> Tensor:
         import torch
 
-        check_is_fitted(self)
+        check_is_fitted(self, "encoder_")
         # In 64 bits: in 32 a row's numbers would depend in their last digits on the rows beside it.
         X = dense(X)
         columns = columns_now(self.encoder_.columns, X, getattr(self, "feature_names_in_", None))
@@ -268,102 +287,15 @@ class _BRAINetEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.categorical = tags.input_tags.string = tags.input_tags.sparse = True
         return tags
 
-    def describe_known_p(self) -> str:
-        """What `known_p` should notice, in a sentence: each class was left out in turn, without unknown rows."""
-        check_is_fitted(self)
-        expected = self.network_.expected
-        return (
-            "nothing was held back in fit, so that no row can be called unknown" if expected is None else str(expected)
-        )
-
-    # -- keeping ------------------------------------------------------------------------------------------------------
-
-    def export(self, folder: str | Path, held: Any = None, level: float = 0.9) -> Path:
-        """Write the fitted estimator as a folder with an ONNX graph that needs no torch, encoders of columns included.
-
-        See `brainet_pl.export.folder`: `brainet_pl.serving.ExportedModel` and `brainet serve` run it.
-
-        Args:
-            folder: is made, or replaced where it is the folder of an exported model.
-            held: rows that were not in `fit`, for the drift alarm; None takes the rows held back, without the answers.
-            level: the share of rows whose set or interval is to hold the truth.
-        """
-        import torch
-
-        from brainet_pl.calibration import Conformal
-        from brainet_pl.export.folder import export_folder
-
-        check_is_fitted(self)
-        network, before = self.network_, self.network_.conformal
-        some = self.encoder_(self.encoder_.fill + self.encoder_.scale * np.arange(4.0)[:, None])
-        try:
-            if len(network.held_target):
-                network.conformal = Conformal(self._sets, level).fit(*network.held_out())
-            return export_folder(
-                network,
-                folder,
-                torch.tensor(some),
-                class_names=self._class_names(),
-                features=self.encoder_.features(),
-                held=None if held is None else self._rows(held),
-            )
-        finally:
-            network.conformal = before
-
-    def _class_names(self) -> list[str] | None:
-        return None
-
-    def save(self, path: str | Path) -> None:
-        """Write the fitted estimator to a file of tensors and plain values, which `load` reads without running code."""
-        from brainet_pl._utils.stored import FORMAT
-        from brainet_pl.storage.container import write_file
-
-        check_is_fitted(self)
-        content = {
-            "kind": type(self).__name__,
-            "format": FORMAT,
-            "settings": {name: _plain(name, value) for name, value in self.get_params().items()},
-            "encoder": self.encoder_.to_dict(),
-            "inputs": int(self.n_features_in_),
-            "named": None if not hasattr(self, "feature_names_in_") else [str(n) for n in self.feature_names_in_],
-            "epochs": int(self.n_iter_),
-            "network": self.network_.to_dict(),
-            "weights": self.network_.state_dict(),
-            **self._extra(),
-        }
-        write_file(path, content)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Any:
-        """Read what `save` wrote; a file that is damaged or holds more than tensors and plain values is refused."""
-        from brainet_pl._utils.stored import readable_errors
-        from brainet_pl.sklearn.fitting import StoredEstimator
-        from brainet_pl.storage.container import read_file
-
-        stored = read_file(path, StoredEstimator, cls.__name__, "an estimator")
-        with readable_errors(f"an estimator in {path}"):
-            return cls._from_stored(stored)
-
-    @classmethod
-    def _from_stored(cls, stored: StoredEstimator) -> Any:
-        from brainet_pl.sklearn.fitting import TablePredictor
-
-        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.settings.items()}
-        made = cls(**settings)
-        made.encoder_, made.n_features_in_ = RowEncoder.from_stored(stored.encoder), stored.inputs
-        if stored.named is not None:
-            made.feature_names_in_ = np.asarray(stored.named, dtype=object)
-        made._restore(stored)
-        made.network_ = TablePredictor.from_stored(made._task(), made._head_settings(), stored.network, stored.weights)
-        made.tree_, made.n_iter_ = made.network_.head.ggt, stored.epochs
-        return made
-
     # -- what a kind of target changes --------------------------------------------------------------------------------
 
     _numeric = False
     _sets = "lac"
 
     def _check_target(self, target: NDArray[Any]) -> NDArray[Any]:
+        raise NotImplementedError
+
+    def _known_target(self, target: NDArray[Any]) -> NDArray[Any]:
         raise NotImplementedError
 
     def _groups(self, target: NDArray[Any]) -> NDArray[Any] | None:
@@ -404,6 +336,7 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
             probabilities, and for `predict_set` and `known_p`; of several members each holds a fold back. With 0, or
             fewer than 40 rows, all are trained on by one network, without calibration.
         max_seconds: of a fit; what is not done by then is cut short, with a warning. None is no limit.
+        n_jobs: threads of a fit; -1 is all there are, None is one, which is as fast for most tables.
         random_state: a number makes `fit` repeatable; with `max_seconds` it depends on how fast the machine is.
         verbose: show a progress bar at once; else a terminal has one after five seconds.
 
@@ -440,6 +373,7 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
         class_weight: Mapping[Any, float] | str | None = None,
         validation_fraction: float = 0.15,
         max_seconds: float | None = None,
+        n_jobs: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -456,6 +390,7 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
             learning_rate=learning_rate,
             validation_fraction=validation_fraction,
             max_seconds=max_seconds,
+            n_jobs=n_jobs,
             random_state=random_state,
             verbose=verbose,
         )
@@ -464,6 +399,10 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
     def predict_proba(self, X: Any) -> Floats:
         """Gives calibrated probabilities (N, C) of rows (N, d), in the order of `classes_`."""
         return np.asarray(self._final(X).numpy(), dtype=np.float64)
+
+    def predict_log_proba(self, X: Any) -> Floats:
+        """Gives the logarithms (N, C) of `predict_proba`; of a probability of 0 that of the smallest number."""
+        return np.asarray(np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny)))
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Gives the most probable class of each row (N, d), as an array (N,) of values of `classes_`."""
@@ -499,6 +438,12 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
                 f"expected at least two classes in y, got one class, {self.classes_[0]!r}: give rows of another class"
             )
         return np.asarray(labels, dtype=np.int64)
+
+    def _known_target(self, target: NDArray[Any]) -> NDArray[Any]:
+        new = sorted(set(target.tolist()) - set(self.classes_.tolist()), key=str)
+        if new:
+            raise ValueError(f"expected classes of y in eval_set, got {new[0]!r} too: leave these rows out")
+        return np.asarray(np.searchsorted(self.classes_, target), dtype=np.int64)
 
     def _groups(self, target: NDArray[Any]) -> NDArray[Any]:
         return target
@@ -554,6 +499,7 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
             `predict_interval` and `known_p`; of several members each holds a fold back. With 0, or fewer than 40 rows,
             all are trained on by one network.
         max_seconds: of a fit; what is not done by then is cut short, with a warning. None is no limit.
+        n_jobs: threads of a fit; -1 is all there are, None is one, which is as fast for most tables.
         random_state: a number makes `fit` repeatable; with `max_seconds` it depends on how fast the machine is.
         verbose: show a progress bar at once; else a terminal has one after five seconds.
 
@@ -572,22 +518,30 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
         final = self._final(X).numpy()
         return (final[:, 0], np.sqrt(final[:, 1])) if return_std else final[:, 0]
 
-    def predict_interval(self, X: Any, level: float = 0.9, method: str = "scaled") -> Floats:
+    def predict_interval(self, X: Any, level: float | Sequence[float] = 0.9, method: str = "scaled") -> Floats:
         """Gives the ends (N, 2) of intervals that hold y for at least `level` of rows like those of `fit`.
 
         Args:
             X: (N, d) rows.
-            level: the share of rows whose interval is to hold y.
+            level: the share of rows whose interval is to hold y; for a list of L levels the ends are (N, L, 2).
             method: "scaled" by the predicted deviation, or "quantile", wider or narrower by the same for all.
         """
-        from brainet_pl.calibration import Conformal
+        return intervals(self._final(X), self.network_.held_out(), level, method)
 
-        final = self._final(X)
-        ends = Conformal(method, level).fit(*self.network_.held_out())(final)  # type: ignore[arg-type]
-        return np.stack([ends["lower"].numpy(), ends["upper"].numpy()], axis=1)
+    def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95)) -> Floats:
+        """Gives quantiles (N, L): of rows like those of `fit` a share of each level lies below.
+
+        They go by how far the rows held back in `fit` lie from their predictions, in predicted deviations, and so need
+        no shape of the distribution.
+        """
+        held, target = self.network_.held_out()
+        return quantiles(self._final(X).numpy(), held.numpy(), target.numpy(), levels)
 
     def _check_target(self, target: NDArray[Any]) -> NDArray[Any]:
         tell_constant(target)
+        return self._known_target(target)
+
+    def _known_target(self, target: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(target, dtype=np.float32)
 
     def _task(self) -> Any:
@@ -599,47 +553,3 @@ class BRAINetRegressor(RegressorMixin, _BRAINetEstimator):  # type: ignore[misc]
         from brainet_pl.network import Tree
 
         return Tree() if self.num_params is None else Tree(num_params=self.num_params)
-
-
-def _split(
-    rows: NDArray[Any], groups: NDArray[Any] | None, size: float, seed: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Rows in two parts by chance, the second a share of `size`, each group evenly where there is enough of it."""
-    counts = None if groups is None else np.unique(groups[rows], return_counts=True)[1]
-    # Every group needs two rows, and either side a row of every group, to be split evenly.
-    even = counts is not None and counts.min() >= 2 and min(size, 1 - size) * len(rows) >= len(counts)
-    first, second = train_test_split(
-        rows, test_size=size, random_state=seed, stratify=groups[rows] if even and groups is not None else None
-    )
-    return first, second
-
-
-def folds_of(groups: NDArray[np.int64], folds: int, seed: int) -> NDArray[np.int64]:
-    """The fold (N,) that holds each row back, drawn by chance and even within each group (N,).
-
-    The only row of a group is in none, -1: what no network has seen can't be calibrated.
-
-    >>> folds_of(np.array([0, 0, 0, 0, 1, 1, 2]), 2, seed=0).tolist()
-    [0, 1, 0, 1, 0, 1, -1]
-    """
-    order = np.random.default_rng(seed).permutation(len(groups))
-    order = order[np.argsort(groups[order], kind="stable")]
-    found = np.empty(len(groups), dtype=np.int64)
-    found[order] = np.arange(len(groups)) % folds
-    found[np.bincount(groups)[groups] < 2] = -1
-    return found
-
-
-def _plain(name: str, value: Any) -> Any:
-    """A setting as a file can hold it."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_plain(name, one) for one in value]  # a tuple again when it is read
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {_plain(name, key): _plain(name, one) for key, one in value.items()}
-    if name == "random_state":
-        return None  # a generator can't be written down, and a fitted estimator does not need it
-    raise ValueError(f"expected {name} to be a number, a text or None to be saved, got {type(value).__name__}")

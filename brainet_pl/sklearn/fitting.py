@@ -39,7 +39,7 @@ from brainet_pl.scores.reference import p_values
 from brainet_pl.scores.robust import far_rows, warn_of_far_rows
 from brainet_pl.sklearn.encoding import DIRECTIONS, MOST_COLUMNS, Bins, Screen, Standardize, screen_folds
 from brainet_pl.sklearn.rows import StoredRows
-from brainet_pl.sklearn.training import Fold, Rows, train_folds
+from brainet_pl.sklearn.training import Fold, Rows, Trained, train_folds
 from brainet_pl.storage.container import Count
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification, Task
@@ -243,6 +243,8 @@ class StoredEstimator(Stored):
     inputs: Count
     named: list[str] | None
     epochs: int
+    losses: list[float]
+    importances: list[float] | None
     network: StoredTable
     weights: dict[str, Tensor]
     digest: str
@@ -568,8 +570,8 @@ class FitSettings(NamedTuple):
     clock: Clock
 
 
-def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TablePredictor, int]:
-    """Structure, members and calibration of a table; the predictor and the most epochs that a member took.
+def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TablePredictor, Trained]:
+    """Structure, members and calibration of a table; the predictor, the most epochs that a member took, and its curve.
 
     Structures are learned once, from all rows and no targets. Each fold has a member that reads the columns, and one
     that reads their bins too, unless these are too many.
@@ -593,14 +595,14 @@ def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TableP
     for number, fold in enumerate(table.folds):
         for score in network.fold_scores:
             score.fit_fold(number, context, features[fold.train], labels[fold.train])
-    epochs = 0
+    trained = []
     for kind in range(len(trees)):
         deadline = settings.clock.deadline(1 / (len(trees) - kind))
-        epochs = max(epochs, _train_kind(network, kind, task, learned, table, settings, deadline))
+        trained.append(_train_kind(network, kind, task, learned, table, settings, deadline))
     network.double()
     if all(len(fold.held) for fold in table.folds):
         network.hold(table.rows.double(), table.target, table.folds)
-    return network, epochs
+    return network, max(trained, key=lambda one: one.epochs)
 
 
 def _train_kind(
@@ -611,8 +613,8 @@ def _train_kind(
     table: Table,
     settings: FitSettings,
     deadline: float,
-) -> int:
-    """Train the members of one kind, those of all folds at once; gives the epochs it took."""
+) -> Trained:
+    """Train the members of one kind, those of all folds at once."""
     heads = [network.head.of_fold(number)[kind] for number in range(len(table.folds))]
     width = heads[0].in_features
     masks = network.head.masks[:, None, :width] if len(network.head.masks) else None

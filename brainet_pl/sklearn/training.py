@@ -61,6 +61,18 @@ class Rows(NamedTuple):
         return found if self.masks is None else found * self.masks
 
 
+class Trained(NamedTuple):
+    """What is told of a training.
+
+    Attributes:
+        epochs: how many it took.
+        losses: the NLL of the rows that select after each of them; empty where there are none.
+    """
+
+    epochs: int
+    losses: list[float]
+
+
 def train_folds(
     stack: HeadStack,
     task: Task,
@@ -71,8 +83,8 @@ def train_folds(
     passes: int,
     deadline: float = math.inf,
     progress: bool = False,
-) -> int:
-    """Train the members of all folds, one each, step by step together; gives the number of epochs taken.
+) -> Trained:
+    """Train the members of all folds, one each, step by step together; gives the epochs taken, and what they gained.
 
     Each ends with the weights of its best epoch. Without rows to choose it by, training takes a quarter of
     `max_epochs`.
@@ -92,12 +104,16 @@ def train_folds(
     schedule = _Schedule(stack, settings, min(len(fold.train) for fold in folds))
     validation = _Validation(rows, folds, passes) if selects else None
     epochs = 0
+    curve: list[float] = []
     bar = tqdm(range(most), "fitting", disable=None if not progress else False, delay=0 if progress else SLOW)
     for _ in bar:
         epochs += 1
         _train_epoch(stack, task, rows, folds, schedule, deadline)
-        if validation is not None and not schedule.step(validation(stack, task)):
-            break
+        if validation is not None:
+            losses, weights = validation(stack, task)
+            curve.append(float(losses.sum() / weights.sum()))
+            if not schedule.step((losses, weights)):
+                break
         if time.monotonic() >= deadline:
             warn(
                 f"the time was over in epoch {epochs}, before training was done: raise max_seconds for better networks"
@@ -106,7 +122,7 @@ def train_folds(
     bar.close()
     schedule.restore_best()
     stack.write()
-    return epochs
+    return Trained(epochs, curve)
 
 
 def _train_epoch(
