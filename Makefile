@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo docs notebooks release-check results-pages test test-all test-min lint clean help
+.PHONY: demo docs notebooks release-check results-pages test test-all test-engines test-integration test-min lint clean help
 
 help:
 	@echo "make demo      fit and test on digits, and write a report of it"
 	@echo "make test      lint, types and the fast tests"
 	@echo "make test-integration  tests that train, export or serve whole models; CI runs both"
+	@echo "make test-engines  Ray, Spark, MLflow and Parquet, in .venv-engines, which has no torch; needs Java 17"
 	@echo "make test-all  the same with the slow tests, and all that touches Lightning once more under \`lightning\`"
 	@echo "make docs      the documentation as pages, in site/"
 	@echo "make results-pages  tables of README and docs from docs/results"
@@ -35,6 +36,18 @@ test: lint
 
 test-integration: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "integration and not slow" -n 2 --dist worksteal
+
+# What BatchPredictor imports, and the engines; the package itself without its dependencies, so that there is no torch.
+.venv-engines/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-engines
+	.venv-engines/bin/python -m pip install --quiet --upgrade pip
+	.venv-engines/bin/python -m pip install --quiet numpy pillow 'msgspec>=0.22' onnx pytest pytest-timeout \
+		'ray[data]' pyspark pyarrow onnxruntime mlflow-skinny pandas
+	touch $@
+
+test-engines: .venv-engines/.ready
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest tests/engines --confcutdir tests/engines \
+		-p no:cacheprovider --timeout 150
 
 test-all: lint
 	$(BIN)/python -m pytest
@@ -70,4 +83,4 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 clean:
-	rm -rf .venv .venv-min build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-min .venv-engines build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

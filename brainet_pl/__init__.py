@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brainet_pl.backbones.loading import Backbone
+    from brainet_pl.batch import BatchPredictor
     from brainet_pl.export.folder import export_folder
     from brainet_pl.export.graph import export_onnx, export_program
     from brainet_pl.graphs import rai
@@ -38,6 +39,7 @@ __all__ = [
     "BRAINetHead",
     "BRAINetRegressor",
     "Backbone",
+    "BatchPredictor",
     "DriftMonitor",
     "ExportedModel",
     "SwappedModel",
@@ -64,6 +66,7 @@ _HOMES = {
     "BRAINetHead": "network",
     "BRAINetRegressor": "sklearn",
     "Backbone": "backbones",
+    "BatchPredictor": "batch",
     "DriftMonitor": "monitoring",
     "ExportedModel": "serving",
     "SwappedModel": "swap.model",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from brainet_pl import __version__
 from brainet_pl._utils.checks import UsageError
+from brainet_pl.cli import predict
 from brainet_pl.cli.words import ALL, HELP, check_words, nearest, short_help
 
 if TYPE_CHECKING:
@@ -29,12 +30,13 @@ LIGHTNING = {
     "fit": "learn the structure and train; --test tests the best checkpoint afterwards",
     "validate": "evaluate a checkpoint on validation data",
     "test": "evaluate a checkpoint: metrics, figures and a page",
-    "predict": "write what a checkpoint predicts to a file",
+    "predict": "write what a checkpoint predicts to a file; an exported model, to shards (--format parquet)",
 }
 OWN = {
     "report": "write one self-contained HTML page of a run",
     "compare": "write a page and tables of several runs",
     "export": "write the model of a checkpoint as a folder, or as one graph: ONNX or torch.export",
+    "extract": "write features of a backbone for many images to shards",
     "serve": "serve an exported model over HTTP",
     "monitor": "watch predictions for a change of the inputs, without labels",
     "cache": "list or delete features that FeatureCache keeps on disk",
@@ -43,6 +45,7 @@ HOMES = {
     "report": "evaluation.report",
     "compare": "evaluation.compare",
     "export": "cli.export",
+    "extract": "cli.extract",
     "serve": "cli.serve",
     "monitor": "cli.monitor",
     "cache": "cli.cache",
@@ -56,6 +59,9 @@ def main(args: Sequence[str] | None = None) -> BrainetCLI | None:
     command = words[0] if words else ""
     if command in OWN:
         import_module(f"brainet_pl.{HOMES[command]}").main(words[1:])
+        return None
+    if command == "predict" and predict.wanted(words):
+        predict.main(words[1:])
         return None
     if command in LIGHTNING and _wants_short_help(words[1:]):
         print(short_help(command, LIGHTNING[command]))

@@ -58,13 +58,15 @@ class ExportedModel:
     Args:
         folder: what `brainet export` or `export_folder` wrote.
         threads: of onnxruntime; None is its own choice.
+        providers: what onnxruntime computes with, by its short names ("CPU", "CUDA", "OpenVINO"), the first one that
+            can take a part of the graph; onnxruntime itself adds the CPU for parts that none of them takes.
 
     Attributes:
         about: the content of `model.json`.
         class_names: names of the classes, or None.
     """
 
-    def __init__(self, folder: str | Path, threads: int | None = None) -> None:
+    def __init__(self, folder: str | Path, threads: int | None = None, providers: Sequence[str] = ("CPU",)) -> None:
         import onnxruntime
 
         self.folder = Path(folder)
@@ -78,7 +80,9 @@ class ExportedModel:
         if threads is not None:
             options.intra_op_num_threads = threads
         graph = str(self.folder / GRAPH)
-        self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        wanted = provider_names(providers, onnxruntime.get_available_providers())
+        self._session = onnxruntime.InferenceSession(graph, options, providers=wanted)
+        provider_names(providers, self._session.get_providers())  # one whose libraries are missing is left out silently
         self._check_names()
 
     def _check_names(self) -> None:
@@ -104,6 +108,11 @@ class ExportedModel:
 
     def predict(self, inputs: Mapping[str, Any] | Any) -> dict[str, NDArray[Any]]:
         """Inputs (B, …), or several by name → all that the model says of each, by name."""
+        names = [one["name"] for one in self.about["outputs"]]
+        return dict(zip(names, self._session.run(names, self.tensors(inputs)), strict=True))
+
+    def tensors(self, inputs: Mapping[str, Any] | Any) -> dict[str, NDArray[Any]]:
+        """Inputs (B, …), or several by name → arrays as the graph takes them, by name."""
         given = inputs if isinstance(inputs, Mapping) else {self.inputs[0]["name"]: inputs}
         tensors = {one["name"]: _tensor(one, given) for one in self.inputs}
         more = [str(name) for name in given if name not in tensors]
@@ -112,8 +121,7 @@ class ExportedModel:
         sizes = {name: len(tensor) for name, tensor in tensors.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"expected as many samples of each input, got {sizes}: give one of each")
-        names = [one["name"] for one in self.about["outputs"]]
-        return dict(zip(names, self._session.run(names, tensors), strict=True))
+        return tensors
 
     def predict_images(self, files: Iterable[bytes]) -> dict[str, NDArray[Any]]:
         """The bytes of image files → all that the model says of each."""
@@ -196,6 +204,25 @@ def read_about(folder: Path) -> dict[str, Any]:
 def digest(path: Path) -> str:
     """The SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def provider_names(wanted: Sequence[str], available: Sequence[str]) -> list[str]:
+    """Short names of what onnxruntime computes with → its own names; refuses what is not available.
+
+    >>> provider_names(["cpu"], ["AzureExecutionProvider", "CPUExecutionProvider"])
+    ['CPUExecutionProvider']
+    """
+    known = {name.removesuffix("ExecutionProvider").lower(): name for name in available}
+    short = [name.removesuffix("ExecutionProvider").lower() for name in wanted]
+    missing = [given for given, name in zip(wanted, short, strict=True) if name not in known]
+    if missing or not short:
+        have = ", ".join(name.removesuffix("ExecutionProvider") for name in available)
+        raise ValueError(
+            f"expected providers that this onnxruntime can use ({have}), got {', '.join(missing) or 'none'}: install "
+            "the package that has them and the libraries of the device, such as onnxruntime-gpu for CUDA or "
+            "onnxruntime-openvino for OpenVINO, or name others"
+        )
+    return [known[name] for name in short]
 
 
 def _tensor(about: Mapping[str, Any], given: Mapping[str, Any]) -> NDArray[Any]:

@@ -59,6 +59,18 @@ class ImageSteps:
         size = new_size(before, self.resize)
         return self.finish(center(_resample(read, before, size, self.interpolation, self.crop), self.crop))
 
+    def of_pixels(self, pixels: Bytes) -> NDArray[np.float32]:
+        """Pixels (H, W, C) or, of grey images, (H, W), as decoders give them → (C, crop, crop)."""
+        image = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
+        if image.dtype != np.uint8 or image.ndim != 3 or len(image) != self.channels:
+            raise ValueError(
+                f"expected pixels (H, W, {self.channels}) of uint8, got {pixels.shape} of {pixels.dtype}: decode the "
+                f"image as {'RGB' if self.channels == 3 else 'L'}"
+            )
+        if 0 in image.shape:
+            raise ValueError(f"expected an image with pixels, got {pixels.shape}: send another")
+        return self.finish(center(resized(image, self.resize, self.interpolation), self.crop))
+
     def finish(self, image: Bytes) -> NDArray[np.float32]:
         """Scales the bytes (C, H, W) of an image to the numbers that the graph takes."""
         x = image.astype(np.float32) * np.float32(1 / 255)

@@ -1,14 +1,11 @@
-"""The folder of an exported model in registries, Weights & Biases and MLflow: no code is stored, nothing is pickled."""
+"""The folder of an exported model in the registry of Weights & Biases: no code is stored, nothing is pickled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from brainet_pl.serving.folder import ExportedModel, read_about
+from brainet_pl.serving.folder import read_about
 
 
 def register_wandb(folder: str | Path, run: Any, name: str, registry: str | None = "model") -> Any:
@@ -39,44 +36,3 @@ def register_wandb(folder: str | Path, run: Any, name: str, registry: str | None
                 "link the artifact then, or give registry=None"
             ) from error
     return artifact
-
-
-def save_mlflow(folder: str | Path, path: str | Path) -> Path:
-    """Write an exported folder as a model of MLflow, `mlflow.pyfunc.load_model(path)`, that needs no torch.
-
-    Its `predict` takes a table of pandas, an array (B, …) or arrays by name, and gives a list of answers.
-
-    Args:
-        folder: what `export_folder` wrote.
-        path: a folder that is not there yet.
-    """
-    try:
-        from mlflow import pyfunc
-    except ImportError as error:
-        raise ImportError(
-            f"MLflow models need more packages ({error.name}): pip install 'brainet_pl[mlflow]'"
-        ) from error
-    about = read_about(Path(folder))
-    needed = [f"brainet_pl=={about['brainet_pl']}", "onnxruntime"]
-    pyfunc.save_model(str(path), loader_module=__name__, data_path=str(folder), pip_requirements=needed)
-    return Path(path)
-
-
-def _load_pyfunc(path: str) -> MlflowModel:
-    """What MLflow calls with the folder that `save_mlflow` was given."""
-    return MlflowModel(ExportedModel(path))
-
-
-class MlflowModel:
-    """An exported model as MLflow wants it."""
-
-    def __init__(self, model: ExportedModel) -> None:
-        self.model = model
-
-    def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Rows of a table, or inputs, → the answers that `brainet serve` gives."""
-        model = self.model
-        if hasattr(data, "to_dict") and model.features is not None:
-            return model.as_answers(model.predict_rows(data.to_dict("records")))
-        inputs = data if isinstance(data, Mapping) else np.asarray(data)
-        return model.as_answers(model.predict(inputs))

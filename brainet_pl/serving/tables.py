@@ -50,8 +50,12 @@ class Feature:
         """Primitives that `Feature(**…)` takes."""
         return asdict(self)
 
-    def of(self, cells: Sequence[Any]) -> Floats:
+    def of(self, cells: Sequence[Any] | NDArray[Any]) -> Floats:
         """Cells (N,) of the column → numbers (N,)."""
+        if isinstance(cells, np.ndarray):
+            if self.kind == "number" and cells.dtype.kind in "iuf":
+                return self._of_numbers(cells.astype(np.float64))
+            cells = cells.tolist()
         texts = [_text(cell) for cell in cells]
         if self.kind == "missing":
             return np.array([float(text == "") for text in texts])
@@ -61,6 +65,15 @@ class Feature:
             known = set(self.known or [])
             return np.array([float((text or MISSING) not in known) for text in texts])
         return (np.array([self._filled(text) for text in texts]) - self.center) / self.scale
+
+    def _of_numbers(self, values: Floats) -> Floats:
+        """What `of` gives for numbers, without a look at each."""
+        missing = np.isnan(values)
+        if missing.any():
+            values = np.where(missing, self._filled(""), values)
+        if not np.isfinite(values).all():
+            self._number(str(values[~np.isfinite(values)][0]))  # says what is wrong with it
+        return (values - self.center) / self.scale
 
     def _filled(self, text: str) -> float:
         if text:
@@ -109,13 +122,9 @@ def encode_rows(features: Sequence[Feature], rows: Sequence[Mapping[str, Any] | 
             )
         for name in names:
             table[name].append(row[name])
-    return np.stack([feature.of(table[feature.column]) for feature in features], axis=1)
+    return encode_columns(features, table)
 
 
-def features_of(column: Column) -> list[Feature]:
-    """What a column becomes, as the folder of an exported model keeps it; without fill, center and scale."""
-    if column.categories is None:
-        kind: Kind = "date" if column.kind == "date" else "number"
-        return [Feature(column.name, kind, **asdict(column.notation))]
-    found = [Feature(column.name, "category", known) for known in column.categories]
-    return found + ([Feature(column.name, "other", known=column.categories)] if column.grouped else [])
+def encode_columns(features: Sequence[Feature], columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> Floats:
+    """Columns (N,) by their names → numbers (N, d); an array of numbers is not looked at cell by cell."""
+    return np.stack([feature.of(columns[feature.column]) for feature in features], axis=1)

@@ -1,12 +1,10 @@
-"""An exported folder in registries, without any network: an offline run of W&B, and MLflow in a folder."""
+"""An exported folder in registries, without any network; MLflow is in tests/engines."""
 
 import json
 
-import numpy as np
 import pytest
 
-from brainet_pl import ExportedModel
-from brainet_pl.serving.registry import register_wandb, save_mlflow
+from brainet_pl.serving.registry import register_wandb
 
 pytestmark = pytest.mark.integration  # a model is exported
 
@@ -47,16 +45,3 @@ def test_an_offline_run_keeps_the_artifact_and_says_that_it_is_not_linked(served
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*.wandb"))
     assert b"inputs have changed" in kept
     assert kept.count(b"digits") >= 1
-
-
-def test_a_model_of_mlflow_answers_as_the_folder_does(served, tmp_path):
-    pyfunc = pytest.importorskip("mlflow.pyfunc")
-    path = save_mlflow(served.folder, tmp_path / "flow")
-    assert not list(path.rglob("*.pkl"))  # nothing pickled, no code
-    x = served.known[:6].numpy()
-    exported = ExportedModel(served.folder)
-    loaded = pyfunc.load_model(str(path))
-    expected = exported.as_answers(exported.predict(x))
-    assert loaded.predict(x) == expected
-    assert loaded.predict({"input": x}) == expected
-    assert np.isfinite(expected[0]["known_p"])
