@@ -128,3 +128,12 @@ def encode_rows(features: Sequence[Feature], rows: Sequence[Mapping[str, Any] | 
 def encode_columns(features: Sequence[Feature], columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> Floats:
     """Columns (N,) by their names → numbers (N, d); an array of numbers is not looked at cell by cell."""
     return np.stack([feature.of(columns[feature.column]) for feature in features], axis=1)
+
+
+def features_of(column: Column) -> list[Feature]:
+    """What a column becomes, as the folder of an exported model keeps it; without fill, center and scale."""
+    if column.categories is None:
+        kind: Kind = "date" if column.kind == "date" else "number"
+        return [Feature(column.name, kind, **asdict(column.notation))]
+    found = [Feature(column.name, "category", known) for known in column.categories]
+    return found + ([Feature(column.name, "other", known=column.categories)] if column.grouped else [])
