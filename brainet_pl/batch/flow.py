@@ -14,7 +14,13 @@ from brainet_pl.batch.predictor import BatchPredictor, columns_of_frame, frame_o
 from brainet_pl.serving.folder import EXAMPLE
 
 PACKAGE = Path(__file__).parents[1]
-CARRIED = ("_utils", "monitoring", "tables", "serving", "batch")  # the rooms that run an exported folder; none needs torch
+CARRIED = (
+    "_utils",
+    "monitoring",
+    "tables",
+    "serving",
+    "batch",
+)  # the rooms that run an exported folder; none needs torch
 
 
 def save_mlflow(folder: str | Path, path: str | Path) -> Path:
