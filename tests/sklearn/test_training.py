@@ -9,6 +9,7 @@ from brainet_pl.network import Tree
 from brainet_pl.network.stack import HeadStack
 from brainet_pl.network.training import TrainingSettings
 from brainet_pl.sklearn.estimators import BRAINetClassifier
+from brainet_pl.sklearn.folds import roles_of
 from brainet_pl.sklearn.training import Fold, Rows, of_the_others, train_folds
 from brainet_pl.structure import learn_structure
 from brainet_pl.tasks import Classification
@@ -55,7 +56,7 @@ def test_means_of_the_others_by_hand():
 
 def test_rows_of_an_only_member_have_one_role_each():
     y = np.repeat([0, 1, 2], [600, 300, 100])
-    (roles,) = BRAINetClassifier(members=1)._folds(len(y), y, seed=0)
+    (roles,) = roles_of(len(y), y, None, members=1, fraction=0.15, seed=0)
     assert sorted(np.concatenate(roles).tolist()) == list(range(len(y)))
     for part, size in zip(roles, (850, 75, 75), strict=True):
         assert len(part) == size
