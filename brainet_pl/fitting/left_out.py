@@ -103,6 +103,9 @@ class LeftOut:
 
     def _ask(self, passes: Passes, target: Tensor) -> None:
         draw = torch.rand(len(target), generator=self._generator)
+        while int((draw < self._share).sum()) + sum(len(asked.draw) for asked in self._asked) > MOST_ROWS:
+            self._share /= 2
+            self._asked = [asked.below(self._share) for asked in self._asked]
         rows = (draw < self._share).nonzero()[:, 0].to(target.device)
         if not len(rows):
             return
@@ -111,9 +114,6 @@ class LeftOut:
         columns = {name: found[name].t() for name in self.names if name in found}
         output = passes.backbone_output or BackboneOutput(passes.features)
         self._asked.append(Asked(draw[rows.cpu()], output, columns | {TARGET: target}))
-        while sum(len(asked.draw) for asked in self._asked) > MOST_ROWS:
-            self._share /= 2
-            self._asked = [asked.below(self._share) for asked in self._asked]
 
     @torch.no_grad()
     def estimate(self) -> Expectation | None:

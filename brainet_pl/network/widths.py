@@ -136,7 +136,9 @@ def solve_width(
         low, high = high, 2 * high
         if high > 1e6:
             break  # a single leaf: no width to choose
-    for _ in range(60):
+    # Widths change at halves of 1 / |X|. Once at most one of these lies between, further steps change nothing.
+    apart = 0.25 / ggt.num_variables**2
+    while high - low > apart:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if count(middle) < num_params else (low, middle)
     best = min((low, high), key=lambda factor: abs(count(factor) - num_params))

@@ -14,7 +14,7 @@ from brainet_pl.scores.base import Score, ScoreContext, set_source
 from brainet_pl.scores.density import in_parts
 from brainet_pl.tasks.passes import Passes
 
-ROOM = 2**25  # similarities held at a time, so that memory does not grow with the batch
+ROOM = 2**23  # similarities held at a time, so that memory does not grow with the batch
 
 
 class KNN(Score):
@@ -85,11 +85,9 @@ class KNN(Score):
                 f"expected features of shape (batch, {self.bank.shape[1]}) as k-NN was fitted to, got "
                 f"{tuple(features.shape)}"
             )
-        k, rows = min(self.k, len(self.bank)), max(1, ROOM // max(1, len(self.bank)))
         with torch.autocast(features.device.type, enabled=False):
-            x, half = self._prepare(features), self.bank.square().sum(dim=1) / 2
-            # |x - b|² = |x|² - 2 (x·b - |b|² / 2): the nearest has the largest bracket.
-            nearest = in_parts(lambda part: (part @ self.bank.t() - half).topk(k, dim=1).values[:, -1], x, rows)
+            x = self._prepare(features)
+            nearest = _largest_brackets(x, self.bank, min(self.k, len(self.bank)))[:, -1]
             return (x.square().sum(dim=1) - 2.0 * nearest).clamp_min(0.0)
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
@@ -98,15 +96,23 @@ class KNN(Score):
 
     @torch.no_grad()
     def without_classes(self, passes: Passes, hidden: Tensor) -> Tensor:
-        """`knn` (K, B) by the training samples of the other classes."""
-        kept = [(~group[self.labels.long()]).nonzero()[:, 0] for group in hidden]
-        x, half = self._prepare(passes.features), self.bank.square().sum(dim=1) / 2
+        """`knn` (K, B) by the training samples of the other classes.
+
+        Classes that are hidden in the same groups share a search, whose nearest samples are joined for each group: one
+        pass over all training samples, however many groups there are.
+        """
+        groups, share_of_class = hidden.unique(dim=1, return_inverse=True)  # type: ignore[no-untyped-call]
+        share_of_sample = share_of_class[self.labels.long()]
+        x = self._prepare(passes.features)
         nearest = []
-        for part in x.split(max(1, ROOM // max(1, len(self.bank)))):  # type: ignore[no-untyped-call]
-            brackets = part @ self.bank.t() - half
-            found = [brackets[:, rows].topk(min(self.k, len(rows)), dim=1).values[:, -1] for rows in kept]
-            nearest.append(torch.stack(found))
-        return (x.square().sum(dim=1) - 2.0 * torch.cat(nearest, dim=1)).clamp_min(0.0)
+        for share in range(groups.shape[1]):
+            bank = self.bank[share_of_sample == share]
+            nearest.append(_largest_brackets(x, bank, min(self.k, len(bank))))
+        found = []
+        for hides in groups:
+            others = torch.cat([nearest[share] for share in (~hides).nonzero()[:, 0].tolist()], dim=1)
+            found.append(others.topk(min(self.k, others.shape[1]), dim=1).values[:, -1])
+        return (x.square().sum(dim=1) - 2.0 * torch.stack(found)).clamp_min(0.0)
 
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
         """Read whether features are brought to length 1: those that were kept tell it."""
@@ -114,3 +120,13 @@ class KNN(Score):
         if self.normalize is None and "bank" in stored:
             length = stored["bank"].float().norm(dim=1)
             self._unit = bool(((length - 1).abs() < 1e-3).logical_or(length == 0).all())
+
+
+def _largest_brackets(x: Tensor, bank: Tensor, k: int) -> Tensor:
+    """Of samples (B, d) and training samples (N, d) the k largest x·b - |b|² / 2, (B, k), in falling order.
+
+    |x - b|² = |x|² - 2 (x·b - |b|² / 2): the nearest has the largest bracket.
+    """
+    half = bank.square().sum(dim=1) / 2
+    rows = max(1, ROOM // max(1, len(bank)))
+    return in_parts(lambda part: (part @ bank.t() - half).topk(k, dim=1).values, x, rows)

@@ -705,14 +705,22 @@ def _density_tree(features: Tensor, settings: FitSettings) -> GGT:
     return learn_tree(features, learn, progress=settings.progress)
 
 
+def _another(head: BRAINetHead) -> BRAINetHead:
+    """A head of the same tree and plan with weights of its own; to find the widths anew would take longer."""
+    shared = (head.ggt, head.plan)
+    found = copy.deepcopy(head, {id(part): part for part in shared})
+    found.reset_parameters()
+    return found
+
+
 def _build_network(
     task: Task, table: Table, encoding: nn.Sequential, trees: Sequence[GGT], settings: FitSettings
 ) -> TablePredictor:
     """The predictor with an untrained member for each fold and tree."""
-    heads = []
-    for _ in table.folds:
-        for tree in trees:
-            heads.append(build_member(settings.head, task, tree))
+    kinds = [build_member(settings.head, task, tree) for tree in trees]
+    heads = list(kinds)
+    while len(heads) < len(table.folds) * len(trees):
+        heads.append(_another(heads[len(heads) % len(trees)]))
     screen, bins = encoding[0], encoding[1]
     assert isinstance(bins, Bins)
     assert isinstance(screen, Screen)

@@ -78,11 +78,11 @@ def _votes_by_middle(skeleton: Bools, separations: Separations, targets: Bools, 
     rivals = strongest(skeleton, test)  # of each middle: against them every other neighbour has to compete
     for z in np.flatnonzero(targets & (skeleton.sum(axis=0) > 1)):
         around, near = np.flatnonzero(skeleton[z]), np.flatnonzero(rivals[z])
-        open_ends = apart[np.ix_(around, near)]
+        open_ends = apart[around[:, None], near]
         x, y = around[open_ends.any(axis=1)], near[open_ends.any(axis=0)]
         if len(x):
             budget.count(int(open_ends.sum()) // 2)
-            compete = (test.block((int(z),), x, y) > 0) & apart[np.ix_(x, y)]
+            compete = (test.block((int(z),), x, y) > 0) & apart[x[:, None], y]
             votes[x, z] |= compete.any(axis=1)
             votes[y, z] |= compete.any(axis=0)
     return votes
