@@ -2,6 +2,7 @@
 
     python benchmarks/reliability.py fuzz    # random inputs to every door
     python benchmarks/reliability.py kills   # kill -9 at chosen and random moments, then the same command again
+    python benchmarks/reliability.py doors   # signals, full disks and read-only folders at every door that writes
 
 Each command prints what it found and updates its section of docs/results/reliability.json.
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import doors
 import fuzz
 import kills
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "reliability.json"
-COMMANDS = {"fuzz": fuzz.main, "kills": kills.main}
+COMMANDS = {"doors": doors.main, "fuzz": fuzz.main, "kills": kills.main}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 try:
@@ -54,13 +54,18 @@ def atomic_write(path: str | os.PathLike[str], durable: bool = True) -> Iterator
 
 
 @contextlib.contextmanager
-def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_folder(path: str | os.PathLike[str], names: Collection[str]) -> Iterator[Path]:
     """A temporary folder beside `path` to fill, which takes its place at the end, together with all files in it.
 
     Where a folder is there already, both change places in one step, and the former one is deleted. A system that can't
     do so (any but Linux) moves the former one aside for a moment.
+
+    Args:
+        path: The folder.
+        names: Of the files that it holds. What holds others is somebody's own, and refused.
     """
     path = Path(path)
+    _refuse_others(path, names)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, path.name)
     temporary = _temporary(path)
@@ -92,6 +97,17 @@ def remove_leftovers(
             match = _LEFTOVER.fullmatch(entry.name)
             if match and name in (None, match[1]) and not entry.is_symlink() and _is_left(Path(entry.path), seconds):
                 _delete(Path(entry.path))
+
+
+def _refuse_others(path: Path, names: Collection[str]) -> None:
+    """Refuse a file, and a folder with files that would be lost with it."""
+    others = [path] if path.exists() and not path.is_dir() else sorted(path.glob("*"))
+    others = [one for one in others if one == path or one.name not in names]
+    if others:
+        raise ValueError(
+            f"expected a new folder, or one of {', '.join(sorted(names))} alone, got {others[0]}, which would be lost: "
+            "name another, or move it away"
+        )
 
 
 def _temporary(path: Path) -> Path:
@@ -143,7 +159,7 @@ def _deleted(temporary: Path) -> Iterator[None]:
 
 def _delete(path: Path) -> None:
     with contextlib.suppress(OSError):  # another process was faster, or the folder can only be read
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

@@ -97,12 +97,14 @@ def file_name(name: str, value: Any) -> None:
 
 
 def are_texts(values: Any) -> bool:
-    """Whether these are several texts; one text is not.
+    """Whether these are several texts that a file can hold; one text is not, nor half a pair of surrogates.
 
-    >>> are_texts(["cat", "dog"]), are_texts("cat"), are_texts(7)
-    (True, False, False)
+    >>> are_texts(["cat", "dog"]), are_texts("cat"), are_texts(7), are_texts(["\\ud800"])
+    (True, False, False, False)
     """
-    return isinstance(values, Iterable) and not isinstance(values, str) and all(isinstance(one, str) for one in values)
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        return False
+    return all(isinstance(one, str) and one.encode("utf-8", "ignore").decode() == one for one in values)
 
 
 def shown(value: Any) -> str:

@@ -61,7 +61,7 @@ def export_folder(
 
     Args:
         model: with its head; it is left as it was.
-        folder: is made, or replaced where it is the folder of an exported model.
+        folder: is made, or replaced where it holds the files of an exported model alone.
         example: inputs of any batch size; None is made after the first inputs that the model ever got.
         class_names: names of the classes; None takes those that the model knows.
         images: how image files are prepared: steps, or a transform of torchvision that can be written as such. None is
@@ -76,13 +76,9 @@ def export_folder(
     """
     predictor = model.predictor if isinstance(model, BRAINet) else model
     place = Path(folder)
-    if place.exists() and not (place / ABOUT).is_file() and any(place.iterdir()):
-        raise ValueError(
-            f"expected a new folder, or one of an exported model, got {place} with other files: name another"
-        )
     steps = _image_steps(model, images)
     names = class_names if class_names is not None else getattr(model, "class_names", None)
-    with atomic_folder(place) as made:
+    with atomic_folder(place, (GRAPH, ABOUT, EXAMPLE, CLIENT)) as made:
         given_held = None if held is None else list(_batches(held))
         narrow = held is not None and (predictor.in_features or 0) <= MOST_FEATURES
         outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed, features=narrow)

@@ -33,18 +33,13 @@ def save_pretrained(model: BRAINet, folder: str | Path, run: str | Path | None =
 
     model.predictor.require_head()
     place = Path(folder)
-    others = sorted({path.name for path in place.glob("*")} - {WEIGHTS, CONFIG, CARD})
-    if others:
-        raise ValueError(
-            f"expected a new folder, or one of save_pretrained, got {place} with {others[0]}: name another"
-        )
     state = sorted(model.state_dict().items())  # the file has no order of its own, and the digest has
     weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state}
     content: dict[str, Any] = {"state_dict": weights, HPARAMS: primitive(dict(model.hparams))}
     model.on_save_checkpoint(content)
     config = {"library": "brainet_pl", VERSION: "2.6.0", HPARAMS: content[HPARAMS], STORED: content[STORED]}
     card = model_card(model, None if run is None else read_record(Path(run)))
-    with atomic_folder(place) as made:
+    with atomic_folder(place, (WEIGHTS, CONFIG, CARD)) as made:
         save_file(weights, str(made / WEIGHTS))
         (made / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         (made / CARD).write_text(card, encoding="utf-8")
@@ -93,7 +88,7 @@ def from_pretrained(folder: str | Path, **given: Any) -> BRAINet:
         config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
         content = {"state_dict": dict(sorted(load_file(str(place / WEIGHTS)).items())), "epoch": 0, "global_step": 0}
         content |= {name: config[name] for name in (VERSION, HPARAMS, STORED)}
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except Exception as error:  # of a damaged or foreign file, any error may come
         raise ValueError(
             f"expected what save_pretrained writes in {place}, got something else ({error!r}): take another copy"
         ) from error

@@ -99,6 +99,8 @@ class About(Struct, forbid_unknown_fields=True):
         more = sorted(set(self.held_out or ()) - watched)
         if more:
             raise ValueError(f"Expected held-out values of outputs, got those of {more[0]!r}")
+        if len(set(self.class_names or ())) != len(self.class_names or ()):
+            raise ValueError("Expected class_names that differ")
         if self.features == []:
             raise ValueError("Expected at least one feature, or null")
 

@@ -193,7 +193,8 @@ def read_about(folder: Path) -> dict[str, Any]:
             )
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    except ValueError as error:
+        json.dumps(about, ensure_ascii=False).encode()  # half a pair of surrogates is no text that a server can send
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"expected JSON in {folder / ABOUT}, got {error}: export the model again") from error
     check_about(about, folder / ABOUT)
     if about["sha256"] != digest(folder / GRAPH):

@@ -271,19 +271,31 @@ def refuse_same_samples(train: Any, held: Any) -> None:
 def _samples_of(loader: Any) -> tuple[Any, Sequence[int]]:
     """The data set behind a loader, and the numbers of the samples of it that are read."""
     data = getattr(loader, "dataset", None)
-    if not hasattr(data, "__len__"):
+    chosen = _chosen(loader, len(data)) if hasattr(data, "__len__") else None  # type: ignore[arg-type]
+    if chosen is None:
         return None, ()
-    indices = getattr(getattr(loader, "sampler", None), "indices", None)
-    chosen = list(range(len(data))) if indices is None else _as_numbers(indices)  # type: ignore[arg-type]
     while isinstance(data, Subset):
-        places = _as_numbers(data.indices)
+        places = _as_numbers(data.indices, len(data.dataset))  # type: ignore[arg-type]
         chosen, data = [places[i] for i in chosen], data.dataset
     return data, chosen
 
 
-def _as_numbers(indices: Any) -> list[int]:
-    """Places of samples as whole numbers: elements of a tensor compare equal, but are no equal members of a set."""
-    return [int(place) for place in indices]
+def _chosen(loader: Any, total: int) -> list[int] | None:
+    """The numbers of the samples that a loader reads, of so many; None where its batch sampler does not say."""
+    sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    if isinstance(batch_sampler, list | tuple):
+        sampler = [place for batch in batch_sampler for place in batch]
+    elif batch_sampler is not None:
+        sampler = getattr(batch_sampler, "sampler", None)
+        if sampler is None:
+            return None
+    indices = sampler if isinstance(sampler, list | tuple) else getattr(sampler, "indices", None)
+    return list(range(total)) if indices is None else _as_numbers(indices, total)
+
+
+def _as_numbers(indices: Any, total: int) -> list[int]:
+    """Places among so many samples as whole numbers: elements of a tensor are equal, but no equal members of a set."""
+    return [int(place) % total for place in indices]
 
 
 def rows_not_repeated(seen: list[bytes], held: list[bytes]) -> Tensor:

@@ -29,10 +29,12 @@ while True:
                     file.write(f"{number}\\n")
                     file.flush()
     else:
-        with atomic_folder(place) as temporary:
+        with atomic_folder(place, [f"{part}.txt" for part in range(8)]) as temporary:
             for part in range(8):
                 (temporary / f"{part}.txt").write_text(str(number))
 """
+
+FILES = ("a", "a.json", *(f"{part}.txt" for part in range(8)))  # that a folder of these tests may hold
 
 
 def content(kind, place):
@@ -60,7 +62,7 @@ def test_a_killed_writer_leaves_the_former_one_whole(kind, tmp_path):
     assert len(seen) > 1  # it was killed at different moments
     for left in tmp_path.glob(".made.*.tmp"):
         os.utime(left, (0, 0))  # a writer of long ago
-    with atomic_folder(place) if kind == "folder" else atomic_write(place) as temporary:
+    with atomic_folder(place, FILES) if kind == "folder" else atomic_write(place) as temporary:
         if kind == "file":
             temporary.write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
@@ -89,7 +91,7 @@ def test_a_folder_changes_places_with_the_former_one_in_one_step(tmp_path):
 def test_systems_that_cannot_exchange_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic.ctypes, "CDLL", lambda *args, **kwargs: None)
     for number in range(2):
-        with atomic_folder(tmp_path / "made") as temporary:
+        with atomic_folder(tmp_path / "made", FILES) as temporary:
             (temporary / "a.json").write_text(json.dumps(number))
     assert json.loads((tmp_path / "made" / "a.json").read_text()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
@@ -112,11 +114,11 @@ def test_what_somebody_writes_stays(tmp_path):
 
 
 def test_a_folder_that_is_not_filled_leaves_the_former_one(tmp_path):
-    with atomic_folder(tmp_path / "made") as temporary:
+    with atomic_folder(tmp_path / "made", FILES) as temporary:
         (temporary / "a").write_text("1")
 
     def fail():
-        with atomic_folder(tmp_path / "made") as temporary:
+        with atomic_folder(tmp_path / "made", FILES) as temporary:
             (temporary / "a").write_text("2")
             raise KeyError
 
@@ -124,3 +126,29 @@ def test_a_folder_that_is_not_filled_leaves_the_former_one(tmp_path):
         fail()
     assert (tmp_path / "made" / "a").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_somebodys_own_is_not_replaced(kind, tmp_path):
+    """A folder takes the place of one with the same files: never of a file, nor of a folder with others."""
+    mine = tmp_path / "made" if kind == "file" else tmp_path / "made" / "notes.txt"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("dear")
+    with (
+        pytest.raises(ValueError, match=r"expected a new folder, .* which would be lost"),
+        atomic_folder(tmp_path / "made", FILES),
+    ):
+        pytest.fail("it begins to write")
+    assert mine.read_text() == "dear"
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_link_to_a_folder_is_replaced_and_nothing_is_left(tmp_path):
+    for place in (tmp_path / "far", tmp_path / "made"):
+        with atomic_folder(place, FILES) as temporary:
+            (temporary / "a").write_text(place.name)
+        if place.name == "far":
+            (tmp_path / "made").symlink_to(place)
+    assert (tmp_path / "far" / "a").read_text() == "far"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["far", "made"]
+    assert not (tmp_path / "made").is_symlink()

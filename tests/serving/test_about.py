@@ -65,9 +65,21 @@ def test_every_changed_value_is_refused_in_one_sentence(served, tmp_path):
     assert tried > 500
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 1}', '{"format": [1]}', '{"format": true}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, "[]", "null", '{"format": 1}', '{"format": [1]}', '{"format": true}']
+)
 def test_what_is_no_description_is_refused(served, tmp_path, text):
     shutil.copytree(served.folder, tmp_path / "changed")
     (tmp_path / "changed" / "model.json").write_text(text)
+    with pytest.raises(ValueError, match="expected "):
+        ExportedModel(tmp_path / "changed")
+
+
+@pytest.mark.parametrize("names", [["a"] * 8, ["\ud800", *"bcdefgh"]])
+def test_class_names_that_no_answer_could_hold_are_refused(served, tmp_path, names):
+    """Of two classes of one name an answer would show one; half a pair of surrogates can't be sent."""
+    shutil.copytree(served.folder, tmp_path / "changed")
+    about = json.loads((served.folder / "model.json").read_text())
+    (tmp_path / "changed" / "model.json").write_text(json.dumps(about | {"class_names": names}))
     with pytest.raises(ValueError, match="expected "):
         ExportedModel(tmp_path / "changed")
