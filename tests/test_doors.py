@@ -129,9 +129,12 @@ def swapped_in_one_call(folder):
     lines, handler = [], logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    level = logger.level
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)  # whatever other tests have left
     model = swap_head(network(), TRAIN, held=HELD, progress=False).fit(max_epochs=15, progress=False)
     logger.removeHandler(handler)
+    logger.setLevel(level)
 
     def again(place):
         model.save(place / "model.pt")

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.data_sized import DataSizedBuffers
+from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl._utils.parts import Part
 from brainet_pl._utils.precision import full_precision, wide
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.distributed.epoch_buffer import EpochBuffer
 from brainet_pl.scores.expectation import Expected
 from brainet_pl.scores.reference import Reference, Verdict, p_values
+from brainet_pl.scores.robust import far_scores
 from brainet_pl.structure.ggt import GGT
 from brainet_pl.tasks.passes import Passes
 
@@ -235,6 +237,7 @@ class ScoreSet(nn.Module):
         self.reference = Reference()
         self.expected = Expected()
         self._observed = EpochBuffer()
+        self._warned_of_errors = False
         for score in scores:
             self.add(score)
 
@@ -379,15 +382,40 @@ class ScoreSet(nn.Module):
         self.set_reference(columns)
 
     def set_reference(self, columns: dict[str, Tensor]) -> None:
-        """Take all scores (N,) of held-out samples, but those that join others, as the reference from now on."""
+        """Take all scores (N,) of held-out samples, but those that join others, as the reference from now on.
+
+        Samples that lie far out under a density or a distance are errors, see `far_rows`: with them less that is
+        unknown would be called so.
+        """
         for score in self._independent:
             if score.ready:
                 columns |= _named(score, score.finalize(_by_own_names(score, columns)))
+        columns = self._without_errors(columns)
         self._tell_joined()
         made = [_named(joined, joined.finalize(columns)) for joined in self._joined]
         for more in made:
             columns |= more
         self.reference.keep(columns)
+
+    def _without_errors(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The scores (N,) of the samples that no score of the features finds far out; says once how many others are."""
+        of_features = []
+        for score in self._independent:
+            names = [name for name in map(score.name_in_model, score.units) if score.needs_fit and name in columns]
+            of_features += [columns[name] for name in names]
+        far = far_scores(of_features) if of_features else torch.empty(0, dtype=torch.long)
+        if not len(far):
+            return columns
+        total = len(of_features[0])
+        if not self._warned_of_errors:
+            self._warned_of_errors = True
+            rank_zero_warn(
+                f"the verdict goes by {total - len(far):,} of {total:,} held-out samples, without {len(far):,} that "
+                "lie so far out that they must be errors; correct or drop them"
+            )
+        kept = torch.ones(total, dtype=torch.bool)
+        kept[far] = False
+        return {name: values[kept.to(values.device)] for name, values in columns.items()}
 
     def without_classes(self, passes: Passes, hidden: Tensor) -> dict[str, Tensor]:
         """Score → (K, B) as it would be if each of K groups of classes, (K, C), had not been learned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -42,6 +43,21 @@ def far_rows(features: Tensor, labels: Tensor) -> Tensor:
     of_class = torch.bincount(labels[far], minlength=int(labels.max()) + 1)
     kept = 2 * of_class < torch.bincount(labels, minlength=len(of_class))
     return (far & kept[labels]).nonzero()[:, 0].cpu()
+
+
+def far_scores(columns: Sequence[Tensor]) -> Tensor:
+    """Scores (N,) of the same samples → the numbers (K,) of those that lie far out under one of them.
+
+    Low scores are usual, however low. What is not finite is no sign of an error: such a sample stays the strangest.
+
+    >>> far_scores([torch.cat([torch.linspace(0, 1, 99), torch.tensor([500.0])])])
+    tensor([99])
+    """
+    table = torch.stack([values.double() for values in columns], dim=1)
+    table = table.masked_fill(~table.isfinite(), torch.nan)
+    middle = table.nanmedian(dim=0).values
+    above = torch.where(table.isnan(), middle, table).maximum(middle)
+    return far_rows(above, torch.zeros(len(table), dtype=torch.long, device=table.device))
 
 
 def within_quantiles(values: Tensor, share: float = 0.02) -> Tensor:

@@ -1,5 +1,7 @@
 """Some training rows that are errors change next to nothing of what is noticed, and are named."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,9 @@ from brainet_pl.fitting.scores import fit_scores
 from brainet_pl.fitting.settle import answer_rows, settle
 from brainet_pl.network import Linear
 from brainet_pl.prediction.predictor import Predictor
-from brainet_pl.scores import KNN, Generative, Mahalanobis, Verdict
+from brainet_pl.scores import KNN, Generative, Mahalanobis, ScoreSet, Verdict
 from brainet_pl.scores.reference import fit_surprise
-from brainet_pl.scores.robust import far_rows
+from brainet_pl.scores.robust import far_rows, far_scores
 from brainet_pl.sklearn import BRAINetClassifier
 from brainet_pl.tasks import Classification
 
@@ -78,6 +80,35 @@ def test_one_bad_row_does_not_blind_an_estimator():
             model = BRAINetClassifier(max_epochs=3, random_state=0).fit(x, y)
         shares.append(float((model.known_p(3 * x[1:]) <= 0.05).mean()))
     assert shares[1] == pytest.approx(shares[0], abs=0.05)
+
+
+def test_errors_among_calibration_samples_do_not_move_the_limit():
+    """With them as the strangest known samples, less that is unknown would be called so."""
+    generator = torch.Generator().manual_seed(0)
+    clean = {"generative": 40 * torch.rand(500, generator=generator), "energy": torch.rand(500, generator=generator)}
+    bad = {name: values.clone() for name, values in clean.items()}
+    bad["generative"][::100] = 1e6
+    limits = []
+    for columns in (clean, bad):
+        scores = ScoreSet([Generative()], {"energy": "nats"})
+        scores.join_for_verdict()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scores.set_reference(dict(columns))
+        said = [
+            str(one.message) for one in caught if "goes by 495 of 500 held-out samples, without 5" in str(one.message)
+        ]
+        assert len(said) == (columns is bad)
+        assert len(scores.reference["joint"]) == (500 if columns is clean else 495)
+        limits.append(float(scores.reference["joint"].quantile(0.95)))
+    assert limits[1] == pytest.approx(limits[0], rel=0.03)
+
+
+def test_what_is_not_finite_or_low_is_no_error():
+    usual = torch.linspace(0, 1, 99)
+    for last, expected in ((500.0, [99]), (torch.inf, []), (torch.nan, []), (-500.0, []), (3.0, [])):
+        assert far_scores([torch.cat([usual, torch.tensor([last])])]).tolist() == expected
+    assert not len(far_scores([torch.full((50,), torch.nan)]))
 
 
 def test_far_rows():
