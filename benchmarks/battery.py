@@ -236,7 +236,7 @@ def quality(task: Task, fold: int, folds: int, name: str) -> dict[str, float]:
     }
     if name == "BRAINet":
         with torch.no_grad():
-            plain = model.network_.passes(model._rows(rows)).predicted
+            plain = model.network_.passes(model.encoded_rows(rows)).predicted
         target = torch.tensor([known.index(label) for label in y])
         best = scale(plain, fit_temperature(plain, target, prior=None))
         cell |= {"uncalibrated": log_loss(y, plain.numpy(), labels=known), "best": log_loss(y, best, labels=known)}
@@ -254,7 +254,7 @@ def scores_of(model: BRAINetClassifier, rows: pd.DataFrame) -> dict[str, NDArray
     """The p-value of every single score of the model for rows."""
     network = model.network_
     with torch.no_grad():
-        found = network.all_scores(network.passes(model._rows(rows)))
+        found = network.all_scores(network.passes(model.encoded_rows(rows)))
     return {name: p_values(found[name], network.scores.reference[name]).numpy() for name in SINGLE}
 
 
@@ -346,7 +346,7 @@ def shift(task: Task) -> dict[str, float]:
     network, known = model.network_, list(model.classes_)
     fading = DensityScaling(cost=COST, score="generative")
     with torch.no_grad():
-        passes = network.passes(model._rows(task.x.iloc[held]))
+        passes = network.passes(model.encoded_rows(task.x.iloc[held]))
         labels = torch.tensor(np.searchsorted(known, task.y[held]))
         fading.fit(passes.predicted, labels, network.scores(passes)["generative"])
         base = TemperatureScaling()
@@ -356,7 +356,7 @@ def shift(task: Task) -> dict[str, float]:
     cell: dict[str, float] = {"kappa": float(fading.kappa), "rows": float(len(test))}
     for name, rows in shifted(task.x.iloc[test], spread):
         with torch.no_grad():
-            passes = network.passes(model._rows(rows))
+            passes = network.passes(model.encoded_rows(rows))
             faded = fading(passes.predicted, network.scores(passes)).numpy()
             probs = base(passes.predicted, {}).numpy()
         cell[f"{name} accuracy"] = float((probs.argmax(1) == labels).mean())

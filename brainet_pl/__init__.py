@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from brainet_pl.backbones.loading import Backbone
     from brainet_pl.batch import BatchPredictor
+    from brainet_pl.decisions import risk_control
     from brainet_pl.export.folder import export_folder
     from brainet_pl.export.graph import export_onnx, export_program
     from brainet_pl.graphs import rai
@@ -55,6 +56,7 @@ __all__ = [
     "predict_layer",
     "rai",
     "restore_layers",
+    "risk_control",
     "swap_head",
     "swap_layer",
 ]
@@ -81,6 +83,7 @@ _HOMES = {
     "predict_layer": "swap.in_place",
     "rai": "graphs",
     "restore_layers": "swap.layer",
+    "risk_control": "decisions",
     "swap_head": "swap.model",
     "swap_layer": "swap.in_place",
 }

@@ -264,7 +264,9 @@ class Evaluation(Callback, EvaluatesAllSets):
         label = None if predictor is None or predictor.calibration is None else predictor.calibration.label()
         score = summary.headline_score(record, self.score)
         ranking = summary.ranking_score(list(record.known.scores), self.score)
-        made = charts.charts_of(record, self._separations, label, ranking, score) + shift_charts.shift_charts(record)
+        promised = [] if predictor is None else predictor.risk.points()
+        made = charts.charts_of(record, self._separations, label, ranking, score, promised)
+        made += shift_charts.shift_charts(record)
         matrix, rows = charts.confusion(record.known, names), summary.separation_rows(self._separations)
         files: dict[str, str] = {}
         tables: dict[str, summary.LoggedTable] = {}
@@ -414,6 +416,7 @@ def _facts(module: pl.LightningModule) -> dict[str, Any]:
         "calibrated": True,
         "expected": None,
         "expected_share": None,
+        "promise": None,
     }
     predictor = predictor_of(module)
     if predictor is None:
@@ -423,6 +426,7 @@ def _facts(module: pl.LightningModule) -> dict[str, Any]:
     if predictor.expected is not None:
         share = None if math.isnan(predictor.expected_noticed) else predictor.expected_noticed
         facts |= {"expected": str(predictor.expected), "expected_share": share}
+    facts["promise"] = predictor.risk.sentence()
     layer = swapped_layer(module)
     settings = module.head_settings if isinstance(module, BRAINet) else layer and layer.settings
     if predictor.head is not None:

@@ -27,6 +27,7 @@ from brainet_pl import (
     load_swapped,
     predict_layer,
     restore_layers,
+    risk_control,
     swap_head,
     swap_layer,
 )
@@ -39,6 +40,7 @@ from brainet_pl.prediction.predictor import Predictor
 COLUMNS, CLASSES = 6, 4
 FRESH = 2000  # known samples that no fit saw
 LEVELS = (0.05, 0.1, 0.25, 0.5)
+RISK = 0.15  # share of wrong answers that is promised
 
 
 def rows(count, seed):
@@ -114,6 +116,7 @@ def brainet_in_a_trainer(folder):
     model = BRAINet(CLASSES, backbone=network(), scores=["Generative"], lr=0.01)  # as in the configurations
     trainer = trainer_of(folder, StructureLearning(progress=False), epochs=15)
     trainer.fit(model, *loaders())
+    risk_control(model, RISK)
 
     def again(place):
         trainer.save_checkpoint(place / "model.ckpt")
@@ -135,6 +138,7 @@ def swapped_in_one_call(folder):
     model = swap_head(network(), TRAIN, held=HELD, progress=False).fit(max_epochs=15, progress=False)
     logger.removeHandler(handler)
     logger.setLevel(level)
+    risk_control(model, RISK)
 
     def again(place):
         model.save(place / "model.pt")
@@ -168,6 +172,7 @@ class Foreign(pl.LightningModule):
 
 def layer_door(model, make):
     """A model with a swapped layer, however it came there."""
+    risk_control(model, RISK)
 
     def again(place):
         torch.save(model.state_dict(), place / "model.pt")
@@ -220,7 +225,14 @@ def estimator_door(model, answers):
 def classifier(folder):
     x, y = (torch.cat(parts).numpy() for parts in zip(TRAIN, HELD, strict=True))
     model = BRAINetClassifier(random_state=0, max_epochs=40, members=2).fit(x, y)
-    return estimator_door(model, {"class": "predict", "probabilities": "predict_proba", "known_p": "known_p"})
+    risk_control(model, RISK)
+    answers = {
+        "class": "predict",
+        "probabilities": "predict_proba",
+        "known_p": "known_p",
+        "answered": "predict_answered",
+    }
+    return estimator_door(model, answers)
 
 
 def regressor(folder):
@@ -233,6 +245,7 @@ def regressor(folder):
 
 def exported_folder(folder):
     model = swap_head(network(), TRAIN, held=HELD, progress=False).fit(max_epochs=15, progress=False)
+    risk_control(model, RISK)
     return Door(runs(ExportedModel(export_folder(model, folder / "model"))))
 
 
@@ -406,6 +419,19 @@ def test_an_answer_does_not_depend_on_its_batch(doors, name):
     single = [numbers(door.predict(x[i : i + 1])) for i in range(len(x))]
     same(reverse, whole, rtol=1e-4, atol=1e-5)
     same({key: torch.cat([one[key] for one in single]) for key in whole}, whole, rtol=1e-4, atol=1e-5)
+
+
+@promised(CLASSIFIES)
+def test_at_most_the_promised_share_of_answers_is_wrong(doors, name):
+    """Calibration data are kept by every door, so the promise needs nothing but the model; it is saved and exported."""
+    x, y = TEST
+    found = numbers(doors(name).predict(x))
+    answered, wrong = found["answered"], (found["class"] != y).double()
+    assert 0.3 < float(answered.double().mean()) < 1
+    noise = 2 * math.sqrt(RISK / float(answered.sum()))
+    assert float(wrong[answered].mean()) < RISK + noise < float(wrong.mean())
+    if "known" in found:
+        assert not bool((answered & ~found["known"]).any())
 
 
 @promised(["swap_head"])

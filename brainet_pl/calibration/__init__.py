@@ -1,6 +1,6 @@
 """Calibrators: they learn from the validation data of a fit how to map averaged predictions to what a user gets.
 
-`Conformal` comes after them: sets and intervals of what they give.
+`Conformal` comes after them: sets and intervals of what they give; `RiskControl` says which answers may be relied on.
 """
 
 from brainet_pl.calibration.affine import DirichletScaling, VectorScaling
@@ -8,6 +8,7 @@ from brainet_pl.calibration.base import Calibrator
 from brainet_pl.calibration.conformal import Conformal
 from brainet_pl.calibration.density import DensityScaling
 from brainet_pl.calibration.isotonic import IsotonicScaling
+from brainet_pl.calibration.risk import Promise, RiskControl
 from brainet_pl.calibration.temperature import TemperatureScaling
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "DensityScaling",
     "DirichletScaling",
     "IsotonicScaling",
+    "Promise",
+    "RiskControl",
     "TemperatureScaling",
     "VectorScaling",
 ]

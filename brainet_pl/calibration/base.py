@@ -41,12 +41,14 @@ class Calibrator(Part, nn.Module, ABC):
     Attributes:
         tasks: the kinds of task whose predictions it can map.
         needs_validation: whether a fit without validation data is refused.
+        few_numbers: whether it learns so few numbers that it fits the samples it has seen no better than others.
         learns_from_copies: whether `observe_copy` wants predictions of perturbed copies of validation samples.
     """
 
     tasks: ClassVar[tuple[type[Task], ...]] = (Classification,)
     needs_validation: ClassVar[bool] = False
     learns_from_copies: ClassVar[bool] = False
+    few_numbers: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -222,6 +222,7 @@ class DensityScaling(Calibrator, DataSizedBuffers):
     tasks: ClassVar[tuple[type[Task], ...]] = (Classification, Regression)
     needs_validation: ClassVar[bool] = True
     learns_from_copies: ClassVar[bool] = True
+    few_numbers: ClassVar[bool] = True
     tau: Tensor
     kappa: Tensor
     rho: Tensor

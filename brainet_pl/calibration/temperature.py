@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -90,6 +91,7 @@ class TemperatureScaling(Calibrator):
     Until then the temperature is 1, which changes nothing. It has no settings.
     """
 
+    few_numbers: ClassVar[bool] = True
     tau: Tensor
 
     def __init__(self) -> None:

@@ -19,6 +19,7 @@ from brainet_pl.cli.lightning_cli import TRUST, stored_config
 from brainet_pl.cli.trust import vet
 from brainet_pl.cli.words import check_ckpt_path
 from brainet_pl.datamodules import ImageFolder, Table
+from brainet_pl.decisions.risk import risk_control
 from brainet_pl.export.folder import export_folder, features_of_table
 from brainet_pl.export.graph import TRACED, export_onnx, export_program
 from brainet_pl.features.extraction import inputs_of
@@ -51,6 +52,7 @@ def main(args: Sequence[str]) -> None:
         help="into a folder, take the answers and features of the run's validation or test data for the drift alarm; "
         "without, it has the scores of validation data that the checkpoint keeps",
     )
+    parser.add_argument("--risk", type=float, help="the share of answers that may be wrong; answers are then marked")
     words = parser.parse_args(args)
     out = Path(words.out)
     if words.held and out.suffix:
@@ -59,6 +61,8 @@ def main(args: Sequence[str]) -> None:
         raise ValueError(f"expected --out to be a folder, or to end in .onnx or .pt2, got {out}: name it so")
     check_ckpt_path(words.ckpt_path)
     model = load(words.ckpt_path, words.backbone, words.trust)
+    if words.risk is not None:
+        print(risk_control(model, words.risk))
     example = None if words.shape is None else torch.rand(TRACED, *_shape(words.shape))
     settings = {"passes": words.passes, "seed": words.seed}
     if out.suffix == "":
@@ -95,16 +99,13 @@ def load(path: str, backbone: str | None = None, trust: bool = False) -> BRAINet
 
 def from_data(path: str, model: BRAINet, held: str | None) -> dict[str, Any]:
     """Arguments of `export_folder` that the data of the checkpoint's run tell: how inputs are prepared, and some."""
-    config = stored_config(Checkpoint.read(path)).get("data")
-    name = str(config.get("class_path")).rpartition(".")[2] if isinstance(config, Mapping) else ""
-    kind = getattr(datamodules, name, None)
-    if kind is None or config is None:
+    name, data = data_of_run(path)
+    if data is None:
         if held is not None:
             raise ValueError(
                 f"expected a run of brainet_pl's own data for --held, got {name or 'none'}: call export_folder(held=…)"
             )
         return {}
-    data: Any = kind(**vet({"data": config})["data"].get("init_args", {}))
     found: dict[str, Any] = {}
     if isinstance(data, ImageFolder):
         steps = ImageSteps(**data.preparation(model.preset).to_dict(), channels=data.channels)
@@ -124,6 +125,16 @@ def from_data(path: str, model: BRAINet, held: str | None) -> dict[str, Any]:
         loader = data.val_dataloader() if held == "val" else data.test_dataloader()[TEST]
         found["held"] = (inputs_of(batch, model.columns) for batch in loader)
     return found
+
+
+def data_of_run(path: str) -> tuple[str, Any]:
+    """The name of the class of the data that a checkpoint's run was fitted to, and the data where it is ours."""
+    config = stored_config(Checkpoint.read(path)).get("data")
+    if not isinstance(config, Mapping):
+        return "", None
+    name = str(config.get("class_path")).rpartition(".")[2]
+    kind = getattr(datamodules, name, None)
+    return name, None if kind is None else kind(**vet({"data": config})["data"].get("init_args", {}))
 
 
 def _shape(text: str) -> list[int]:

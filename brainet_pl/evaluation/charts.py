@@ -39,16 +39,17 @@ def charts_of(
     label: str | None = None,
     ranking: str | None = None,
     headline: str | None = None,
+    promised: Sequence[tuple[float, float]] = (),
 ) -> list[Chart]:
     """All charts that a gathered record, and what its `separations` found, have the numbers for.
 
     `label` says what calibration did. Where there are many scores, `ranking` is seen first on the known set and
-    `headline` on unknown sets.
+    `headline` on unknown sets. `promised` are shares of inputs that may be answered, and at most so many errors.
     """
     known = record.known
     made: list[Chart] = []
     if "wrong" in known.answers and "confidence" in known.answers:
-        made += _classification(record, label, ranking)
+        made += _classification(record, label, ranking, promised)
     elif "target" in known.answers and "std" in known.scores:
         made += regression_charts(known)
     made += _verdict(record)
@@ -119,7 +120,9 @@ def join_small_bins(sums: Tensor, least: int = 10) -> Tensor:
 # -- known inputs, classes --------------------------------------------------------------------------------------------
 
 
-def _classification(record: TestRecord, label: str | None, score: str | None) -> list[Chart]:
+def _classification(
+    record: TestRecord, label: str | None, score: str | None, promised: Sequence[tuple[float, float]]
+) -> list[Chart]:
     known = record.known
     wrong, confidence = known.answers["wrong"], known.answers["confidence"]
     shown = {"as predicted": (confidence, 1.0 - wrong)}
@@ -128,7 +131,7 @@ def _classification(record: TestRecord, label: str | None, score: str | None) ->
     made = [reliability(shown)]
     scores = known.rankable()
     if scores:
-        made.append(risk_coverage_chart(scores, wrong, score))
+        made.append(risk_coverage_chart(scores, wrong, score, promised))
     if known.sums is not None and len(record.steps) > 1:
         made.append(_passes(record))
     return made
@@ -170,8 +173,16 @@ def reliability_panels(sums: Mapping[str, Tensor]) -> list[Panel]:
     ]
 
 
-def risk_coverage_chart(scores: Mapping[str, Tensor], wrong: Tensor, score: str | None = None) -> Chart:
-    """Scores (N,) by name and errors (N,) → error rate of the answered share, with the best possible order below it."""
+def risk_coverage_chart(
+    scores: Mapping[str, Tensor],
+    wrong: Tensor,
+    score: str | None = None,
+    promised: Sequence[tuple[float, float]] = (),
+) -> Chart:
+    """Scores (N,) by name and errors (N,) → error rate of the answered share, with the best possible order below it.
+
+    Above it lies what calibration data promise: shares and the error rates that these do not exceed.
+    """
     curves = {name: risk_coverage(values.cpu(), wrong.cpu()) for name, values in scores.items()}
 
     def area(curve: Tensor) -> str:
@@ -179,10 +190,14 @@ def risk_coverage_chart(scores: Mapping[str, Tensor], wrong: Tensor, score: str 
 
     lines, order, late = selective_curves(curves, risk_coverage(wrong.cpu(), wrong.cpu()), score, area)
     top = max(0.002, 1.15 * float(wrong.double().mean()), 1.05 * late)
+    kept = [(share, error) for share, error in promised if share > 0 and error <= top]
+    if kept:
+        lines.append(curve("promised", *map(np.asarray, zip(*kept, strict=True)), note="95 % sure"))
     return make_chart(
         "test/risk_coverage",
         "What refusing to answer buys: the error rate when only the most certain share is answered. Behind the names: "
-        "the area under each curve (AURC), that is, where samples are ordered by that score.",
+        "the area under each curve (AURC), that is, where samples are ordered by that score."
+        + (" Calibration data promise that errors stay below the line “promised”." if kept else ""),
         f"Error rate against coverage for {len(curves)} scores: {percent(float(wrong.mean()))} when all are answered; "
         f"the smallest area, {area(curves[order[0]])}, is that of {readable(order[0])}",
         Panel(

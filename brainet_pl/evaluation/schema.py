@@ -47,7 +47,8 @@ class Model(Struct, frozen=True):
     """What the test says about the model. None stands for what a model does not have, such as passes.
 
     `calibration` names the calibrator, and `calibrated` says whether it has learned from validation data. `expected` is
-    the sentence on what the verdict should notice, and `expected_share` its number.
+    the sentence on what the verdict should notice, and `expected_share` its number. `promise` is the sentence on the
+    share of inputs that may be answered.
     """
 
     head: str
@@ -61,6 +62,7 @@ class Model(Struct, frozen=True):
     calibrated: bool = True
     expected: str | None = None
     expected_share: float | None = None
+    promise: str | None = None
 
 
 class DataSet(Struct, frozen=True):

@@ -65,6 +65,8 @@ def lines_of_test(
         lines.append(f"after calibration: {numbers_line(calibrated)}")
     lines += _set_lines(record)
     lines += [f"{MARKS[line.tone]} {_short(line)}" for line in _chosen(verdict_of(record, history))]
+    if record.model.promise:
+        lines.append(f"risk control: {record.model.promise}")
     if cost:
         lines.append(f"a prediction costs: {cost}")
     lines.append(f"files: {folder}")

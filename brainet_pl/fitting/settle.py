@@ -18,7 +18,9 @@ from brainet_pl._utils.framework import rank_zero_info
 from brainet_pl._utils.rng import isolated_rng
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration import Calibrator
+from brainet_pl.calibration.conformal import UncalibratedBatch, cross_fitted, fold_of
 from brainet_pl.calibration.perturb import MOST_ROWS, perturbed_copies
+from brainet_pl.distributed.epoch_buffer import EpochBuffer
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.fitting.left_out import LeftOut
 from brainet_pl.fitting.predictions import BATCH, tempered_nll
@@ -58,6 +60,7 @@ class Settling:
         self.predictor = predictor
         self._left_out = LeftOut(predictor)
         self._kept: list[tuple[Tensor, Tensor]] = []  # features and targets, for perturbed copies of them
+        self._rows = EpochBuffer()  # averaged predictions, targets and what the calibrator reads
         self._count = 0  # samples observed
         self._said_all_one = False
 
@@ -109,6 +112,7 @@ class Settling:
         self._left_out.observe(passes, target)
         scores = {**answered.scores, **passes.scores}  # those of the passes, before any calibration
         predictor.scores.observe(passes, scores)
+        self._rows.append({"predicted": passes.predicted, "target": target})
         if predictor.calibration is not None:
             predictor.calibration.observe(passes.predicted, target, scores)
             self._keep_features(predictor.calibration, passes.features, target)
@@ -156,14 +160,32 @@ class Settling:
             self._observe_copies(predictor.calibration)
             for name, value in predictor.calibration.finalize().items():
                 learned[f"cal/{name}"] = value
-        predictor.scores.finalize(
-            predictor.finish
-        )  # after calibration, as conformal sets: it is about what a user gets
+        # After calibration, as conformal sets: it is about what a user gets.
+        self._keep_outcomes(predictor.scores.finalize(predictor.finish))
         if predictor.conformal is not None:
             for name, value in predictor.conformal.finalize(predictor.calibration).items():
                 learned[f"conformal/{name}"] = value
         self._expect()
         return learned
+
+    def _keep_outcomes(self, said: tuple[Tensor, dict[str, Tensor]] | None) -> None:
+        """Keep which answers to calibration samples were right, by final predictions and scores, for promises.
+
+        A calibrator of a few numbers fits the samples that it has seen no better than others. One that learns more is
+        fitted again without each fold of the samples, for this fold.
+        """
+        rows, predictor = self._rows.collect(), self.predictor
+        if said is None or not isinstance(predictor.task, Classification):
+            return
+        final, scores = said
+        calibration = predictor.calibration
+        if calibration is not None and not calibration.few_numbers:
+            numbers = torch.arange(len(final), device=final.device)
+            batch = UncalibratedBatch(numbers, rows["predicted"], rows["target"], scores)
+            final = final.clone()
+            for fold, (part, _) in enumerate(cross_fitted(calibration, [batch])):
+                final[fold_of(numbers) == fold] = part
+        predictor.risk.keep(final, rows["target"], predictor.judge(scores).get("known"))
 
     def _expect(self) -> None:
         """Keep how many unknown inputs the verdict should notice, without unknown data; see `fitting.left_out`."""

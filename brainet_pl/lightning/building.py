@@ -57,6 +57,7 @@ def settings_of(model: BRAINet, backbone: Backbone) -> dict[str, Any]:
         "calibration": AUTO_CALIBRATION if model.calibrates_by_default else model.calibration,
         "verdict": vars(model.verdict),
         "conformal": model.conformal,
+        "risk": model.risk.wanted,
         "columns": None if model.columns is None else vars(model.columns),
         "passes": model.passes,
         "lr": model.lr,

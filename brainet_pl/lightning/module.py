@@ -114,6 +114,8 @@ class BRAINet(FittedModule):
             most 5 % of known inputs called unknown.
         conformal: Sets of classes or intervals of numbers that hold the truth at a chosen level, `Conformal`; null has
             none.
+        risk: The share of answers that may be wrong, such as 0.02: predictions then say which are `answered`, by
+            validation data and with a certainty of 95 %; null answers all, and `risk_control` promises later.
         metrics: Further metrics beside those of the task.
         columns: The names of inputs and target, where batches have names; null guesses.
         passes: Number of sub-networks that a prediction averages, for heads that draw.
@@ -140,6 +142,7 @@ class BRAINet(FittedModule):
         calibration: CalibratorLike = "auto",
         verdict: Verdict | None = None,
         conformal: ConformalLike = None,
+        risk: float | None = None,
         metrics: MeasuresLike = None,
         columns: Columns | None = None,
         passes: int = 15,
@@ -161,6 +164,7 @@ class BRAINet(FittedModule):
             calibration=calibration,
             conformal=conformal,
             verdict=verdict,
+            risk=risk,
         )
         self.calibrates_by_default = isinstance(calibration, str) and calibration == AUTO_CALIBRATION
         self.forget_fit()

@@ -29,13 +29,13 @@ from brainet_pl.tasks.classification import check_class_names, same_classes
 
 if TYPE_CHECKING:
     from brainet_pl.backbones import FeatureExtractor
-    from brainet_pl.calibration import Calibrator, Conformal
+    from brainet_pl.calibration import Calibrator, Conformal, RiskControl
     from brainet_pl.network import Head, HeadSettings
     from brainet_pl.prediction.predictor import Predictor
     from brainet_pl.scores import ScoreSet, Verdict
     from brainet_pl.tasks import Task
 
-PARTS = ("backbone", "head", "task", "scores", "calibration", "conformal", "verdict", "ggt")
+PARTS = ("backbone", "head", "task", "scores", "calibration", "conformal", "verdict", "risk", "ggt")
 
 
 class RestorableModule(pl.LightningModule):
@@ -53,6 +53,7 @@ class RestorableModule(pl.LightningModule):
     calibration: Calibrator | None
     conformal: Conformal | None
     verdict: Verdict
+    risk: RiskControl
     ggt: GGT | None
 
     def __getattr__(self, name: str) -> Any:

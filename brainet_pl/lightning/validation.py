@@ -139,6 +139,7 @@ class ValidationTeacher:
         """
         for average in averages:
             average.scores = copy.deepcopy(self.predictor.scores)
+            average.risk = copy.deepcopy(self.predictor.risk)
             if isinstance(self.predictor.calibration, DataSizedBuffers):
                 average.calibration = copy.deepcopy(self.predictor.calibration)
 

@@ -16,7 +16,7 @@ ANSWERS = (
     "probabilities", "class",
     "mean", "std", "epistemic_std", "aleatoric_std",
     "set", "lower", "upper",
-    "known_p", "known",
+    "known_p", "known", "answered",
 )  # fmt: skip
 
 
@@ -86,6 +86,18 @@ class Prediction(Mapping[str, Tensor]):
     def known(self) -> Tensor | None:
         """Whether each input is like the training data, (B,) of booleans."""
         return self._values.get("known")
+
+    @property
+    def answered(self) -> Tensor | None:
+        """Whether each answer keeps what `risk_control` promises, (B,) of booleans; the others are for a person."""
+        return self._values.get("answered")
+
+    @property
+    def answer(self) -> Tensor | None:
+        """Number of the class (B,), -1 where `answered` is false."""
+        if "answered" not in self._values:
+            return None
+        return self._values["class"].masked_fill(~self._values["answered"], -1)
 
     @property
     def set(self) -> Tensor | None:

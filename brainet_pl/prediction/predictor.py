@@ -13,7 +13,7 @@ from torch import Tensor
 from brainet_pl._utils.parts import make_part
 from brainet_pl._utils.precision import full_precision
 from brainet_pl.backbones import FeatureExtractor
-from brainet_pl.calibration import Calibrator, Conformal
+from brainet_pl.calibration import Calibrator, Conformal, RiskControl
 from brainet_pl.network import Head
 from brainet_pl.prediction.defaults import AUTO_CALIBRATION, default_calibrator, default_scores
 from brainet_pl.prediction.every_score import every_score
@@ -27,7 +27,7 @@ from brainet_pl.tasks.passes import Passes
 
 
 class Predictor(BackboneAndHead):
-    """A backbone, a head and all that is said of an input: probabilities, scores, conformal sets, verdict.
+    """A backbone, a head and all that is said of an input: probabilities, scores, conformal sets, verdict, risk.
 
     `loss` trains it, `brainet_pl.fitting` fits scores and learns from held-out data; `predict` answers.
 
@@ -36,17 +36,25 @@ class Predictor(BackboneAndHead):
         task: what the outputs of the head mean.
         head: maps features to outputs; None where its shape is not known yet, see `build_head`.
         num_passes: how often a head that draws is run for a prediction.
+        risk: the share of answers that may be wrong, once there is calibration data; None promises nothing.
         **parts: scores, calibration, conformal and verdict, as `attach` takes them.
     """
 
     def __init__(
-        self, backbone: FeatureExtractor, task: Task, head: Head | None = None, num_passes: int = 15, **parts: Any
+        self,
+        backbone: FeatureExtractor,
+        task: Task,
+        head: Head | None = None,
+        num_passes: int = 15,
+        risk: float | None = None,
+        **parts: Any,
     ) -> None:
         super().__init__(backbone, task, num_passes)
         self.scores = ScoreSet([], task.units)
         self.calibration: Calibrator | None = None
         self.conformal: Conformal | None = None
         self.verdict = Verdict()
+        self.risk = RiskControl(risk)
         self.attach(**parts)
         self.head: Head | None = head
 
@@ -192,7 +200,8 @@ class Predictor(BackboneAndHead):
         answer = self.task.predict(passes, final)
         if self.conformal is not None:
             answer |= self.conformal(final)
-        answer |= self.judge(scores, passes.nan_rows(final))
+        verdict = self.judge(scores, passes.nan_rows(final))
+        answer |= verdict | self.risk(final, verdict.get("known"))
         for name, values in (scores | self.task.scores_of_answer(final, scores)).items():
             answer.setdefault(name, values)  # `std` of the answer is the calibrated one
         return Prediction(answer)

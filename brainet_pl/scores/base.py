@@ -362,8 +362,8 @@ class ScoreSet(nn.Module):
             if score.ready:
                 score.observe(passes.with_features_of(score.taps), _by_own_names(score, scores))
 
-    def finalize(self, finish: FinishAnswer | None = None) -> None:
-        """End a validation epoch: its scores are the reference from now on.
+    def finalize(self, finish: FinishAnswer | None = None) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """End a validation epoch: its scores are the reference from now on. Gives final predictions and scores.
 
         Args:
             finish: averaged predictions (N, …) and scores (N,) → final predictions, and the task's scores of them;
@@ -371,7 +371,7 @@ class ScoreSet(nn.Module):
         """
         columns = self._observed.collect()
         if not columns:
-            return
+            return None
         final = columns.pop(_PREDICTED)
         if finish is not None:
             final, of_answer = finish(final, columns)
@@ -380,6 +380,7 @@ class ScoreSet(nn.Module):
             if isinstance(score, AnswerScore):
                 columns |= _named(score, score.learn(final))
         self.set_reference(columns)
+        return final, columns
 
     def set_reference(self, columns: dict[str, Tensor]) -> None:
         """Take all scores (N,) of held-out samples, but those that join others, as the reference from now on.

@@ -75,6 +75,18 @@ class AboutColumns(Struct, forbid_unknown_fields=True):
             raise ValueError("Expected cuts to rise up to the size")
 
 
+class AboutRisk(Struct, forbid_unknown_fields=True):
+    """What is promised of the answers, see `brainet_pl.calibration.risk.Promise`."""
+
+    error: Share
+    delta: Share
+    share: Annotated[float, Meta(ge=0, le=1)]
+    rows: Annotated[int, Meta(ge=0)]
+    per_class: bool
+    missed: Annotated[int, Meta(ge=0)] | None
+    silent: Annotated[int, Meta(ge=0)]
+
+
 class About(Struct, forbid_unknown_fields=True):
     """The content of `model.json`."""
 
@@ -91,6 +103,7 @@ class About(Struct, forbid_unknown_fields=True):
     images: AboutImages | None
     features: list[Feature] | None
     held_out: dict[str, Annotated[list[float], Meta(min_length=1)] | AboutColumns] | None
+    risk: AboutRisk | None = None
 
     def __post_init__(self) -> None:
         watched = {one.name for one in self.outputs}

@@ -158,7 +158,7 @@ class _BRAINetEstimator(Describing, Keeping, BaseEstimator):  # type: ignore[mis
     def _check_eval_set(self, eval_set: Any) -> tuple[Floats, NDArray[Any]]:
         if not isinstance(eval_set, tuple | list) or len(eval_set) != 2:
             raise ValueError(f"expected eval_set to be rows and targets (X, y), got {checks.shown(eval_set)}")
-        rows, y = self._rows(eval_set[0]).numpy(), column_or_1d(eval_set[1])
+        rows, y = self.encoded_rows(eval_set[0]).numpy(), column_or_1d(eval_set[1])
         refuse_gaps(y)
         if len(rows) != len(y) or len(rows) < LEAST_EVALUATED:
             raise ValueError(
@@ -254,7 +254,8 @@ class _BRAINetEstimator(Describing, Keeping, BaseEstimator):  # type: ignore[mis
 
     # -- using --------------------------------------------------------------------------------------------------------
 
-    def _rows(self, X: Any) -> Tensor:
+    def encoded_rows(self, X: Any) -> Tensor:
+        """Rows as a user has them → the numbers (N, d) that the network reads, with gaps filled."""
         import torch
 
         check_is_fitted(self, "encoder_")
@@ -269,7 +270,7 @@ class _BRAINetEstimator(Describing, Keeping, BaseEstimator):  # type: ignore[mis
 
     def _final(self, X: Any) -> Tensor:
         """(N, C) probabilities, or (N, 2) means and variances; the same rows always give the same numbers."""
-        rows = self._rows(X)
+        rows = self.encoded_rows(X)
         return self.network_.final_rows(rows)  # type: ignore[no-any-return]
 
     def known_p(self, X: Any) -> Floats:
@@ -278,7 +279,7 @@ class _BRAINetEstimator(Describing, Keeping, BaseEstimator):  # type: ignore[mis
         It is a p-value: of rows like those of `fit`, a share of at most 5 % has a value of at most 0.05, whatever the
         data. Rows with small values are unlike the training data, and predictions for them should not be trusted.
         """
-        rows = self._rows(X)
+        rows = self.encoded_rows(X)
         return np.asarray(self.network_.known_p(rows).numpy(), dtype=np.float64)
 
     def __sklearn_tags__(self) -> Any:
@@ -408,6 +409,11 @@ class BRAINetClassifier(ClassifierMixin, _BRAINetEstimator):  # type: ignore[mis
         """Gives the most probable class of each row (N, d), as an array (N,) of values of `classes_`."""
         probs = self.predict_proba(X)
         return np.asarray(self.classes_[probs.argmax(axis=1)])
+
+    def predict_answered(self, X: Any) -> NDArray[np.bool_]:
+        """Gives for which rows (N, d) the class of `predict` keeps what `risk_control` has promised, (N,)."""
+        rows = self.encoded_rows(X)
+        return np.asarray(self.network_.answered(rows).numpy(), dtype=bool)
 
     def predict_set(
         self, X: Any, level: float = 0.9, method: str = "lac", *, per_class: bool = False

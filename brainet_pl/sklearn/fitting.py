@@ -349,6 +349,15 @@ class TablePredictor(Predictor):
             p.append(p_values(scores[name], self.scores.reference[name]))
         return torch.cat(p)
 
+    @torch.no_grad()
+    def answered(self, rows: Tensor) -> Tensor:
+        """Whether the answer to each row (N, d) keeps what was promised, (N,)."""
+        if self.risk.promise is None:
+            raise ValueError(
+                "expected a promise to answer by, got none: make one first, brainet_pl.risk_control(model, error=0.02)"
+            )
+        return torch.cat([self.describe(passes)["answered"] for passes in self._passes_of(rows)])
+
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Predictions and targets of the rows held back."""
         self._require_held("predict_set and predict_interval")
@@ -384,6 +393,8 @@ class TablePredictor(Predictor):
         # What sets go by is made as much surer as what they are made of, or they would be too small.
         self.held_predicted.copy_(predicted if factor == 1 else scale(predicted, factor))
         self.held_target.copy_(target[held])
+        if isinstance(self.task, Classification):
+            self.risk.keep(self.held_predicted, self.held_target, self.risk.confidence >= 0)
 
     def _sharpen_average(self, rows: Tensor) -> float:
         """Lower the temperature until the average of all folds is as sure as its parts, which it was fitted to.

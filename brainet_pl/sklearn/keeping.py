@@ -39,7 +39,7 @@ class Keeping:
     if TYPE_CHECKING:
 
         def get_params(self) -> dict[str, Any]: ...  # noqa: D102
-        def _rows(self, X: Any) -> Tensor: ...
+        def encoded_rows(self, X: Any) -> Tensor: ...  # noqa: D102
         def _task(self) -> Any: ...
         def _head_settings(self) -> Any: ...
         def _extra(self) -> dict[str, Any]: ...
@@ -72,7 +72,7 @@ class Keeping:
                 torch.tensor(some),
                 class_names=self._class_names(),
                 features=self.encoder_.features(),
-                held=None if held is None else self._rows(held),
+                held=None if held is None else self.encoded_rows(held),
             )
         finally:
             network.conformal = before

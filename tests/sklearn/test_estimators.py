@@ -317,7 +317,7 @@ def test_known_rows_are_called_unknown_as_often_as_promised_by_few_of_them():
 
 
 def test_scores_are_those_of_single_folds_and_few_sub_networks_are_averaged_exactly(classifier):
-    network, rows = classifier.network_, classifier._rows(blobs(40, 9)[0])
+    network, rows = classifier.network_, classifier.encoded_rows(blobs(40, 9)[0])
     passes = network.passes(rows)
     heads = list(network.head.heads)
     assert len(passes.outputs) == sum(head.ggt.num_subnetworks for head in heads)
@@ -374,7 +374,7 @@ def test_one_bad_row_blinds_nothing_and_is_named():
 
 
 def test_the_average_of_folds_is_as_sure_as_each_of_them(classifier):
-    network, rows = classifier.network_, classifier._rows(blobs(1000, 8)[0])
+    network, rows = classifier.network_, classifier.encoded_rows(blobs(1000, 8)[0])
     before, tau = network.calibration.tau.clone(), []
     for start in (1.0, 2.0):
         network.calibration.tau.fill_(start)

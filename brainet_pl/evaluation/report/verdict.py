@@ -47,6 +47,7 @@ def verdict_of(record: Record, history: History | None = None) -> list[Line]:
         _known(record),
         _expected(record),
         _refusal(final),
+        _promise(record),
         *_baselines(history or {}),
     ]
     return [line for line in lines if line is not None]
@@ -259,6 +260,12 @@ def _refusal(values: Mapping[str, float]) -> Line | None:
     if accuracy is None or risk is None or accuracy >= 1:
         return None
     return Line(f"Answering only the surest 80\u00a0% takes errors from {_percent(1 - accuracy)} to {_percent(risk)}.")
+
+
+def _promise(record: Record) -> Line | None:
+    """The share of inputs that may be answered with few errors, by calibration data alone."""
+    text = record.model.promise
+    return None if text is None else Line(f"Risk control {text}.".replace(" %", "\u00a0%"))
 
 
 def _baselines(history: History) -> list[Line]:
