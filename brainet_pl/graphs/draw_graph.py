@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.path import Path
 
 Floats = NDArray[np.float64]
+Bends = dict[tuple[int, int], list[tuple[float, float]]]
 SWEEPS = 24  # over the layers, to lay neighbours under each other
 GAP = 0.35  # between boxes, in inches
 CHARACTER = 0.085  # inches of one character of a name
+PORT = 0.14  # between the ends of two arrows at one box, in inches
 HEIGHT = 0.85  # inches from one layer to the next
 LONGEST = 18  # characters of a name that are shown
 INK, BOX, FRAME = "#33475b", "#eef3f8", "#8aa0b4"
@@ -47,6 +49,7 @@ def draw_graph(graph: PDAG, probabilities: Floats | None = None, ax: Axes | None
     width = np.array([max(3, len(name)) * CHARACTER + 0.16 for name in names])
     alone = np.flatnonzero(~graph.skeleton.any(axis=0)).tolist()
     x, y, bends = _layout(dag_extension(graph.adjacency), width, alone)
+    bends = _apart(bends, width)
     through = [a for points in bends.values() for a, _ in points]
     left, right = min([*(x - width / 2), *through]), max([*(x + width / 2), *through])
     if ax is None:
@@ -79,6 +82,22 @@ def draw_graph(graph: PDAG, probabilities: Floats | None = None, ax: Axes | None
     return figure
 
 
+def _apart(bends: Bends, width: Floats) -> Bends:
+    """The same ways with ends beside each other, in the order in which they come, so that no two heads are one."""
+    found = {arrow: list(points) for arrow, points in bends.items()}
+    for end, near in ((0, 1), (-1, -2)):  # where arrows begin, and where they end
+        meeting: dict[int, list[tuple[int, int]]] = {}
+        for arrow in found:
+            meeting.setdefault(arrow[end], []).append(arrow)
+        for variable, arrows in meeting.items():
+            arrows.sort(key=lambda arrow: found[arrow][near])
+            step = min(PORT, 0.8 * float(width[variable]) / len(arrows))
+            for number, arrow in enumerate(arrows):
+                a, b = found[arrow][end]
+                found[arrow][end] = (a + step * (number - (len(arrows) - 1) / 2), b)
+    return found
+
+
 def _curve(points: list[tuple[float, float]]) -> Path:
     """A line through all points that leaves and enters every one of them vertically."""
     from matplotlib.path import Path
@@ -104,9 +123,7 @@ def _levels(dag: Bools) -> NDArray[np.intp]:
     return level
 
 
-def _layout(
-    dag: Bools, width: Floats, alone: list[int]
-) -> tuple[Floats, Floats, dict[tuple[int, int], list[tuple[float, float]]]]:
+def _layout(dag: Bools, width: Floats, alone: list[int]) -> tuple[Floats, Floats, Bends]:
     """Places x (d,), y (d,), and the points that each arrow i → j passes.
 
     An arrow over several layers has a bend in each of them, which takes part in the layout like a narrow variable.

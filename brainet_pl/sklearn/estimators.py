@@ -34,7 +34,7 @@ from brainet_pl.sklearn.describing import Describing
 from brainet_pl.sklearn.folds import Roles, group_numbers, roles_beside, roles_of
 from brainet_pl.sklearn.importance import FitRows
 from brainet_pl.sklearn.keeping import Keeping
-from brainet_pl.sklearn.rows import RowEncoder, columns_now, dense, encode_inputs, read_inputs
+from brainet_pl.sklearn.rows import RowEncoder, columns_now, counted_rows, dense, encode_inputs, read_inputs
 from brainet_pl.sklearn.targets import refuse_gaps, tell_constant
 from brainet_pl.tables import Column, is_frame
 
@@ -115,10 +115,11 @@ class _BRAINetEstimator(Describing, Keeping, BaseEstimator):  # type: ignore[mis
         """
         started = time.monotonic()
         self._check_settings()
+        X, y, sample_weight, groups = counted_rows(X, y, sample_weight, groups)
         x, target = self._check_training(X, y)
         weights = self._weights(x, target, sample_weight)
         group = group_numbers(groups, len(x))
-        if weights is not None and not weights.all():
+        if weights is not None and not weights.all():  # a class of weight 0
             kept = weights > 0
             x, target, weights = x[kept], target[kept], weights[kept]
             group = None if group is None else group[kept]
@@ -197,12 +198,7 @@ class _BRAINetEstimator(Describing, Keeping, BaseEstimator):  # type: ignore[mis
         """How much each row (N,) counts; None where all count alike."""
         if sample_weight is None:
             return None
-        weights = np.asarray(_check_sample_weight(sample_weight, x, ensure_non_negative=True))
-        if (weights > 0).sum() < 2:
-            raise ValueError(
-                f"expected at least two rows of a sample_weight above 0, got {(weights > 0).sum()}: give more weights"
-            )
-        return weights
+        return np.asarray(_check_sample_weight(sample_weight, x, ensure_non_negative=True))
 
     def _train(
         self,

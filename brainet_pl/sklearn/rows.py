@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
+from sklearn.utils import _safe_indexing
+from sklearn.utils.validation import _check_sample_weight
 
 from brainet_pl.serving.tables import Feature, features_of
 from brainet_pl.tables import Column, encode_frame, is_frame, read_frame
@@ -156,6 +158,20 @@ def encode_inputs(columns: Sequence[Column], x: Any) -> Floats:
     if _is_unnamed(columns) and len(table) != len(columns):
         raise ValueError(f"expected {len(columns)} columns, as in fit, got {len(table)}: give the same columns")
     return encode_frame(columns, table)
+
+
+def counted_rows(x: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
+    """Rows, targets, weights and groups without the rows of weight 0, before anything is learned from these."""
+    if sample_weight is None or y is None:
+        return x, y, sample_weight, groups
+    weights = np.asarray(_check_sample_weight(sample_weight, x, ensure_non_negative=True))
+    kept = np.flatnonzero(weights > 0)
+    if len(kept) < 2:
+        raise ValueError(f"expected at least two rows of a sample_weight above 0, got {len(kept)}: give more weights")
+    if len(kept) == len(weights):
+        return x, y, weights, groups
+    parts = (part if part is None else _safe_indexing(part, kept) for part in (x, y, weights, groups))
+    return tuple(parts)  # type: ignore[return-value]
 
 
 def dense(x: Any) -> Any:
