@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.tables.cells import Notation, days_of, text_of
+from brainet_pl.tables.cells import Notation, days_of, text_of, without_placeholders
 from brainet_pl.tables.column import MISSING, Column
 
 Floats = NDArray[np.float64]
@@ -57,6 +57,8 @@ class Feature:
                 return self._of_numbers(cells.astype(np.float64))
             cells = cells.tolist()
         texts = [_text(cell) for cell in cells]
+        if self.kind in ("number", "date", "missing"):
+            texts = without_placeholders(texts)
         if self.kind == "missing":
             return np.array([float(text == "") for text in texts])
         if self.kind == "category":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from brainet_pl._utils.missing import is_missing
 DAY = np.timedelta64(1, "D")
 SECONDS_OF_DAY = 86_400.0
 NO_VALUE = frozenset({"<NA>", "NaT"})  # how pandas writes it, beside what people write
+PLACEHOLDERS = frozenset(  # in lower case: no value, where numbers are expected; else they may be categories
+    {"-", "--", "–", "—", ".", "..", "missing", "unknown", "n.a.", "#n/a", "#div/0!", "#value!", "#ref!"}
+)
 CONTAINERS = (list, tuple, dict, set, frozenset, np.ndarray)
 MOST_EXACT = 2.0**53  # whole numbers beyond it are not told apart as floats
 SPACES = " \u00a0\u202f"
@@ -121,6 +124,15 @@ def plain_number(text: str) -> float | None:
         return float(text) if "_" not in text else None
     except ValueError:
         return None
+
+
+def without_placeholders(texts: Sequence[str]) -> list[str]:
+    """Cells of a column of numbers or dates, "" in place of what people write where they have none.
+
+    >>> without_placeholders(["3", "-", "unknown", "-3"])
+    ['3', '', '', '-3']
+    """
+    return ["" if text.lower() in PLACEHOLDERS else text for text in texts]
 
 
 def without_symbol(text: str, symbol: str) -> str:

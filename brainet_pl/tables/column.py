@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.tables.cells import DAY, POINTS, Notation, days_of, plain_number, texts_of
+from brainet_pl.tables.cells import DAY, POINTS, Notation, days_of, plain_number, texts_of, without_placeholders
 
 Floats = NDArray[np.float64]
 Kind = Literal["number", "date", "category"]
@@ -87,7 +87,7 @@ class Column:
             return Encoded(array.astype(np.float64)[:, None], [])
         if array.dtype.kind == ("M" if self.kind == "date" else "m"):
             return Encoded(_days(array)[:, None], [])
-        texts = cells_as_text(array, self.name)
+        texts = without_placeholders(cells_as_text(array, self.name))
         if self.kind == "date":
             return Encoded(self._dates(texts)[:, None], [])
         return self._numbers(texts)

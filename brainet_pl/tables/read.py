@@ -14,6 +14,7 @@ from brainet_pl.tables.cells import (
     SYMBOLS,
     days_of,
     plain_number,
+    without_placeholders,
     without_symbol,
 )
 from brainet_pl.tables.column import MISSING, OTHER, Column, array_of, cells_as_text, is_categorical
@@ -71,9 +72,11 @@ def read_column(
 
 def _read_texts(name: str, texts: Sequence[str], most: int) -> Column | None:
     """A column of text that holds numbers or dates; None where it holds categories."""
-    counts = Counter(texts)
+    counts = Counter(without_placeholders(texts))
     counts.pop("", None)
     given = list(counts)
+    if not given and any(texts):
+        return None
     if all(plain_number(text) is not None for text in given):
         return Column(name)
     if all(days_of(text) is not None for text in given):

@@ -1,12 +1,14 @@
 """Columns of tables: what people have in them becomes numbers, and what can't is told at once."""
 
 import datetime
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brainet_pl.serving.tables import Feature, features_of
 from brainet_pl.tables import Column, encode_frame, read_column, read_frame
 from brainet_pl.tables.cells import Notation, days_of, text_of
 from brainet_pl.tables.frame import columns_of
@@ -32,6 +34,8 @@ def numbers(values, later=None):
         (["12 %", "3 %", "7.5%"], [12, 3, 7.5]),
         (["3,50 €", "1.200,00 €"], [3.5, 1200]),
         ([1, None, "n/a"], [1, np.nan, np.nan]),
+        (["3", "-", "-3", "unknown"], [3, np.nan, -3, np.nan]),
+        (["1970-01-02", "-"], [1, np.nan]),
         (pandas.array([1, None, 3], dtype="Int64"), [1, np.nan, 3]),
         ([True, False], [1, 0]),
         (["1970-01-02", "2024-02-29 12:00", None], [1, 19782.5, np.nan]),
@@ -100,10 +104,22 @@ def test_text_where_fit_had_numbers_is_missing_and_told():
     ):
         found = encode_frame(columns, {"cylinders": ["6", "rotary"]})
     np.testing.assert_array_equal(found, [[6], [np.nan]])
-    mostly = [str(i / 8) for i in range(99)] + ["unknown"]
-    with pytest.warns(UserWarning, match=r"column 'a': read as numbers; 'unknown' \(1 rows\) counts as missing"):
+    mostly = [str(i / 8) for i in range(99)] + ["rotary"]
+    with pytest.warns(UserWarning, match=r"column 'a': read as numbers; 'rotary' \(1 rows\) counts as missing"):
         (column,) = read_frame({"a": mostly})
     assert column.kind == "number"
+    assert read_column("a", ["yes", "no", "unknown"]).categories == ["no", "unknown", "yes"]
+
+
+def test_the_folder_of_a_model_reads_cells_alike():
+    for values in (["$5", "-", "$6,000.5", None], ["2024-01", "2024Q2", "unknown"], ["red"] * 3 + ["blue"] * 3 + ["", "x"]):
+        column = read_column("a", values, most=3)
+        expected = column.encode(values).numbers
+        gaps = np.isnan(expected[:, 0])
+        features = [replace(feature, fill=0.0) for feature in features_of(column)]
+        found = np.stack([feature.of(values) for feature in features], axis=1)
+        np.testing.assert_allclose(found, np.where(np.isnan(expected), 0.0, expected))
+        np.testing.assert_array_equal(Feature("a", "missing").of(values)[gaps], 1.0)
 
 
 def test_a_comma_is_decided_by_column_told_or_refused():
