@@ -112,7 +112,8 @@ def test_text_where_fit_had_numbers_is_missing_and_told():
 
 
 def test_the_folder_of_a_model_reads_cells_alike():
-    for values in (["$5", "-", "$6,000.5", None], ["2024-01", "2024Q2", "unknown"], ["red"] * 3 + ["blue"] * 3 + ["", "x"]):
+    colours = ["red"] * 3 + ["blue"] * 3 + ["", "x"]
+    for values in (["$5", "-", "$6,000.5", None], ["2024-01", "2024Q2", "unknown"], colours):
         column = read_column("a", values, most=3)
         expected = column.encode(values).numbers
         gaps = np.isnan(expected[:, 0])
