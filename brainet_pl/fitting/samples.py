@@ -56,7 +56,7 @@ class Taken(NamedTuple):
 
     @property
     def all(self) -> Tensor:
-        """Both."""
+        """The numbers of both kinds of rows."""
         return torch.cat([self.held_out, self.select])
 
 

@@ -210,7 +210,9 @@ def _line(before: int, after: int, how: str, most: int | None = None) -> Line:
     """How one side becomes another, whose middle alone is wanted; weights are whole numbers of 16 bits, as in torch."""
     wanted = _middle(after, after if most is None else most)
     if how == "nearest":
-        places = np.floor(np.arange(wanted.start, wanted.stop) * (before / after)).astype(np.int64)[:, None]
+        step = np.float32(before) / np.float32(after)  # in 32 bits, as torch: it decides which of two pixels is nearer
+        rows = np.floor(np.arange(wanted.start, wanted.stop).astype(np.float32) * step).astype(np.int64)
+        places = np.minimum(rows, before - 1)[:, None]
         return Line(places, np.ones_like(places), 0)
     kernel, reach = _KERNELS[how]
     scale = before / after

@@ -41,7 +41,7 @@ class Fold(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a training reads.
+    """The rows that a training reads, and what is known of them.
 
     Attributes:
         features: (N, d).

@@ -37,7 +37,7 @@ class SoftmaxLayer:
     bias: Tensor
 
     def logits(self, x: Tensor) -> Tensor:
-        """Features (B, d) → logits (B, C)."""
+        """Maps features (B, d) to logits (B, C)."""
         return F.linear(x.to(self.center) - self.center, self.weight, self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:

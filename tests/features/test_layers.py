@@ -390,12 +390,6 @@ def test_the_settings_of_a_named_backbone_hold_the_choice(tmp_path, quiet_traine
     assert loaded.backbone.taps == model.backbone.taps
 
 
-def test_a_checkpoint_of_before_reads_stages_by_auto(net):
-    model = BRAINet(3, Backbone(net), Linear())
-    model.restore_layers({"layers": "stages", "pool": None})
-    assert model.backbone.taps == Taps(("stages",), ("mean",))
-
-
 def test_a_tree_is_learned_from_the_chosen_layers(tmp_path, quiet_trainer, net):
     structure = StructureLearning(threshold=0.1, cache="", progress=False)
     model = BRAINet(backbone=Backbone(net, max_features=40), task=Regression())
