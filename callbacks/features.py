@@ -82,6 +82,7 @@ class FeatureCache(Callback, FeatureFolder):
             )
         training = _checked("training", datamodule.train_dataloader())
         validation = _checked("validation", datamodule.val_dataloader())
+        pl_module.choose_layers()  # before any features are kept
         features = pl_module.training_features
         plain = features.all(progress=self.progress)
         copies = [features.of(training, i + 1, self.progress) for i in range(self.copies)]
