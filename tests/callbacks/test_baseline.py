@@ -224,11 +224,12 @@ def test_training_longer_helps_where_it_is_advised(tmp_path, quiet_trainer, said
 
 def test_the_best_epoch_and_a_temperature_help_where_they_are_advised(tmp_path, quiet_trainer, said):
     """A network that learns 200 rows by heart is best early, and too sure at the end."""
-    model = BRAINet(2, head=MLP(num_params=4000), lr=0.01)
+    uncalibrated = {"head": MLP(num_params=4000), "lr": 0.01, "calibration": None}
+    model = BRAINet(2, **uncalibrated)
     trainer = fit(tmp_path, quiet_trainer, model, epochs=20, data=Rows())
     plain = trainer.test(model, datamodule=Rows(), verbose=False)[0]["test/cls/NLL"]
     best = ModelCheckpoint(tmp_path, monitor="val/cls/NLL", mode="min")
-    fit(tmp_path, quiet_trainer, BRAINet(2, head=MLP(num_params=4000), lr=0.01), best, epochs=20, data=Rows())
+    fit(tmp_path, quiet_trainer, BRAINet(2, **uncalibrated), best, epochs=20, data=Rows())
     last, kept = said()
     assert "keep the best epoch, ModelCheckpoint(monitor='val/cls/NLL')" in last
     assert "--model.calibration TemperatureScaling" in last
