@@ -23,6 +23,7 @@ from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl.calibration.base import Calibrator
 from brainet_pl.calibration.temperature import best_temperature, fit_temperature
 from brainet_pl.distributed.epoch_buffer import EpochBuffer
+from brainet_pl.metrics.measures import one_hot
 from brainet_pl.scores import Generative, ScoreSet, Stages
 from brainet_pl.scores.reference import FEW, TAIL, Surprise, fit_surprise
 from brainet_pl.tasks import Classification, Regression, Task
@@ -62,7 +63,7 @@ def fade(probs: Tensor, prior: Tensor, temperature: Tensor | float, factor: Tens
 def _parts(probs: Tensor, prior: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log p / f, (1 - 1/f)·log π, and 1 for the answer and 0 for all else, each (B, C)."""
     logs = probs.clamp_min(torch.finfo(torch.float32).tiny).log()
-    answer = F.one_hot(probs.argmax(dim=-1), probs.shape[-1]).to(probs.dtype)
+    answer = one_hot(probs.argmax(dim=-1), probs)
     slower = 1.0 / factor[:, None].to(probs.dtype)
     prior = prior.to(probs.dtype)
     return logs * slower, (1.0 - slower) * (prior + answer * (prior.max() - prior)).log(), answer

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from brainet_pl._utils.framework import rank_zero_warn
 from brainet_pl.backbones.output import BackboneOutput
-from brainet_pl.distributed.collectives import exchange
-from brainet_pl.distributed.epoch_buffer import EpochBuffer
+from brainet_pl.distributed.collectives import all_gather, exchange
+from brainet_pl.prediction.network import device_of
 from brainet_pl.prediction.predictor import Predictor, preferred_score
 from brainet_pl.scores import AnswerScore
 from brainet_pl.scores.combined import cross_fitted
@@ -61,6 +61,11 @@ class Asked(NamedTuple):
         columns = {name: values[rows.to(values.device)] for name, values in self.columns.items()}
         return Asked(self.draw[rows], self.output[rows.to(self.output.features.device)], columns)
 
+    def on_cpu(self) -> Asked:
+        """The same in the memory of the host, where processes can exchange it."""
+        columns = {name: values.cpu() for name, values in self.columns.items()}
+        return Asked(self.draw, self.output.to(torch.device("cpu")), columns)
+
 
 class LeftOut:
     """Collects what a model says of calibration samples as if it had not learned a class.
@@ -75,7 +80,6 @@ class LeftOut:
         self._asked: list[Asked] = []
         self._failure = ""
         self._share = 1.0  # of the samples that are asked; it halves whenever there are too many
-        self._generator = torch.Generator().manual_seed(0)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,42 +96,67 @@ class LeftOut:
         return own | set(self.predictor.task.units)
 
     @torch.no_grad()
-    def observe(self, passes: Passes, target: Tensor) -> None:
-        """See a batch of calibration samples, of which a random choice is asked."""
+    def observe(self, passes: Passes, target: Tensor, numbers: Tensor) -> None:
+        """See a batch of calibration samples, of which a random choice is asked.
+
+        Args:
+            passes: of the batch.
+            target: (B,).
+            numbers: (B,) the place of each sample in its set, which decides whether it is asked, in any process.
+        """
         if self._failure or not self.names:
             return
         try:
-            self._ask(passes, target)
+            self._ask(passes, target, draw_of(numbers))
         except Exception as error:  # an estimate is not worth a fit, whatever a score makes of it
             self._failure = str(error)
 
-    def _ask(self, passes: Passes, target: Tensor) -> None:
-        draw = torch.rand(len(target), generator=self._generator)
+    def _ask(self, passes: Passes, target: Tensor, draw: Tensor) -> None:
         while int((draw < self._share).sum()) + sum(len(asked.draw) for asked in self._asked) > MOST_ROWS:
-            self._share /= 2
-            self._asked = [asked.below(self._share) for asked in self._asked]
-        rows = (draw < self._share).nonzero()[:, 0].to(target.device)
+            self._keep(self._share / 2)
+        rows = (draw < self._share).nonzero()[:, 0]
         if not len(rows):
             return
-        passes, target = _rows(passes, rows), target[rows]
+        there = rows.to(target.device)
+        passes, target = _rows(passes, there), target[there]
         found = {} if not len(self.hidden) else scores_without(self.predictor, passes, self.hidden.to(target.device))
         columns = {name: found[name].t() for name in self.names if name in found}
         output = passes.backbone_output or BackboneOutput(passes.features)
-        self._asked.append(Asked(draw[rows.cpu()], output, columns | {TARGET: target}))
+        self._asked.append(Asked(draw[rows], output, columns | {TARGET: target}))
+
+    def _keep(self, share: float) -> None:
+        """Keep a share of all samples."""
+        self._share = share
+        self._asked = [asked.below(share) for asked in self._asked]
 
     @torch.no_grad()
     def estimate(self) -> Expectation | None:
         """What was seen, as shares, and forget it; a collective. Ask once the verdict's reference is known."""
-        batches, failure = self._asked, self._failure
+        failure = next((other for other in all_gather(self._failure) if other), "")
+        everyone = self._gather()
         self._asked, self._failure, self._share = [], "", 1.0
-        self._generator = torch.Generator().manual_seed(0)
-        gathered = EpochBuffer()
-        for batch in batches:
-            gathered.append(batch.columns)
-        columns = gathered.collect()
-        output = BackboneOutput.concat([batch.output for batch in batches]) if batches else None
-        found = exchange(lambda: self._describe(columns, output, failure))  # each process permutes samples of its own
+        columns = {} if everyone is None else everyone.columns
+        output = None if everyone is None else everyone.output
+        found = exchange(lambda: self._describe(columns, output, failure))
         return next((one for one in found if one is not None), None)
+
+    def _gather(self) -> Asked | None:
+        """What was asked in all processes, in an order that does not depend on their number; a collective."""
+        self._keep(min(all_gather(self._share)))
+        while sum(all_gather(sum(len(asked.draw) for asked in self._asked))) > MOST_ROWS:
+            self._keep(self._share / 2)
+        batches = []
+        for share in all_gather([asked.on_cpu() for asked in self._asked if len(asked.draw)]):
+            batches.extend(share)
+        if not batches:
+            return None
+        draw = torch.cat([batch.draw for batch in batches])
+        order = draw.argsort(stable=True)
+        columns = {}
+        for name in batches[0].columns:
+            columns[name] = torch.cat([batch.columns[name] for batch in batches])[order]
+        output = BackboneOutput.concat([batch.output for batch in batches])[order]
+        return Asked(draw[order], output.to(device_of(self.predictor)), columns)
 
     def _describe(
         self, columns: Mapping[str, Tensor], output: BackboneOutput | None, failure: str
@@ -185,6 +214,15 @@ class LeftOut:
         predictor = self.predictor
         answer = predictor.judge(predictor.all_scores(predictor.passes(output.map(shuffled))))
         return float((~answer["known"]).double().mean()) if answer else float("nan")
+
+
+def draw_of(numbers: Tensor) -> Tensor:
+    """Numbers of samples (B,) → (B,) a number from 0 to 1 for each, which depends on nothing else.
+
+    >>> draw_of(torch.tensor([0, 1, 2])).round(decimals=2)
+    tensor([0.0000, 0.6200, 0.2400], dtype=torch.float64)
+    """
+    return (numbers.cpu().long() * 2654435769 % 2**32).double() / 2**32  # Knuth's multiplicative hash
 
 
 def _rows(passes: Passes, rows: Tensor) -> Passes:

@@ -109,7 +109,7 @@ class Settling:
         if numbers is None:
             numbers = torch.arange(self._count, self._count + len(target))
         self._count += len(target)
-        self._left_out.observe(passes, target)
+        self._left_out.observe(passes, target, numbers)
         scores = {**answered.scores, **passes.scores}  # those of the passes, before any calibration
         predictor.scores.observe(passes, scores)
         self._rows.append({"predicted": passes.predicted, "target": target})

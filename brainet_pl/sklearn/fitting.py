@@ -266,6 +266,7 @@ class TablePredictor(Predictor):
     """
 
     head: Members
+    sharper: Tensor
     held_predicted: Tensor
     held_target: Tensor
 
@@ -284,6 +285,7 @@ class TablePredictor(Predictor):
         )
         self.shapes = shapes
         self.fold_scores = [score for score in self.scores if isinstance(score, PerFold)]
+        self.register_buffer("sharper", torch.ones(()))  # factor of the temperature for the average of all folds
         self.register_buffer("held_predicted", torch.zeros(shapes.held, shapes.outputs))
         self.register_buffer("held_target", torch.zeros(shapes.held, dtype=torch.long if is_classes else torch.float64))
 
@@ -397,7 +399,7 @@ class TablePredictor(Predictor):
             self.risk.keep(self.held_predicted, self.held_target, self.risk.confidence >= 0)
 
     def _sharpen_average(self, rows: Tensor) -> float:
-        """Lower the temperature until the average of all folds is as sure as its parts, which it was fitted to.
+        """Lower the temperature of the average of all folds until it is as sure as its parts, which it was fitted to.
 
         An average is less sure than what it is made of, and no less right: with their temperature it is too careful.
         Gives the factor of the temperature.
@@ -420,8 +422,15 @@ class TablePredictor(Predictor):
             surer = mean_entropy(scale(average, middle)) < wanted
             low, high = torch.where(surer, middle, low), torch.where(surer, high, middle)
         factor = float(high / calibration.tau)
-        calibration.tau.copy_(high)
+        self.sharper.copy_(high / calibration.tau)
         return factor
+
+    def _finish(self, predicted: Tensor, scores: Mapping[str, Tensor]) -> Tensor:
+        """What a single fold predicts has the temperature of folds, and so have the scores that `known_p` compares."""
+        final = super()._finish(predicted, scores)
+        if self.head.chosen is not None or not isinstance(self.task, Classification):
+            return final
+        return scale(final, self.sharper)
 
     def _calibrated_by_others(self, predicted: Tensor, target: Tensor, part: Tensor) -> Tensor:
         """Predictions (H, …) of rows held back, each calibrated as the rows of all other parts (H,) say."""

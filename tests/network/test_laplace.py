@@ -257,7 +257,7 @@ def test_a_fit_finalizes_it_and_the_checkpoint_carries_it(tmp_path, quiet_traine
 
     monkeypatch.setattr(LaplaceHead, "finalize", observed)
     pl.seed_everything(0, verbose=False)
-    model = BRAINet(8, head=Laplace(), lr=0.01)
+    model = BRAINet(8, head=Laplace(), lr=0.01, calibration=None)
     checkpoint = ModelCheckpoint(tmp_path, save_last=True)
     fit = quiet_trainer(tmp_path, checkpoint, epochs=2)
     fit.fit(model, datamodule=Digits())
@@ -270,7 +270,7 @@ def test_a_fit_finalizes_it_and_the_checkpoint_carries_it(tmp_path, quiet_traine
         with torch.no_grad():
             found.append(one.predictor.predict(x))
     torch.testing.assert_close(found[0]["probabilities"], found[1]["probabilities"])
-    assert (found[1]["mutual_information"] > 1e-3).all()
+    assert (found[1]["mutual_information"] > 1e-4).all()  # of a head that does not draw it is 0
     with pytest.raises(RuntimeError, match="one whose head draws dropout masks or weights differs each time"):
         export_program(again, x)
 
@@ -296,7 +296,7 @@ def test_samples_of_a_stream_stand_for_themselves(tmp_path, quiet_trainer):
     model = BRAINet(C, head=Laplace())
     quiet_trainer(tmp_path).fit(model, DataLoader(Stream(), batch_size=16))
     assert model.head.precision > 0
-    assert model.head_facts == {"prior_precision": float(model.head.precision)}
+    assert model.teacher.head_facts == {"prior_precision": float(model.head.precision)}
 
 
 def test_a_swapped_head_is_finalized_by_calibrate(data):

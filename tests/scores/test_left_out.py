@@ -149,8 +149,11 @@ def test_many_samples_are_bounded_and_a_sorted_set_is_as_good(monkeypatch, in_or
         order = held.targets.argsort()
         held = Extracted(held.output[order], held.targets[order])
     asked = LeftOut(predictor)
+    seen = 0
     for answered in answer_rows(predictor, held):
-        asked.observe(answered.passes, answered.target)
+        numbers = torch.arange(seen, seen + len(answered.target))
+        seen += len(numbers)
+        asked.observe(answered.passes, answered.target, numbers)
         assert sum(len(one.draw) for one in asked._asked) <= 300
     targets = torch.cat([one.columns[module.TARGET] for one in asked._asked])
     assert len(targets) > 100
