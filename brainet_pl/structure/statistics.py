@@ -23,6 +23,7 @@ _NARROW = 256  # columns up to which products are summed in 64 bits
 _GRAM_VALUES = 1 << 24  # values copied at a time while a Gram matrix is summed over rows
 _PACKED_CELLS = 256  # of a table up to which it is counted by bits; beyond, each row is looked at once
 _PACKED_WORDS = 1 << 17  # of 64 rows at a time: they stay in the processor's cache
+_SORTED_VALUES = 1 << 17  # codes that are sorted at a time: they stay in the processor's cache
 
 
 def bootstrap_weights(n: int, seed: int, path: tuple[int, ...]) -> NDArray[np.int64]:
@@ -224,6 +225,47 @@ class CountSample:
             bits[: -(-len(rows) // 8)] = np.packbits(column[rows])
         return packed.view(np.uint64)
 
+    def pair_sums(self, x: Ints, y: Ints, conditions: Ints) -> tuple[Floats, Floats]:
+        """N times the information, and the degrees of freedom, of pairs x, y (T,) given conditions (T, n), each (T,).
+
+        By sorted codes of rows instead of tables: it takes as long as there are rows, however many cells a table has.
+        The cells of one table must have numbers of 63 bits.
+        """
+        information, freedom = np.empty(len(x)), np.empty(len(x))
+        step = max(1, _SORTED_VALUES // max(1, self.total))
+        for part in (slice(i, i + step) for i in range(0, len(x), step)):
+            information[part], freedom[part] = self._sorted_sums(x[part], y[part], conditions[part])
+        return information, freedom
+
+    def _sorted_sums(self, x: Ints, y: Ints, conditions: Ints) -> tuple[Floats, Floats]:
+        """`pair_sums` of a few pairs at a time: equal codes stand side by side, each run of them is a cell."""
+        arities, codes = self.table.arities.astype(np.int64), self._repeated_codes
+        r, s = arities[x][:, None], arities[y][:, None]
+        z = np.zeros((len(x), codes.shape[1]), dtype=np.int64)
+        for variable in conditions.T:
+            z *= arities[variable][:, None]
+            z += codes[variable]
+        zy, zxy = z * s + codes[y], (z * r + codes[x]) * s + codes[y]
+        zy.sort(axis=1)
+        zxy.sort(axis=1)
+        zx = zxy // s
+        runs = [_runs(sorted_codes) for sorted_codes in (zxy, zx, zy, zx // r)]
+        joint, of_x, of_y, configurations = [_sums(run, self.n_log_n) for run in runs]
+        _, x_runs, y_runs, z_runs = runs
+        # Both orders begin with the configuration, so that its runs begin at the same places in both.
+        starts = np.flatnonzero(z_runs)
+        seen_x, seen_y = (np.add.reduceat(run.ravel(), starts, dtype=np.int64) for run in (x_runs, y_runs))
+        first = np.searchsorted(starts, np.arange(len(x)) * z.shape[1])
+        freedom = np.add.reduceat((seen_x - 1) * (seen_y - 1), first)
+        return np.maximum(joint - of_x - of_y + configurations, 0.0), freedom.astype(np.float64)
+
+    @cached_property
+    def _repeated_codes(self) -> NDArray[np.uint8]:
+        """(d, total) the codes of the drawn rows, each as often as it was drawn."""
+        if not self._repeats:
+            return self._code_rows
+        return np.repeat(self._code_rows, self._weights.astype(np.intp), axis=1)
+
     @cached_property
     def _code_rows(self) -> NDArray[np.uint8]:
         """(d, rows) the codes of the drawn rows, a variable after the other."""
@@ -258,6 +300,21 @@ class CountSample:
             for i, start, end in segments:
                 parts[i] += a[:, start:end] @ b[:, start:end].T
         return parts
+
+
+def _runs(codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Where in sorted codes (T, N) a run of equal ones begins, (T, N)."""
+    begins = np.ones(codes.shape, dtype=bool)
+    np.not_equal(codes[:, 1:], codes[:, :-1], out=begins[:, 1:])
+    return begins
+
+
+def _sums(begins: NDArray[np.bool_], n_log_n: Floats) -> Floats:
+    """The sum of n·log n over runs that begin at (T, N), n their lengths, (T,)."""
+    starts = np.flatnonzero(begins)
+    lengths = np.diff(starts, append=begins.size)
+    first = np.searchsorted(starts, np.arange(len(begins)) * begins.shape[1])
+    return np.asarray(np.add.reduceat(n_log_n[lengths], first))
 
 
 def _ones_of(words: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -478,6 +478,6 @@ def test_peers_of_the_drift_alarm_have_the_statistics_of_their_libraries(load):
 def test_costs(load, tmp_path, capsys):
     load("costs").main(["--smoke", "--out", str(tmp_path)])
     cells = cells_of(tmp_path / "costs.json")
-    assert len(cells) == 5
+    assert len(cells) == 12
     assert all(cell["seconds"] > 0 and cell["ratio"] > 0 for cell in cells.values())
     assert "| swap, 1,300 photographs |" in capsys.readouterr().out

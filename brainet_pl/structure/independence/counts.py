@@ -17,6 +17,8 @@ from brainet_pl.structure.independence.base import Floats, IndependenceTest, Int
 from brainet_pl.structure.statistics import CountSample, JointCounts
 
 MOST_CELLS = 1 << 21  # of the dense tables in memory at a time
+SPARSE = 4  # times as many cells as rows, from which on rows are sorted instead
+CODE_BITS = 62  # of the number of a cell at the most
 SIZES_TOGETHER = 3.0  # bits by which tables of one list may differ in size before they are padded
 
 
@@ -44,7 +46,7 @@ class CountTest(IndependenceTest):
         return self.margin(information(joint, self.sample.n_log_n), lambda: degrees_of_freedom(joint), len(condition))
 
     def pairs(self, x: Ints, y: Ints, conditions: Ints) -> Floats:
-        """Computes margins (T,), as many tests at a time as dense tables allow, or one by one where one is too large.
+        """Computes margins (T,): from dense tables, many tests at a time, or by sorted rows where tables are larger.
 
         Tables of a list are padded to one shape, so tests are gathered by the size of their own: a variable with many
         levels would otherwise make all tables of its list as large.
@@ -58,6 +60,10 @@ class CountTest(IndependenceTest):
         for number in np.unique(group_of):
             group = np.flatnonzero(group_of == number)
             cells = math.prod(self.sample.table_shape(x[group], y[group], conditions[group]))
+            if cells > SPARSE * self.sample.total and sizes[group].max() < CODE_BITS:
+                sums, freedom = self.sample.pair_sums(x[group], y[group], conditions[group])
+                margins[group] = self.margin(sums, partial(np.asarray, freedom), conditions.shape[1])
+                continue
             if cells > MOST_CELLS:
                 for i in group:
                     margins[i] = self.block(tuple(conditions[i].tolist()), x[i : i + 1], y[i : i + 1])[0, 0]

@@ -84,6 +84,24 @@ def test_lists_of_tests_with_tables_of_many_sizes_agree_with_blocks():
             assert listed[i] == pytest.approx(block, abs=1e-9)
 
 
+@pytest.mark.parametrize("step", [1, 1 << 17])
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_sums_of_sorted_rows_are_those_of_counts_row_by_row(bootstrap, step, monkeypatch):
+    monkeypatch.setattr(statistics, "_SORTED_VALUES", step)
+    rng = np.random.default_rng(3)
+    arities = np.array([63, 11, 30, 2, 7, 1])
+    codes = np.stack([rng.integers(0, r, size=150) // 2 for r in arities], axis=1).astype(np.uint8)
+    weights = bootstrap_weights(150, 0, (1,)) if bootstrap else None
+    table = CodeTable(Codes(codes, arities))
+    x, y, given = np.array([0, 4, 2]), np.array([1, 0, 5]), np.array([[2, 3], [1, 5], [0, 1]])
+    sums, freedom = CountSample(table, weights).pair_sums(x, y, given)
+    for i, condition in enumerate(given.tolist()):
+        times = np.ones(150, dtype=int) if weights is None else weights
+        expected, levels = information_and_freedom(codes, times, x[i], y[i], condition)
+        assert sums[i] / 150 == pytest.approx(expected, abs=1e-9)
+        assert freedom[i] == levels
+
+
 @pytest.mark.parametrize("bootstrap", [False, True])
 def test_tables_by_bits_and_by_codes_are_the_same(bootstrap):
     rng = np.random.default_rng(2)
