@@ -65,6 +65,7 @@ TABLES = (
 )
 SMOKE = ([("digits", 3), ("wine", 2)], [("digits", 1)])
 CLOTHES = ((1, 6, 0, 4), (2, 7))
+HATS_AND_SHOES = {"hats": 1, "shoes": 6}
 INTENTS = ((150, 120, 15), (60, 30))
 
 
@@ -117,10 +118,19 @@ def _scale(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def without(name: str, read: Read, label: int) -> Fit:
     """A fit that knows all classes but one."""
-    strange = read.y == label
-    stages = None if read.stages is None else read.stages[strange]
-    left_out = Read(read.last[strange], stages, read.y[strange], read.widths)
-    return split(f"{name} without {label}", read, {"the class": left_out}, ~strange)
+    return split(f"{name} without {label}", read, {"the class": only(read, label)}, read.y != label)
+
+
+def without_several(name: str, read: Read, labels: Mapping[str, int]) -> Fit:
+    """A fit that knows all classes but some, by what these are called."""
+    left_out = {title: only(read, label) for title, label in labels.items()}
+    return split(name, read, left_out, ~torch.isin(read.y, torch.tensor(list(labels.values()))))
+
+
+def only(read: Read, label: int) -> Read:
+    """The samples of one class."""
+    rows = read.y == label
+    return Read(read.last[rows], None if read.stages is None else read.stages[rows], read.y[rows], read.widths)
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
@@ -162,6 +172,11 @@ def fits(data: Path | None, cache: Path | None, judge: bool) -> Iterator[tuple[s
     cache = (cache or data / "cache") / "unknown"
     for label in CLOTHES[judge]:
         yield f"clothing without {label}", lambda label=label: without("clothing", clothing(data, cache), label)
+    if not judge:  # hats and shoes were there to choose by, one at a time
+        yield (
+            "clothing without hats and shoes",
+            lambda: without_several("clothing", clothing(data, cache), HATS_AND_SHOES),
+        )
     for count in INTENTS[judge]:
         yield f"{count} intents", lambda count=count: intents_of(data, cache, count)
     if not judge:
