@@ -399,5 +399,6 @@ class InputScale(DataSizedBuffers):
         shown = ", ".join(f"{n} {g:.3g} (training {u:.3g})" for n, g, u in zip(names, got, usual, strict=True))
         warn(
             f"expected {name} on the scale of the training data, got {shown}: prepare them as in training, such as "
-            "pixels from 0 to 1 or 255, normalised or not"
+            "pixels from 0 to 1 or 255, normalised or not; if they are, they are unlike all training data, and "
+            "`known` says so"
         )
