@@ -42,12 +42,12 @@ test-integration: $(READY)
 	$(PYTHON) -m venv --clear .venv-engines
 	.venv-engines/bin/python -m pip install --quiet --upgrade pip
 	.venv-engines/bin/python -m pip install --quiet numpy pillow 'msgspec>=0.22' onnx pytest pytest-timeout \
-		'ray[data]' pyspark pyarrow onnxruntime mlflow-skinny pandas
+		'ray[data]' pyspark pyarrow onnxruntime mlflow-skinny 'pandas<3'
 	touch $@
 
 test-engines: .venv-engines/.ready
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest tests/engines --confcutdir tests/engines \
-		-p no:cacheprovider --timeout 150
+		-p no:cacheprovider --timeout 240
 
 test-all: lint
 	$(BIN)/python -m pytest

@@ -38,7 +38,8 @@ SHELL = {page: lines for page, lines in SHELL.items() if lines}
 WITHOUT_TRAINER = ("report", "compare", "export", "cache", "monitor", "serve")
 # Not run here:
 #   `pip install` and `make`: they change the environment; that the target exists is checked.
-#   `py`, with `import lightning`, which needs a process of its own: tests/test_framework.py runs it.
+#   `py`, with `import lightning`, which needs a process of its own: tests/test_framework.py runs it; or with an engine,
+#   which needs an environment of its own: tests/engines.
 #   indented lines with a word in capitals, which stands for a file of the reader's: their options are checked.
 INDENTED = {
     page: re.findall(r"^    (brainet .*?)(?: {2,}#.*)?$", BLOCK.sub("", text), re.M) for page, text in PAGES.items()
@@ -57,7 +58,7 @@ def test_there_is_something_to_run_and_every_block_says_what_it_is():
     for page, text in PAGES.items():
         assert {kind for kind, _ in BLOCK.findall(text)} <= KINDS, page
         assert text.count("```") == 2 * len(BLOCK.findall(text)), page
-    assert [page for page, text in PAGES.items() if "```py\n" in text] == ["howto/lightning.md"]
+    assert [page for page, text in PAGES.items() if "```py\n" in text] == ["howto/batches.md", "howto/lightning.md"]
 
 
 def some_slow(names, slow):

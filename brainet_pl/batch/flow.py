@@ -64,7 +64,8 @@ def save_mlflow(folder: str | Path, path: str | Path) -> Path:
 
 
 def _input_schema(predictor: BatchPredictor) -> Any:
-    from mlflow.types import Array, ColSpec, DataType, Schema
+    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types.schema import Array
 
     model = predictor.model
     if model.features is not None:
@@ -84,7 +85,8 @@ def _input_schema(predictor: BatchPredictor) -> Any:
 
 
 def _output_schema(predictor: BatchPredictor) -> Any:
-    from mlflow.types import Array, ColSpec, DataType, Schema
+    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types.schema import Array
 
     kinds = {"int64": DataType.long, "int32": DataType.integer, "float32": DataType.float, "float64": DataType.double,
              "bool": DataType.boolean}  # fmt: skip

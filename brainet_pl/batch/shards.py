@@ -170,7 +170,9 @@ def write_parquet(path: Path, batches: Iterable[Columns], types: Mapping[str, An
             waiting.append(_table(columns, types))
             rows += waiting[-1].num_rows
             if writer is None:
-                writer = pq.ParquetWriter(path, waiting[0].schema)
+                schema = waiting[0].schema
+                texts = [field.name for field in schema if pa.types.is_string(field.type)]
+                writer = pq.ParquetWriter(path, schema, use_dictionary=texts)  # few numbers of an answer are equal
             if rows >= GROUP:
                 writer.write_table(pa.concat_tables(waiting))
                 waiting, rows = [], 0

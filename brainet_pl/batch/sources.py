@@ -90,17 +90,17 @@ class ParquetTables:
         import pyarrow.parquet as pq
 
         if not pieces:
-            empty = pq.read_schema(self.files[0]).empty_table()
-            chosen = empty if self.columns is None else empty.select(self.columns)
-            yield {**_arrays(chosen), "row": np.empty(0, dtype=np.int64)}
+            names = self.names if self.columns is None else self.columns
+            empty = {name: pa.array([], self.types[name]) for name in names}
+            yield {**_arrays(pa.record_batch(empty)), "row": np.empty(0, dtype=np.int64)}
         for piece in pieces:
             file = pq.ParquetFile(self.files[piece.file])
             groups, place = _groups(file, piece)
-            for record in file.iter_batches(size, row_groups=groups, columns=self.columns):
+            for record in file.iter_batches(size, row_groups=groups, columns=self.columns, use_threads=False):
                 start, stop = max(piece.start - place, 0), min(_end(piece) - place, record.num_rows)
                 if start < stop:
                     rows = np.arange(place + start, place + stop) + self.ends[piece.file]
-                    yield {**_arrays(pa.table(record.slice(start, stop - start))), "row": rows}
+                    yield {**_arrays(record.slice(start, stop - start)), "row": rows}
                 place += record.num_rows
 
     def facts(self) -> dict[str, Any]:
@@ -231,15 +231,12 @@ def _end(piece: Piece) -> int:
     return piece.stop
 
 
-def _arrays(table: Any) -> Columns:
-    """Columns of an Arrow table as numpy has them; lists of one length become rows (B, n)."""
+def _arrays(record: Any) -> Columns:
+    """Columns of a batch of Arrow as numpy has them; lists of one length become rows (B, n)."""
     import pyarrow as pa
 
     found: Columns = {}
-    for name, chunks in zip(table.column_names, table.columns, strict=True):
-        column = chunks.combine_chunks()
-        if isinstance(column, pa.ChunkedArray):
-            column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    for name, column in zip(record.schema.names, record.columns, strict=True):
         if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
             found[name] = _lists(column)
         elif column.null_count and not pa.types.is_floating(column.type):

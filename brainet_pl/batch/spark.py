@@ -25,7 +25,7 @@ def predict_frame(frame: Any, predictor: BatchPredictor) -> Any:
     if missing:
         raise ValueError(f"expected the column {missing[0]!r}, got {', '.join(frame.columns)}: add it to the table")
     kept = StructType([frame.schema[name] for name in predictor.keep])
-    schema = StructType([*kept.fields, *StructType.fromDDL(answer_ddl(predictor)).fields])
+    schema = StructType([*kept.fields, *answer_schema(predictor).fields])
 
     def predict(parts: Iterable[Any]) -> Iterator[Any]:
         for part in parts:
@@ -34,11 +34,13 @@ def predict_frame(frame: Any, predictor: BatchPredictor) -> Any:
     return frame.select(*dict.fromkeys((*predictor.keep, *names))).mapInPandas(predict, schema)
 
 
-def answer_ddl(predictor: BatchPredictor) -> str:
-    """The columns of an answer, but for those that are kept, as Spark writes types: "class bigint, …"."""
+def answer_schema(predictor: BatchPredictor) -> Any:
+    """The columns of an answer, but for those that are kept, as Spark has types: a `StructType`."""
+    from pyspark.sql.types import StructType
+
     kinds = {"int64": "bigint", "int32": "int", "float32": "float", "float64": "double", "bool": "boolean"}
     texts = []
     for name, (kind, listed) in predictor.answer_types().items():
         plain = kinds.get(kind, "string")
         texts.append(f"`{name}` {f'array<{plain}>' if listed else plain}")
-    return ", ".join(texts)
+    return StructType.fromDDL(", ".join(texts))

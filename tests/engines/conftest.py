@@ -1,6 +1,7 @@
 """Tests in an environment without torch: `make test-engines`. The model is a tiny graph that is written here."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
-ENVIRONMENT = os.environ | {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"}
+os.environ["PYTHONPATH"] = f"{TESTS.parent}{os.pathsep}{TESTS}"  # workers of Ray and Spark import what the tests do
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +45,7 @@ def brainet():
 
     def begin(*words):
         command = [sys.executable, "-m", "brainet_pl.cli", *map(str, words)]
-        started.append(
-            subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
     yield begin
@@ -53,3 +53,15 @@ def brainet():
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def guide():
+    """A function (word) -> the block of docs/howto/batches.md that begins with its import."""
+    text = (TESTS.parent / "docs/howto/batches.md").read_text(encoding="utf-8")
+
+    def find(word):
+        (block,) = [code for code in re.findall(r"```py\n(.*?)```", text, re.S) if code.startswith(word)]
+        return block
+
+    return find
