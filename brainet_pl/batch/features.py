@@ -104,7 +104,7 @@ class Moments:
 
     @classmethod
     def of(cls, rows: ArrayLike) -> Moments:
-        """Sums over rows (n, d), n ≥ 1."""
+        """Adds up what rows (n, d) say, of which there is one at least."""
         x = np.asarray(rows, dtype=np.float64)
         mean = x.mean(axis=0)
         return cls(len(x), mean, (x - mean).T @ (x - mean))
@@ -116,7 +116,7 @@ class Moments:
 
     @property
     def covariance(self) -> Floats:
-        """(d, d), as `np.cov` computes it."""
+        """The covariance (d, d) of all rows so far, as `np.cov` computes it."""
         return self.scatter / (self.count - 1)
 
 
@@ -136,7 +136,7 @@ class Values:
 
     @classmethod
     def of(cls, values: ArrayLike) -> Values:
-        """Counts values (n,)."""
+        """Counts how often each of values (n,) is there."""
         given = np.asarray(values)
         return cls(*np.unique(given[~np.isnan(given)], return_counts=True))
 

@@ -8,6 +8,7 @@ from brainet_pl.calibration.base import Calibrator
 from brainet_pl.calibration.conformal import Conformal
 from brainet_pl.calibration.density import DensityScaling
 from brainet_pl.calibration.isotonic import IsotonicScaling
+from brainet_pl.calibration.label_scaling import LabelScaling
 from brainet_pl.calibration.risk import Promise, RiskControl
 from brainet_pl.calibration.temperature import TemperatureScaling
 
@@ -17,6 +18,7 @@ __all__ = [
     "DensityScaling",
     "DirichletScaling",
     "IsotonicScaling",
+    "LabelScaling",
     "Promise",
     "RiskControl",
     "TemperatureScaling",

@@ -102,7 +102,9 @@ class Calibrator(Part, nn.Module, ABC):
             return {}
         if not columns["target"].is_floating_point():
             check_classes(columns["predicted"], columns["target"])
-        finite = columns["predicted"].isfinite().all(dim=1) & columns["target"].isfinite()
+        has_target = self.has_target(columns["target"])
+        columns = {name: values[has_target] for name, values in columns.items()}
+        finite = columns["predicted"].isfinite().all(dim=1)
         columns = {name: values[finite] for name, values in columns.items()}
         left_out, count = len(finite) - len(columns["target"]), len(columns["target"])
         if left_out:
@@ -120,6 +122,10 @@ class Calibrator(Part, nn.Module, ABC):
         home = next((buffer.device for buffer in self.buffers()), torch.device("cpu"))
         given = columns["predicted"], columns["target"], columns.get("score")
         return self.fit(*given) if home.type == "cpu" else self.fit_on_cpu(*given)
+
+    def has_target(self, target: Tensor) -> Tensor:
+        """Which samples (N,) have a target to learn from."""
+        return target.isfinite()
 
     def fit_on_cpu(self, predicted: Tensor, target: Tensor, score: Tensor | None) -> dict[str, Tensor]:
         """`fit` a copy on the CPU, and take over what it learned: a GPU would wait at each of many small steps."""

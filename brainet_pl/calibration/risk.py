@@ -278,7 +278,7 @@ class RiskControl(DataSizedBuffers):
 
     @property
     def rows(self) -> CalibrationRows:
-        """The calibration rows."""
+        """The calibration rows that a promise is made by."""
         return CalibrationRows(
             self.confidence.cpu().numpy(), self.said.cpu().numpy().astype(int), self.label.cpu().numpy().astype(int)
         )

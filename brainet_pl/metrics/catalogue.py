@@ -47,6 +47,13 @@ CATALOGUE: Mapping[str, Facts] = {
         Facts("sc/AUGRC", "Wrong answers, mean over coverages", "share"),
         Facts("sc/Risk@#Cov", "Errors among the # % most certain", "share"),  # "#" is a percentage
         Facts("ens/Disagreement", "Passes that answer differently", "share", None),
+        Facts("ml/Acc", "Labels that are right", "share", True),
+        Facts("ml/NLL", "NLL of a label", "nats"),
+        Facts("ml/Brier", "Brier score of a label"),
+        Facts("ml/ECE", "Calibration error of labels", "share"),
+        Facts("ml/ECE_by_label", "Calibration error, mean over labels", "share"),
+        Facts("ml/mAP", "Mean average precision", "share", True),
+        Facts("ml/AUROC", "AUROC, mean over labels", "share", True),
         Facts("reg/RMSE", "RMSE", "target"),
         Facts("reg/MAE", "MAE", "target"),
         Facts("reg/NLL", "NLL", "nats"),

@@ -8,10 +8,10 @@ fades by is also the first part of the verdict.
 from __future__ import annotations
 
 from brainet_pl.backbones import FeatureExtractor
-from brainet_pl.calibration import Calibrator, DensityScaling, TemperatureScaling
+from brainet_pl.calibration import Calibrator, DensityScaling, LabelScaling, TemperatureScaling
 from brainet_pl.calibration.density import density_of, make_density
 from brainet_pl.scores import Score, ScoreSet
-from brainet_pl.tasks import Classification, Task
+from brainet_pl.tasks import Classification, MultiLabel, Task
 
 AUTO_CALIBRATION = "auto"
 
@@ -22,7 +22,9 @@ def default_scores(backbone: FeatureExtractor) -> list[Score]:
 
 
 def default_calibrator(task: Task, scores: ScoreSet) -> Calibrator | None:
-    """Fading by the density of a model of classes, a temperature where it has none; nothing for numbers."""
+    """Fading by the density of a model of classes, a temperature where it has none; one for each of several labels."""
+    if isinstance(task, MultiLabel):
+        return LabelScaling()
     if not isinstance(task, Classification):
         return None
     density = density_of(scores)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # What a prediction may say beside its scores: of a classification, of a regression, of conformal sets, of the verdict.
 ANSWERS = (
-    "probabilities", "class",
+    "probabilities", "class", "labels",
     "mean", "std", "epistemic_std", "aleatoric_std",
     "set", "lower", "upper",
     "known_p", "known", "answered",

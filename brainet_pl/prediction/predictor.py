@@ -22,7 +22,7 @@ from brainet_pl.prediction.network import BackboneAndHead
 from brainet_pl.prediction.prediction import Prediction
 from brainet_pl.scores import Score, ScoreSet, Verdict
 from brainet_pl.scores.expectation import Expectation
-from brainet_pl.tasks import Classification, Task
+from brainet_pl.tasks import Task
 from brainet_pl.tasks.passes import Passes
 
 
@@ -120,17 +120,11 @@ class Predictor(BackboneAndHead):
         that the backbone takes. The answer is given in evaluation mode, whatever mode the model is in.
         """
         with evaluation_mode(self):
-            return self.as_outputs(self.final(self.passes(named if x is None else x)))
+            return self.task.as_outputs(self.final(self.passes(named if x is None else x)))
 
     def final(self, passes: Passes) -> Tensor:
         """What a user gets of some passes: calibrated probabilities (B, C), or mean and variance (B, 2)."""
         return self.calibrated(passes, {} if self.calibration is None else self.scores.of_passes(passes))
-
-    def as_outputs(self, final: Tensor) -> Tensor:
-        """Probabilities (B, C) as their logarithm, which stands for logits; mean and variance (B, 2) as they are."""
-        if not isinstance(self.task, Classification):
-            return final
-        return final.clamp_min(torch.finfo(torch.float32).tiny).log()
 
     def calibrated(self, passes: Passes, scores: Mapping[str, Tensor]) -> Tensor:
         """The averaged prediction of some passes, calibrated where there is a calibrator."""

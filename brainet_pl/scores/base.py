@@ -28,6 +28,7 @@ from brainet_pl.structure.ggt import GGT
 from brainet_pl.tasks.passes import Passes
 
 FinishAnswer = Callable[[Tensor, Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
+ENERGIES = ("energy", "joint_energy")  # of logits: the verdict joins the one that a task has with those of features
 _PREDICTED = "predicted of the passes"  # a column beside the scores, which no score is called
 
 
@@ -257,7 +258,7 @@ class ScoreSet(nn.Module):
         wanted = [part for part in self._independent if part.joins != "never"] or self._independent
         names = [part.name_in_model(next(iter(part.units))) for part in wanted]
         for joined in self._joined:
-            joined.default_names = [*names, *(["energy"] * ("energy" in self._task_units))]
+            joined.default_names = [*names, *self._of_logits]
 
     @property
     def units(self) -> dict[str, str]:
@@ -282,7 +283,7 @@ class ScoreSet(nn.Module):
 
     def join_for_verdict(self) -> None:
         """Join the prediction's energy and the scores of the features in one, where there are both and nobody has."""
-        if self._independent and not self._joined and "energy" in self._task_units:
+        if self._independent and not self._joined and self._of_logits:
             from brainet_pl.scores.combined import Combined  # it derives from the classes above
 
             self.add(Combined())
@@ -293,10 +294,15 @@ class ScoreSet(nn.Module):
         return tuple(found[0]) if found else ()
 
     @property
+    def _of_logits(self) -> list[str]:
+        """The energy of the prediction, of classes or of labels, where it has one."""
+        return [name for name in ENERGIES if name in self._task_units]
+
+    @property
     def _first_names(self) -> list[str]:
         """The first score of every part that is not joined, and the energy where there is one."""
         first = [part.name_in_model(next(iter(part.units))) for part in self._independent]
-        return first + ["energy"] * ("energy" in self._task_units)
+        return first + self._of_logits
 
     @property
     def _joined(self) -> list[JoinedScore]:

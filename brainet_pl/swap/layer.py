@@ -93,7 +93,7 @@ class SwappedLayer(nn.Module):
         passes = self.predictor.passes(BackboneOutput(x, base_logits=base_logits))
         if self.keep:
             self.kept = passes
-        return self.predictor.as_outputs(self.predictor.final(passes))
+        return self.predictor.task.as_outputs(self.predictor.final(passes))
 
     def take_kept(self) -> Passes:
         """What the last evaluation gave, once."""

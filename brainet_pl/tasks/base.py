@@ -70,6 +70,10 @@ class Task(Part, nn.Module, ABC):
     def predictive(self, outputs: Tensor, weights: Tensor | None) -> Tensor:
         """Averages the outputs of T passes (T, B, O) to the prediction that `measures` take."""
 
+    def as_outputs(self, final: Tensor) -> Tensor:
+        """A prediction as a user gets it, as what stands for outputs of a network; the prediction itself by default."""
+        return final
+
     def nll(self, predicted: Tensor, target: Tensor) -> Tensor | None:
         """-log p (B,) of targets under what `predictive` gives, in nats; None where the task has no likelihood."""
         return None

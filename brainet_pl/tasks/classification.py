@@ -186,6 +186,10 @@ class Classification(Task):
         """Averages the probabilities of all passes, (B, C), before any scaling."""
         return uncertainty.predictive(self.probabilities(outputs), weights)
 
+    def as_outputs(self, final: Tensor) -> Tensor:
+        """Probabilities (B, C) as their logarithm, which stands for logits: `softmax` of it is what `predict` says."""
+        return final.clamp_min(torch.finfo(torch.float32).tiny).log()
+
     def nll(self, predicted: Tensor, target: Tensor) -> Tensor:
         """-log of the probability of the label."""
         chosen = predicted.gather(1, target.long().unsqueeze(1)).squeeze(1)
