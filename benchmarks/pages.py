@@ -558,23 +558,6 @@ def fuzz(cells: Cells) -> str:
 # -- swapped heads -----------------------------------------------------------------------------------------
 
 
-def finetune(cells: Cells) -> str:
-    """Backbone and head trained together."""
-    keys = {"err": 2, "nll": 3, "ece": 3, "svhn/entropy/AUROC": 1, "svhn/energy/AUROC": 1}
-    published = cells["as published"]
-    rows = [["as published, not trained", *(f"{published[k]:.{d}f}" for k, d in keys.items()), "", ""]]
-    for name, title in {
-        "linear": "linear",
-        OURS: OURS,
-        "BRAINet, learned again": "BRAINet, learned again every epoch",
-    }.items():
-        found = runs(cells, name)
-        more = [f"{fmean(c['params'] for c in found):,.0f}", f"{fmean(c['seconds'] for c in found):.0f}"]
-        rows.append([title, *(spread([c[k] for c in found], d) for k, d in keys.items()), *more])
-    names = ["error %", "NLL", "ECE", "SVHN AUROC, entropy", "SVHN AUROC, energy", "parameters", "seconds"]
-    return markdown(["head", *names], rows)
-
-
 SWAPPED = {
     "BRAINet": "**BRAINet**",
     "shuffled": "BRAINet, shuffled",
@@ -851,7 +834,6 @@ TABLES = {
     "head": Table("head.json", "python benchmarks/head.py", head),
     "whole_network": Table("head.json", "python benchmarks/head.py", whole_network),
     "fuzz": Table("reliability.json", "python benchmarks/reliability.py fuzz --cases 100", fuzz, "fuzz"),
-    "finetune": Table("finetune.json", f"python benchmarks/finetune.py {DATA} --images 8000 --seeds 2", finetune),
     "swap": Table("swap.json", f"python benchmarks/swap.py {DATA}", swap, ("clothing/", "cifar10/")),
     "swap unknown": Table("swap.json", f"python benchmarks/swap.py {DATA} --unknown", swap_unknown, "left out/"),
     "unknown classes": Table("unknown_classes.json", f"python benchmarks/unknown_classes.py {DATA}", unknown_classes),

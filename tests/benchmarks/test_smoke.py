@@ -254,15 +254,6 @@ def test_differences_are_paired(load):
     assert defaults.outcome(defaults.paired([1.0], [2.0])) == "win"
 
 
-def test_finetune(load, tmp_path, capsys):
-    finetune = load("finetune")
-    finetune.main(["--smoke", "--out", str(tmp_path)])
-    cells = cells_of(tmp_path / "finetune.json")
-    assert set(cells) == {"as published", "linear/0", "BRAINet/0", "BRAINet, learned again/0"}
-    assert all(np.isfinite(value) for cell in cells.values() for value in cell.values())
-    assert "| BRAINet, learned again |" in capsys.readouterr().out
-
-
 def test_head(load, tmp_path):
     load("head").main(["--smoke", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "head.json").read_text())
