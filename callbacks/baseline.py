@@ -85,25 +85,33 @@ class BaselineComparison(Callback):
         rows, name = module.predictor.head_inputs(held), _name(module)
         head, when = _best_head(trainer, module)
         predicted = _predictions(module, head, rows, seen, held)
-        losses = {other: _nll(module.task, values, rows.target) for other, values in predicted.items()}
-        known = {other: loss for other, loss in losses.items() if loss is not None}
-        if len(known) < 2 or len(known) < len(losses):
+        losses: dict[str, Tensor] = {}
+        for other, values in predicted.items():
+            loss = _nll(module.task, values, rows.target)
+            if loss is None:
+                return
+            losses[other] = loss
+        if len(losses) < 2:
             return
-        _log(trainer, known, name)
-        verdict = judge(known, name)
-        total, count = _epoch_rows(trainer), len(seen.targets)
-        sampled = "" if total is None or count >= total else f" ({count:,} of {total:,} training samples)"
+        _log(trainer, losses, name)
+        verdict, count = judge(losses, name), len(seen.targets)
         line = (
-            f"{verdict.line}{sampled}, each at its best temperature on {len(rows.target):,} validation samples, {when}"
+            f"{verdict.line}{_sampled(count, _epoch_rows(trainer))}, each at its best temperature on "
+            f"{len(rows.target):,} validation samples, {when}"
         )
         plain = module.task.nll(predicted[name], rows.target)
-        gain = None if plain is None or module.calibration is not None else plain.double().cpu() - known[name]
+        gain = None if plain is None or module.calibration is not None else plain.double().cpu() - losses[name]
         plenty = count >= PLENTY * seen.features.shape[1]
         hints = advice(head, verdict.ahead, self._curve, when, gain, _monitor(module.task), plenty)
         if verdict.ahead is None:
             rank_zero_info("; ".join([line, *hints]))
         else:
             rank_zero_warn("; ".join([f"{line}: {verdict.ahead} is ahead", *hints]))
+
+
+def _sampled(count: int, total: int | None) -> str:
+    """Where a part of the training samples was looked at, how many."""
+    return "" if total is None or count >= total else f" ({count:,} of {total:,} training samples)"
 
 
 def _predictions(module: BRAINet, head: Head, rows: HeadInputs, seen: Extracted, held: Extracted) -> dict[str, Tensor]:

@@ -218,16 +218,26 @@ def as_columns(outputs: Mapping[str, Any], class_names: Sequence[str] | None = N
     columns: dict[str, list[Any]] = {}
     for name, values in outputs.items():
         if isinstance(values, Tensor) and values.dim() == 2 and values.dtype == torch.bool:
-            columns[name] = [" ".join(map(str, row.nonzero().squeeze(1).tolist())) for row in values.cpu()]
-            continue
-        if isinstance(values, Tensor) and values.dim() == 2:
-            named = class_names if class_names and len(class_names) == values.shape[1] else range(values.shape[1])
-            columns |= {f"{name}_{c}": column.tolist() for c, column in zip(named, values.unbind(dim=1), strict=True)}
-            continue
-        columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)
-        if name == "class" and class_names:
-            columns["class_name"] = [class_names[c] if c >= 0 else "" for c in columns[name]]
+            columns[name] = [_listed(row) for row in values.cpu()]
+        elif isinstance(values, Tensor) and values.dim() == 2:
+            columns |= _one_a_class(name, values, class_names)
+        else:
+            columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)
+            if name == "class" and class_names:
+                columns["class_name"] = [class_names[c] if c >= 0 else "" for c in columns[name]]
     return columns
+
+
+def _listed(row: Tensor) -> str:
+    """The numbers of the classes in a set (C,): "0 3"."""
+    return " ".join(map(str, row.nonzero().squeeze(1).tolist()))
+
+
+def _one_a_class(name: str, values: Tensor, class_names: Sequence[str] | None) -> dict[str, list[Any]]:
+    """Values (B, C) as C columns, by the names of the classes or by their numbers."""
+    count = values.shape[1]
+    named: Sequence[Any] = class_names if class_names and len(class_names) == count else range(count)
+    return {f"{name}_{c}": column.tolist() for c, column in zip(named, values.unbind(dim=1), strict=True)}
 
 
 def count_nan(outputs: Mapping[str, Any], rows: int) -> int:

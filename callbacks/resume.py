@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brainet_pl._utils import lightning_private
@@ -95,8 +95,7 @@ class ExactResume(Callback):
                 "draw random numbers, for augmentation, a resumed fit can't repeat those; set it to False"
             )
         now, epoch_start = self._stored
-        epochs = loop.epoch_progress.current
-        inside = _inside(vars(epochs))
+        inside = _inside(vars(loop.epoch_progress.current))
         if self._inside and not inside:
             rank_zero_warn(
                 "expected a checkpoint from the end of an epoch or from between its batches, got one from its last "
@@ -104,19 +103,9 @@ class ExactResume(Callback):
                 "uninterrupted one; use last.ckpt of LastCheckpoint"
             )
         if inside and not _stateful(loaders):
-            warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before")
             put_back(epoch_start)
             self._epoch_start = epoch_start
-            for loader in loaders:
-                samplers: list[Any] = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
-                for sampler in samplers:
-                    if hasattr(sampler, "set_epoch"):  # of several processes: it shuffles by the number of the epoch
-                        sampler.set_epoch(epochs.processed)
-            fetcher: Any = lightning_private.restart_training_data(trainer)
-            trained = loop.epoch_loop.batch_progress.current.processed
-            for _ in range(trained):
-                next(fetcher)
-            fetcher.fetched -= trained  # Lightning adds them itself
+            _skip_trained_batches(trainer, loaders)
             self._stored = None  # on_train_epoch_start won't come for this epoch
         put_back(now)
 
@@ -135,6 +124,22 @@ class ExactResume(Callback):
         if self._stored is not None:
             put_back(self._stored[0])
             self._stored = None
+
+
+def _skip_trained_batches(trainer: pl.Trainer, loaders: Sequence[Any]) -> None:
+    """Make the iterator over the epoch's data again, and drop the batches of it that were trained on."""
+    warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before")
+    loop: Any = trainer.fit_loop
+    for loader in loaders:
+        for name in ("sampler", "batch_sampler"):
+            sampler: Any = getattr(loader, name, None)
+            if hasattr(sampler, "set_epoch"):  # of several processes: it shuffles by the number of the epoch
+                sampler.set_epoch(loop.epoch_progress.current.processed)
+    fetcher: Any = lightning_private.restart_training_data(trainer)
+    trained = loop.epoch_loop.batch_progress.current.processed
+    for _ in range(trained):
+        next(fetcher)
+    fetcher.fetched -= trained  # Lightning adds them itself
 
 
 def _inside(epochs: Mapping[str, int]) -> bool:

@@ -17,11 +17,12 @@ from brainet_pl.callbacks.logging import log_figure, log_files, run_folder
 from brainet_pl.distributed.samples import first_asks, on_rank_zero
 from brainet_pl.features.extraction import data_source
 from brainet_pl.features.training import TrainingFeatures
+from brainet_pl.fitting.structure import learn_tree
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.lightning.sharding import refuse_sharding
 from brainet_pl.network import Head
 from brainet_pl.network.carry import carry
-from brainet_pl.structure import GGT, cache, learn_structure
+from brainet_pl.structure import GGT, cache
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.structure.independence import IndependenceTest
 from brainet_pl.structure.settings import SAMPLES, StructureSettings
@@ -209,12 +210,12 @@ class StructureLearning(Callback):
         check_size(path)
         return GGT.from_json(path.read_text(encoding="utf-8"))
 
-    def _learned(self, trainer: pl.Trainer, found: TrainingFeatures) -> GGT:
+    def _learned(self, trainer: pl.Trainer, training: TrainingFeatures) -> GGT:
         features: Any = self._data
         if features is None:
-            features = found.all(self.settings.max_rows, self.progress).features.numpy()
+            features = training.all(self.settings.max_rows, self.progress).features.numpy()
         if self.cache == "":
-            return learn_structure(features, self.settings, progress=self.progress)
+            return learn_tree(features, self.settings, progress=self.progress)
         folder = Path(trainer.default_root_dir) / "structures" if self.cache is None else Path(self.cache)
         path = folder / f"{cache.cache_key(features, self.settings)}.json"
         atomic.remove_leftovers(folder)
@@ -223,7 +224,7 @@ class StructureLearning(Callback):
         if ggt is not None:
             rank_zero_info(f"structure from {path}")
             return ggt
-        ggt = learn_structure(features, self.settings, progress=self.progress)
+        ggt = learn_tree(features, self.settings, progress=self.progress)
         try:
             cache.store(path, ggt)
         except OSError as error:
@@ -277,16 +278,20 @@ def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Coll
     the first steps too long.
     """
     before, after = dict(old.named_parameters()), dict(new.named_parameters())
-    place = {p: name for name, p in before.items()}
-    added = [p for name, p in after.items() if name not in before]
+    names = {parameter: name for name, parameter in before.items()}
+    added = [parameter for name, parameter in after.items() if name not in before]
     for group in optimizer.param_groups:
-        ours = [place[p] for p in group["params"] if p in place]
-        group["params"] = [
-            after[place[p]] if p in place else p for p in group["params"] if place.get(p, "") in {"", *after}
-        ]
-        if ours:
-            group["params"] += added
-            added = []
+        kept, holds_head = [], False
+        for parameter in group["params"]:
+            name = names.get(parameter)
+            holds_head |= name is not None
+            if name is None:  # of the backbone
+                kept.append(parameter)
+            elif name in after:
+                kept.append(after[name])
+        if holds_head:
+            kept, added = kept + added, []
+        group["params"] = kept
     for name, parameter in before.items():
         state = optimizer.state.pop(parameter, None)
         if state is not None and name in whole:

@@ -85,19 +85,31 @@ class Chosen(NamedTuple):
 
 def chosen(trainer: pl.Trainer) -> list[Chosen]:
     """The best and the last checkpoint of a fit, where there are files of them; one where their content is one."""
-    found = {}
+    best: Chosen | None = None
+    last: Chosen | None = None
     for callback in trainer.checkpoint_callbacks:
         if not isinstance(callback, ModelCheckpoint):
             continue
-        if callback.monitor is not None and callback.best_model_path:
-            score = callback.best_model_score
-            known = {} if score is None else {callback.monitor: float(score)}  # others are those of the last epoch
-            found["best"] = Chosen(["best"], Path(callback.best_model_path), known)
-        path = callback.last_model_path if callback.monitor is not None else callback.best_model_path
-        if path:
-            now = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            found["last"] = Chosen(["last"], Path(path), now)
-    kept = [found[alias] for alias in ("best", "last") if alias in found and found[alias].path.is_file()]
+        best, last = _best_of(callback) or best, _last_of(callback, trainer) or last
+    kept = [one for one in (best, last) if one is not None and one.path.is_file()]
     if len(kept) == 2 and filecmp.cmp(kept[0].path, kept[1].path, shallow=False):
         return [kept[1]._replace(aliases=["best", "last"])]
     return kept
+
+
+def _best_of(callback: ModelCheckpoint) -> Chosen | None:
+    """The best checkpoint by the metric that a callback monitors."""
+    if callback.monitor is None or not callback.best_model_path:
+        return None
+    score = callback.best_model_score
+    known = {} if score is None else {callback.monitor: float(score)}  # others are those of the last epoch
+    return Chosen(["best"], Path(callback.best_model_path), known)
+
+
+def _last_of(callback: ModelCheckpoint, trainer: pl.Trainer) -> Chosen | None:
+    """The last checkpoint of a callback; of one that monitors nothing, its best is its last."""
+    path = callback.last_model_path if callback.monitor is not None else callback.best_model_path
+    if not path:
+        return None
+    now = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return Chosen(["last"], Path(path), now)

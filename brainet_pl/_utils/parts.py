@@ -55,14 +55,18 @@ def part_name(cls: type) -> str:
 def part_classes(base: Any) -> dict[str, Any]:
     """Name → class of every concrete part of a kind that is loaded, the package's own and any other."""
 
-    def walk(cls: Any) -> Iterator[Any]:
-        for child in cls.__subclasses__():
-            yield child
-            yield from walk(child)
+    classes = {}
+    for cls in (base, *_derived(base)):
+        if not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
+            classes[part_name(cls)] = cls
+    return classes
 
-    every = (base, *walk(base))
-    concrete = (cls for cls in every if not inspect.isabstract(cls) and not cls.__name__.startswith("_"))
-    return {part_name(cls): cls for cls in concrete}
+
+def _derived(cls: Any) -> Iterator[Any]:
+    """All classes that are derived from one, each before its own."""
+    for child in cls.__subclasses__():
+        yield child
+        yield from _derived(child)
 
 
 def make_part(base: Callable[..., P], given: Any, argument: str) -> P:
@@ -79,14 +83,7 @@ def make_part(base: Callable[..., P], given: Any, argument: str) -> P:
     """
     if isinstance(given, base):  # type: ignore[arg-type]
         return given  # type: ignore[no-any-return]
-    name, settings = given, dict[str, Any]()
-    if isinstance(given, Mapping) and set(given) <= {"class_path", "init_args"}:
-        name, settings = given.get("class_path"), given.get("init_args") or {}
-        if not isinstance(settings, Mapping):
-            raise ValueError(
-                f"expected init_args of {argument} to be a dictionary of settings, got {shown(settings)}: leave them "
-                "out, or write name: value"
-            )
+    name, settings = _name_and_settings(given, argument)
     known = part_classes(base)
     # YAML may have the full path of a class of the package, which is known by its short name.
     cls = known.get(name) or known.get(str(name).rpartition(".")[2]) if isinstance(name, str) else None
@@ -97,15 +94,33 @@ def make_part(base: Callable[..., P], given: Any, argument: str) -> P:
             f"object of a class derived from {base.__name__}; a class of your own must be imported before a file can "
             "name it"
         )
-    accepted = [p.name for p in arguments(cls)]
-    required = [p.name for p in arguments(cls) if p.default is p.empty]
+    _check_names(cls, settings)
+    made: P = cls(**settings)
+    return made
+
+
+def _name_and_settings(given: Any, argument: str) -> tuple[Any, Mapping[str, Any]]:
+    """The name of a class and its settings, from a name or the dictionary of `to_dict`."""
+    if not (isinstance(given, Mapping) and set(given) <= {"class_path", "init_args"}):
+        return given, {}
+    settings = given.get("init_args") or {}
+    if not isinstance(settings, Mapping):
+        raise ValueError(
+            f"expected init_args of {argument} to be a dictionary of settings, got {shown(settings)}: leave them "
+            "out, or write name: value"
+        )
+    return given.get("class_path"), settings
+
+
+def _check_names(cls: type, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that a class does not have, and a lack of those that it needs."""
+    accepted = [argument.name for argument in arguments(cls)]
+    required = [argument.name for argument in arguments(cls) if argument.default is argument.empty]
     if set(settings) - set(accepted) or set(required) - set(settings):
         raise ValueError(
             f"expected settings of {cls.__name__} ({', '.join(accepted) or 'it has none'}), got "
             f"{', '.join(map(str, settings)) or 'none'}: leave out what it does not have, and give what it needs"
         )
-    made: P = cls(**settings)
-    return made
 
 
 def primitive(value: Any) -> Any:

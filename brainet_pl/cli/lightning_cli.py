@@ -254,11 +254,14 @@ def infer_task(settings: Any) -> None:
     kind, given = ("Classification", {"num_classes": classes}) if classes else ("Regression", {})
     model["task"] = {"class_path": f"brainet_pl.tasks.{kind}", "init_args": given}
     data["init_args"]["task"] = task
-    group = "cls" if classes else "reg"
     for callback in settings.get("trainer", {}).get("callbacks") or ():
-        init = callback.get("init_args") or {}
-        if str(init.get("monitor")).startswith(("val/cls/", "val/reg/")):
-            init["monitor"] = f"val/{group}/{init['monitor'].split('/', 2)[2]}"
+        _monitor_group(callback.get("init_args") or {}, "cls" if classes else "reg")
+
+
+def _monitor_group(settings: Any, group: str) -> None:
+    """Let a callback that monitors a metric of the other kind of task monitor that of this one."""
+    if str(settings.get("monitor")).startswith(("val/cls/", "val/reg/")):
+        settings["monitor"] = f"val/{group}/{settings['monitor'].split('/', 2)[2]}"
 
 
 def without_wandb(loggers: Any) -> Any:
@@ -306,32 +309,37 @@ def _complete(words: list[str], folder: str) -> tuple[list[str], Checkpoint | No
         The words of the command line, and the checkpoint that they name.
     """
     trusted = TRUST in words
-    words = [word for word in words if word != TRUST]
-    words = split_words(words)
+    words = split_words(word for word in words if word != TRUST)
     words = [word if before == "--ckpt_path" else translated(word) for before, word in pairwise(["", *words])]
     for i, word in enumerate(words[:-1]):
         if word in ("--config", "-c"):
             words[i + 1] = _in_namespace(words[i + 1], Path(folder) / f"{i}.yaml")
-    command = next((i for i, word in enumerate(words) if word in SUBCOMMANDS), None)
-    checkpoints = [b for a, b in pairwise(words) if a == "--ckpt_path"]
-    if command is None or not checkpoints:
+    place = next((i for i, word in enumerate(words) if word in SUBCOMMANDS), None)
+    path = next((word for before, word in reversed([*pairwise(words)]) if before == "--ckpt_path"), None)
+    if place is None or path is None:
         return words, None
-    check_ckpt_path(checkpoints[-1])
-    if not is_checkpoint(checkpoints[-1]):
+    check_ckpt_path(path)
+    if not is_checkpoint(path):
         return words, None
-    given, checkpoint = given_by(words), Checkpoint.read(checkpoints[-1])
+    checkpoint = Checkpoint.read(path)
+    config = _settings_of(checkpoint, words[place], given_by(words), trusted)
+    file = Path(folder) / STORED_CONFIG
+    file.write_text(translated(yaml.safe_dump(config)))
+    return [*words[: place + 1], "--config", str(file), *words[place + 1 :]], checkpoint
+
+
+def _settings_of(checkpoint: Checkpoint, command: str, given: Given, trusted: bool) -> dict[str, Any]:
+    """The settings of a checkpoint that a command needs, as the parser may have them."""
     config = stored_config(checkpoint)
     if config.get("data") is None and not given.keys & {"data", "data.class_path", "help"}:
         raise UsageError(
             f"expected data for {checkpoint.path}, got none: the file does not lie in the folder of a run whose "
             f"{CONFIG_FILE} names them; give them, as --data=Digits or in a --config file"
         )
-    if words[command] != "fit":
+    if command != "fit":
         given = _allow_run_folder(given, checkpoint)
-        config = _evaluation_settings(config, words[command], given, trusted)
-    path = Path(folder) / STORED_CONFIG
-    path.write_text(translated(yaml.safe_dump(config if trusted else vet(config, given))))
-    return [*words[: command + 1], "--config", str(path), *words[command + 1 :]], checkpoint
+        config = _evaluation_settings(config, command, given, trusted)
+    return config if trusted else vet(config, given)
 
 
 def _evaluation_settings(config: dict[str, Any], command: str, given: Given, trusted: bool) -> dict[str, Any]:

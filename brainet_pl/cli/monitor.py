@@ -84,30 +84,38 @@ def read_reference(reference: str, columns: Sequence[str] | None = None) -> Watc
             "expected --reference to be a CSV file, a checkpoint or a number of validation samples, got "
             f"{reference!r}, and there is no such file: check the path"
         )
-    if path.suffix != ".csv":
-        known = _validation_scores(path)
-        held = signals_of(known) if columns is None else {name: known[name] for name in columns if name in known}
-        if len(held) < len(columns or ()):
-            raise ValueError(f"expected columns among {', '.join(known)}, got {', '.join(columns or ())}: choose some")
-        return Watched(held, list(held), dict)
+    return _from_predictions(path, columns) if path.suffix == ".csv" else _from_checkpoint(path, columns)
+
+
+def _from_predictions(path: Path, columns: Sequence[str] | None) -> Watched:
+    """Predictions of held-out data."""
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
-    names = [name for name in READ if name in header] if columns is None else columns
-    signals: Callable[[Mapping[str, Floats]], Mapping[str, Floats]] = signals_of if columns is None else dict
-    return Watched(signals(numbers(header, rows, names)), names, signals)
+    if columns is not None:
+        return Watched(numbers(header, rows, columns), columns, dict)
+    names = [name for name in READ if name in header]
+    return Watched(signals_of(numbers(header, rows, names)), names, signals_of)
 
 
-def _validation_scores(path: Path) -> dict[str, Floats]:
+def _from_checkpoint(path: Path, columns: Sequence[str] | None) -> Watched:
     """Scores of the validation data, as a checkpoint has them."""
     from brainet_pl._utils.tensor_file import read_tensors
     from brainet_pl.storage.format import Checkpoint
 
     Checkpoint.read(path)  # refuses what is none
-    state = read_tensors(path)["state_dict"]
-    found = {key.removeprefix(BUFFER): value.numpy() for key, value in state.items() if key.startswith(BUFFER)}
-    if not found:
+    known: dict[str, Floats] = {}
+    for key, values in read_tensors(path)["state_dict"].items():
+        if key.startswith(BUFFER):
+            known[key.removeprefix(BUFFER)] = values.numpy().astype(np.float64)
+    if not known:
         raise ValueError(f"expected scores of validation data in {path}, got none: fit with validation data")
-    return {name: values.astype(np.float64) for name, values in found.items()}
+    if columns is None:
+        held = signals_of(known)
+        return Watched(held, list(held), dict)
+    missing = [name for name in columns if name not in known]
+    if missing:
+        raise ValueError(f"expected columns among {', '.join(known)}, got {', '.join(columns)}: choose some")
+    return Watched({name: known[name] for name in columns}, list(columns), dict)
 
 
 def numbers(header: Sequence[str], rows: Rows, names: Sequence[str], first: int = 1) -> dict[str, Floats]:
@@ -118,7 +126,7 @@ def numbers(header: Sequence[str], rows: Rows, names: Sequence[str], first: int 
             f"expected the columns {', '.join(names)}, got none called {', '.join(missing)}: choose some of "
             f"{', '.join(header)} with --columns"
         )
-    found = {}
+    columns = {}
     for name in names:
         place, column = header.index(name), np.empty(len(rows))
         for i, row in enumerate(rows):
@@ -129,20 +137,26 @@ def numbers(header: Sequence[str], rows: Rows, names: Sequence[str], first: int 
                 raise ValueError(
                     f"expected a number in column {name} of row {first + i}, got {got!r}: correct the file"
                 ) from error
-        found[name] = column
-    return found
+        columns[name] = column
+    return columns
 
 
 # -- watching ---------------------------------------------------------------------------------------------------------
+
+
+class _Seen(NamedTuple):
+    """What was read so far: the evidence and the p-values of each batch, and how its inputs are called."""
+
+    paths: list[Floats]
+    p_values: list[Mapping[str, Floats]]
+    names: list[str]
 
 
 def watch(
     path: Path, watched: Watched, monitor: DriftMonitor, out: str | Path, follow: bool, timeout: float | None
 ) -> DriftState:
     """Show a monitor the rows of a file, print what it says and draw it."""
-    paths: list[Floats] = []
-    found: list[Mapping[str, Floats]] = []
-    names: list[str] = []
+    seen = _Seen([], [], [])
     state = monitor.update({name: [] for name in watched.held})
     with path.open(newline="", encoding="utf-8") as file:
         batches = read_rows(file, follow, timeout)
@@ -150,31 +164,39 @@ def watch(
         named = next((name for name in NAMES if name in header), None)
         for rows in batches:
             columns = numbers(header, rows, watched.columns, state.inputs + 1)
+            first = state.inputs + 1
             state = monitor.update(watched.signals(columns))
-            paths.append(state.path)
-            found.append(state.p_values)
-            names += [
-                str(len(names) + i + 1) if named is None else row[header.index(named)] for i, row in enumerate(rows)
-            ]
+            seen.paths.append(state.path)
+            seen.p_values.append(state.p_values)
+            if named is None:
+                seen.names.extend(map(str, range(first, first + len(rows))))
+            else:
+                seen.names.extend(row[header.index(named)] for row in rows)
             if follow:
                 print(summary(state, monitor.alpha), flush=True)
                 if state.alarm:
                     break
-    if not paths:
+    if not seen.paths:
         raise ValueError(f"expected rows of predictions in {path}, got none: give a file with some")
-    p_values = {name: np.concatenate([p[name] for p in found]) for name in watched.held}
     if not follow:
         print(summary(state, monitor.alpha))
-    if state.alarm_at is not None and state.changed_at is not None:
-        print("evidence by signal: " + ", ".join(f"{name} {value:.3g}" for name, value in state.signals.items()))
-        part = p_values[state.leading][state.changed_at - 1 : state.alarm_at]
-        strange = [names[state.changed_at - 1 + i] for i in np.argsort(part)[:LISTED]]
-        print(f"strangest inputs before the alarm, by {named or 'row'}: {', '.join(strange)}")
+    p_values = {name: np.concatenate([batch[name] for batch in seen.p_values]) for name in watched.held}
+    _print_alarm(state, p_values, seen.names, named or "row")
     with atomic_write(Path(out)) as temporary:
-        chart = drift_chart(state, np.concatenate(paths), p_values, monitor.alpha)
+        chart = drift_chart(state, np.concatenate(seen.paths), p_values, monitor.alpha)
         draw(chart).savefig(temporary, format="png", dpi=144)
     print(f"picture: {out}")
     return state
+
+
+def _print_alarm(state: DriftState, p_values: Mapping[str, Floats], names: Sequence[str], called: str) -> None:
+    """After an alarm, which signals it came from and which inputs were strangest."""
+    if state.alarm_at is None or state.changed_at is None:
+        return
+    print("evidence by signal: " + ", ".join(f"{name} {value:.3g}" for name, value in state.signals.items()))
+    first = state.changed_at - 1
+    strangest = first + np.argsort(p_values[state.leading][first : state.alarm_at])[:LISTED]
+    print(f"strangest inputs before the alarm, by {called}: {', '.join(names[i] for i in strangest)}")
 
 
 def read_rows(file: IO[str], follow: bool, timeout: float | None) -> Iterator[list[list[str]]]:
@@ -184,8 +206,7 @@ def read_rows(file: IO[str], follow: bool, timeout: float | None) -> Iterator[li
     while True:
         text = file.readline()
         pending += text
-        complete = text.endswith("\n") or (not text and not follow)
-        if pending and complete and pending.count('"') % 2 == 0:  # an odd number: a line break within a cell
+        if _is_row(pending, ended=not text and not follow):
             batch.append(next(csv.reader([pending])))
             pending = ""
         if batch and (len(batch) == size or not text):
@@ -198,3 +219,8 @@ def read_rows(file: IO[str], follow: bool, timeout: float | None) -> Iterator[li
         else:
             time.sleep(POLL)
             quiet += POLL
+
+
+def _is_row(text: str, ended: bool) -> bool:
+    """Whether a text is a whole row: an odd number of quotes means a line break within a cell."""
+    return bool(text) and (text.endswith("\n") or ended) and text.count('"') % 2 == 0

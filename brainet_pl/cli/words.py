@@ -179,14 +179,19 @@ def short_error(message: str, options: Iterable[str]) -> str:
     missing = re.search(r"No module named '([\w.]+)'", message)
     if missing:
         return no_module(key or "a class", given or missing[1], missing[1])
+    return _no_such_class(message, key) or _leaves(message, key, given)
+
+
+def _no_such_class(message: str, key: str) -> str | None:
+    """What to say of a name without a dot that is none of the classes that would do; None of other messages."""
     bare = re.search(r"Expected a dot import path string: (\w+)", message)
     names = _subclasses(message) or (_scores() if key == "model.scores" else [])
-    if bare and names:
-        return (
-            f"expected {key} to be one of {', '.join(names)}, or package.Class of your own, got {bare[1]!r}"
-            f"{nearest(bare[1], names)}"
-        )
-    return _leaves(message, key, given)
+    if bare is None or not names:
+        return None
+    return (
+        f"expected {key} to be one of {', '.join(names)}, or package.Class of your own, got {bare[1]!r}"
+        f"{nearest(bare[1], names)}"
+    )
 
 
 def _leaves(message: str, key: str, given: str) -> str:

@@ -147,8 +147,7 @@ def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[f
     span = high - low
     if not (math.isfinite(span) and span > 0):
         return [low]
-    exponent = math.floor(math.log10(span / most))
-    for step in (s * 10.0**e for e in (exponent, exponent + 1) for s in (1, 2, 2.5, 5)):
+    for step in _round_steps(span / most):
         if whole and (step < 1 or step != round(step)):
             continue
         first = math.ceil(low / step - 1e-9)
@@ -156,6 +155,12 @@ def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[f
         if last - first + 1 <= most:
             return [round(i * step, 12) for i in range(first, last + 1)]
     return [low, high]
+
+
+def _round_steps(least: float) -> list[float]:
+    """Round numbers from about this size on: 1, 2, 2.5 and 5 times a power of ten."""
+    exponent = math.floor(math.log10(least))
+    return [digit * 10.0**power for power in (exponent, exponent + 1) for digit in (1, 2, 2.5, 5)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:

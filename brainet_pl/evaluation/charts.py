@@ -214,23 +214,24 @@ def _passes(record: TestRecord) -> Chart:
     """Metrics of the mean of the first t passes; one sequence of draws, so that small steps are its noise."""
     assert record.known.sums is not None
     curves, steps, n = pass_metrics(record.known.sums), [float(step) for step in record.steps], len(record.known)
-    few = any(len(part) > MOST_TRACED for part in record.sets.values() if part.running)
-    note = f"AUROC of {MOST_TRACED:,} samples of each set at the most. " if few else ""
     x_axis = Axis("passes averaged", "count")
     panels = []
     for name, values in curves.items():
-        share = name != "NLL"
-        y_axis = _narrow(values, name if share else "NLL, nats", "share" if share else "number")
+        y_axis = _narrow(values, "NLL, nats", "number") if name == "NLL" else _narrow(values, name, "share")
         title = f"{name[0].upper()}{name[1:]}, lower is better"
         panels.append(Panel(name, title, x_axis, y_axis, [Series("test set", *points(steps, values))]))
     for score, by_set in _running_aurocs(record).items():
-        every = [value for values in by_set.values() for value in values]
-        series = [Series(readable(name), *points(steps, values)) for name, values in by_set.items()]
+        series, every = [], []
+        for name, values in by_set.items():
+            series.append(Series(readable(name), *points(steps, values)))
+            every += values
         y_axis = _narrow(every, "AUROC", "share")
         panels.append(Panel(f"AUROC_{score}", f"AUROC, {readable(score)}", x_axis, y_axis, series))
+    few = any(len(part) > MOST_TRACED for part in record.sets.values() if part.running)
+    note = f" AUROC of {MOST_TRACED:,} samples of each set at the most." if few else ""
     return make_chart(
         "test/passes",
-        f"What another pass buys: metrics of the mean of the first passes, as they were drawn. {note}".strip(),
+        f"What another pass buys: metrics of the mean of the first passes, as they were drawn.{note}",
         f"Metrics of the mean of the first t passes on {n:,} test samples, t from 1 to {record.steps[-1]}: negative "
         f"log-likelihood from {curves['NLL'][0]:.3f} to {curves['NLL'][-1]:.3f}, error from "
         f"{percent(curves['error'][0])} to {percent(curves['error'][-1])}",
@@ -250,15 +251,15 @@ def _narrow(values: Sequence[float], label: str, unit: AxisUnit) -> Axis:
 def _running_aurocs(record: TestRecord) -> dict[str, dict[str, list[float]]]:
     """Score → set → AUROC of the mean of the first t passes, for each t."""
     sets = {part.name: part.running for part in record.unknown if part.running}
-    found: dict[str, dict[str, list[float]]] = {}
-    for score, inside in record.known.running.items():
-        if inside.isnan().any() or any(score not in part or part[score].isnan().any() for part in sets.values()):
+    aurocs: dict[str, dict[str, list[float]]] = {}
+    for score, inside in record.known.running.items() if sets else ():
+        traces = {name: running[score] for name, running in sets.items() if score in running}
+        if len(traces) < len(sets) or any(trace.isnan().any() for trace in (inside, *traces.values())):
             continue
-        found[score] = {
-            name: [separation(a, b)["AUROC"] for a, b in zip(inside, part[score], strict=True)]
-            for name, part in sets.items()
-        }
-    return found if sets else {}
+        aurocs[score] = {}
+        for name, trace in traces.items():
+            aurocs[score][name] = [separation(*pair)["AUROC"] for pair in zip(inside, trace, strict=True)]
+    return aurocs
 
 
 class _Answers(NamedTuple):

@@ -51,11 +51,12 @@ def draw(chart: Chart) -> Figure:
     columns = 1 if count <= 2 else 2
     rows = -(-count // columns)
     named = names_of(chart)
-    style = {series.name: i for i, series in enumerate(s for s in named if s.kind != "guide")}
+    curves = [series for series in named if series.kind != "guide"]
+    style = {series.name: i for i, series in enumerate(curves)}
     single = len(named) == 1  # the titles say it all
     height = 0.5 + (3.4 if columns == 1 else 1.95) * rows + (0 if single else 0.12 * len(named))
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
-    axes = [ax for row in figure.subplots(rows, columns, squeeze=False) for ax in row]
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax, panel in zip(axes, chart.panels, strict=False):
         _panel(ax, panel, style)
     for ax in axes[count:]:

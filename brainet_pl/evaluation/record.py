@@ -61,12 +61,14 @@ class SampleBatch:
 
     def first(self, n: int) -> SampleBatch:
         """The same of the first n samples; sums over samples stay as they are."""
-        trace = self.trace
-        if trace is not None:
-            trace = trace._replace(scores={name: values[:, :n] for name, values in trace.scores.items()})
-        scores, answers = ({name: v[:n] for name, v in part.items()} for part in (self.scores, self.answers))
-        known_p = None if self.known_p is None else self.known_p[:n]
-        return replace(self, scores=scores, answers=answers, trace=trace, numbers=None, known_p=known_p)
+        return replace(
+            self,
+            scores=_first(self.scores, n),
+            answers=_first(self.answers, n),
+            trace=None if self.trace is None else self.trace._replace(scores=_first(self.trace.scores, n)),
+            numbers=None,
+            known_p=None if self.known_p is None else self.known_p[:n],
+        )
 
 
 @dataclass
@@ -165,42 +167,53 @@ class TestRecord:
             self._after_shifts.add(numbers.cpu() + self._first_of_loader.get(name, 0), _kept("scores", batch.scores))
             return
         numbers, trace = numbers.cpu(), batch.trace
-        self.passes = batch.passes if batch.passes is not None else self.passes
-        if batch.level is not None:
-            self.level = batch.level
-        if batch.verdict_score is not None:
-            self.verdict_score, self.verdict_samples = batch.verdict_score, batch.verdict_samples
+        self._note_model(batch)
         verdict = {} if batch.known_p is None else {"known_p": batch.known_p}
         columns = _kept("scores", batch.scores) | _kept("answers", batch.answers) | _kept("verdict", verdict)
         self._rows[name].add(numbers, columns)
-        self._traced[name].add(numbers, _kept("running", trace.scores if trace is not None else {}))
+        self._traced[name].add(numbers, {} if trace is None else _kept("running", trace.scores))
         if trace is not None:
             self.steps = trace.steps
             if trace.sums is not None:
                 self._sums[name] = self._sums[name] + trace.sums if name in self._sums else trace.sums
 
+    def _note_model(self, batch: SampleBatch) -> None:
+        """What a batch says of the model: its passes and its verdict."""
+        if batch.passes is not None:
+            self.passes = batch.passes
+        if batch.level is not None:
+            self.level = batch.level
+        if batch.verdict_score is not None:
+            self.verdict_score, self.verdict_samples = batch.verdict_score, batch.verdict_samples
+
     def gather(self) -> TestRecord:
         """Bring all batches of all processes together; a collective, so all processes must call it. Returns itself."""
-        everyone = all_gather(self.shift_sums)
-        for name in dict.fromkeys(name for own in everyone for name in own):
-            self.shift_sums[name] = reduce(add_sums, [own.get(name) for own in everyone])
-        shifted = [batch for own in all_gather(self._after_shifts) for batch in own.batches]
+        self._gather_shifts()
+        for name, part in self.sets.items():
+            rows, traced = _batches_of_all(self._rows[name]), _batches_of_all(self._traced[name])
+            sums = [own for own in all_gather(self._sums.pop(name, None)) if own is not None]
+            self._rows[name], self._traced[name] = SampleBuffer(), SampleBuffer(MOST_TRACED)
+            if not rows:
+                continue
+            part.numbers, columns = _ordered(_joined(rows))
+            _, running = _ordered(_chosen(_joined(traced), MOST_TRACED))
+            part.scores, part.answers = _kind("scores", columns), _kind("answers", columns)
+            part.known_p = _kind("verdict", columns).get("known_p")
+            part.running = _kind("running", running)
+            part.sums = reduce(add, sums) if sums else None
+        return self
+
+    def _gather_shifts(self) -> None:
+        """Sums after each shift, and scores after all of them; a collective."""
+        total: dict[str, ShiftSums | None] = {}
+        for own in all_gather(self.shift_sums):
+            for name, sums in own.items():
+                total[name] = add_sums(total.get(name), sums)
+        self.shift_sums = total
+        shifted = _batches_of_all(self._after_shifts)
         self._after_shifts = SampleBuffer(MOST_TRACED)
         if shifted:
             self.shifted = _kind("scores", _ordered(_chosen(_joined(shifted), MOST_TRACED))[1])
-        for name, part in self.sets.items():
-            rows = [batch for own in all_gather(self._rows[name]) for batch in own.batches]
-            traced = [batch for own in all_gather(self._traced[name]) for batch in own.batches]
-            sums = [own for own in all_gather(self._sums.pop(name, None)) if own is not None]
-            self._rows[name], self._traced[name] = SampleBuffer(), SampleBuffer(MOST_TRACED)
-            if rows:
-                part.numbers, columns = _ordered(_joined(rows))
-                _, running = _ordered(_chosen(_joined(traced), MOST_TRACED))
-                part.scores, part.answers = _kind("scores", columns), _kind("answers", columns)
-                part.known_p = _kind("verdict", columns).get("known_p")
-                part.running = _kind("running", running)
-                part.sums = reduce(add, sums) if sums else None
-        return self
 
     def look_unknown(self, part: SetRecord) -> int | None:
         """How many samples of a set look unknown; None where the model has no verdict."""
@@ -208,14 +221,14 @@ class TestRecord:
 
     def shifts(self) -> list[ShiftResult]:
         """What was measured on the test set, as "clean" of severity 0, and after each shift; empty without shifts."""
-        found = []
+        results = []
         for name, sums in self.shift_sums.items():
-            if sums is not None and int(sums.predicted["samples"]):
+            samples = 0 if sums is None else int(sums.predicted["samples"])
+            if sums is not None and samples:
                 final = None if sums.final is None else measures_of(sums.final)
                 corruption, severity = parse_shift(name) or ("clean", 0)
-                samples = int(sums.predicted["samples"])
-                found.append(ShiftResult(corruption, severity, samples, measures_of(sums.predicted), final))
-        return found if len(found) > 1 else []
+                results.append(ShiftResult(corruption, severity, samples, measures_of(sums.predicted), final))
+        return results if len(results) > 1 else []
 
     def separations(self) -> dict[str, Measured]:
         """Set → score → measure → value: how well each score tells each unknown set from the test set.
@@ -223,45 +236,74 @@ class TestRecord:
         A score with NaN in either set is left out. Beside the measures of `separation` there are `AUROC_full`, where
         known samples after shifts count as known too, and for classes `SCOD`, see `detection_risk`.
         """
-        known, wrong = self.known.rankable(), self.known.answers.get("wrong")
-        found: dict[str, Measured] = {}
+        known = self.known.rankable()
+        separations: dict[str, Measured] = {}
         for part in self.unknown:
-            found[part.name] = {}
-            for score in (name for name in part.rankable() if name in known):
-                unknown, measures = part.scores[score], separation(known[score], part.scores[score])
-                if score in self.shifted and not self.shifted[score].isnan().any():
-                    measures["AUROC_full"] = roc_area(torch.cat([known[score], self.shifted[score]]), unknown)
-                if wrong is not None:
-                    measures["SCOD"] = detection_risk(known[score], wrong, unknown)
-                found[part.name][score] = measures
-        return found
+            separations[part.name] = {}
+            for score, values in part.rankable().items():
+                if score in known:
+                    separations[part.name][score] = self._separation(score, known[score], values)
+        return separations
+
+    def _separation(self, score: str, known: Tensor, unknown: Tensor) -> dict[str, float]:
+        """The measures of one score (N,) of the test set and (M,) of an unknown one."""
+        measures, wrong = separation(known, unknown), self.known.answers.get("wrong")
+        shifted = self.shifted.get(score)
+        if shifted is not None and not shifted.isnan().any():
+            measures["AUROC_full"] = roc_area(torch.cat([known, shifted]), unknown)
+        if wrong is not None:
+            measures["SCOD"] = detection_risk(known, wrong, unknown)
+        return measures
 
 
-def group_means(found: Mapping[str, Measured], sets: Sequence[SetRecord]) -> dict[str, Measured]:
+def group_means(separations: Mapping[str, Measured], sets: Sequence[SetRecord]) -> dict[str, Measured]:
     """Means over the near and over the far sets, as `near_mean` and `far_mean`; unknown samples are added up.
 
     There is a mean only where some sets are marked near and the group has at least two sets.
     """
+    if not any(part.role == "near" for part in sets):
+        return {}
     means: dict[str, Measured] = {}
-    marked = any(part.role == "near" for part in sets)
     for role, mean in MEANS.items():
-        names = [part.name for part in sets if part.role == role and part.name in found]
-        if marked and len(names) > 1:
-            shared = [score for score in found[names[0]] if all(score in found[n] for n in names)]
-            means[mean] = {
-                score: {
-                    measure: sum(found[n][score][measure] for n in names) / (1 if measure == "n_ood" else len(names))
-                    for measure in found[names[0]][score]
-                }
-                for score in shared
-            }
+        group = [separations[part.name] for part in sets if part.role == role and part.name in separations]
+        if len(group) > 1:
+            means[mean] = _mean_of(group)
     return means
+
+
+def _mean_of(group: Sequence[Measured]) -> Measured:
+    """The mean of every measure of the scores that all sets of a group have."""
+    means: Measured = {}
+    for score, measures in group[0].items():
+        if not all(score in scores for scores in group):
+            continue
+        means[score] = {}
+        for measure in measures:
+            total = sum(scores[score][measure] for scores in group)
+            means[score][measure] = total if measure == "n_ood" else total / len(group)
+    return means
+
+
+def _first(columns: NamedTensors, n: int) -> NamedTensors:
+    """The first n samples of columns (…, B)."""
+    return {name: values[..., :n] for name, values in columns.items()}
+
+
+def _batches_of_all(buffer: SampleBuffer) -> list[Batch]:
+    """The batches of all processes; a collective."""
+    batches: list[Batch] = []
+    for own in all_gather(buffer):
+        batches += own.batches
+    return batches
 
 
 def _kept(kind: str, columns: NamedTensors) -> dict[tuple[str, str], Tensor]:
     """The same on the CPU, floating numbers in 32 bits, under the name of their kind."""
-    cpu = {name: values.detach().cpu() for name, values in columns.items()}
-    return {(kind, name): values.float() if values.is_floating_point() else values for name, values in cpu.items()}
+    kept = {}
+    for name, values in columns.items():
+        cpu = values.detach().cpu()
+        kept[(kind, name)] = cpu.float() if cpu.is_floating_point() else cpu
+    return kept
 
 
 def _kind(kind: str, columns: Mapping[tuple[str, str], Tensor]) -> NamedTensors:

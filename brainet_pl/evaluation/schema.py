@@ -108,8 +108,8 @@ class Separation(Struct, frozen=True):
 
     def value(self, measure: str) -> float | None:
         """The value of a measure; None where there is none of this name."""
-        found: float | None = getattr(self, measure) if measure in SEPARATION else None
-        return found
+        value: float | None = getattr(self, measure) if measure in SEPARATION else None
+        return value
 
 
 class ShiftedMeasures(Struct, frozen=True):
@@ -184,6 +184,22 @@ class Record(Struct, frozen=True):
     ranking_score: str | None = None
     shifts: list[ShiftedMeasures] = []
 
+    def known_set(self) -> DataSet | None:
+        """The known test set."""
+        return next((part for part in self.sets if part.role == "known"), None)
+
+    def unknown_sets(self) -> list[DataSet]:
+        """All other sets, in their order."""
+        return [part for part in self.sets if part.role != "known"]
+
+    def values(self) -> dict[str, float]:
+        """Key → value of every metric that has one."""
+        return {metric.key: metric.value for metric in self.metrics if metric.value is not None}
+
+    def headline_aurocs(self) -> dict[str, float | None]:
+        """Unknown set → AUROC by the score that stands for the model."""
+        return {row.set: row.AUROC for row in self.separation if row.score == self.headline_score}
+
 
 # -- decoding ---------------------------------------------------------------------------------------------------------
 
@@ -217,11 +233,15 @@ def _require_all(kind: type[Struct], given: Any, where: str) -> None:
     for field in fields(kind) if isinstance(given, dict) else ():
         if field.name not in given:
             raise ValidationError(f"Object missing required field `{field.name}` - at `${where}`")
-        value = given[field.name]
-        inner = [part for part in _alternatives(field.type) if isinstance(part, type) and issubclass(part, Struct)]
-        parts = {f"[{i}]": part for i, part in enumerate(value)} if isinstance(value, list) else {"": value}
-        for place, part in parts.items() if inner else ():
-            _require_all(inner[0], part, f"{where}.{field.name}{place}")
+        structs = [one for one in _alternatives(field.type) if isinstance(one, type) and issubclass(one, Struct)]
+        if not structs:
+            continue
+        inner, value = structs[0], given[field.name]
+        if not isinstance(value, list):
+            _require_all(inner, value, f"{where}.{field.name}")
+            continue
+        for i, item in enumerate(value):
+            _require_all(inner, item, f"{where}.{field.name}[{i}]")
 
 
 def _explained(message: str, content: Any) -> str:
@@ -248,17 +268,22 @@ def _explained(message: str, content: Any) -> str:
 def _choices(where: str) -> list[Any]:
     """The values that a field of the record may have."""
     kind: Any = Record
-    found: list[Any] = []
+    alternatives: list[Any] = []
     for name in re.findall(r"[a-zA-Z_]\w*", where):
-        found = _alternatives(get_type_hints(kind)[name])
-        kind = next((part for part in found if isinstance(part, type)), kind)
-    return found
+        alternatives = _alternatives(get_type_hints(kind)[name])
+        kind = next((one for one in alternatives if isinstance(one, type)), kind)
+    return alternatives
 
 
 def _alternatives(kind: Any) -> list[Any]:
     """list[X], X | None and Literal → what is inside them."""
     parts = get_args(kind)
-    return [x for part in parts for x in _alternatives(part)] if parts else [None if kind is NoneType else kind]
+    if not parts:
+        return [None if kind is NoneType else kind]
+    alternatives: list[Any] = []
+    for part in parts:
+        alternatives += _alternatives(part)
+    return alternatives
 
 
 def shortened(text: str, most: int = 80) -> str:

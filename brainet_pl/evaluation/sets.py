@@ -25,33 +25,42 @@ def test_sets(trainer: pl.Trainer) -> dict[str, Role]:
     `shift/<corruption>/<severity>`, or `shift` for many of them, holds known samples, labelled, after a shift.
     """
     loaders: Any = trainer.test_dataloaders
-    if isinstance(loaders, Mapping):
-        names = [str(name) for name in loaders]
-        if TEST in names[1:]:
-            raise ValueError(
-                f"expected the known test set {TEST!r} as the first of the test loaders, and once, got "
-                f"{', '.join(names)}: put it first"
-            )
-        check_set_names(names[1:])
-        taken = [name for name in names if name in MEANS.values()]
-        if taken:
-            raise ValueError(
-                f"expected names other than {' and '.join(MEANS.values())}, which are the means over sets of a kind, "
-                f"got {', '.join(taken)}: rename the set"
-            )
-    else:
-        count = len(loaders) if isinstance(loaders, list | tuple) else 1
-        names = [TEST, *(f"loader_{i}" for i in range(1, count))]
-        if count > 1:
-            rank_zero_info(
-                f"test loaders without names are called {', '.join(names)}: the first is the known set, the others are "
-                "taken as unknown; return a dictionary of loaders from test_dataloader to name them"
-            )
+    names = _named(loaders) if isinstance(loaders, Mapping) else _numbered(loaders)
     near = tuple(getattr(data_given(trainer.test_loop), "near", ()))
     unknown = [name for name in names[1:] if not is_shift(name)]
     if unknown:  # unless none of them is evaluated
         check_set_names(unknown, near)
     return {name: _role(i, name, near) for i, name in enumerate(names)}
+
+
+def _named(loaders: Mapping[Any, Any]) -> list[str]:
+    """The names that loaders were given."""
+    names = [str(name) for name in loaders]
+    if TEST in names[1:]:
+        raise ValueError(
+            f"expected the known test set {TEST!r} as the first of the test loaders, and once, got "
+            f"{', '.join(names)}: put it first"
+        )
+    check_set_names(names[1:])
+    taken = [name for name in names if name in MEANS.values()]
+    if taken:
+        raise ValueError(
+            f"expected names other than {' and '.join(MEANS.values())}, which are the means over sets of a kind, "
+            f"got {', '.join(taken)}: rename the set"
+        )
+    return names
+
+
+def _numbered(loaders: Any) -> list[str]:
+    """Names for loaders that have none."""
+    count = len(loaders) if isinstance(loaders, list | tuple) else 1
+    names = [TEST, *(f"loader_{i}" for i in range(1, count))]
+    if count > 1:
+        rank_zero_info(
+            f"test loaders without names are called {', '.join(names)}: the first is the known set, the others are "
+            "taken as unknown; return a dictionary of loaders from test_dataloader to name them"
+        )
+    return names
 
 
 def _role(place: int, name: str, near: tuple[str, ...]) -> Role:

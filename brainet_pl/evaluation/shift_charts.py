@@ -76,20 +76,29 @@ def severity_chart(shifts: Sequence[ShiftResult]) -> Chart:
 def _severity_panel(shifts: Sequence[ShiftResult], severities: Sequence[int], measure: str) -> Panel:
     """One measure against severity, as predicted and calibrated; no line where a severity has no number."""
     lines = []
-    for which, label in WORDS.items():
-        groups = [_numbers_at(shifts, severity, which, measure) for severity in severities]
-        if not all(groups):
-            continue
-        xs, ys = points(map(float, severities), [sum(group) / len(group) for group in groups])
-        if len(xs) == len(severities):
-            low = [short(min(group)) for group in groups]
-            high = [short(max(group)) for group in groups]
-            lines.append(Series(label, xs, ys, low=low, high=high))
+    for which in WORDS:
+        line = _line_over_severities(shifts, severities, measure, which)
+        if line is not None:
+            lines.append(line)
     facts = CATALOGUE[SHIFTED[measure]]
     unit, good = ", nats" if facts.unit == "nats" else "", "higher" if facts.higher_is_better else "lower"
     x_axis = Axis("severity of the shift (0: none)", "count")
     y_axis = Axis("", "share" if facts.unit == "share" else "number")
     return Panel(measure, f"{facts.title}{unit}, {good} is better", x_axis, y_axis, lines)
+
+
+def _line_over_severities(
+    shifts: Sequence[ShiftResult], severities: Sequence[int], measure: str, which: str
+) -> Series | None:
+    """The mean, least and worst of a measure at each severity; None where one of them has no number."""
+    groups = [_numbers_at(shifts, severity, which, measure) for severity in severities]
+    if not all(groups):
+        return None
+    xs, ys = points(map(float, severities), [sum(group) / len(group) for group in groups])
+    if len(xs) < len(severities):
+        return None
+    low, high = [short(min(group)) for group in groups], [short(max(group)) for group in groups]
+    return Series(WORDS[which], xs, ys, low=low, high=high)
 
 
 def _numbers_at(shifts: Sequence[ShiftResult], severity: int, which: str, measure: str) -> list[float]:
@@ -100,11 +109,14 @@ def _numbers_at(shifts: Sequence[ShiftResult], severity: int, which: str, measur
 
 def pooled_bins(record: TestRecord) -> dict[str, Tensor]:
     """Label → (bins, 3) counts, confidences and hits of all clean and of all shifted samples, before and after."""
-    found: dict[str, Tensor] = {}
+    pooled: dict[str, Tensor] = {}
     for name, sums in record.shift_sums.items():
-        for which in WORDS if sums is not None else ():
-            part = getattr(sums, which)
-            if part is not None and "bins" in part:
-                label = f"{'clean' if parse_shift(name) is None else 'shifted'}, {WORDS[which]}"
-                found[label] = found[label] + part["bins"] if label in found else part["bins"]
-    return found
+        if sums is None:
+            continue
+        state = "clean" if parse_shift(name) is None else "shifted"
+        for which, words in WORDS.items():
+            bins = (getattr(sums, which) or {}).get("bins")
+            label = f"{state}, {words}"
+            if bins is not None:
+                pooled[label] = pooled[label] + bins if label in pooled else bins
+    return pooled

@@ -98,6 +98,12 @@ def logged_numbers(record: TestRecord, separations: Mapping[str, Measured]) -> d
         unknown = record.look_unknown(part)
         if unknown is not None:
             logged[f"verdict/{part.name}/Unknown"] = unknown / len(part)
+    return logged | _means_over_shifts(record)
+
+
+def _means_over_shifts(record: TestRecord) -> dict[str, float]:
+    """The mean of every measure over all shifts, as predicted and calibrated."""
+    logged = {}
     for which, measures in means(record.shifts()).items():
         prefix = "shift/scaled/mean" if which == "final" else "shift/mean"
         for measure, value in measures.items():

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from brainet_pl.evaluation.chart import readable
-from brainet_pl.evaluation.report.verdict import CALIBRATED, History, Line, verdict_of
+from brainet_pl.evaluation.report.verdict import CALIBRATED, History, Line, stage_of, verdict_of
 from brainet_pl.evaluation.schema import Record
 from brainet_pl.metrics.catalogue import facts_of
 
@@ -57,10 +57,9 @@ def lines_of_test(
         page: The file of its page, if it was written.
         cost: What a prediction costs, in a line.
     """
-    values = {metric.key: metric.value for metric in record.metrics if metric.value is not None}
-    samples = next((part.samples for part in record.sets if part.role == "known"), 0)
-    plain, calibrated = _stage(values, "test/"), _stage(values, CALIBRATED)
-    lines = [f"test, {samples:,} samples: {numbers_line(plain)}"]
+    values, known = record.values(), record.known_set()
+    plain, calibrated = stage_of(values, "test/"), stage_of(values, CALIBRATED)
+    lines = [f"test, {0 if known is None else known.samples:,} samples: {numbers_line(plain)}"]
     if numbers_line(calibrated):
         lines.append(f"after calibration: {numbers_line(calibrated)}")
     lines += _set_lines(record)
@@ -96,18 +95,13 @@ def lines_of_fit(
         tested: Whether a test follows, which will say what is next.
     """
     when, values = _at_best(history, monitor, higher)
-    values = _stage(values or last, "val/")
+    values = stage_of(values or last, "val/")
     lines = [f"fit, {when}: {numbers_line(values)}"] if numbers_line(values) else []
     lines.append(f"files: {folder}")
     if checkpoint is not None:
         lines.append(f"checkpoint: {checkpoint}")
         lines += [] if tested else [f"next: brainet test --ckpt_path {shlex.quote(checkpoint)}"]
     return lines
-
-
-def _stage(values: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """The metrics of a stage by their keys without it."""
-    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
 def _at_best(history: History, monitor: str | None, higher: bool) -> tuple[str, dict[str, float]]:
@@ -117,21 +111,25 @@ def _at_best(history: History, monitor: str | None, higher: bool) -> tuple[str, 
         return "last validation", {key: curve[1][-1] for key, curve in curves.items()}
     steps, values = curves[monitor]
     best = steps[values.index((max if higher else min)(values))]
-    at = {key: dict(zip(*curve, strict=True)) for key, curve in curves.items()}
-    return "validation at the best checkpoint", {key: found[best] for key, found in at.items() if best in found}
+    at_best = {}
+    for key, curve in curves.items():
+        by_step = dict(zip(*curve, strict=True))
+        if best in by_step:
+            at_best[key] = by_step[best]
+    return "validation at the best checkpoint", at_best
 
 
 def _set_lines(record: Record) -> list[str]:
     """Of each unknown set its AUROC and the share that is called unknown."""
-    aurocs = {row.set: row.AUROC for row in record.separation if row.score == record.headline_score}
-    lines, unknown = [], [part for part in record.sets if part.role != "known"]
+    aurocs, lines, unknown = record.headline_aurocs(), [], record.unknown_sets()
     for part in unknown[:MOST_SETS]:
-        auroc, found = aurocs.get(part.name), []
+        auroc, facts = aurocs.get(part.name), []
         if auroc is not None:
-            found.append(f"AUROC {100 * auroc:.1f} % ({readable(record.headline_score or '')})")
+            facts.append(f"AUROC {100 * auroc:.1f} % ({readable(record.headline_score or '')})")
         if part.unknown is not None and part.samples:
-            found.append(f"{100 * part.unknown / part.samples:.0f} % of {part.samples:,} called unknown")
-        lines += [f"unknown set {part.name}: {', '.join(found)}"] if found else []
+            facts.append(f"{100 * part.unknown / part.samples:.0f} % of {part.samples:,} called unknown")
+        if facts:
+            lines.append(f"unknown set {part.name}: {', '.join(facts)}")
     more = len(unknown) - MOST_SETS
     return [*lines, f"and {more} more unknown sets, see the page"] if more > 0 else lines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,23 +25,27 @@ def signals_of(answers: Mapping[str, ArrayLike], score: str | None = None) -> di
         answers: `class` or `mean`, and scores.
         score: the one by which inputs are judged; None is the first of `SCORES` that is there.
     """
-    found: dict[str, Floats] = {}
-    names = [score] if score is not None else [*SCORES, "std"]
-    leading = next((name for name in names if name in answers), None)
-    for name in (leading, next((name for name in DOUBT if name in answers), None)):
+    leading = _first_of([score] if score is not None else [*SCORES, "std"], answers)
+    signals: dict[str, Floats] = {}
+    for name in (leading, _first_of(DOUBT, answers)):
         if name is not None:
-            found[name] = np.asarray(answers[name], dtype=np.float64)
+            signals[name] = np.asarray(answers[name], dtype=np.float64)
     if "class" in answers:
-        inside = 0.0 if leading is None else 0.5 + np.arctan(found[leading]) / np.pi  # between 0 and 1, in its order
-        found[ANSWER] = np.asarray(answers["class"], dtype=np.float64) + inside
+        inside = 0.0 if leading is None else 0.5 + np.arctan(signals[leading]) / np.pi  # between 0 and 1, in its order
+        signals[ANSWER] = np.asarray(answers["class"], dtype=np.float64) + inside
     elif "mean" in answers:
-        found[ANSWER] = np.asarray(answers["mean"], dtype=np.float64)
-    if not found:
+        signals[ANSWER] = np.asarray(answers["mean"], dtype=np.float64)
+    if not signals:
         raise ValueError(
             f"expected a class, a mean or scores among what a model said, got {', '.join(answers) or 'nothing'}: name "
             "the columns to watch"
         )
-    return found
+    return signals
+
+
+def _first_of(names: Sequence[str], answers: Mapping[str, ArrayLike]) -> str | None:
+    """The first of these names that an answer has."""
+    return next((name for name in names if name in answers), None)
 
 
 def half_for_the_first(signals: Mapping[str, ArrayLike]) -> dict[str, float]:

@@ -85,9 +85,7 @@ class StoredBackbone(Struct, kw_only=True, forbid_unknown_fields=True):
             removed=None if removed is None else StoredRemoval(*removed),
             **named_layers(backbone.taps),
             evidence=backbone.evidence,
-            takes=None
-            if takes is None
-            else {key: StoredInput(list(one.shape), one.dtype) for key, one in takes.items()},
+            takes=takes,
         )
 
     @property

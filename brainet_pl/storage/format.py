@@ -63,14 +63,7 @@ class Checkpoint:
         file = Path(path) / META if is_sharded_folder(path) else Path(path)
         if not file.is_file():
             raise FileNotFoundError(f"expected a checkpoint at {path}, found no such file: check the path")
-        try:
-            content: Any = read_tensors(file)
-        except Exception as error:  # of a damaged file, any error may come
-            why = f" ({error})" if isinstance(error, Oversized) else ""
-            raise ValueError(
-                f"expected a checkpoint with tensors and primitives in {path}, got {type(error).__name__} when reading "
-                f"it{why}: the file is damaged or no checkpoint of BRAINet; take another copy"
-            ) from error
+        content = _read_content(path, file)
         _check_digests(content, _stored_entry(content), SETTINGS)
         if file == Path(path):
             check_sizes([content.get(HPARAMS), content.get(CONFIG)], content.get("state_dict"))
@@ -87,6 +80,18 @@ class Checkpoint:
     def wandb_id(self) -> str | None:
         """The id of the W&B run that wrote the file."""
         return wandb_id(self.run)
+
+
+def _read_content(path: str | os.PathLike[str], file: Path) -> Any:
+    """The content of the file of a checkpoint; of a damaged one, any error may come."""
+    try:
+        return read_tensors(file)
+    except Exception as error:
+        why = f" ({error})" if isinstance(error, Oversized) else ""
+        raise ValueError(
+            f"expected a checkpoint with tensors and primitives in {path}, got {type(error).__name__} when reading "
+            f"it{why}: the file is damaged or no checkpoint of BRAINet; take another copy"
+        ) from error
 
 
 def wandb_id(run: Any) -> str | None:
@@ -179,12 +184,9 @@ def check_callback_states(states: Any, trainer: pl.Trainer) -> None:
     It deletes what lies below its folder by the letter of the path, `folder/../../x` included, and anything that has an
     address.
     """
-    folders = tuple(f"{getattr(c, 'dirpath', None)}/" for c in trainer.checkpoint_callbacks)
+    folders = tuple(f"{getattr(callback, 'dirpath', None)}/" for callback in trainer.checkpoint_callbacks)
     for state in states.values() if isinstance(states, Mapping) else ():
-        best = state.get("best_k_models") if isinstance(state, Mapping) else None
-        names = list(best) if isinstance(best, Mapping) else []
-        names += [v for k, v in state.items() if str(k).endswith("path")] if isinstance(state, Mapping) else []
-        for name in (name for name in names if isinstance(name, str)):
+        for name in _files_of(state):
             address = "://" in name or "::" in name
             linked = any(name.startswith(folder) and leads_out(folder, Path(name)) for folder in folders)
             if ".." in Path(name).parts or linked or (address and not name.startswith(folders)):
@@ -192,3 +194,13 @@ def check_callback_states(states: Any, trainer: pl.Trainer) -> None:
                     f"expected checkpoints in the folder of the run in the states of callbacks, got {name!r}: the file "
                     "is not what Lightning writes; take another copy"
                 )
+
+
+def _files_of(state: Any) -> list[str]:
+    """The files that the state of a callback names."""
+    if not isinstance(state, Mapping):
+        return []
+    best = state.get("best_k_models")
+    named = list(best) if isinstance(best, Mapping) else []
+    named += [value for key, value in state.items() if str(key).endswith("path")]
+    return [name for name in named if isinstance(name, str)]

@@ -62,7 +62,7 @@ def find(trainer: pl.Trainer, checkpoint: str | None) -> str | None:
 
 def _newest(root: Path) -> Path | None:
     """The folder that a fit entered last, by what fits noted and by the numbers of the folders: clocks may be wrong."""
-    numbers = [n for path in root.glob(f"version_*/{CHECKPOINTS}") if (n := _number(path.parent)) is not None]
+    numbers = _numbers_in(root)
     if not numbers:
         return None
     highest = max(numbers)
@@ -77,10 +77,16 @@ def _newest(root: Path) -> Path | None:
 def _note_fit(logger: Any) -> None:
     """Note that a fit enters a folder, and the highest number of a folder at that moment."""
     root, number = Path(logger.root_dir), _number(Path(logger.log_dir))
-    numbers = [_number(path.parent) or 0 for path in root.glob(f"version_*/{CHECKPOINTS}")]
     if number is not None:
+        noted = {"run": number, "highest": max([number, *_numbers_in(root)])}
         with contextlib.suppress(OSError), write_inside(root, LAST_FIT) as temporary:
-            temporary.write_text(json.dumps({"run": number, "highest": max([number, *numbers])}), encoding="utf-8")
+            temporary.write_text(json.dumps(noted), encoding="utf-8")
+
+
+def _numbers_in(root: Path) -> list[int]:
+    """The numbers of the folders of fits."""
+    numbers = [_number(path.parent) for path in root.glob(f"version_*/{CHECKPOINTS}")]
+    return [number for number in numbers if number is not None]
 
 
 def folder_of(checkpoint: Checkpoint) -> Path | None:
@@ -105,18 +111,25 @@ def enter(trainer: pl.Trainer, checkpoint: Checkpoint | None) -> None:
     """
     run = None if checkpoint is None else checkpoint.path.resolve().parents[1]
     same = _assign_folders(trainer, run, fit=True)
-    for logger in _local(trainer) if trainer.is_global_zero else ():
-        _note_fit(logger)
+    if trainer.is_global_zero:
+        for logger in _local(trainer):
+            _note_fit(logger)
     if checkpoint is None or run is None:
         return
     if same or run.name == checkpoint.wandb_id:
         _continue_wandb(trainer, checkpoint)
-    if same and trainer.is_global_zero:
+    if same:
+        _rewind(trainer, run, checkpoint.step)
+
+
+def _rewind(trainer: pl.Trainer, run: Path, step: int) -> None:
+    """Drop the rows of a run's folder that a fit from this step logs again."""
+    if trainer.is_global_zero:
         atomic.remove_leftovers(run, "metrics.csv")  # which a killed fit was writing
     for logger in trainer.loggers:
         writer = lightning_private.experiment_of(logger)
-        if same and isinstance(writer, Rows):
-            writer.rewind(checkpoint.step)
+        if isinstance(writer, Rows):
+            writer.rewind(step)
 
 
 def keep_rows(trainer: pl.Trainer) -> None:

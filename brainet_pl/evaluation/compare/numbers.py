@@ -73,16 +73,21 @@ def numbers_of(member: Member) -> dict[str, MetricValue]:
     if member.record is None:
         return {}
     tested = {metric.key: metric for metric in member.record.metrics if metric.value is not None}
-    found = {key: replace(tested[f"test/{key}"], key=key) for key in COMPARED if f"test/{key}" in tested}
+    numbers = {}
+    for key in COMPARED:
+        if f"test/{key}" in tested:
+            numbers[key] = replace(tested[f"test/{key}"], key=key)
     scaled = tested.get(f"{CALIBRATED}cal/ECE")
     if scaled is not None:
-        found["scaled/cal/ECE"] = replace(scaled, key="scaled/cal/ECE", title=f"{scaled.title}, calibrated")
+        numbers["scaled/cal/ECE"] = replace(scaled, key="scaled/cal/ECE", title=f"{scaled.title}, calibrated")
     for row in member.record.separation:
-        for name in ("AUROC", "FPR95") if row.score == member.record.headline_score else ():
+        if row.score != member.record.headline_score:
+            continue
+        for name in ("AUROC", "FPR95"):
             key, value = f"ood/{row.set}/{name}", row.value(name)
             if value is not None:
-                found[key] = MetricValue(key, value, f"{name}, {readable(row.set)}", "share", SEPARATION[name])
-    return found
+                numbers[key] = MetricValue(key, value, f"{name}, {readable(row.set)}", "share", SEPARATION[name])
+    return numbers
 
 
 def validated(history: History) -> dict[str, MetricValue]:

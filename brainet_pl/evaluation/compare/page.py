@@ -28,23 +28,16 @@ from brainet_pl.evaluation.report.view import (
 )
 from brainet_pl.evaluation.schema import MetricValue, PartCost, Record
 
+FEW_PAIRS = 6  # runs below which two standard errors are exceeded by chance clearly more often than in 5 %
+
 
 def page_of(found: Comparison) -> Page:
     """Puts together the page of a comparison."""
     first = found.groups[0].name
-    count = min((gap.runs for row in found.differences[1:] for gap in row.values() if gap.error is not None), default=0)
-    note = (
-        f"Mean ± standard deviation over the runs of a configuration, one for each seed. ✓ and ✗: better or worse than "
-        f"{first} by more than two standard errors of the difference, taken seed by seed where seeds are shared; ?: "
-        f"fewer than {LEAST_SEEDS} runs can't tell."
-    )
-    if 1 < count < 6:
-        note += f" With {count} runs that happens by chance in {100 * chance(count):.0f} % of the comparisons."
-    note += _about_scores(found)
     styles = {group.name: i for i, group in enumerate(found.groups)}  # one colour for one configuration
     training = [drawing_of(chart, styles) for chart in _overlaid(found, _training_curves)]
     sections = [
-        Section("table", "Heads and metrics", [_table(found, note)]),
+        Section("table", "Heads and metrics", [_table(found)]),
         Section("differences", f"Differences from {first}", _differences(found)),
         Section("charts", "Curves", _overlays(found, styles)),
         Section("settings", "Settings that differ", _settings(found)),
@@ -66,7 +59,23 @@ def page_of(found: Comparison) -> Page:
     )
 
 
-def _table(found: Comparison, note: str) -> PageTable:
+def _note(found: Comparison) -> str:
+    """How the table is to be read."""
+    note = (
+        f"Mean ± standard deviation over the runs of a configuration, one for each seed. ✓ and ✗: better or worse than "
+        f"{found.groups[0].name} by more than two standard errors of the difference, taken seed by seed where seeds "
+        f"are shared; ?: fewer than {LEAST_SEEDS} runs can't tell."
+    )
+    runs = []
+    for row in found.differences[1:]:
+        runs += [gap.runs for gap in row.values() if gap.error is not None]
+    fewest = min(runs, default=0)
+    if 1 < fewest < FEW_PAIRS:
+        note += f" With {fewest} runs that happens by chance in {100 * chance(fewest):.0f} % of the comparisons."
+    return f"{note}{_about_scores(found)} Bold: the best mean."
+
+
+def _table(found: Comparison) -> PageTable:
     columns, texts = rows_of(found)
     rows = []
     for i, line in enumerate(texts):
@@ -74,7 +83,7 @@ def _table(found: Comparison, note: str) -> PageTable:
         for j, metric in enumerate(found.metrics):
             row.append(Cell(line[j + 2], best=_is_best(found, metric, i)))
         rows.append(row)
-    return PageTable(f"{note} Bold: the best mean.", columns, rows)
+    return PageTable(_note(found), columns, rows)
 
 
 def _is_best(found: Comparison, metric: MetricValue, i: int) -> bool:
@@ -135,47 +144,57 @@ def _doubts(found: Comparison) -> list[Line]:
     if few:
         lines.append(Line(f"Too few runs for an interval, fewer than {LEAST_SEEDS} seeds ({'; '.join(few)}): numbers "
                           "without ± may differ by chance alone.", "fair"))  # fmt: skip
-    earlier = [f"{member.folder} (seed {member.seed})" for group in found.groups for member in group.earlier]
+    earlier, untested, count = [], [], 0
+    for group in found.groups:
+        count += len(group.members)
+        earlier += [f"{member.folder} (seed {member.seed})" for member in group.earlier]
+        untested += [str(member.folder) for member in group.members if member.record is None]
     if earlier:
         lines.append(
             Line(f"Not counted, because a later run has the same configuration and seed: {', '.join(earlier)}.")
         )
-    untested = [m for group in found.groups for m in group.members if m.record is None]
-    if untested and len(untested) < sum(len(group.members) for group in found.groups):
-        named = ", ".join(str(member.folder) for member in untested)
-        lines.append(Line(f"Not tested: {named}. Numbers of tests are those of the other runs; numbers of validation "
-                          "stand beside them, in columns of their own.", "fair"))  # fmt: skip
+    if untested and len(untested) < count:
+        text = f"Not tested: {', '.join(untested)}. Numbers of tests are those of the other runs; numbers of "
+        lines.append(Line(f"{text}validation stand beside them, in columns of their own.", "fair"))
     return lines
 
 
 def _about_scores(found: Comparison) -> str:
     """By which score unknown sets are judged; nothing where there are none."""
     names: dict[str, list[str]] = {}  # score → the configurations that go by it
-    for group, by in zip(found.groups, found.by, strict=True):
-        if by:
-            names.setdefault(by, []).append(group.name)
+    is_verdict = True
+    for group, score in zip(found.groups, found.by, strict=True):
+        if score:
+            names.setdefault(score, []).append(group.name)
+        for member in group.members:
+            if member.record and member.record.separation:
+                is_verdict &= member.record.headline_score == member.record.verdict_score
     if not names:
         return ""
-    listed = next(iter(names)) if len(names) == 1 else "; ".join(f"{by} ({', '.join(of)})" for by, of in names.items())
-    records = [m.record for group in found.groups for m in group.members if m.record and m.record.separation]
-    behind = all(record.headline_score == record.verdict_score for record in records)
-    return f" Unknown sets are judged by {listed}{', the score behind the verdict' if behind else ''}."
+    listed = next(iter(names))
+    if len(names) > 1:
+        listed = "; ".join(f"{score} ({', '.join(groups)})" for score, groups in names.items())
+    return f" Unknown sets are judged by {listed}{', the score behind the verdict' if is_verdict else ''}."
 
 
 def _costs(found: Comparison) -> list[Block]:
     """Parameters, operations and time of each configuration, of its first run with numbers; times as their means."""
+    columns = ["configuration", "parameters of the head", "MFLOP, backbone", "MFLOP, head", "MFLOP, one pass"]
+    columns += ["ms, backbone", "ms, head", "ms, one pass"]
     rows = []
     for group in found.groups:
-        measured = [costs for member in group.members if (costs := _costs_of(member))]
+        measured = [costs for costs in map(_costs_of, group.members) if costs]
         if measured:
             rows.append([Cell(group.name), *_cells_of_costs(measured)])
     if not rows:
         return []
-    columns = ["configuration", "parameters of the head", "MFLOP, backbone", "MFLOP, head", "MFLOP, one pass"]
-    columns += ["ms, backbone", "ms, head", "ms, one pass"]
-    used = [j for j in range(len(columns)) if j < 2 or any(row[j].text != "–" for row in rows)]
+    for j in reversed(range(2, len(columns))):  # a part that no run has
+        if all(row[j].text == "–" for row in rows):
+            del columns[j]
+            for row in rows:
+                del row[j]
     note = "Operations for one sample; time for a batch, the mean over runs, where the test ran."
-    return [PageTable(note, [columns[j] for j in used], [[row[j] for j in used] for row in rows])]
+    return [PageTable(note, columns, rows)]
 
 
 def _costs_of(member: Member) -> dict[str, PartCost]:
@@ -226,7 +245,7 @@ def _test_curves(member: Member) -> Iterator[tuple[Chart, Series]]:
         for panel in chart.panels:
             series = _representative(member, chart, panel)
             if series is not None and panel.key != "counts":
-                yield _empty_chart(chart, panel), Series(series.name, series.x, series.y, note=_note(panel, series))
+                yield _empty_chart(chart, panel), Series(series.name, series.x, series.y, note=_key_note(panel, series))
 
 
 def _empty_chart(chart: Chart, panel: Panel) -> Chart:
@@ -239,7 +258,7 @@ def _empty_chart(chart: Chart, panel: Panel) -> Chart:
     return Chart(f"{chart.name}/{panel.key}", "test", "", f"{title} of all runs", [empty])
 
 
-def _note(panel: Panel, series: Series) -> str:
+def _key_note(panel: Panel, series: Series) -> str:
     """What the key of a line says beside the name of its run."""
     if panel.key == "risk":
         return f"area {series.note}, by {series.name}"

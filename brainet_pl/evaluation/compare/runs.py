@@ -53,20 +53,20 @@ class RunGroup(NamedTuple):
 
 def find_runs(words: Iterable[str]) -> list[Path]:
     """Folders of runs: as given, those of checkpoints, and what patterns match; a folder of runs is all runs in it."""
-    found: dict[Path, None] = {}
+    folders: list[Path] = []
     for word in words:
         paths = sorted(glob.glob(word)) if any(sign in word for sign in "*?[") else [word]
         if not paths:
             raise UsageError(f"expected runs that match {word!r}, found none: check the pattern")
         for path in map(Path, paths):
-            folders = _folders(path)
-            if not folders and len(paths) == 1:
+            inside = _folders(path)
+            if not inside and len(paths) == 1:
                 raise UsageError(
                     f"expected the folder of a run, a folder of runs or a checkpoint, got {path} without "
                     f"{', '.join(KNOWN_FILES)}: check the path"
                 )
-            found |= dict.fromkeys(folders)
-    return list(found)
+            folders += inside
+    return list(dict.fromkeys(folders))
 
 
 def _folders(path: Path) -> list[Path]:
@@ -99,32 +99,44 @@ def read_member(folder: Path) -> Member:
 
 def flat(value: Any, key: str = "") -> dict[str, Any]:
     """Nested settings → name.name → value; a class and its arguments are one level."""
-    if isinstance(value, dict):
-        if "class_path" in value and set(value) <= {"class_path", "init_args", "dict_kwargs"}:
-            named = {key: str(value["class_path"]).rpartition(".")[2]}
-            return named | flat(value.get("init_args") or {}, key) | flat(value.get("dict_kwargs") or {}, key)
-        parts = {f"{key}.{name}" if key else str(name): part for name, part in value.items()}
-    elif isinstance(value, list) and any(isinstance(part, dict) for part in value):
-        parts = {f"{key}[{i}]": part for i, part in enumerate(value)}
-    else:
+    if isinstance(value, dict) and "class_path" in value and set(value) <= {"class_path", "init_args", "dict_kwargs"}:
+        named = {key: str(value["class_path"]).rpartition(".")[2]}
+        return named | flat(value.get("init_args") or {}, key) | flat(value.get("dict_kwargs") or {}, key)
+    inner = _inside(value, key)
+    if inner is None:
         return {key: value}
     settings: dict[str, Any] = {}
-    for name, part in parts.items():
+    for name, part in inner.items():
         settings |= flat(part, name)
     return settings
 
 
+def _inside(value: Any, key: str) -> dict[str, Any] | None:
+    """The parts of nested settings by their full names; None of a value that has none."""
+    if isinstance(value, dict):
+        return {f"{key}.{name}" if key else str(name): part for name, part in value.items()}
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        return {f"{key}[{i}]": part for i, part in enumerate(value)}
+    return None
+
+
 def differing(members: Sequence[Member]) -> dict[str, list[str]]:
     """Setting → its value in each run, for those that are not the same in all."""
-    keys = dict.fromkeys(key for member in members for key in member.settings)
-    found = {}
-    for key in keys:
+    every: dict[str, Any] = {}  # all settings, in their order
+    for member in members:
+        every |= member.settings
+    differ = {}
+    for key in every:
         if not key.startswith(IGNORED):
             values = [_shown(member.settings[key]) if key in member.settings else "–" for member in members]
-            # A setting that a later version added is null in its runs and absent in earlier ones.
-            if len({"null" if value == "–" else value for value in values}) > 1:
-                found[key] = values
-    return found
+            if len(set(map(_as_later, values))) > 1:
+                differ[key] = values
+    return differ
+
+
+def _as_later(value: str) -> str:
+    """A setting that a later version added is null in its runs and absent in earlier ones."""
+    return "null" if value == "–" else value
 
 
 def _shown(value: Any) -> str:
@@ -136,8 +148,7 @@ def group_runs(members: Sequence[Member]) -> list[RunGroup]:
     settings = differing(members)
     kept: dict[tuple[str, ...], list[Member]] = {}
     for i, member in enumerate(members):
-        # As in `differing`: a setting that a later version added is null in its runs and absent in earlier ones.
-        key = tuple("null" if values[i] == "–" else values[i] for values in settings.values())
+        key = tuple(_as_later(values[i]) for values in settings.values())
         kept.setdefault(key, []).append(member)
     groups = [once_per_seed(part) for part in kept.values()]
     names = names_of_groups([group[0][0] for group in groups])
@@ -154,12 +165,14 @@ def once_per_seed(members: Sequence[Member]) -> tuple[list[Member], list[Member]
         key = str(member.folder) if member.seed is None else member.seed
         latest[key] = max(latest[key], member, key=_age) if key in latest else member
     counted = list(latest.values())
-    return counted, [member for member in members if not any(member is one for one in counted)]
+    chosen = set(map(id, counted))
+    return counted, [member for member in members if id(member) not in chosen]
 
 
 def _age(member: Member) -> tuple[bool, str, float, int, str]:
     """What tells the later of two runs: tested ones first, by the time of the test, of the files, of the name."""
-    times = [path.stat().st_mtime for path in (member.folder / name for name in KNOWN_FILES[1:]) if path.is_file()]
+    files = [member.folder / name for name in KNOWN_FILES[1:]]
+    times = [file.stat().st_mtime for file in files if file.is_file()]
     made = member.record.created if member.record else ""
     return bool(member.record), made, max(times, default=0.0), len(member.folder.name), member.folder.name
 

@@ -20,6 +20,7 @@ from brainet_pl.evaluation.chart import (
     limits,
     log_ticks,
     names_of,
+    short,
     ticks,
 )
 from brainet_pl.metrics.catalogue import facts_of
@@ -152,20 +153,14 @@ def _plot(panel: Panel, index: dict[str, int], styles: Mapping[str, int]) -> Plo
     x = _Scale(panel.x, xlim, LEFT, WIDTH - RIGHT)
     y = _Scale(panel.y, ylim, HEIGHT - BOTTOM, TOP)
     bars = [series.name for series in panel.series if series.kind == "bars"]
-    marks = [
-        _mark(series, x, y, index[series.name], _style(series, styles), bars.index(series.name) if bars and
-              series.kind == "bars" else 0)
-        for series in panel.series
-    ]  # fmt: skip
-    data = {
-        "x": x.data(),
-        "y": y.data(),
-        "series": [
-            {"i": index[series.name], "name": series.name, "kind": series.kind, "x": series.x, "y": series.y}
-            for series in panel.series
-            if series.kind != "guide"
-        ],
-    }
+    marks, pointed = [], []
+    for series in panel.series:
+        number = index[series.name]
+        above = series.kind == "bars" and series.name != bars[0]
+        marks.append(_mark(series, x, y, number, _style(series, styles), hatched=above))
+        if series.kind != "guide":
+            pointed.append({"i": number, "name": series.name, "kind": series.kind, "x": series.x, "y": series.y})
+    data = {"x": x.data(), "y": y.data(), "series": pointed}
     return Plot(panel.key, panel.title, panel.x.label, panel.y.label, x.ticks(), y.ticks(), marks, data)
 
 
@@ -195,7 +190,7 @@ class _Scale:
         }  # fmt: skip
 
 
-def _mark(series: Series, x: _Scale, y: _Scale, index: int, style: int | None, before: int) -> Mark:
+def _mark(series: Series, x: _Scale, y: _Scale, number: int, style: int | None, hatched: bool) -> Mark:
     path, dots = "", []
     if series.kind != "bars":
         places = [(x.at(a), y.at(b)) for a, b in zip(series.x, series.y, strict=True)]
@@ -204,7 +199,7 @@ def _mark(series: Series, x: _Scale, y: _Scale, index: int, style: int | None, b
         if series.kind == "points" or (series.kind == "line" and len(places) <= 20):
             dots = places
     bars = _bars(series, x, y) if series.kind == "bars" else []
-    return Mark(index, style, path, dots, bars, _intervals(series, x, y), series.shown, hatched=before > 0)
+    return Mark(number, style, path, dots, bars, _intervals(series, x, y), series.shown, hatched)
 
 
 def _bars(series: Series, x: _Scale, y: _Scale) -> list[Bar]:
@@ -235,13 +230,15 @@ def chart_of_history(history: dict[str, tuple[list[float], list[float]]], keys: 
     for key in keys:
         facts, own = facts_of(key), OWN_CURVES.get(key)
         title = own or (f"{facts.title}, nats" if facts.unit == "nats" else facts.title)
+        unit: AxisUnit = "share" if facts.unit == "share" else "number"
         stages = {key: "training"} if own else {f"train/{key}": "training", f"val/{key}": "validation"}
-        found = {name: stage for name, stage in stages.items() if len(history.get(name, ([], []))[1]) > 1}
-        if found:
-            unit: AxisUnit = "share" if facts.unit == "share" else "number"
+        for name, stage in stages.items():
+            steps, values = history.get(name, ([], []))
+            if len(values) < 2:
+                continue
             panel = panels.setdefault(title, Panel(title, title, Axis("optimiser steps", "count"), Axis("", unit), []))
-            panel.series.extend(Series(stage, *_few(*history[name])) for name, stage in found.items())
-            described += [f"{name} from {history[name][1][0]:.4g} to {history[name][1][-1]:.4g}" for name in found]
+            panel.series.append(Series(stage, *_few(steps, values)))
+            described.append(f"{name} from {values[0]:.4g} to {values[-1]:.4g}")
     if not panels:
         return None
     alt = f"Training curves: {', '.join(described)}"
@@ -250,7 +247,11 @@ def chart_of_history(history: dict[str, tuple[list[float], list[float]]], keys: 
 
 def _few(steps: list[float], values: list[float], most: int = 200) -> tuple[list[float], list[float]]:
     """Finite values, at most so many: means of equally many neighbours."""
-    pairs = [(a, b) for a, b in zip(steps, values, strict=True) if math.isfinite(b)]
-    size = -(-len(pairs) // most) if pairs else 1
-    parts = [pairs[i : i + size] for i in range(0, len(pairs), size)]
-    return [part[-1][0] for part in parts], [float(f"{sum(b for _, b in part) / len(part):.5g}") for part in parts]
+    finite = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
+    size = -(-len(finite) // most) if finite else 1
+    places, means = [], []
+    for first in range(0, len(finite), size):
+        neighbours = finite[first : first + size]
+        places.append(neighbours[-1][0])
+        means.append(short(sum(value for _, value in neighbours) / len(neighbours)))
+    return places, means

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from brainet_pl.evaluation.chart import Chart, readable
+from brainet_pl.evaluation.chart import Chart, Series, readable
 from brainet_pl.evaluation.report import rules
 from brainet_pl.evaluation.report.rules import Share, Tone
 from brainet_pl.evaluation.schema import DataSet, Record, ShiftedMeasures
@@ -32,9 +32,11 @@ class Bins(NamedTuple):
 
 def verdict_of(record: Record, history: History | None = None) -> list[Line]:
     """The sentences that a record, and the curves of its fit, allow; see `rules.RULES` for their colours."""
-    values = {metric.key: metric.value for metric in record.metrics if metric.value is not None}
-    final = values | {f"test/{k.removeprefix(CALIBRATED)}": v for k, v in values.items() if k.startswith(CALIBRATED)}
-    samples = next((part.samples for part in record.sets if part.role == "known"), 0)
+    values, known = record.values(), record.known_set()
+    final = dict(values)  # of the prediction that a user gets
+    for key, value in stage_of(values, CALIBRATED).items():
+        final[f"test/{key}"] = value
+    samples = 0 if known is None else known.samples
     chart = next((chart for chart in record.charts if chart.name == "test/reliability"), None)
     lines = [
         _accuracy(final, samples),
@@ -51,6 +53,11 @@ def verdict_of(record: Record, history: History | None = None) -> list[Line]:
         *_baselines(history or {}),
     ]
     return [line for line in lines if line is not None]
+
+
+def stage_of(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """The metrics of a stage by their keys without it."""
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
 def _percent(value: float) -> str:
@@ -89,13 +96,18 @@ def _calibration(values: Mapping[str, float], chart: Chart | None, samples: int)
     text += " can be read as a probability: it and" if tone == "good" else " and"
     text += f" accuracy differ by {_percent(error)} on average over bins of confidence (calibration error, ECE)"
     if bins is not None:
-        side, lean = ("above", ", too sure") if bins.lean >= 0 else ("below", ", not sure enough")
-        text += f"; over all samples confidence is {100 * abs(bins.lean):.2g} points {side} accuracy"
-        text += "" if tone == "good" else lean
+        text += _lean(bins.lean, tone)
     text += "."
     if tone == "fair" and bins is not None and error <= rules.CHANCE * bins.chance:
         text += f" With {samples:,} samples chance alone gives about {_percent(bins.chance)}."
     return _line(text, tone, samples)
+
+
+def _lean(lean: float, tone: Tone) -> str:
+    """On which side of the accuracy the confidence lies."""
+    side, feeling = ("above", "too sure") if lean >= 0 else ("below", "not sure enough")
+    text = f"; over all samples confidence is {100 * abs(lean):.2g} points {side} accuracy"
+    return text if tone == "good" else f"{text}, {feeling}"
 
 
 def _bins(chart: Chart | None, last: bool) -> Bins | None:
@@ -107,14 +119,19 @@ def _bins(chart: Chart | None, last: bool) -> Bins | None:
     if not curves or len(curves) != len(bars):
         return None
     which = -1 if last else 0
-    curve, counts = curves[which], [count for count in bars[which].y if count > 0]
-    if len(counts) != len(curve.x):
-        return None
-    total = sum(counts)
-    lean = sum(n * (x - y) for n, x, y in zip(counts, curve.x, curve.y, strict=True)) / total
-    # The mean distance of a binomial share from its mean, about √(2/π) standard deviations, summed over bins.
-    noise = sum(math.sqrt(2 / math.pi * n * x * (1 - x)) for n, x in zip(counts, curve.x, strict=True) if 0 < x < 1)
-    return Bins(lean, noise / total)
+    counts = [count for count in bars[which].y if count > 0]
+    return _lean_and_chance(curves[which], counts) if len(counts) == len(curves[which].x) else None
+
+
+def _lean_and_chance(curve: Series, counts: Sequence[float]) -> Bins:
+    """Confidence less accuracy over all bins, of so many samples each, and the ECE that chance alone gives."""
+    total, gaps, noise = sum(counts), 0.0, 0.0
+    for count, confidence, accuracy in zip(counts, curve.x, curve.y, strict=True):
+        gaps += count * (confidence - accuracy)
+        if 0 < confidence < 1:
+            # The mean distance of a binomial share from its mean is about √(2/π) standard deviations.
+            noise += math.sqrt(2 / math.pi * count * confidence * (1 - confidence))
+    return Bins(gaps / total, noise / total)
 
 
 def _intervals(values: Mapping[str, float], samples: int) -> Line | None:
@@ -137,8 +154,7 @@ def _calibrator(record: Record, values: Mapping[str, float]) -> Line | None:
     if record.model.calibration is not None and not record.model.calibrated:
         return Line(f"Not calibrated: {record.model.calibration} has learned nothing from validation data, so the "
                     "predictions are as the head gives them.", "fair")  # fmt: skip
-    before = {key.removeprefix("test/"): value for key, value in values.items() if not key.startswith(CALIBRATED)}
-    after = {key.removeprefix(CALIBRATED): value for key, value in values.items() if key.startswith(CALIBRATED)}
+    before, after = stage_of(values, "test/"), stage_of(values, CALIBRATED)
     named = {"cal/ECE": "ECE", "cal/QCE": "QCE", "cls/NLL": "NLL", "reg/NLL": "NLL"}
     pairs = {name: (before[key], after[key]) for key, name in named.items() if key in before and key in after}
     return _changed("Calibration on validation data", "", pairs)
@@ -201,9 +217,13 @@ def _after_shifts(clean: Sequence[ShiftedMeasures], shifted: Sequence[ShiftedMea
 
 def _mean(shifts: Sequence[ShiftedMeasures], name: str, final: bool) -> float | None:
     """The mean of a measure over shifts, as predicted or after calibration; None where one of them lacks it."""
-    values = [((s.final if final else s.predicted) or {}).get(name) for s in shifts]
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found and len(found) == len(values) else None
+    total = 0.0
+    for shift in shifts:
+        value = ((shift.final if final else shift.predicted) or {}).get(name)
+        if value is None:
+            return None
+        total += value
+    return total / len(shifts) if shifts else None
 
 
 def _flagged(part: DataSet) -> Share | None:
@@ -212,32 +232,40 @@ def _flagged(part: DataSet) -> Share | None:
 
 def _unknown(record: Record) -> list[Line]:
     """Whether each unknown set is noticed: by what is called unknown, or without a verdict by its rank."""
-    aurocs = {row.set: row.AUROC for row in record.separation if row.score == record.headline_score}
-    usual = next((_flagged(part) for part in record.sets if part.role == "known"), None)
+    aurocs, known = record.headline_aurocs(), record.known_set()
+    usual = None if known is None else _flagged(known)
     lines = []
-    for part in record.sets:
-        if part.role == "known":
-            continue
+    for part in record.unknown_sets():
         share, auroc, name = _flagged(part), aurocs.get(part.name), readable(part.name)
-        rank = "" if auroc is None else (
-            f"In {100 * auroc:.0f} of 100 pairs of an unknown and a known input the unknown one has the higher score "
-            f"({readable(record.headline_score or '')}, AUROC); chance is 50."
-        )  # fmt: skip
+        rank = "" if auroc is None else _rank(auroc, record.headline_score or "")
         if share is not None and usual is not None:
             tone = rules.unknown(share, usual)
-            start = {"good": "Most unknown inputs", "fair": "Only some unknown inputs"}.get(tone, "Unknown inputs")
-            noticed = "are not noticed" if tone == "poor" else "are noticed"
-            text = f"{start} ({name}) {noticed}: {_percent(share.value)} of {share.samples:,} are called unknown, "
+            text = f"{_noticed(name, tone)}: {_percent(share.value)} of {share.samples:,} are called unknown, "
             text += f"{_percent(usual.value)} of the known ones."
-            lines.append(_line(" ".join(filter(None, (text, rank))), tone, min(share.samples, usual.samples)))
+            lines.append(_line(f"{text} {rank}".rstrip(), tone, min(share.samples, usual.samples)))
         elif auroc is not None:
             lines.append(_line(f"Unknown inputs ({name}): {rank}", rules.ranking(auroc), part.samples))
     return lines
 
 
+def _rank(auroc: float, score: str) -> str:
+    """How often an unknown input has the higher score."""
+    return (
+        f"In {100 * auroc:.0f} of 100 pairs of an unknown and a known input the unknown one has the higher score "
+        f"({readable(score)}, AUROC); chance is 50."
+    )
+
+
+def _noticed(name: str, tone: Tone) -> str:
+    """Whether an unknown set is noticed, in words."""
+    start = {"good": "Most unknown inputs", "fair": "Only some unknown inputs"}.get(tone, "Unknown inputs")
+    return f"{start} ({name}) {'are not noticed' if tone == 'poor' else 'are noticed'}"
+
+
 def _known(record: Record) -> Line | None:
     """How many known inputs are called unknown, beside what was promised and what chance adds."""
-    share = next((_flagged(part) for part in record.sets if part.role == "known"), None)
+    known = record.known_set()
+    share = None if known is None else _flagged(known)
     if share is None or record.level is None:
         return None
     level, behind = record.level, record.verdict_samples

@@ -20,7 +20,7 @@ from brainet_pl.evaluation.report.plot import Drawing, chart_of_history, drawing
 from brainet_pl.evaluation.report.read import Run
 from brainet_pl.evaluation.report.rules import RULES
 from brainet_pl.evaluation.report.verdict import CALIBRATED, Line, verdict_of
-from brainet_pl.evaluation.schema import CellValue, MetricValue, Record, RecordTable, SeparationMeasure, Thumbnail
+from brainet_pl.evaluation.schema import CellValue, MetricValue, Record, RecordTable, Thumbnail
 from brainet_pl.metrics.catalogue import facts_of
 
 if TYPE_CHECKING:
@@ -167,27 +167,10 @@ class Page(NamedTuple):
 
 def page_of(run: Run) -> Page:
     """Puts together the page of a run from its record and its history."""
-    record, pictures = run.record, figures_of(run)
-    tables = {table.name: table for table in record.tables} if record else {}
-    temperature = record.model.temperature if record else None
-    others = [table for name, table in tables.items() if name not in (DOUBTFUL, CLASSES)]
-    training = chart_of_history(run.history, TRAINING)
-    styles = styles_of(filter(None, [*(record.charts if record else ()), training]))
-    matrix = [grid_of(record.confusion)] if record and record.confusion else []
-    sections = [
-        Section("test", "Calibration and certainty", _charts(record, "test", styles)),
-        Section("shift", "After a shift of the inputs", _charts(record, "shift", styles)),
-        Section("unknown", "Inputs unlike the training data", [*_unknown(record, styles), *_separation(record)]),
-        Section("classes", "Classes", [*matrix, *_tables(run.folder, [tables.get(CLASSES)])]),
-        Section("doubtful", "Most uncertain samples", _tables(run.folder, [few_columns(record, tables.get(DOUBTFUL))])),
-        Section("training", "Training", [Charts([drawing_of(training, styles)])] if training else []),
-        Section("costs", "What a prediction costs", _costs(record)),
-        Section("structure", "Structure", [*_grid(pictures["structure"]), *_structure(run.ggt, temperature)]),
-        Section("others", "Other figures", _grid(pictures["others"])),
-        Section("tables", "Other tables", _tables(run.folder, others)),
-        Section("metrics", "All metrics", _all_metrics(run)),
-        Section("configuration", "Configuration", [Text("config.yaml", run.config, False)] if run.config else []),
-    ]
+    record = run.record
+    sections = [] if record is None else _sections_of_test(run, record)
+    sections += _sections_of_fit(run)
+    sections.sort(key=lambda section: ORDER.index(section.key))
     return Page(
         title=" / ".join(run.folder.resolve().parts[-2:]),
         subtitle=subtitle(record, target_of(run.config)),
@@ -199,6 +182,48 @@ def page_of(run: Run) -> Page:
         "certain inputs. Point at a chart to read its values; its keys show and hide lines.",
         maker="brainet report",
     )
+
+
+ORDER = (
+    "test", "shift", "unknown", "classes", "doubtful", "training", "costs", "structure", "others", "tables", "metrics",
+    "configuration",
+)  # fmt: skip
+
+
+def _sections_of_test(run: Run, record: Record) -> list[Section]:
+    """What a page shows of a test."""
+    styles = _styles(run)
+    tables = {table.name: table for table in record.tables}
+    doubtful, classes = tables.pop(DOUBTFUL, None), tables.pop(CLASSES, None)
+    matrix = [grid_of(record.confusion)] if record.confusion else []
+    return [
+        Section("test", "Calibration and certainty", _charts(record, "test", styles)),
+        Section("shift", "After a shift of the inputs", _charts(record, "shift", styles)),
+        Section("unknown", "Inputs unlike the training data", [*_unknown(record, styles), *_separation(record)]),
+        Section("classes", "Classes", [*matrix, *_tables(run.folder, [classes])]),
+        Section("doubtful", "Most uncertain samples", _tables(run.folder, [few_columns(record, doubtful)])),
+        Section("costs", "What a prediction costs", _costs(record)),
+        Section("tables", "Other tables", _tables(run.folder, list(tables.values()))),
+    ]
+
+
+def _sections_of_fit(run: Run) -> list[Section]:
+    """What a page shows of a fit, tested or not."""
+    pictures, training = figures_of(run), chart_of_history(run.history, TRAINING)
+    temperature = run.record.model.temperature if run.record else None
+    return [
+        Section("training", "Training", [Charts([drawing_of(training, _styles(run))])] if training else []),
+        Section("structure", "Structure", [*_grid(pictures["structure"]), *_structure(run.ggt, temperature)]),
+        Section("others", "Other figures", _grid(pictures["others"])),
+        Section("metrics", "All metrics", _all_metrics(run)),
+        Section("configuration", "Configuration", [Text("config.yaml", run.config, False)] if run.config else []),
+    ]
+
+
+def _styles(run: Run) -> dict[str, int]:
+    """The colours of all curves of a page."""
+    training = chart_of_history(run.history, TRAINING)
+    return styles_of([*(run.record.charts if run.record else ()), *([training] if training else ())])
 
 
 # -- numbers and pictures -------------------------------------------------------------------------------------------
@@ -236,8 +261,8 @@ def target_of(config: str) -> str | None:
     'price'
     """
     _, _, data = f"\n{config}".partition("\ndata:\n")
-    found = re.search(r"^    target: (.+)$", re.split(r"\n(?=\S)", data)[0], re.M)
-    return found[1].strip("'\"") if found and found[1] != "null" else None
+    target = re.search(r"^    target: (.+)$", re.split(r"\n(?=\S)", data)[0], re.M)
+    return target[1].strip("'\"") if target and target[1] != "null" else None
 
 
 def subtitle(record: Record | None, target: str | None = None) -> str:
@@ -273,20 +298,22 @@ def time_of_test(record: Record) -> str:
 
 def metrics_of(run: Run) -> dict[str, MetricValue]:
     """Every number by its key: as the record has it, or where that has none the last one in the history."""
-    found = {}
+    metrics = {}
     for key, (_, values) in run.history.items():
         facts = facts_of(key)
-        found[key] = MetricValue(key, values[-1], facts.title, facts.unit, facts.better)
-    return found | {metric.key: metric for metric in (run.record.metrics if run.record else [])}
+        metrics[key] = MetricValue(key, values[-1], facts.title, facts.unit, facts.better)
+    for metric in run.record.metrics if run.record else ():
+        metrics[metric.key] = metric
+    return metrics
 
 
 def _metric_cards(run: Run) -> list[Card]:
     """Headlines of the predictions that a user gets: after calibration, where there is one."""
-    found = metrics_of(run)
-    stage = "test/" if any(key.startswith("test/") for key in found) else "val/"
+    metrics = metrics_of(run)
+    stage = "test/" if any(key.startswith("test/") for key in metrics) else "val/"
     cards = []
-    for card in CARDS:
-        before, after = found.get(stage + card), found.get(CALIBRATED + card) if stage == "test/" else None
+    for key in CARDS:
+        before, after = metrics.get(stage + key), metrics.get(CALIBRATED + key) if stage == "test/" else None
         if after is not None and after.value is not None:
             cards.append(metric_card(after, None if before is None else before.value))
         elif before is not None:
@@ -310,12 +337,15 @@ def _separation_cards(record: Record | None) -> list[Card]:
     if record is None:
         return []
     better = {measure.name: measure.better for measure in record.separation_measures}
-    found = {row.set: row.AUROC for row in record.separation if row.score == record.headline_score}
     by = ", the score behind the verdict" if record.headline_score == record.verdict_score else ""
     note = f"AUROC by {readable(record.headline_score or '')}{by}"
     note += f", {better['AUROC']} is better" if better.get("AUROC") else ""
-    values = [(part.name, found.get(part.name)) for part in record.sets if part.role != "known"]
-    return [Card(f"Unknown: {readable(name)}", share(value), note) for name, value in values if value is not None]
+    aurocs, cards = record.headline_aurocs(), []
+    for part in record.unknown_sets():
+        auroc = aurocs.get(part.name)
+        if auroc is not None:
+            cards.append(Card(f"Unknown: {readable(part.name)}", share(auroc), note))
+    return cards
 
 
 # -- the sections ---------------------------------------------------------------------------------------------------
@@ -352,15 +382,15 @@ def _listed_figures(run: Run) -> list[tuple[str, str, str, str]]:
     return listed
 
 
-def _charts(record: Record | None, group: str, styles: Mapping[str, int]) -> list[Block]:
-    drawn = [drawing_of(chart, styles) for chart in record.charts if chart.group == group] if record else []
+def _charts(record: Record, group: str, styles: Mapping[str, int]) -> list[Block]:
+    drawn = [drawing_of(chart, styles) for chart in record.charts if chart.group == group]
     return [Charts(drawn)] if drawn else []
 
 
-def _unknown(record: Record | None, styles: Mapping[str, int]) -> list[Block]:
+def _unknown(record: Record, styles: Mapping[str, int]) -> list[Block]:
     """The charts of each unknown set, with a switch between sets where there are several."""
     sets: dict[str, list[Drawing]] = {}
-    for chart in record.charts if record else ():
+    for chart in record.charts:
         if chart.group == "ood":
             sets.setdefault(chart.name.split("/")[1], []).append(drawing_of(chart, styles))
     if len(sets) < 2:
@@ -398,30 +428,25 @@ def best_values(record: Record) -> dict[tuple[str, str], float]:
     return best
 
 
-def _separation(record: Record | None) -> list[Block]:
-    if record is None or not record.separation:
+def _separation(record: Record) -> list[Block]:
+    if not record.separation:
         return []
     best = best_values(record)
-
-    def cell(set_name: str, measure: SeparationMeasure, value: float | None) -> Cell:
-        if value is None or measure.better is None:
-            return Cell("" if value is None else number(value))
-        return Cell(f"{value:.3f}", best=value == best.get((set_name, measure.name)))
-
     measures = [measure for measure in record.separation_measures if measure.better is not None]
-    counts = {row.set: row.n_ood for row in record.separation if row.n_ood is not None}
     columns = ["set", "score", *(measure.name + ARROWS[measure.better] for measure in measures)]
-    rows = [
-        [
-            Cell(readable(row.set)),
-            Cell(readable(row.score)),
-            *(cell(row.set, measure, row.value(measure.name)) for measure in measures),
-        ]
-        for row in record.separation
-    ]
-    sizes = ", ".join(f"{readable(name)} {count:,.0f}" for name, count in counts.items())
+    sizes, rows = {}, []
+    for row in record.separation:
+        cells = [Cell(readable(row.set)), Cell(readable(row.score))]
+        for measure in measures:
+            value = row.value(measure.name)
+            is_best = value is not None and value == best.get((row.set, measure.name))
+            cells.append(Cell("" if value is None else f"{value:.3f}", best=is_best))
+        rows.append(cells)
+        if row.n_ood is not None:
+            sizes[row.set] = f"{readable(row.set)} {row.n_ood:,.0f}"
     caption = "How well each score tells each set from the test set; unknown inputs are the positive class. "
-    caption += f"Samples: {sizes}. " * bool(sizes) + "↑ higher is better, ↓ lower. Bold: the best of a set"
+    caption += f"Samples: {', '.join(sizes.values())}. " * bool(sizes)
+    caption += "↑ higher is better, ↓ lower. Bold: the best of a set"
     return [PageTable(caption, list(map(readable, columns)), rows, texts=2)]
 
 
@@ -437,9 +462,9 @@ def _tables(folder: Path, tables: Sequence[RecordTable | None]) -> list[Block]:
     return shown
 
 
-def few_columns(record: Record | None, table: RecordTable | None) -> RecordTable | None:
+def few_columns(record: Record, table: RecordTable | None) -> RecordTable | None:
     """The table without scores that would not fit beside each other: those that rank and judge samples stay."""
-    if record is None or table is None or len(table.columns) <= MOST_COLUMNS:
+    if table is None or len(table.columns) <= MOST_COLUMNS:
         return table
     wanted = [record.ranking_score, record.verdict_score, record.headline_score, "mutual_information"]
     scores = {row.score for row in record.separation} | {"std"}
@@ -476,9 +501,9 @@ def _plain(value: CellValue) -> str:
 PARTS = {"backbone": "backbone", "head": "head, all passes", "one_pass": "head, one pass"}
 
 
-def _costs(record: Record | None) -> list[Block]:
-    costs = record.model.costs if record else None
-    if record is None or costs is None or not costs.parts():
+def _costs(record: Record) -> list[Block]:
+    costs = record.model.costs
+    if costs is None or not costs.parts():
         return []
     rows = []
     for part, cost in costs.parts().items():
@@ -531,8 +556,9 @@ def _count(count: int) -> str:
 
 def _all_metrics(run: Run) -> list[Block]:
     """The last value of every metric; those of the test as the record has them."""
-    found = metrics_of(run)
-    if run.record and run.record.separation:  # the loggers have these under a key each; the page has a table of them
-        found = {key: metric for key, metric in found.items() if not key.startswith("ood/")}
-    rows = [[Cell(key), Cell(number(found[key].value))] for key in sorted(found)]
+    has_table = run.record is not None and bool(run.record.separation)  # of what the loggers have under a key each
+    rows = []
+    for key, metric in sorted(metrics_of(run).items()):
+        if not (has_table and key.startswith("ood/")):
+            rows.append([Cell(key), Cell(number(metric.value))])
     return [PageTable("The last value of every metric", ["metric", "value"], rows)] if rows else []
