@@ -33,6 +33,7 @@ from brainet_pl.lightning.steps import refuse_empty
 from brainet_pl.metrics.sets import check_set_names
 from brainet_pl.metrics.shift import LOADER, is_shift
 from brainet_pl.prediction import costs
+from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.structure import GGT
 from brainet_pl.structure.draw import draw_ggt
 from brainet_pl.swap.in_place import Forward
@@ -250,23 +251,14 @@ class Evaluation(Callback, EvaluatesAllSets):
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule, record: TestRecord) -> None:
         """Write scores, structure, figures, tables, the record and the page; rank zero only."""
-        folder = logs.run_folder(trainer)
-        folder.mkdir(parents=True, exist_ok=True)
-        if self.score_file:
-            with write_inside(folder, self.score_file) as temporary:
-                summary.write_scores(temporary, record)
-        predictor, model = predictor_of(pl_module), _facts(pl_module) | self._log_costs(trainer)
+        folder, predictor = logs.run_folder(trainer), predictor_of(pl_module)
         ggt = None if predictor is None else predictor.ggt
-        if ggt is not None:
-            with write_inside(folder, "structure.json") as temporary:
-                temporary.write_text(ggt.to_json(), encoding="utf-8")
+        self._write_files(folder, record, ggt)
+        model = _facts(pl_module) | self._log_costs(trainer)
         names = _class_names(pl_module, record)
-        label = None if predictor is None or predictor.calibration is None else predictor.calibration.label()
         score = summary.headline_score(record, self.score)
         ranking = summary.ranking_score(list(record.known.scores), self.score)
-        promised = [] if predictor is None else predictor.risk.points()
-        made = charts.charts_of(record, self._separations, label, ranking, score, promised)
-        made += shift_charts.shift_charts(record)
+        made = _charts_of(record, self._separations, predictor, ranking, score)
         matrix, rows = charts.confusion(record.known, names), summary.separation_rows(self._separations)
         files: dict[str, str] = {}
         tables: dict[str, summary.LoggedTable] = {}
@@ -297,9 +289,18 @@ class Evaluation(Callback, EvaluatesAllSets):
         )
         with write_inside(folder, "record.json") as temporary:
             temporary.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
-        made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
-        facts = {"checkpoint": made_by, "structure": None if ggt is None else ggt.fingerprint}
-        self._finish(trainer, folder, facts | {entry["key"]: entry["value"] for entry in entries})
+        values = {entry["key"]: entry["value"] for entry in entries}
+        self._finish(trainer, folder, {"structure": None if ggt is None else ggt.fingerprint} | values)
+
+    def _write_files(self, folder: Path, record: TestRecord, ggt: GGT | None) -> None:
+        """The score of every sample, and the structure."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.score_file:
+            with write_inside(folder, self.score_file) as temporary:
+                summary.write_scores(temporary, record)
+        if ggt is not None:
+            with write_inside(folder, "structure.json") as temporary:
+                temporary.write_text(ggt.to_json(), encoding="utf-8")
 
     def _log_figures(
         self,
@@ -335,7 +336,8 @@ class Evaluation(Callback, EvaluatesAllSets):
             page = str(write_report(folder))
             names.append("report.html")
         files = [folder / name for name in names if name and (folder / name).is_file()]
-        logs.log_files(trainer, "evaluation", files, values)
+        made_by = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).name
+        logs.log_files(trainer, "evaluation", files, {"checkpoint": made_by} | values)
         record = read_record(folder)
         if record is not None:
             cost = None if self._costs is None else self._costs.line()
@@ -356,6 +358,18 @@ class Evaluation(Callback, EvaluatesAllSets):
         if record.shifts():
             made["shift/table"] = shift_charts.shift_table(record.shifts())
         return made
+
+
+def _charts_of(
+    record: TestRecord, separations: Mapping[str, Measured], predictor: Predictor | None, ranking: str, score: str
+) -> list[Chart]:
+    """All charts of a test; what calibration did, and what was promised, the predictor knows."""
+    label, promised = None, []
+    if predictor is not None:
+        promised = predictor.risk.points()
+        label = None if predictor.calibration is None else predictor.calibration.label()
+    made = charts.charts_of(record, separations, label, ranking, score, promised)
+    return made + shift_charts.shift_charts(record)
 
 
 def _check_complete(record: TestRecord, loaders: Sequence[str]) -> None:
