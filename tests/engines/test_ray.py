@@ -52,7 +52,7 @@ def test_two_workers_and_one_that_is_killed(cluster, plain, rows, tmp_path):
     check(found, ExportedModel(plain).predict(x))
 
 
-def test_images_as_ray_reads_them(cluster, tmp_path, monkeypatch, guide):
+def test_images_as_ray_reads_them(cluster, tmp_path, guide):
     from PIL import Image
     from tiny_folder import write_tiny
 
@@ -70,8 +70,11 @@ def test_images_as_ray_reads_them(cluster, tmp_path, monkeypatch, guide):
     found = {row["path"]: row["joint"] for row in answers.take_all()}
     np.testing.assert_array_equal([found[str(path)] for path in paths], expected)
 
-    monkeypatch.chdir(tmp_path)
-    exec(compile(guide("import ray").replace("ray.init(num_cpus=4)\n", ""), "batches.md", "exec"), {})
-    table = ds.dataset("answers").to_table().to_pydict()
+    code = guide("import ray").replace("ray.init(num_cpus=4)\n", "")
+    for name in ("images/", "model", "answers"):  # workers have another folder
+        assert f'"{name}"' in code
+        code = code.replace(f'"{name}"', repr(str(tmp_path / name)))
+    exec(compile(code, "batches.md", "exec"), {})
+    table = ds.dataset(tmp_path / "answers").to_table().to_pydict()
     found = dict(zip(table["path"], table["joint"], strict=True))
-    np.testing.assert_array_equal([found[path.name if path.name in found else str(path)] for path in paths], expected)
+    np.testing.assert_array_equal([found[str(path)] for path in paths], expected)
