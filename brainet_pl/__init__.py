@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from brainet_pl.backbones.loading import Backbone
     from brainet_pl.batch import BatchPredictor
-    from brainet_pl.decisions import risk_control
+    from brainet_pl.decisions import find_label_issues, rank_for_labelling, risk_control
     from brainet_pl.export.folder import export_folder
     from brainet_pl.export.graph import export_onnx, export_program
     from brainet_pl.graphs import rai
@@ -51,10 +51,12 @@ __all__ = [
     "export_folder",
     "export_onnx",
     "export_program",
+    "find_label_issues",
     "learn_structure",
     "load_swapped",
     "predict_layer",
     "rai",
+    "rank_for_labelling",
     "restore_layers",
     "risk_control",
     "swap_head",
@@ -78,10 +80,12 @@ _HOMES = {
     "export_folder": "export.folder",
     "export_onnx": "export.graph",
     "export_program": "export.graph",
+    "find_label_issues": "decisions",
     "learn_structure": "structure",
     "load_swapped": "swap.file",
     "predict_layer": "swap.in_place",
     "rai": "graphs",
+    "rank_for_labelling": "decisions",
     "restore_layers": "swap.layer",
     "risk_control": "decisions",
     "swap_head": "swap.model",

@@ -35,7 +35,7 @@ SHELL = {
     for page, text in PAGES.items()
 }
 SHELL = {page: lines for page, lines in SHELL.items() if lines}
-WITHOUT_TRAINER = ("report", "compare", "export", "cache", "monitor", "serve")
+WITHOUT_TRAINER = ("report", "compare", "export", "cache", "monitor", "serve", "labels", "rank")
 # Not run here:
 #   `pip install` and `make`: they change the environment; that the target exists is checked.
 #   `py`, with `import lightning`, which needs a process of its own: tests/test_framework.py runs it; or with an engine,

@@ -39,6 +39,8 @@ OWN = {
     "extract": "write features of a backbone for many images to shards",
     "serve": "serve an exported model over HTTP",
     "monitor": "watch predictions for a change of the inputs, without labels",
+    "labels": "find labels of a run's training data that look wrong",
+    "rank": "choose which samples to label next",
     "cache": "list or delete features that FeatureCache keeps on disk",
 }
 HOMES = {
@@ -48,6 +50,8 @@ HOMES = {
     "extract": "cli.extract",
     "serve": "cli.serve",
     "monitor": "cli.monitor",
+    "labels": "cli.labels",
+    "rank": "cli.rank",
     "cache": "cli.cache",
 }
 DEBUG = "--debug"

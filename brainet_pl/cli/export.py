@@ -63,7 +63,7 @@ def main(args: Sequence[str]) -> None:
     model = load(words.ckpt_path, words.backbone, words.trust)
     if words.risk is not None:
         print(risk_control(model, words.risk))
-    example = None if words.shape is None else torch.rand(TRACED, *_shape(words.shape))
+    example = None if words.shape is None else torch.rand(TRACED, *shape_of(words.shape))
     settings = {"passes": words.passes, "seed": words.seed}
     if out.suffix == "":
         known = from_data(words.ckpt_path, model, words.held)
@@ -137,8 +137,9 @@ def data_of_run(path: str) -> tuple[str, Any]:
     return name, None if kind is None else kind(**vet({"data": config})["data"].get("init_args", {}))
 
 
-def _shape(text: str) -> list[int]:
+def shape_of(text: str) -> list[int]:
+    """The numbers of a shape on the command line."""
     numbers = text.split(",")
     if not all(number.strip().isdigit() and int(number) > 0 for number in numbers):
-        raise ValueError(f"expected --shape to be whole numbers with commas, such as 3,32,32, got {text!r}")
+        raise ValueError(f"expected a shape to be whole numbers with commas, such as 3,32,32, got {text!r}")
     return [int(number) for number in numbers]

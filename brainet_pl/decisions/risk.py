@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from brainet_pl.calibration.risk import DELTA, ERROR, Promise
-from brainet_pl.callbacks.any_module import predictor_of
-from brainet_pl.prediction.predictor import Predictor
-from brainet_pl.tasks import Classification
+from brainet_pl.decisions.doors import predictor_behind
 
 
 def risk_control(
@@ -34,21 +30,3 @@ def risk_control(
         What is promised; as a text it is one sentence, with the share of inputs that is answered.
     """
     return predictor_behind(model).risk.control(error, delta, per_class=per_class, missed=missed)
-
-
-def predictor_behind(model: Any) -> Predictor:
-    """What answers in a fitted model, whichever door it is; classes alone have decisions."""
-    inner = getattr(model, "network_", model)  # of an estimator
-    found = inner if isinstance(inner, Predictor) else None
-    if found is None and isinstance(inner, nn.Module):
-        found = predictor_of(inner)
-    if found is None:
-        raise ValueError(
-            "expected a fitted BRAINet, model of swap_head, module with one swapped layer or estimator, got "
-            f"{type(model).__name__}: fit it first"
-        )
-    if not isinstance(found.task, Classification):
-        raise ValueError(
-            f"expected a classification, got {type(found.task).__name__}: of numbers take intervals, `Conformal`"
-        )
-    return found

@@ -190,7 +190,9 @@ def risk_coverage_chart(
 
     lines, order, late = selective_curves(curves, risk_coverage(wrong.cpu(), wrong.cpu()), score, area)
     top = max(0.002, 1.15 * float(wrong.double().mean()), 1.05 * late)
-    kept = [(share, error) for share, error in promised if share > 0 and error <= top]
+    possible = [(share, error) for share, error in promised if share > 0]
+    top = max(top, min(0.5, 2.5 * possible[0][1])) if possible else top  # so that some of the curve is in sight
+    kept = [(share, error) for share, error in possible if error <= top]
     if kept:
         lines.append(curve("promised", *map(np.asarray, zip(*kept, strict=True)), note="95 % sure"))
     return make_chart(

@@ -284,6 +284,7 @@ class TablePredictor(Predictor):
             calibration="TemperatureScaling" if is_classes else None,
         )
         self.shapes = shapes
+        self.held_rows: Tensor | None = None  # their numbers in the fit that this was made by
         self.fold_scores = [score for score in self.scores if isinstance(score, PerFold)]
         self.register_buffer("sharper", torch.ones(()))  # factor of the temperature for the average of all folds
         self.register_buffer("held_predicted", torch.zeros(shapes.held, shapes.outputs))
@@ -395,6 +396,7 @@ class TablePredictor(Predictor):
         # What sets go by is made as much surer as what they are made of, or they would be too small.
         self.held_predicted.copy_(predicted if factor == 1 else scale(predicted, factor))
         self.held_target.copy_(target[held])
+        self.held_rows = held
         if isinstance(self.task, Classification):
             self.risk.keep(self.held_predicted, self.held_target, self.risk.confidence >= 0)
 
