@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -85,12 +85,7 @@ class BaselineComparison(Callback):
         rows, name = module.predictor.head_inputs(held), _name(module)
         head, when = _best_head(trainer, module)
         predicted = _predictions(module, head, rows, seen, held)
-        losses: dict[str, Tensor] = {}
-        for other, values in predicted.items():
-            loss = _nll(module.task, values, rows.target)
-            if loss is None:
-                return
-            losses[other] = loss
+        losses = _losses(module.task, predicted, rows.target)
         if len(losses) < 2:
             return
         _log(trainer, losses, name)
@@ -107,6 +102,17 @@ class BaselineComparison(Callback):
             rank_zero_info("; ".join([line, *hints]))
         else:
             rank_zero_warn("; ".join([f"{line}: {verdict.ahead} is ahead", *hints]))
+
+
+def _losses(task: Task, predicted: Mapping[str, Tensor], target: Tensor) -> dict[str, Tensor]:
+    """The loss (N,) of each prediction; none at all where one of them has none."""
+    losses = {}
+    for name, values in predicted.items():
+        loss = _nll(task, values, target)
+        if loss is None:
+            return {}
+        losses[name] = loss
+    return losses
 
 
 def _sampled(count: int, total: int | None) -> str:

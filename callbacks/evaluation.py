@@ -170,14 +170,19 @@ class Evaluation(Callback, EvaluatesAllSets):
             return
         if known:
             summary.ranking_score(list(outputs.scores), self.score)  # a wrong score is an error at the first batch
-        if known and batch_idx == 0 and trainer.is_global_zero and isinstance(pl_module, BRAINet):
-            self._costs = _measured(pl_module, batch)
+        if known and batch_idx == 0:
+            self._measure_costs(trainer, pl_module, batch)
         numbers = outputs.numbers
         if numbers is None:  # of a module that knows nothing of other processes
             outputs, numbers = self._numbered(trainer, outputs, batch_idx, dataloader_idx)
         self.record.add(name, numbers, outputs)
         if known and self.figures and self.most_uncertain:
             self._doubtful.add(outputs, numbers, _shown(self._test.inputs(batch)))
+
+    def _measure_costs(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any) -> None:
+        """Measure what a prediction costs."""
+        if trainer.is_global_zero and isinstance(module, BRAINet):
+            self._costs = _measured(module, batch)
 
     def _numbered(
         self, trainer: pl.Trainer, outputs: SampleBatch, batch_idx: int, dataloader_idx: int
@@ -380,6 +385,15 @@ def _check_complete(record: TestRecord, loaders: Sequence[str]) -> None:
             f"expected samples of every set ({', '.join(record.sets)}), got none of {', '.join(empty)}: check its "
             "loader, or leave the set out of test_dataloader"
         )
+    _check_shifts(record, loaders)
+    for part in record.sets.values():
+        bad = sorted(set(part.scores) - set(part.rankable()))
+        if bad:
+            rank_zero_warn(f"not compared and not in the figures, because of NaN in {part.name}: {', '.join(bad)}")
+
+
+def _check_shifts(record: TestRecord, loaders: Sequence[str]) -> None:
+    """Refuse a shifted set of which nothing was measured."""
     shifted = {name for name in record.shift_sums if is_shift(name)}
     lost = [name for name in loaders if is_shift(name) and name not in shifted and not (name == LOADER and shifted)]
     if lost:
@@ -387,10 +401,6 @@ def _check_complete(record: TestRecord, loaders: Sequence[str]) -> None:
             f"expected samples of every shifted set, got none of {', '.join(lost)}: check its loader; a model that "
             "is no BRAINet gives SampleBatch(shifts=…)"
         )
-    for part in record.sets.values():
-        bad = sorted(set(part.scores) - set(part.rankable()))
-        if bad:
-            rank_zero_warn(f"not compared and not in the figures, because of NaN in {part.name}: {', '.join(bad)}")
 
 
 def _shown(inputs: Any) -> Any:

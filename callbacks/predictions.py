@@ -224,8 +224,13 @@ def as_columns(outputs: Mapping[str, Any], class_names: Sequence[str] | None = N
         else:
             columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)
             if name == "class" and class_names:
-                columns["class_name"] = [class_names[c] if c >= 0 else "" for c in columns[name]]
+                columns["class_name"] = _names_of(columns[name], class_names)
     return columns
+
+
+def _names_of(classes: Sequence[int], class_names: Sequence[str]) -> list[str]:
+    """The names of classes; of -1, which stands for none, an empty text."""
+    return [class_names[c] if c >= 0 else "" for c in classes]
 
 
 def _listed(row: Tensor) -> str:

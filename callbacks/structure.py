@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,7 +161,7 @@ class StructureLearning(Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Learn again from the features as they are now, where that was asked for."""
         epoch = trainer.current_epoch
-        if self.every is None or epoch == 0 or epoch % self.every or not isinstance(pl_module, BRAINet):
+        if not isinstance(pl_module, BRAINet) or not self._is_due(epoch):
             return
         old = pl_module.head
         if old is None or not pl_module.head_settings.needs_tree:
@@ -181,6 +181,10 @@ class StructureLearning(Callback):
         rank_zero_info(f"another tree: {carried.share:.0%} of the head's weights were kept")
         self.kept = self._facts["structure/kept"] = carried.share
         self.report(trainer, ggt)
+
+    def _is_due(self, epoch: int) -> bool:
+        """Whether the tree is to be learned again at the start of an epoch."""
+        return self.every is not None and epoch > 0 and epoch % self.every == 0
 
     def _share(self, features: TrainingFeatures) -> StreamedData:
         """The training features that all processes hold together."""
@@ -281,18 +285,23 @@ def exchange(optimizer: torch.optim.Optimizer, old: Head, new: Head, whole: Coll
     names = {parameter: name for name, parameter in before.items()}
     added = [parameter for name, parameter in after.items() if name not in before]
     for group in optimizer.param_groups:
-        kept, holds_head = [], False
-        for parameter in group["params"]:
-            name = names.get(parameter)
-            holds_head |= name is not None
-            if name is None:  # of the backbone
-                kept.append(parameter)
-            elif name in after:
-                kept.append(after[name])
-        if holds_head:
+        kept = _exchanged(group["params"], names, after)
+        if any(parameter in names for parameter in group["params"]):  # the head's
             kept, added = kept + added, []
         group["params"] = kept
     for name, parameter in before.items():
         state = optimizer.state.pop(parameter, None)
         if state is not None and name in whole:
             optimizer.state[after[name]] = state
+
+
+def _exchanged(parameters: Sequence[Any], names: Mapping[Any, str], after: Mapping[str, Any]) -> list[Any]:
+    """Parameters of an optimizer, those of the old head by the new ones of the same name; others of it are left out."""
+    kept = []
+    for parameter in parameters:
+        name = names.get(parameter)
+        if name is None:  # of the backbone
+            kept.append(parameter)
+        elif name in after:
+            kept.append(after[name])
+    return kept

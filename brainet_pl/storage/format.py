@@ -187,9 +187,7 @@ def check_callback_states(states: Any, trainer: pl.Trainer) -> None:
     folders = tuple(f"{getattr(callback, 'dirpath', None)}/" for callback in trainer.checkpoint_callbacks)
     for state in states.values() if isinstance(states, Mapping) else ():
         for name in _files_of(state):
-            address = "://" in name or "::" in name
-            linked = any(name.startswith(folder) and leads_out(folder, Path(name)) for folder in folders)
-            if ".." in Path(name).parts or linked or (address and not name.startswith(folders)):
+            if _is_elsewhere(name, folders):
                 raise ValueError(
                     f"expected checkpoints in the folder of the run in the states of callbacks, got {name!r}: the file "
                     "is not what Lightning writes; take another copy"
@@ -204,3 +202,12 @@ def _files_of(state: Any) -> list[str]:
     named = list(best) if isinstance(best, Mapping) else []
     named += [value for key, value in state.items() if str(key).endswith("path")]
     return [name for name in named if isinstance(name, str)]
+
+
+def _is_elsewhere(name: str, folders: tuple[str, ...]) -> bool:
+    """Whether a file could lie outside of these folders: by `..`, by a link, or at an address."""
+    if ".." in Path(name).parts:
+        return True
+    if any(name.startswith(folder) and leads_out(folder, Path(name)) for folder in folders):
+        return True
+    return ("://" in name or "::" in name) and not name.startswith(folders)
