@@ -57,16 +57,13 @@ def draw_graph(graph: PDAG, probabilities: Floats | None = None, ax: Axes | None
         ax = Figure(figsize=size, layout="constrained").subplots()
     figure = ax.get_figure(root=True)
     assert figure is not None
-    for i, j in np.argwhere(graph.skeleton).tolist():
-        if (i, j) not in bends:
-            continue
-        a, b = (j, i) if graph.directed[j, i] else (i, j)
-        points = bends[i, j] if a == i else bends[i, j][::-1]
+    for (i, j), points in bends.items():
+        upwards = bool(graph.directed[j, i])
         sure = 1.0 if probabilities is None else float(min(1.0, probabilities[i, j] + probabilities[j, i]))
         ax.add_patch(
             FancyArrowPatch(
-                path=_curve(points),
-                arrowstyle="-|>,head_length=5,head_width=2.4" if graph.directed[a, b] else "-",
+                path=_curve(points[::-1] if upwards else points),
+                arrowstyle="-|>,head_length=5,head_width=2.4" if upwards or graph.directed[i, j] else "-",
                 color=INK,
                 alpha=0.2 + 0.7 * sure,
                 linewidth=0.5 + 0.7 * sure,
@@ -129,53 +126,67 @@ def _layout(dag: Bools, width: Floats, alone: list[int]) -> tuple[Floats, Floats
     An arrow over several layers has a bend in each of them, which takes part in the layout like a narrow variable.
     """
     d = len(dag)
-    level = _levels(dag)
-    depth = [int(v) for v in level]
-    wide = width.tolist()
-    joined: list[set[int]] = [set() for _ in range(d)]
-    ways: dict[tuple[int, int], list[int]] = {}
-    for i, j in np.argwhere(dag).tolist():
-        way = [i]
-        for between in range(depth[i] + 1, depth[j]):
-            way.append(len(depth))
-            depth.append(between)
-            wide.append(0.1)
-            joined.append(set())
-        way.append(j)
-        ways[i, j] = way
-        for a, b in itertools.pairwise(way):
-            joined[a].add(b)
-            joined[b].add(a)
-    skipped = set(alone)
-    layers: list[list[int]] = [[] for _ in range(max(depth, default=-1) + 1)]
-    for v, number in enumerate(depth):
-        if v not in skipped:
-            layers[number].append(v)
-    x = np.zeros(len(depth))
+    net = _Net(dag, width)
+    layers: list[list[int]] = [[] for _ in range(max(net.depth, default=-1) + 1)]
+    for v in np.setdiff1d(np.arange(len(net.depth)), alone).tolist():
+        layers[net.depth[v]].append(v)
+    x = np.zeros(len(net.depth))
     for layer in layers:
-        _spread(layer, x, wide)
+        _spread(layer, x, net.wide)
     for sweep in range(SWEEPS):
-        down = sweep % 2 == 0
-        for number in range(len(layers)) if down else reversed(range(len(layers))):
-            layer = layers[number]
-            side = number - 1 if down else number + 1
-            for v in layer:
-                near = [x[w] for w in joined[v] if depth[w] == side] or [x[w] for w in joined[v]]
-                if near:
-                    x[v] = float(np.mean(near))
-            layer.sort(key=lambda v: (x[v], v))
-            _spread(layer, x, wide)
-    y = -np.array(depth, dtype=np.float64)
+        numbers = list(range(len(layers)))
+        side = -1 if sweep % 2 == 0 else 1  # down, and up again
+        for number in numbers[::-side]:
+            _align(layers[number], number + side, x, net)
+    y = -np.array(net.depth, dtype=np.float64)
     if alone:
-        _rows_of_single(alone, x, y, wide, layers)
-    points = {
-        arrow: [
-            (float(x[v]), float(y[v]) + (0.0 if 0 < k < len(way) - 1 else (-0.16 if k == 0 else 0.18)))
-            for k, v in enumerate(way)
-        ]
-        for arrow, way in ways.items()
-    }
+        _rows_of_single(alone, x, y, net.wide, layers)
+    points = {}
+    for arrow, way in net.ways.items():
+        heights = y[way]
+        heights[[0, -1]] += -0.16, 0.18  # from the lower edge of a box to the upper edge of another
+        points[arrow] = list(zip(x[way].tolist(), heights.tolist(), strict=True))
     return x[:d], y[:d], points
+
+
+class _Net:
+    """The variables of a DAG and the bends of its long arrows, which are laid out alike.
+
+    Attributes:
+        depth: the layer of each variable and bend.
+        wide: their widths.
+        joined: what each is joined to, in layers beside it.
+        ways: arrow i → j → the numbers that it passes, from i to j.
+    """
+
+    def __init__(self, dag: Bools, width: Floats) -> None:
+        self.depth: list[int] = _levels(dag).tolist()
+        self.wide: list[float] = width.tolist()
+        self.joined: list[set[int]] = [set() for _ in self.depth]
+        self.ways: dict[tuple[int, int], list[int]] = {}
+        for i, j in np.argwhere(dag).tolist():
+            way = [i]
+            for layer in range(self.depth[i] + 1, self.depth[j]):
+                way.append(len(self.depth))
+                self.depth.append(layer)
+                self.wide.append(0.1)
+                self.joined.append(set())
+            way.append(j)
+            self.ways[i, j] = way
+            for a, b in itertools.pairwise(way):
+                self.joined[a].add(b)
+                self.joined[b].add(a)
+
+
+def _align(layer: list[int], beside: int, x: Floats, net: _Net) -> None:
+    """Move each of a layer, in place, to the middle of what it is joined to in the layer `beside`, or anywhere."""
+    for v in layer:
+        joined = net.joined[v]
+        near = [x[w] for w in joined if net.depth[w] == beside] or [x[w] for w in joined]
+        if near:
+            x[v] = float(np.mean(near))
+    layer.sort(key=lambda v: (x[v], v))
+    _spread(layer, x, net.wide)
 
 
 def _spread(layer: list[int], x: Floats, wide: list[float]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 
 import numpy as np
 
@@ -81,18 +81,24 @@ class BRAI:
     def _next_level(self, calls: list[Call], n: int) -> list[Call]:
         """Test and decompose all calls of order n that are no leaves; returns the calls that they make."""
         split = [call for call in calls if n <= self.max_order and not is_leaf(call.B, call.X, call.X_ex, n)]  # line 2
-        for path, group in groupby(split, key=lambda call: call.path):
-            together = list(group)
-            for t in range(samples_at(self.s, n)):  # line 6
-                if self.budget.spent:
-                    break
-                test = self.test_on((*path, t))  # line 7: the sample is drawn inside
-                if not path and self.num_neighbours:
-                    self._neighbours.append(strongest_neighbours(test, together[0].X, self.num_neighbours))
-                for call in together:
-                    call.branches.append(branch(call, n, (*path, t), test, self.budget, self.check_colliders))
-            self.cut_short |= self.budget.spent
-        return [child for call in split for branch in call.branches for child in branch]
+        for path, together in groupby(split, key=lambda call: call.path):
+            self._split(list(together), n, path)
+        following: list[Call] = []
+        for call in split:
+            following += chain.from_iterable(call.branches)
+        return following
+
+    def _split(self, calls: list[Call], n: int, path: Path) -> None:
+        """Lines 6 to 12 for all calls of order n that share a path: the calls that each of the s samples leads to."""
+        for t in range(samples_at(self.s, n)):  # line 6
+            if self.budget.spent:
+                break
+            test = self.test_on((*path, t))  # line 7: the sample is drawn inside
+            if not path and self.num_neighbours:
+                self._neighbours.append(strongest_neighbours(test, calls[0].X, self.num_neighbours))
+            for call in calls:
+                call.branches.append(branch(call, n, (*path, t), test, self.budget, self.check_colliders))
+        self.cut_short |= self.budget.spent
 
     def _tree(self, call: Call) -> Tree:
         """Lines 13 to 16, from finished calls."""

@@ -6,6 +6,7 @@ graph. One of them speaks for all: the others are joined to it afterwards.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -65,19 +66,30 @@ def tree_with_copies(tree: Tree, original: Ints, score: LocalScore) -> Tree:
         copies.setdefault(int(original[copy]), []).append(copy)
 
     def complete(variables: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(sorted(v for x in variables for v in (x, *copies.get(x, ()))))
+        return tuple(sorted(chain(variables, *(copies.get(x, ()) for x in variables))))
 
     def rebuild(node: Tree) -> Tree:
+        variables = complete(node.variables)
         if isinstance(node, Leaf):
-            parents = dict(zip(node.variables, node.parents, strict=True))
-            parents |= {copy: (x,) for x in node.variables for copy in copies.get(x, ())}
-            variables = complete(node.variables)
-            near = dict(zip(node.variables, node.neighbours, strict=False))
-            near |= {copy: near[x] for x in near for copy in copies.get(x, ())}
-            more = sum(score(v, parents[v]) for v in variables if v not in node.variables)
-            neighbours = tuple(near[v] for v in variables if near)
-            return Leaf(variables, tuple(parents[v] for v in variables), node.score + more, neighbours)
+            return _leaf_with_copies(node, variables, copies, score)
         branches = (Branch(tuple(map(rebuild, b.ancestors)), rebuild(b.descendant)) for b in node.branches)
-        return Node(complete(node.variables), tuple(branches))
+        return Node(variables, tuple(branches))
 
     return rebuild(tree) if copies else tree
+
+
+def _leaf_with_copies(leaf: Leaf, variables: tuple[int, ...], copies: dict[int, list[int]], score: LocalScore) -> Leaf:
+    """The leaf over `variables`, its own and their copies; a copy has the neighbours of its original."""
+    parents = dict(zip(leaf.variables, leaf.parents, strict=True))
+    neighbours = dict(zip(leaf.variables, leaf.neighbours, strict=False))
+    total = 0.0
+    for x in leaf.variables:
+        for copy in copies.get(x, ()):
+            parents[copy] = (x,)
+            if neighbours:
+                neighbours[copy] = neighbours[x]
+    for v in variables:
+        if v not in leaf.variables:
+            total += score(v, parents[v])
+    near = tuple(neighbours[v] for v in variables) if neighbours else ()
+    return Leaf(variables, tuple(parents[v] for v in variables), leaf.score + total, near)

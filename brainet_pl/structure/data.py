@@ -288,16 +288,19 @@ def as_table(features: Any, part: bool = False) -> NDArray[Any]:
             f"expected numbers, got dtype {values.dtype}: encode categories as integers first, or give a data frame"
         )
     if values.dtype.kind == "f":
-        bad = ~np.isfinite(values)
-        if bad.any():
-            row, column = np.argwhere(bad)[0].tolist()
-            names = column_names(features)
-            raise ValueError(
-                f"expected finite features, got {int(bad.sum()):,} NaN or infinite values, the first in row {row}, "
-                f"column {column if names is None else names[column]!r}: impute or drop them"
-            )
+        _check_finite(values, column_names(features))
         if values.dtype != np.float32:
             values = values.astype(np.float64)
     if len(values) < 2 and not part:
         raise ValueError("expected at least 2 rows, got 1: dependence can't be seen in one row")
     return values
+
+
+def _check_finite(values: NDArray[Any], names: tuple[str, ...] | None) -> None:
+    bad = ~np.isfinite(values)
+    if bad.any():
+        row, column = np.argwhere(bad)[0].tolist()
+        raise ValueError(
+            f"expected finite features, got {int(bad.sum()):,} NaN or infinite values, the first in row {row}, "
+            f"column {column if names is None else names[column]!r}: impute or drop them"
+        )

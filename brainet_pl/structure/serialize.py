@@ -11,6 +11,7 @@ import math
 import numbers
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
 from brainet_pl._utils.checks import shown, whole
@@ -78,18 +79,9 @@ def _read_nodes(entries: Any, d: int) -> Tree:
     built: list[Tree | None] = [None] * len(entries)
     levels = [0] * len(entries)
     for i in range(len(built) - 1, -1, -1):
-        entry = entries[i]
-        where = f"node {i} of the tree"
-        if not isinstance(entry, Mapping):
-            _refuse("a dictionary", shown(entry), where)
-        variables = _read_variables(_get(entry, "variables", where), d, where)
-        if not variables:
-            _refuse("at least one variable", "none", where)
-        if "branches" in entry:
-            built[i] = Node(variables, _read_branches(entry["branches"], i, built, variables))
-            levels[i] = 1 + max(levels[c] for branch in entry["branches"] for c in branch)
-        else:
-            built[i] = _read_leaf(entry, variables, d, where)
+        built[i] = _read_node(entries[i], i, built, d)
+        if "branches" in entries[i]:
+            levels[i] = 1 + max(levels[child] for child in chain.from_iterable(entries[i]["branches"]))
     root = built[0]
     assert root is not None
     if len(root.variables) != d:  # each is there once and below d
@@ -102,32 +94,40 @@ def _read_nodes(entries: Any, d: int) -> Tree:
     return root
 
 
-def _read_branches(entries: Any, i: int, built: list[Tree | None], variables: tuple[int, ...]) -> tuple[Branch, ...]:
-    """The branches of node `i`; children are taken out of `built`, so that none is used twice."""
+def _read_node(entry: Any, i: int, built: list[Tree | None], d: int) -> Tree:
+    """The node or leaf of entry `i`, whose children are `built`."""
     where = f"node {i} of the tree"
-    if not _is_list(entries) or not entries:
-        _refuse("at least one branch", shown(entries), where)
-    branches = []
-    for branch in entries:
-        if not _is_list(branch) or not branch:
-            _refuse("a branch to be a list of at least one child", shown(branch), where)
-        children: list[Tree] = []
-        for c in branch:
-            if not _is_whole(c) or not i < c < len(built):
-                _refuse(f"children with numbers from {i + 1} to {len(built) - 1}", shown(c), where)
-            child, built[c] = built[c], None
-            if child is None:
-                _refuse("every child to belong to one branch", f"child {c} twice", where)
-            children.append(child)
-        together = [v for child in children for v in child.variables]
-        if len(together) != len(variables) or set(together) != set(variables):
-            _refuse(
-                f"the children of a branch to share out its variables {shown(list(variables))}",
-                shown(together),
-                where,
-            )
-        branches.append(Branch(tuple(children[:-1]), children[-1]))
-    return tuple(branches)
+    if not isinstance(entry, Mapping):
+        _refuse("a dictionary", shown(entry), where)
+    variables = _read_variables(_get(entry, "variables", where), d, where)
+    if not variables:
+        _refuse("at least one variable", "none", where)
+    if "branches" not in entry:
+        return _read_leaf(entry, variables, d, where)
+    branches = entry["branches"]
+    if not _is_list(branches) or not branches:
+        _refuse("at least one branch", shown(branches), where)
+    return Node(variables, tuple(_read_branch(branch, i, built, variables) for branch in branches))
+
+
+def _read_branch(entry: Any, i: int, built: list[Tree | None], variables: tuple[int, ...]) -> Branch:
+    """A branch of node `i`; children are taken out of `built`, so that none is used twice."""
+    where = f"node {i} of the tree"
+    if not _is_list(entry) or not entry:
+        _refuse("a branch to be a list of at least one child", shown(entry), where)
+    children: list[Tree] = []
+    for number in entry:
+        if not _is_whole(number) or not i < number < len(built):
+            _refuse(f"children with numbers from {i + 1} to {len(built) - 1}", shown(number), where)
+        child, built[number] = built[number], None
+        if child is None:
+            _refuse("every child to belong to one branch", f"child {number} twice", where)
+        children.append(child)
+    together = list(chain.from_iterable(child.variables for child in children))
+    if sorted(together) != sorted(variables):
+        expected = f"the children of a branch to share out its variables {shown(list(variables))}"
+        _refuse(expected, shown(together), where)
+    return Branch(tuple(children[:-1]), children[-1])
 
 
 def _read_leaf(entry: Mapping[str, Any], variables: tuple[int, ...], d: int, where: str) -> Leaf:

@@ -271,20 +271,26 @@ class CountSample:
         """(d, rows) the codes of the drawn rows, a variable after the other."""
         return np.take(self.table.codes.T, self._rows, axis=1)
 
-    def _split(self, condition: tuple[int, ...], left_columns: Ints, right_columns: Ints) -> NDArray[np.float32]:
-        """(q - 1, 1 + Cl, 1 + Cr) counts in each configuration of `condition` but the one of all levels 0."""
+    def _by_configuration(self, condition: tuple[int, ...]) -> tuple[Ints, Ints]:
+        """Places of the drawn rows that are not all levels 0, by configuration, and where each configuration ends."""
         configuration = np.zeros(len(self._rows), dtype=np.int64)
         for z in condition:
             configuration *= self.table.arities[z]
             configuration += self._code_rows[z]
         selected = np.flatnonzero(configuration)
         kept = configuration[selected]
-        if kept.size and kept.max() < 1 << 16:
+        if not kept.size:
+            return selected, np.empty(0, np.intp)
+        if kept.max() < 1 << 16:
             kept = kept.astype(np.uint16)  # numpy sorts 16-bit integers by radix
         if len(condition) > 1 or self.table.arities[list(condition)].max() > 2:  # else there is one part only
             order = np.argsort(kept, kind="stable")
             selected, kept = selected[order], kept[order]
-        ends = np.append(np.flatnonzero(kept[1:] != kept[:-1]) + 1, len(kept)) if kept.size else np.empty(0, np.intp)
+        return selected, np.append(np.flatnonzero(kept[1:] != kept[:-1]) + 1, len(kept))
+
+    def _split(self, condition: tuple[int, ...], left_columns: Ints, right_columns: Ints) -> NDArray[np.float32]:
+        """(q - 1, 1 + Cl, 1 + Cr) counts in each configuration of `condition` but the one of all levels 0."""
+        selected, ends = self._by_configuration(condition)
         parts = np.zeros((len(ends), len(left_columns), len(right_columns)), dtype=self.table.dtype)
         same = np.array_equal(left_columns, right_columns)  # the product of a matrix with itself is half the work
         left = self.table.indicators[left_columns]

@@ -57,64 +57,93 @@ def to_the_top(
     most_parents: int | None = None,
 ) -> tuple[Bools, float]:
     """The DAG (d, d) where no single step from `dag` over `allowed` arrows (d, d) gains any more, and its score."""
-    dag = dag.copy()
-    y, x = np.nonzero(allowed)  # all changes are toggles of y in the parents of x
-    place = np.full(dag.shape, -1)
-    place[y, x] = np.arange(len(x))
-    turned = place[x, y]
-    rows_of = [np.flatnonzero(x == v) for v in range(len(dag))]
-    children = [set(np.flatnonzero(row).tolist()) for row in dag]
-    gain = np.zeros(len(x))
-    value = np.zeros(len(dag))
-
-    def weigh(v: int) -> None:
-        parents = tuple(np.flatnonzero(dag[:, v]).tolist())
-        now = score(v, parents)
-        value[v] = now - edge_cost * len(parents)
-        rows = rows_of[v]
-        inside = dag[y[rows], v]
-        for i in rows[inside]:
-            gain[i] = score(v, tuple(p for p in parents if p != y[i])) - now + edge_cost
-        more = rows[~inside]
-        if most_parents is not None and len(parents) >= most_parents:
-            gain[more] = -np.inf
-        elif len(more):
-            gain[more] = growth(v, parents, y[more]) - now - edge_cost
-
+    climb = _Climb(dag.copy(), allowed, score, growth, edge_cost, most_parents)
     for v in range(len(dag)):
         if spent():
-            return dag, -np.inf  # not all is weighed: no step from here is known to be the best
-        weigh(v)
-    while not spent():
-        here, back = dag[y, x], dag[x, y]
-        single = np.where(back, -np.inf, gain)  # add y → x, or remove it
-        turning = np.where(here & (turned >= 0), gain + gain[turned], -np.inf)  # y → x becomes x → y
+            return climb.dag, -np.inf  # not all is weighed: no step from here is known to be the best
+        climb.weigh(v)
+    while not spent() and climb.step():
+        pass
+    return climb.dag, float(climb.value.sum())
+
+
+class _Climb:
+    """A DAG that changes by steps, and what each of them would gain. All steps toggle an arrow y → x, or turn one."""
+
+    def __init__(
+        self,
+        dag: Bools,
+        allowed: Bools,
+        score: LocalScore,
+        growth: Growth,
+        edge_cost: float,
+        most_parents: int | None,
+    ) -> None:
+        self.dag, self.score, self.growth = dag, score, growth
+        self.edge_cost, self.most_parents = edge_cost, most_parents
+        self.y, self.x = np.nonzero(allowed)
+        place = np.full(dag.shape, -1)
+        place[self.y, self.x] = np.arange(len(self.x))
+        self.turned = place[self.x, self.y]  # the number of the arrow the other way, -1 where that is not allowed
+        self.rows_of = [np.flatnonzero(self.x == v) for v in range(len(dag))]
+        self.children = [set(np.flatnonzero(row).tolist()) for row in dag]
+        self.gain = np.zeros(len(self.x))
+        self.value = np.zeros(len(dag))
+
+    def weigh(self, v: int) -> None:
+        """Score a variable with its parents, and with one of them more or less."""
+        parents = tuple(np.flatnonzero(self.dag[:, v]).tolist())
+        now = self.score(v, parents)
+        self.value[v] = now - self.edge_cost * len(parents)
+        rows = self.rows_of[v]
+        inside = self.dag[self.y[rows], v]
+        for i in rows[inside]:
+            fewer = tuple(p for p in parents if p != self.y[i])
+            self.gain[i] = self.score(v, fewer) - now + self.edge_cost
+        more = rows[~inside]
+        if self.most_parents is not None and len(parents) >= self.most_parents:
+            self.gain[more] = -np.inf
+        elif len(more):
+            self.gain[more] = self.growth(v, parents, self.y[more]) - now - self.edge_cost
+
+    def step(self) -> bool:
+        """Take the step that gains most of those that leave no cycle; says whether there was one."""
+        here, back = self.dag[self.y, self.x], self.dag[self.x, self.y]
+        single = np.where(back, -np.inf, self.gain)  # add y → x, or remove it
+        # y → x becomes x → y
+        turning = np.where(here & (self.turned >= 0), self.gain + self.gain[self.turned], -np.inf)
         gains = np.concatenate([single, turning])
         worth = np.flatnonzero(gains > SMALLEST_GAIN)
-        for k in worth[np.argsort(-gains[worth], kind="stable")]:  # the largest first
-            i = k % len(x)
-            a, b = int(y[i]), int(x[i])
-            if k >= len(x):
-                children[a].remove(b)
-                if _reaches(children, a, b):
-                    children[a].add(b)
-                    continue
-                children[b].add(a)
-                dag[a, b], dag[b, a] = False, True
-                weigh(a)
-            elif here[i]:
-                children[a].remove(b)
-                dag[a, b] = False
-            elif _reaches(children, b, a):
-                continue
-            else:
-                children[a].add(b)
-                dag[a, b] = True
-            weigh(b)
-            break
+        best_first = worth[np.argsort(-gains[worth], kind="stable")]
+        return any(self._take(k) for k in best_first.tolist())
+
+    def _take(self, k: int) -> bool:
+        """Take step k: a toggle of arrow k, or beyond their number a turn; not where it would close a cycle."""
+        arrows = len(self.x)
+        a, b = int(self.y[k % arrows]), int(self.x[k % arrows])
+        if k >= arrows:
+            return self._turn(a, b)
+        if self.dag[a, b]:
+            self.children[a].remove(b)
+            self.dag[a, b] = False
+        elif _reaches(self.children, b, a):
+            return False
         else:
-            break
-    return dag, float(value.sum())
+            self.children[a].add(b)
+            self.dag[a, b] = True
+        self.weigh(b)
+        return True
+
+    def _turn(self, a: int, b: int) -> bool:
+        self.children[a].remove(b)
+        if _reaches(self.children, a, b):
+            self.children[a].add(b)
+            return False
+        self.children[b].add(a)
+        self.dag[a, b], self.dag[b, a] = False, True
+        self.weigh(a)
+        self.weigh(b)
+        return True
 
 
 def _reaches(children: list[set[int]], a: int, b: int) -> bool:

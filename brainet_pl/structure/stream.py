@@ -91,22 +91,30 @@ class FeatureStream:
                 continue
             values = as_table(batch, part=True)
             first = values[:0] if first is None else first
-            if values.shape[1] != first.shape[1] or values.dtype != first.dtype:
-                raise ValueError(
-                    f"expected batches of {first.shape[1]} columns of {first.dtype} like the first, got "
-                    f"{values.shape[1]} of {values.dtype}: bring all batches to one width and type"
-                )
+            _check_like(values, first)
             size = max(_BLOCK_ROWS, _BLOCK_VALUES // values.shape[1])
             while rows + len(values) >= size:
-                waiting.append(values[: size - rows])
-                values = values[size - rows :]
-                yield waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
-                waiting, rows = [], 0
+                yield _joined([*waiting, values[: size - rows]])
+                values, waiting, rows = values[size - rows :], [], 0
             if len(values):
                 waiting.append(values)
                 rows += len(values)
         if rows:
-            yield waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
+            yield _joined(waiting)
+
+
+def _check_like(values: NDArray[Any], first: NDArray[Any]) -> None:
+    """Refuse a batch that has not the width and type of the first one."""
+    if values.shape[1] != first.shape[1] or values.dtype != first.dtype:
+        raise ValueError(
+            f"expected batches of {first.shape[1]} columns of {first.dtype} like the first, got "
+            f"{values.shape[1]} of {values.dtype}: bring all batches to one width and type"
+        )
+
+
+def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """Rows behind each other; a single array is not copied."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 class _FirstPass(NamedTuple):
@@ -132,6 +140,8 @@ class StreamedData(PreparedData):
         max_rows = checks.whole_or_none("max_rows", max_rows, 2, "None learns from all rows")
         self._shared = stream.shared and processes() > 1
         self.ask: Callable[[Any], Any] = self.serve
+        self._together: Callable[[Callable[[], Any]], list[Any]] = exchange if self._shared else _alone
+        self._most = 0 if stream.held is not None else stream.resolution  # distinct values of a column that are kept
         self._sample: tuple[Words, NDArray[Any]]
         self._dtype: np.dtype[Any] | None = None
         self._own_rows: int | None = None
@@ -245,25 +255,14 @@ class StreamedData(PreparedData):
                 number, block = number[kept], block[kept]
             yield number, block[:, self.columns]
 
-    def _together(self, work: Callable[[], Any]) -> list[Any]:
-        return exchange(work) if self._shared else [work()]
-
     def _column_sums(self, row_hash: Words | None) -> Words:
         """(d,) `column_sums` of all processes; the first call also finds the columns that have few distinct values."""
-
-        def look() -> _FirstPass | None:
-            total: Words | None = None
-            levels: list[NDArray[Any] | None] = []
-            for start, block in self._blocks():
-                known = None if row_hash is None else row_hash[self._own][start : start + len(block)]
-                sums = column_sums(block, known)
-                total = sums if total is None else total + sums
-                if row_hash is None:
-                    levels = levels or [block[:0, 0]] * block.shape[1]
-                    levels = [more_levels(known, block[:, j], self._most) for j, known in enumerate(levels)]
-            return None if total is None else _FirstPass(total, block.dtype, levels)
-
-        shares = [share for share in self._together(look) if share is not None]
+        hashes = None if row_hash is None else row_hash[self._own]
+        shares = [
+            share
+            for share in self._together(lambda: _first_pass(self._blocks(), hashes, self._most))
+            if share is not None
+        ]
         if not shares:
             raise ValueError("expected features to learn from, got a stream without rows: check the data")
         if len({(len(share.sums), share.dtype) for share in shares}) > 1:
@@ -275,15 +274,9 @@ class StreamedData(PreparedData):
             self._levels = [union_levels(list(levels), self._most) for levels in columns]
         return np.asarray(np.sum([share.sums for share in shares], axis=0, dtype=np.uint64))
 
-    @property
-    def _most(self) -> int:
-        return 0 if self.stream.held is not None else self.stream.resolution
-
     def _row_hashes(self, column_hash: Words) -> Words:
         """(N,) hashes of the rows of all processes; keeps a random sample of the rows beside them."""
-        most = (
-            0 if self.stream.held is not None else min(4 * self.stream.resolution, _SAMPLE_VALUES // len(column_hash))
-        )
+        most = min(4 * self._most, _SAMPLE_VALUES // len(column_hash))
 
         def look() -> tuple[Words, Words, NDArray[Any]]:
             hashes, sample = [np.empty(0, dtype=np.uint64)], RowSample(most, len(column_hash), self._dtype)
@@ -402,6 +395,26 @@ class StreamedData(PreparedData):
         for number, codes in self._together(code):
             result[number] = codes
         return Codes(result, np.array([len(edges) + 1 for edges in self._edges]))
+
+
+def _alone(work: Callable[[], Any]) -> list[Any]:
+    """The answers of all processes, of which there is one."""
+    return [work()]
+
+
+def _first_pass(blocks: Iterator[tuple[int, NDArray[Any]]], row_hash: Words | None, most: int) -> _FirstPass | None:
+    """The sums and levels of the blocks of a share, or with the hashes of its rows the sums alone; None without rows."""
+    total: Words | None = None
+    dtype: np.dtype[Any] | None = None
+    levels: list[NDArray[Any] | None] = []
+    for start, block in blocks:
+        sums = column_sums(block, None if row_hash is None else row_hash[start : start + len(block)])
+        total = sums if total is None else total + sums
+        dtype = block.dtype
+        if row_hash is None:
+            levels = levels or [block[:0, 0]] * block.shape[1]
+            levels = [more_levels(known, column, most) for known, column in zip(levels, block.T, strict=True)]
+    return None if total is None or dtype is None else _FirstPass(total, dtype, levels)
 
 
 def _small(weights: NDArray[Any]) -> NDArray[Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from brainet_pl.structure.ggt import GGT, Tree
+    from brainet_pl.structure.posterior import Floats
 
 
 def text_summary(ggt: GGT, temperature: float | None = None, width: int = 80, lines: int = 16) -> str:
@@ -24,24 +25,27 @@ def text_summary(ggt: GGT, temperature: float | None = None, width: int = 80, li
     ]
     if ggt.names is not None:
         text.append(f"variables: {listed(range(ggt.num_variables), ggt)}")
-    tree: list[str] = []
-
-    def describe(node: Tree, indent: int) -> None:
-        for t, branch in enumerate(getattr(node, "branches", ())):
-            above = ", ".join(_set(a, ggt) for a in branch.ancestors)
-            p = probabilities[number[id(node)]][t]
-            split = f"groups of {above} above {_set(branch.descendant, ggt)}" if above else "not split"
-            tree.append(f"{'  ' * indent}{p:6.1%}  {split}")
-            for child in branch.children:
-                if hasattr(child, "branches"):
-                    tree.append(f"{'  ' * indent}        {len(child.variables)} variables:")
-                    describe(child, indent + 1)
-
-    describe(ggt.root, 0)
+    tree = _branch_lines(ggt, ggt.root, probabilities, number)
     text += tree[:lines]
     if len(tree) > lines:
         text.append(f"… {len(tree) - lines} more lines")
     return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in text)
+
+
+def _branch_lines(
+    ggt: GGT, node: Tree, probabilities: list[Floats], number: dict[int, int], indent: int = 0
+) -> list[str]:
+    """One line for each branch of a node and of those below it."""
+    lines = []
+    for t, branch in enumerate(getattr(node, "branches", ())):
+        above = ", ".join(_set(ancestor, ggt) for ancestor in branch.ancestors)
+        split = f"groups of {above} above {_set(branch.descendant, ggt)}" if above else "not split"
+        lines.append(f"{'  ' * indent}{probabilities[number[id(node)]][t]:6.1%}  {split}")
+        for child in branch.children:
+            if hasattr(child, "branches"):
+                lines.append(f"{'  ' * indent}        {len(child.variables)} variables:")
+                lines += _branch_lines(ggt, child, probabilities, number, indent + 1)
+    return lines
 
 
 def threshold_line(ggt: GGT) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
@@ -81,13 +82,20 @@ def join_ancestors(node: Tree, most: int) -> Tree:
         others = [child for child in ancestors if not isinstance(child, Leaf)]
         room = max(1, most - len(others))
         if len(leaves) > room:
-            ends = np.cumsum([len(leaf.variables) for leaf in leaves])
-            group = (ends - 1) * room // ends[-1]
-            parts = [[leaf for leaf, g in zip(leaves, group, strict=True) if g == i] for i in range(room)]
-            joined = [_join_leaves(part) for part in parts if part]
-            ancestors = sorted([*others, *joined], key=lambda child: child.variables)
+            ancestors = sorted([*others, *_join_to(leaves, room)], key=lambda child: child.variables)
         branches.append(Branch(tuple(ancestors), join_ancestors(branch.descendant, most)))
     return Node(node.variables, tuple(branches))
+
+
+def _join_to(leaves: list[Leaf], count: int) -> list[Leaf]:
+    """At most so many leaves of about equally many variables, each the union of leaves beside each other."""
+    ends = np.cumsum([len(leaf.variables) for leaf in leaves])
+    groups = (ends - 1) * count // ends[-1]
+    joined = []
+    for group in np.unique(groups):
+        first, last = np.searchsorted(groups, [group, group + 1])
+        joined.append(_join_leaves(leaves[first:last]))
+    return joined
 
 
 def _join_leaves(leaves: list[Leaf]) -> Leaf:
@@ -214,25 +222,21 @@ def count_patterns(node: Tree) -> int:
     """
     shapes = _Shapes()
     root = shapes.add(node)
-    memory: dict[frozenset[int], int] = {}
 
+    @cache
     def shared(numbers: frozenset[int]) -> int:
         """How many patterns all of these shapes have."""
-        if numbers not in memory:
-            memory[numbers] = count(numbers)
-        return memory[numbers]
-
-    def count(numbers: frozenset[int]) -> int:
-        groups = [g for g in (shapes.branches[i] for i in numbers) if g is not None]
-        if len(groups) < len(numbers):  # a leaf has one pattern, and shares it with no other shape
-            return int(len(numbers) == 1)
+        groups = [shapes.branches[i] for i in numbers]
+        split = [group for group in groups if group is not None]
+        if len(split) < len(groups):  # a leaf has one pattern, and shares it with no other shape
+            return int(len(groups) == 1)
         total = 0
-        for decomposition in set(groups[0]).intersection(*groups[1:]):
-            options = [sorted(group[decomposition]) for group in groups]
-            for chosen in product(*(_nonempty_subsets(option) for option in options)):
+        for decomposition in set(split[0]).intersection(*split[1:]):
+            options = (_nonempty_subsets(sorted(group[decomposition])) for group in split)
+            for chosen in product(*options):
                 sign = (-1) ** sum(len(subset) + 1 for subset in chosen)
-                branches = set().union(*chosen)
-                total += sign * math.prod(shared(frozenset(position)) for position in zip(*branches, strict=True))
+                positions = zip(*set().union(*chosen), strict=True)
+                total += sign * math.prod(shared(frozenset(position)) for position in positions)
         return total
 
     return shared(frozenset([root]))

@@ -15,13 +15,13 @@ class DSeparation:
     """
 
     def __init__(self, dag: NDArray[np.bool_]) -> None:
-        found = np.asarray(dag)
-        if found.ndim != 2 or found.shape[0] != found.shape[1] or not found.size or found.dtype.kind not in "fiub":
+        matrix = np.asarray(dag)
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size or matrix.dtype.kind not in "fiub":
             raise ValueError(
-                f"expected a DAG as a square matrix (d, d) of true and false, got {found.shape} of {found.dtype}: "
+                f"expected a DAG as a square matrix (d, d) of true and false, got {matrix.shape} of {matrix.dtype}: "
                 "dag[i, j] says whether i is a parent of j"
             )
-        self.dag = found.astype(bool)
+        self.dag = matrix.astype(bool)
         self.num_variables = len(self.dag)
         left = np.ones(self.num_variables, dtype=bool)
         while left.any():  # take away what no remaining variable is a parent of
@@ -47,25 +47,34 @@ class DSeparation:
 
     def _reachable(self, source: int, given: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(d,) variables that an active trail joins to `source` (the Bayes-ball walk)."""
-        ancestors = given.copy()
-        while True:
-            more = ancestors | self.dag[:, ancestors].any(axis=1)
-            if (more == ancestors).all():
-                break
-            ancestors = more
+        opened = self._ancestors(given)
         seen: set[tuple[int, bool]] = set()  # (variable, whether the walk entered it from a child)
         stack = [(source, True)]
         while stack:
-            v, from_child = stack.pop()
-            if (v, from_child) in seen:
-                continue
-            seen.add((v, from_child))
-            if from_child and not given[v]:
-                stack += [(int(p), True) for p in np.flatnonzero(self.dag[:, v])]
-            if not given[v]:
-                stack += [(int(c), False) for c in np.flatnonzero(self.dag[v])]
-            if not from_child and ancestors[v]:
-                stack += [(int(p), True) for p in np.flatnonzero(self.dag[:, v])]
+            place = stack.pop()
+            if place not in seen:
+                seen.add(place)
+                stack += self._next_places(*place, given, opened)
         reached = np.zeros(len(self.dag), dtype=bool)
-        reached[[v for v, _ in seen if not given[v]]] = True
-        return reached
+        reached[[v for v, _ in seen]] = True
+        return reached & ~given
+
+    def _next_places(
+        self, v: int, from_child: bool, given: NDArray[np.bool_], opened: NDArray[np.bool_]
+    ) -> list[tuple[int, bool]]:
+        """Where the walk goes on from a variable that it entered from a child, or from a parent."""
+        places: list[tuple[int, bool]] = []
+        if not given[v]:
+            places += [(child, False) for child in np.flatnonzero(self.dag[v]).tolist()]
+        if not given[v] if from_child else opened[v]:
+            places += [(parent, True) for parent in np.flatnonzero(self.dag[:, v]).tolist()]
+        return places
+
+    def _ancestors(self, given: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(d,) the given variables and all from which a directed path leads to one: they open v-structures."""
+        ancestors = given
+        while True:
+            more = ancestors | self.dag[:, ancestors].any(axis=1)
+            if (more == ancestors).all():
+                return ancestors
+            ancestors = more
