@@ -35,9 +35,9 @@ def whole(name: str, value: Any, least: int, most: int | None = None, hint: str 
     return int(value)
 
 
-def whole_or_none(name: str, value: Any, least: int, hint: str) -> int | None:
-    """A whole number of at least `least`, or None."""
-    return None if value is None else whole(name, value, least, hint=hint)
+def whole_or_none(name: str, value: Any, least: int, hint: str, most: int | None = None) -> int | None:
+    """A whole number from `least` to `most`, or None."""
+    return None if value is None else whole(name, value, least, most, hint=hint)
 
 
 def number(name: str, value: Any, least: float, hint: str) -> float:

@@ -7,7 +7,8 @@ them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,18 +43,24 @@ def carry(old: Head, new: Head) -> Carried:
     before, after = old.state_dict(keep_vars=True), new.state_dict(keep_vars=True)  # as they are, no copies
     same = {name for name, values in after.items() if name in before and before[name].shape == values.shape}
     count = 0
-    theirs, ours = getattr(old, "layers", None), getattr(new, "layers", None)
-    if isinstance(theirs, Executor) and isinstance(ours, Executor) and theirs.members == ours.members:
-        inside = {name for name in after if name.startswith("layers.") or name in _READ_ROOT}
-        matched = matching(theirs.plan, ours.plan)
-        if not _equal(matched, theirs.plan, ours.plan):
-            same -= inside
-            count = _carry_layers(matched, theirs, ours) + _carry_output(matched, before, after)
+    layers: tuple[Any, Any] = getattr(old, "layers", None), getattr(new, "layers", None)
+    matched = _matching_of(*layers)
+    if matched is not None:
+        same -= {name for name in after if name.startswith("layers.") or name in _READ_ROOT}
+        count = _carry_layers(matched, *layers) + _carry_output(matched, before, after)
     for name in same - {"layers.layout"}:
         after[name].copy_(before[name])
     whole = frozenset(name for name, _ in new.named_parameters() if name in same)
     count += sum(p.numel() for name, p in new.named_parameters() if name in whole)
     return Carried(whole, count / max(1, new.num_params))
+
+
+def _matching_of(old: Any, new: Any) -> Matching | None:
+    """What the plans of two executors have in common; None where they are wired alike, or are no two of one size."""
+    if not isinstance(old, Executor) or not isinstance(new, Executor) or old.members != new.members:
+        return None
+    matched = matching(old.plan, new.plan)
+    return None if _equal(matched, old.plan, new.plan) else matched
 
 
 def _equal(matched: Matching, old: Plan, new: Plan) -> bool:
@@ -116,28 +123,30 @@ def matching(old: Plan, new: Plan) -> Matching:
     pairs = _same_fields(theirs.pop(FIELDS, []), ours.pop(FIELDS, []), old, new)
     partner = _same_leaves(pairs, old, new)  # new node → old node, where all layers are the same
     rows: list[int] = []
-    for level in new.levels:
-        for node in level.nodes:
-            here = new.ggt.nodes[node]
-            best: list[Pair] = []
-            chosen = None
-            for other in theirs:
-                if other in taken or old.ggt.nodes[other].variables != here.variables:
-                    continue
-                if len(old.node_rows[other]) != len(new.node_rows[node]):
-                    continue
-                shared = _same_layers(theirs[other], ours[node], old, new, partner)
-                if sum(p.new.fan_in * p.new.width for p in shared) > sum(p.new.fan_in * p.new.width for p in best):
-                    best, chosen = shared, other
-            if chosen is None:
-                continue
-            taken.add(chosen)
-            pairs += best
-            if len(best) == len(ours[node]) == len(theirs[chosen]):
-                partner[node] = chosen
-            if node == 0 and chosen == 0:
-                rows = _whole_rows(best, ours[0], new)
+    for node in chain.from_iterable(level.nodes for level in new.levels):
+        alike = [other for other in theirs if other not in taken and _same_size(node, other, old, new)]
+        shared = {other: _same_layers(theirs[other], ours[node], old, new, partner) for other in alike}
+        chosen = max(alike, key=lambda other: _count_weights(shared[other]), default=None)
+        if chosen is None or not shared[chosen]:
+            continue
+        taken.add(chosen)
+        pairs += shared[chosen]
+        if len(shared[chosen]) == len(ours[node]) == len(theirs[chosen]):
+            partner[node] = chosen
+        if node == 0 and chosen == 0:
+            rows = _whole_rows(shared[chosen], ours[0], new)
     return Matching(pairs, rows)
+
+
+def _same_size(node: int, other: int, old: Plan, new: Plan) -> bool:
+    """Whether a node of the new plan is over the same variables as one of the old, and gives as many rows."""
+    if old.ggt.nodes[other].variables != new.ggt.nodes[node].variables:
+        return False
+    return len(old.node_rows[other]) == len(new.node_rows[node])
+
+
+def _count_weights(pairs: list[Pair]) -> int:
+    return sum(pair.new.fan_in * pair.new.width for pair in pairs)
 
 
 def _same_fields(

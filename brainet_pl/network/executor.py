@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from brainet_pl.network.kernels import bags, batch_norm, has_kernels
+from brainet_pl.network.plan import BranchBucket, Level
 from brainet_pl.network.weights import ACTIVATIONS, LayerWeights, LevelTensors, join_rows, repeat_columns
 from brainet_pl.structure.ggt import SubNetwork
 
@@ -199,45 +201,14 @@ class Executor(LayerWeights):
         each pass computes only the branches it takes. Dropout stands where it stands while training: on the outputs of
         nodes, one mask a pass for all that read them, and never on inputs.
         """
-        plan, ggt, device = self.plan, self.plan.ggt, x.device
-        first_row = np.full((len(subnetworks), len(ggt.nodes) + 1), -1, dtype=np.int64)  # of each node's output
-        leaves = [i for i in range(len(ggt.nodes)) if i not in plan.level_of]
-        first_row[:, leaves] = 0
-        choice = np.full((len(subnetworks), len(ggt.nodes)), -1, dtype=np.int64)
-        for u, subnetwork in enumerate(subnetworks):
-            for node, branch in ggt.path(subnetwork):
-                choice[u, node] = branch
-        inputs = self._inputs(x)
-        state = torch.cat([inputs.new_zeros(1, x.shape[0]), inputs[0]])  # zeros first: rows are only added behind
-        first_row += 1  # padding reads node -1, row 0
+        walk = _Walk(self, self._inputs(x), subnetworks, dropout, generator)
         for tensors in self.ordered:
-            level = tensors.level
             if tensors.number == 0:
-                neurons = self.activate(self._multiply(tensors, [inputs], self._folded()[0]))[0]
-                starts = np.concatenate([[0], np.cumsum(level.node_widths)])
-                for node, column in zip(level.nodes, starts, strict=False):
-                    taken = np.maximum(choice[:, node], 0)
-                    first_row[:, node] = len(state) + level.branch_neurons[taken, column]
-                if dropout:  # a mask, and so a copy, for each pass
-                    copies = len(neurons) * np.arange(len(subnetworks))[:, None]
-                    first_row[:, level.nodes or leaves] += copies
-                if dropout:
-                    neurons = join_rows(_drop(neurons.expand(len(subnetworks), -1, -1), dropout, generator))
-                state = torch.cat([state, neurons])
+                walk.add_lowest(tensors.level, self.activate(self._multiply(tensors, walk.parts, self._folded()[0]))[0])
                 continue
-            for bucket, (weight, bias) in zip(level.branch_buckets, self._folded_branches(tensors), strict=True):
-                draw, g = np.nonzero(choice[:, bucket.nodes] == bucket.branches)
-                if not len(draw):
-                    continue
-                rows = first_row[draw[:, None], bucket.sources[g]] + bucket.offsets[g]
-                read = state.index_select(0, torch.as_tensor(rows.ravel(), device=device))
-                read = read.view(len(draw), rows.shape[1], -1)
-                at = torch.as_tensor(g, device=device)
-                y = self.activate(torch.baddbmm(bias[at].to(read.dtype), weight[at], read))
-                first_row[draw, bucket.nodes[g]] = len(state) + np.arange(len(draw)) * y.shape[1]
-                state = torch.cat([state, join_rows(_drop(y, dropout, generator))])
-        top = first_row[:, :1] + (plan.root_rows if 0 in leaves else np.arange(len(plan.root_rows)))
-        return state.index_select(0, torch.as_tensor(top.ravel(), device=device)).view(*top.shape, -1)
+            for bucket, folded in zip(tensors.level.branch_buckets, self._folded_branches(tensors), strict=True):
+                walk.add_branches(bucket, *folded)
+        return walk.root()
 
     def run_chosen(self, x: Tensor, choices: Sequence[Tensor], dropout: float = 0.0) -> Tensor:
         """Features (B, d) to the root's rows (V, R, B) of the V sub-networks that `choices` name.
@@ -291,17 +262,11 @@ class Executor(LayerWeights):
         outputs = []
         for bucket, (weight, bias) in zip(level.ordered, products, strict=True):
             if bucket.slice is not None:
-                part, first, count = bucket.slice
-                rows = parts[part] if parts[part].shape[1] == count else parts[part].narrow(1, first, count)
-                rows = repeat_columns(rows, batch)
-                rows = rows if len(rows) > 1 else rows.view(-1, weight.shape[2], batch)  # of blocks side by side
+                y = _product(weight, _sliced(parts, bucket.slice, weight, batch), bias)
             elif _reads_few(weight, gathered[0]):
                 y = _sparse_product(weight, gathered[0][0], bucket.rows, bias)
-                outputs.append(y.view(self.members, -1, batch))
-                continue
             else:
-                rows = gathered[0].index_select(1, bucket.rows).view(-1, weight.shape[2], batch)
-            y = _product(weight, rows, bias)
+                y = _product(weight, gathered[0].index_select(1, bucket.rows).view(-1, weight.shape[2], batch), bias)
             if y.dim() != 3 or y.shape[0] != self.members:
                 y = y.flatten().view(self.members, -1, batch)  # flat first, as in `join_rows`
             outputs.append(y)
@@ -325,6 +290,79 @@ class Executor(LayerWeights):
     def _each(self, part: Tensor) -> Tensor:
         """A part (1, rows, B) that all members share, or (M, rows, B) → (M, rows, B)."""
         return part if part.shape[0] == self.members else part.expand(self.members, -1, -1)
+
+
+class _Walk:
+    """The rows of several sub-networks, which grow level by level.
+
+    Attributes:
+        state: (rows, B) a row of zeros, the inputs, then all outputs so far.
+        first_row: (U, nodes + 1) where each node's output begins in the state; the last one is that of padding.
+        choice: (U, nodes) the branch that each node takes, -1 where it is not reached.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        inputs: Tensor,
+        subnetworks: list[SubNetwork],
+        dropout: float,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.plan, self.activate = executor.plan, executor.activate
+        self.parts, self.dropout, self.generator = [inputs], dropout, generator
+        ggt = self.plan.ggt
+        self.leaves = [i for i in range(len(ggt.nodes)) if i not in self.plan.level_of]
+        self.first_row = np.full((len(subnetworks), len(ggt.nodes) + 1), -1, dtype=np.int64)
+        self.first_row[:, self.leaves] = 0
+        self.first_row += 1  # padding reads node -1, row 0
+        self.choice = np.full((len(subnetworks), len(ggt.nodes)), -1, dtype=np.int64)
+        for u, subnetwork in enumerate(subnetworks):
+            for node, branch in ggt.path(subnetwork):
+                self.choice[u, node] = branch
+        self.state = torch.cat([inputs.new_zeros(1, inputs.shape[2]), inputs[0]])  # rows are only added behind
+
+    def add_lowest(self, level: Level, neurons: Tensor) -> None:
+        """The neurons (W, B) of all branches of the lowest level, which are the same in all passes."""
+        starts = np.concatenate([[0], np.cumsum(level.node_widths)])
+        for node, column in zip(level.nodes, starts, strict=False):
+            taken = np.maximum(self.choice[:, node], 0)
+            self.first_row[:, node] = len(self.state) + level.branch_neurons[taken, column]
+        if self.dropout:  # a mask, and so a copy, for each pass
+            passes = len(self.choice)
+            self.first_row[:, level.nodes or self.leaves] += len(neurons) * np.arange(passes)[:, None]
+            neurons = join_rows(_drop(neurons.expand(passes, -1, -1), self.dropout, self.generator))
+        self.state = torch.cat([self.state, neurons])
+
+    def add_branches(self, bucket: BranchBucket, weight: Tensor, bias: Tensor) -> None:
+        """Those branches of a bucket that a sub-network takes, each with what it reads there."""
+        draw, g = np.nonzero(self.choice[:, bucket.nodes] == bucket.branches)
+        if not len(draw):
+            return
+        rows = self.first_row[draw[:, None], bucket.sources[g]] + bucket.offsets[g]
+        read = self._rows(rows)
+        at = torch.as_tensor(g, device=self.state.device)
+        y = self.activate(torch.baddbmm(bias[at].to(read.dtype), weight[at], read))
+        self.first_row[draw, bucket.nodes[g]] = len(self.state) + np.arange(len(draw)) * y.shape[1]
+        self.state = torch.cat([self.state, join_rows(_drop(y, self.dropout, self.generator))])
+
+    def root(self) -> Tensor:
+        """The root's rows (U, R, B)."""
+        rows = self.plan.root_rows if 0 in self.leaves else np.arange(len(self.plan.root_rows))
+        return self._rows(self.first_row[:, :1] + rows)
+
+    def _rows(self, places: NDArray[np.int64]) -> Tensor:
+        """Rows of the state by their places (…), (…, B)."""
+        at = torch.as_tensor(places.ravel(), device=self.state.device)
+        return self.state.index_select(0, at).view(*places.shape, -1)
+
+
+def _sliced(parts: list[Tensor], where: tuple[int, int, int], weight: Tensor, batch: int) -> Tensor:
+    """Rows that lie side by side in one part: `where` is the part, the first row, and their number."""
+    part, first, count = where
+    rows = parts[part] if parts[part].shape[1] == count else parts[part].narrow(1, first, count)
+    rows = repeat_columns(rows, batch)
+    return rows if len(rows) > 1 else rows.view(-1, weight.shape[2], batch)  # of blocks side by side
 
 
 def _product(weight: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:

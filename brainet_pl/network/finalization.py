@@ -7,6 +7,7 @@ of all sub-networks where there are few, else of draws at several temperatures, 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -44,19 +45,20 @@ def networks_for(ggt: GGT, temperatures: Sequence[float], most: int = NETWORKS, 
     """
     if ggt.num_subnetworks <= most:
         subnetworks = list(ggt.enumerate(most))
-        logs = {t: np.array([ggt.log_prob(g, t) for g in subnetworks]) for t in temperatures}
-        return Networks(subnetworks, {t: np.exp(log) for t, log in logs.items()})
-    each = most // len(temperatures)
-    drawn = [g for i, t in enumerate(temperatures) for g in ggt.sample(each, t, seed + i)]
-    counts = {g: drawn.count(g) for g in dict.fromkeys(drawn)}
-    subnetworks = list(counts)
-    logs = {t: np.array([ggt.log_prob(g, t) for g in subnetworks]) for t in temperatures}
-    mixture = logsumexp(np.stack(list(logs.values())), axis=0)
-    weights = {}
-    for t, log in logs.items():
-        raw = np.array(list(counts.values())) * np.exp(log - mixture)
-        weights[t] = raw / raw.sum()
-    return Networks(subnetworks, weights)
+        logs = _log_probs(ggt, subnetworks, temperatures)
+        return Networks(subnetworks, dict(zip(temperatures, np.exp(logs), strict=True)))
+    counts: Counter[SubNetwork] = Counter()
+    for i, temperature in enumerate(temperatures):
+        counts.update(ggt.sample(most // len(temperatures), temperature, seed + i))
+    logs = _log_probs(ggt, list(counts), temperatures)
+    raw = np.array(list(counts.values())) * np.exp(logs - logsumexp(logs, axis=0))
+    weights = raw / raw.sum(axis=1, keepdims=True)
+    return Networks(list(counts), dict(zip(temperatures, weights, strict=True)))
+
+
+def _log_probs(ggt: GGT, subnetworks: list[SubNetwork], temperatures: Sequence[float]) -> NDArray[np.float64]:
+    """The log-probability of each sub-network at each temperature, (T, U)."""
+    return np.array([[ggt.log_prob(g, temperature) for g in subnetworks] for temperature in temperatures])
 
 
 def best_value(losses: dict[float, Tensor], usual: float) -> Choice:

@@ -12,12 +12,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brainet_pl.network.widths import Fields, root_branch_of, split_width, width_rule
+from brainet_pl.network.widths import Fields, Widths, root_branch_of, split_width, width_rule
 from brainet_pl.structure.ggt import GGT, Leaf, Node, Tree
 
 LAYOUT = 2  # of weights within a layer: neuron by neuron, each reading the rows of its sources in order
@@ -312,33 +313,56 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1,
 
     Networks of several members are batched over the members, so that each of their levels is one masked product.
     """
-    width = width_rule(factor, min_width, fields)
-    number = {id(node): i for i, node in enumerate(ggt.nodes)}
-    # Behind those of the nodes, the row of each input alone: what fields read.
-    rows: list[Ints] = [np.empty(0, dtype=np.int64)] * len(ggt.nodes) + [
-        np.array([v]) for v in range(ggt.num_variables)
-    ]
-    for i, node in enumerate(ggt.nodes):
-        if isinstance(node, Leaf):
-            rows[i] = np.asarray(node.variables, dtype=np.int64)
-    levels: list[Level] = []
-    first_row, first_neuron, first_weight = ggt.num_variables, 0, 0
-    if fields is not None:
-        level = _field_level(ggt, fields, rows, masked=members > 1)
-        levels.append(level)
-        of_branch = root_branch_of(ggt)
+    return _Planner(ggt, width_rule(factor, min_width, fields), min_width, fields, masked=members > 1).plan(factor)
+
+
+class _Planner:
+    """Builds the levels of a plan, from the inputs up.
+
+    Attributes:
+        rows: the state rows of each node so far; behind those of the nodes, the row of each input alone: what fields
+            read.
+    """
+
+    def __init__(self, ggt: GGT, width: Widths, min_width: int, fields: Fields | None, masked: bool) -> None:
+        self.ggt, self.width, self.min_width, self.fields, self.masked = ggt, width, min_width, fields, masked
+        self.number = {id(node): i for i, node in enumerate(ggt.nodes)}
+        self.levels: list[Level] = []
+        self.first_row, self.first_neuron, self.first_weight = ggt.num_variables, 0, 0
+        self.rows: list[Ints] = [np.empty(0, dtype=np.int64)] * len(ggt.nodes)
+        self.rows += list(np.arange(ggt.num_variables)[:, None])
         for i, node in enumerate(ggt.nodes):
             if isinstance(node, Leaf):
-                field = of_branch[i] * ggt.num_variables + np.asarray(node.variables)
-                rows[i] = (first_row + field[:, None] * fields.width + np.arange(fields.width)).ravel()
-        first_row += level.width
-        first_neuron = level.num_neurons
-        first_weight = sum(layer.fan_in * layer.width for layer in level.layers)
-    shared = first_row
-    structures = [] if fields is None else _structures(ggt, ggt.num_variables, fields)
-    for height in range(1, max(ggt.heights) + 1):
-        nodes = nodes_at(ggt, height)
-        widths = [width(_inner(ggt.nodes[i])) for i in nodes]
+                self.rows[i] = np.asarray(node.variables, dtype=np.int64)
+
+    def plan(self, factor: float) -> Plan:
+        """All levels: that of the fields, if there are any, then height by height."""
+        ggt, structures = self.ggt, []
+        if self.fields is not None:
+            structures = _structures(ggt, self.first_row, self.fields)
+            self._add_fields(self.fields)
+        shared = self.first_row  # rows of no node
+        for height in range(1, max(ggt.heights) + 1):
+            self._add_level(nodes_at(ggt, height), shared, structures)
+        node_rows = tuple(self.rows[: len(ggt.nodes)])
+        return Plan(ggt, tuple(self.levels), self.first_weight, self.first_neuron, node_rows[0], node_rows, factor)
+
+    def _add_fields(self, fields: Fields) -> None:
+        level = _field_level(self.ggt, fields, self.rows, masked=self.masked)
+        of_branch = root_branch_of(self.ggt)
+        for i, node in enumerate(self.ggt.nodes):
+            if isinstance(node, Leaf):
+                field = of_branch[i] * self.ggt.num_variables + np.asarray(node.variables)
+                self.rows[i] = (self.first_row + field[:, None] * fields.width + np.arange(fields.width)).ravel()
+        self.levels.append(level)
+        self.first_row += level.width
+        self.first_neuron = level.num_neurons
+        self.first_weight = sum(layer.fan_in * layer.width for layer in level.layers)
+
+    def _add_level(self, nodes: list[int], shared: int, structures: list[Structure]) -> None:
+        """The level of the nodes of one height."""
+        ggt = self.ggt
+        widths = [self.width(ggt.nodes[i]) for i in nodes]
         offsets = np.concatenate([[0], np.cumsum(widths)])
         most = max(len(_inner(ggt.nodes[i]).branches) for i in nodes)
         branch_neurons = np.full((most, offsets[-1]), -1, dtype=np.int64)
@@ -346,36 +370,32 @@ def build_plan(ggt: GGT, factor: float, min_width: int = 1, *, members: int = 1,
         neuron = 0
         for t in range(most):  # branch after branch, so that with equal s a branch is one slice of the neurons
             for i, node_width, offset in zip(nodes, widths, offsets, strict=False):
-                node = _inner(ggt.nodes[i])
-                if t >= len(node.branches):
-                    continue
-                branch_neurons[t, offset : offset + node_width] = neuron + np.arange(node_width)
-                for sources, out in _branch_layers(node, t, node_width, min_width, number):
-                    fan_in = sum(width(ggt.nodes[j]) for j in sources)
-                    layers.append(Layer(i, t, sources, fan_in, out, neuron, first_weight))
-                    neuron += out
-                    first_weight += fan_in * out
+                if t < len(_inner(ggt.nodes[i]).branches):
+                    branch_neurons[t, offset : offset + node_width] = neuron + np.arange(node_width)
+                    layers += self._branch_layers(i, t, node_width, neuron)
+                    neuron += node_width
         for i, node_width, offset in zip(nodes, widths, offsets, strict=False):
-            rows[i] = first_row + offset + np.arange(node_width)
-        read = {j for layer in layers for j in layer.sources}
+            self.rows[i] = self.first_row + offset + np.arange(node_width)
+        read = set(chain.from_iterable(layer.sources for layer in layers))
         apart = structures if all(isinstance(ggt.nodes[j], Leaf) for j in read) else []
-        buckets = choose_buckets(layers, rows, first_row, masked=members > 1, structures=apart)
-        branch_buckets = choose_branch_buckets(layers, rows, shared)
-        levels.append(
-            Level(
-                tuple(nodes),
-                tuple(widths),
-                tuple(layers),
-                branch_neurons,
-                first_row,
-                first_neuron,
-                buckets,
-                branch_buckets,
-            )
+        buckets = choose_buckets(layers, self.rows, self.first_row, masked=self.masked, structures=apart)
+        branch_buckets = choose_branch_buckets(layers, self.rows, shared)
+        places = self.first_row, self.first_neuron
+        self.levels.append(
+            Level(tuple(nodes), tuple(widths), tuple(layers), branch_neurons, *places, buckets, branch_buckets)
         )
-        first_row += int(offsets[-1])
-        first_neuron += neuron
-    return Plan(ggt, tuple(levels), first_weight, first_neuron, rows[0], tuple(rows[: len(ggt.nodes)]), factor)
+        self.first_row += int(offsets[-1])
+        self.first_neuron += neuron
+
+    def _branch_layers(self, i: int, t: int, node_width: int, neuron: int) -> list[Layer]:
+        """The layers of branch t of node i, whose neurons begin with `neuron`."""
+        layers = []
+        for sources, out in _branch_layers(_inner(self.ggt.nodes[i]), t, node_width, self.min_width, self.number):
+            fan_in = sum(self.width(self.ggt.nodes[j]) for j in sources)
+            layers.append(Layer(i, t, sources, fan_in, out, neuron, self.first_weight))
+            neuron += out
+            self.first_weight += fan_in * out
+        return layers
 
 
 def _field_level(ggt: GGT, fields: Fields, rows: list[Ints], *, masked: bool) -> Level:

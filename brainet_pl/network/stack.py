@@ -40,16 +40,17 @@ class HeadStack(nn.Module):
             raise ValueError("expected heads without dropout and base logits: train this one by itself")
         self.heads, self.count, self.plan = list(heads), len(heads), first.plan
         layers = [head.layers for head in heads]
-        self.weight = nn.Parameter(torch.cat([one.weight.detach() for one in layers]))
-        self.scale = None if first.layers.scale is None else _stacked([one.scale for one in layers])
-        self.bias = _stacked([one.bias for one in layers])
-        self.out_weight = _stacked([head.output.weight for head in heads])
-        self.out_bias = _stacked([head.output.bias for head in heads])
-        skips = [head.skip for head in heads if head.skip is not None]
-        self.skip_weight = _stacked([skip.weight for skip in skips]) if skips else None
-        if skips:
-            self.register_buffer("skip_mean", torch.stack([skip.running_mean for skip in skips]))
-            self.register_buffer("skip_var", torch.stack([skip.running_var for skip in skips]))
+        self.weight = nn.Parameter(torch.cat([executor.weight.detach() for executor in layers]))
+        self.scale = None if first.layers.scale is None else _stacked(layers, "scale")
+        self.bias = _stacked(layers, "bias")
+        outputs = [head.output for head in heads]
+        self.out_weight, self.out_bias = _stacked(outputs, "weight"), _stacked(outputs, "bias")
+        self.skip_weight = None
+        if first.skip is not None:
+            skips = [head.skip for head in heads]
+            self.skip_weight = _stacked(skips, "weight")
+            self.register_buffer("skip_mean", _stacked(skips, "running_mean").detach())
+            self.register_buffer("skip_var", _stacked(skips, "running_var").detach())
         self.levels = [_Level(h, level, self.plan) for h, level in enumerate(self.plan.levels)]
         self.statistics = nn.ModuleList(_Statistics(layers, level) for level in self.levels)
 
@@ -286,5 +287,6 @@ def _product(weight: Tensor, rows: Tensor, bucket: BucketTensors) -> Tensor:
     return torch.bmm(weight.reshape(members * groups, width, reads), read).view(members, -1, batch)
 
 
-def _stacked(values: Sequence[Tensor | None]) -> nn.Parameter:
-    return nn.Parameter(torch.stack([value.detach() for value in values if value is not None]))
+def _stacked(parts: Sequence[nn.Module | None], name: str) -> nn.Parameter:
+    """The tensor of this name of every member, the members first."""
+    return nn.Parameter(torch.stack([getattr(part, name).detach() for part in parts]))

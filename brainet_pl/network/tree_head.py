@@ -107,10 +107,9 @@ class BRAINetHead(ResidualHead):
         self.in_features, self.out_features = base.check_sizes(ggt.num_variables, out_features)
         self.dropout, self.sampling = checks.share("dropout", dropout), sampling
         checks.one_of("skip", skip, SKIPS)
-        least = None if min_width is None else checks.whole("min_width", min_width, 1, 10**6)
+        least = checks.whole_or_none("min_width", min_width, 1, "None is what the budget allows", 10**6)
+        num_params = checks.whole_or_none("num_params", num_params, 1, "None is what the tree needs", MOST_PARAMS)
         width = checks.number_or_none("width", width, 0, "it is the number of neurons for each variable of a node")
-        if num_params is not None:
-            num_params = checks.whole("num_params", num_params, 1, MOST_PARAMS)
         direct = None if skip in ("auto", "base_logits_or_linear") else skip == "linear"
         reads = fields_of(ggt, READS if fields == "auto" else check_fields(fields))
         if width is None:
@@ -281,17 +280,21 @@ class BRAINetHead(ResidualHead):
             return Outputs(*self.enumerate(x, base_logits=base_logits))
         if self.held is not None:
             return Outputs(self.at(x, self.held, base_logits=base_logits))
-        if torch.compiler.is_compiling() and self.averages_all(count) and self.layers.only_root_branches:
-            weights = self.layers.ordered[-1].mix[:, 0, 0]  # as tensors, so that the exact average is one graph too
-            return Outputs(self._add_skip(self.output(self.layers.run_root_branches(x)), x, base_logits), weights)
         if torch.compiler.is_compiling():
-            choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
-            return Outputs(self.on_choices(x, choices, base_logits=base_logits))
+            return self._compiled_passes(x, count, base_logits)
         if self.inference == "auto" and self.averages_one:
             return Outputs(self.at(x, [self.ggt.map()], base_logits=base_logits))
         if self.averages_all(count):
             return Outputs(*self.enumerate(x, base_logits=base_logits))
         return Outputs(self.stochastic(x, count, base_logits=base_logits).logits)
+
+    def _compiled_passes(self, x: Tensor, count: int, base_logits: Tensor | None) -> Outputs:
+        """`passes` in one graph that serves all draws: choices and weights are tensors."""
+        if self.averages_all(count) and self.layers.only_root_branches:
+            weights = self.layers.ordered[-1].mix[:, 0, 0]
+            return Outputs(self._add_skip(self.output(self.layers.run_root_branches(x)), x, base_logits), weights)
+        choices = self.layers.draw_posterior(checks.whole("passes", count, 1, MOST_PASSES))
+        return Outputs(self.on_choices(x, choices, base_logits=base_logits))
 
     @property
     def averages_one(self) -> bool:

@@ -189,11 +189,14 @@ def choose_size(
         wanted: whether the fields are only wanted: then they are left out where they would take more than half of the
             budget, or leave too little for the tree.
     """
+    direct, narrow = ggt.num_variables * out_features, min_width or 1
+    always = direct if skip else 0
 
-    direct = ggt.num_variables * out_features
+    def least(tree: GGT, width: int) -> int:
+        return count_parameters(tree, 0.0, out_features, width, per_neuron, fields)
 
-    def needs(ggt: GGT) -> int:
-        return count_parameters(ggt, 0.0, out_features, min_width or 1, per_neuron, fields) + (direct if skip else 0)
+    def needs(tree: GGT) -> int:
+        return least(tree, narrow) + always
 
     if num_params is None:
         usual = resolve_budget("auto", ggt.num_variables, out_features=out_features)
@@ -201,18 +204,13 @@ def choose_size(
         num_params = resolve_budget("auto", ggt.num_variables, needs(ggt), out_features=out_features)
     else:
         ggt = _join_to_fit(ggt, lambda smaller: needs(smaller) <= num_params)
-
-    def least(width: int) -> int:
-        return count_parameters(ggt, 0.0, out_features, width, per_neuron, fields)
-
-    if fields is not None and wanted:
-        least_of_all = least(min_width or 1) + (direct if skip else 0)
-        fields = None if 2 * fields.count(per_neuron) > num_params or least_of_all > num_params else fields
+    if fields is not None and wanted and max(2 * fields.count(per_neuron), needs(ggt)) > num_params:
+        fields = None
     if skip is None:
-        skip = 2 * direct <= num_params and least(min_width or 1) + direct <= num_params
+        skip = max(2 * direct, least(ggt, narrow) + direct) <= num_params
     rest = num_params - (direct if skip else 0)
     if min_width is None:
-        min_width = next((width for width in range(WIDE, 1, -1) if least(width) <= rest), 1)
+        min_width = WIDE if least(ggt, WIDE) <= rest else 1
     factor = solve_width(ggt, rest, out_features, min_width, per_neuron, fields)
     return Size(ggt, factor, min_width, skip, fields)
 

@@ -403,7 +403,7 @@ def _alone(work: Callable[[], Any]) -> list[Any]:
 
 
 def _first_pass(blocks: Iterator[tuple[int, NDArray[Any]]], row_hash: Words | None, most: int) -> _FirstPass | None:
-    """The sums and levels of the blocks of a share, or with the hashes of its rows the sums alone; None without rows."""
+    """The sums and levels of the blocks of a share, or with hashes of its rows the sums alone; None without rows."""
     total: Words | None = None
     dtype: np.dtype[Any] | None = None
     levels: list[NDArray[Any] | None] = []
