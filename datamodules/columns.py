@@ -45,7 +45,7 @@ def read_csv(path: str | Path, delimiter: str = ",", encoding: str = "utf-8") ->
             f"expected a line of names and then rows in {path}, got {len(lines)} lines: add the names or the rows"
         )
     check_delimiter(lines, delimiter, str(path))
-    names = [name.strip() for name in lines[0]]
+    names = list(map(str.strip, lines[0]))
     if len(set(names)) < len(names):
         raise ValueError(f"expected columns of different names in {path}, got {', '.join(names)}: rename the doubles")
     for number, line in enumerate(lines[1:], start=2):

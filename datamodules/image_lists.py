@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,22 +79,23 @@ class ImageLists(PreparedImages):
 
     def setup(self, stage: str) -> None:
         """Read the lists that a stage needs; no image is read."""
-        wanted = {"fit": ("train", "val"), "validate": ("train", "val")}.get(stage, ("test",))
-        if "train" in wanted and self.lists["train"] is None:
-            raise ValueError("expected a list of training images, got none: set train to its file in root")
-        parts = {name: self._read(path) for name in wanted if (path := self.lists[name]) is not None}
+        parts = self._read_lists(("train", "val") if stage in ("fit", "validate") else ("test",))
         if "train" in parts and "val" not in parts:
             parts["train"], parts["val"] = hold_out(parts["train"], self.val_fraction, self.seed)
         if parts.keys() & {"train", "test"}:
-            last = max(int(one.kind) for part in parts.values() for one in part)
-            self.class_names = tuple(str(i) for i in range(last + 1))
-        for name, files in parts.items():
-            setattr(self, f"{name}_set", self._files(files))
-        if "train" in parts:
-            self.structure_set = self._files(parts["train"])
+            last = max(chain.from_iterable(parts.values()), key=lambda image: int(image.kind))
+            self.class_names = tuple(map(str, range(int(last.kind) + 1)))
+        self._take_parts(parts)
         if stage in ("fit", "test"):  # while fitting too: a missing file is an error now, not hours later
             self.ood_sets = {name: self._files(self._read(path, False)) for name, path in self.unknown_lists.items()}
             self.shifted_sets = {name: self._files(self._read(path)) for name, path in self.shifted_lists.items()}
+
+    def _read_lists(self, names: Sequence[str]) -> dict[str, list[ImageFile]]:
+        """The images of those lists that were given."""
+        if "train" in names and self.lists["train"] is None:
+            raise ValueError("expected a list of training images, got none: set train to its file in root")
+        lists = {name: self.lists[name] for name in names}
+        return {name: self._read(path) for name, path in lists.items() if path is not None}
 
     def test_dataloader(self) -> dict[str, DataLoader[Any]]:
         """Loaders by name: "test", each unknown set, and `shift/<name>/1` for each list of shifted images."""
@@ -102,9 +104,6 @@ class ImageLists(PreparedImages):
 
     def _labelled(self) -> list[Any]:
         return [*super()._labelled(), *self.shifted_sets.values()]
-
-    def _files(self, images: Sequence[ImageFile]) -> ImageFiles:
-        return ImageFiles(images, self.root, self.channels)
 
     def _read(self, name: str, labelled: bool = True) -> list[ImageFile]:
         """The images of a list, with their labels as classes; nothing where they are not labelled."""

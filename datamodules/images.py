@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -153,9 +154,10 @@ class PreparedImages(SplitData):
     """What data sets of image files share: how images become what the backbone of the model reads.
 
     Attributes:
-        size, mean, std, channels, augment: as in `ImageFolder`.
+        root, size, mean, std, channels, augment: as in `ImageFolder`.
     """
 
+    root: Path
     size: int | None
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
@@ -182,6 +184,16 @@ class PreparedImages(SplitData):
         """Classes that are trained, once the files were listed."""
         return len(self.class_names)
 
+    def _files(self, images: Sequence[ImageFile]) -> ImageFiles:
+        return ImageFiles(images, self.root, self.channels)
+
+    def _take_parts(self, parts: Mapping[str, Sequence[ImageFile]]) -> None:
+        """Make the sets of a stage of files by part; the structure is learned from those of training."""
+        for name, files in parts.items():
+            setattr(self, f"{name}_set", self._files(files))
+        if "train" in parts:
+            self.structure_set = self._files(parts["train"])
+
     def _labelled(self) -> list[Any]:
         """The sets whose images have classes."""
         return [getattr(self, f"{name}_set", None) for name in ("train", "structure", "val", "test")]
@@ -207,18 +219,18 @@ class PreparedImages(SplitData):
                 "expected a backbone of torchvision or timm, whose weights tell the size of images, or a size, got "
                 "neither: set size, and mean and std if the backbone was trained with them"
             )
-        resize, crop = (preset.resize, preset.crop) if self.size is None and preset else (self.size, self.size)
-        mean, std = (preset.mean, preset.std) if self.mean is None and preset is not None else (self.mean, self.std)
+        known = Preset(0, 0, (), (), "bilinear") if preset is None else preset
+        resize, crop = (known.resize, known.crop) if self.size is None else (self.size, self.size)
+        given = preset if self.mean is None and preset is not None else self
+        mean, std = given.mean, given.std
         if mean is None or std is None:
-            mean, std = (), ()
-        elif {len(mean), len(std)} - {1, self.channels}:
+            return Preset(resize, crop, (), (), known.interpolation)
+        if {len(mean), len(std)} - {1, self.channels}:
             raise ValueError(
                 f"expected mean and std of {self.channels} channels, got {len(mean)} and {len(std)} numbers: set "
                 "channels, or mean and std"
             )
-        assert resize is not None
-        assert crop is not None
-        return Preset(resize, crop, tuple(mean), tuple(std), "bilinear" if preset is None else preset.interpolation)
+        return Preset(resize, crop, tuple(mean), tuple(std), known.interpolation)
 
     def _steps(self, augmented: bool) -> tuple[list[Any], list[Any]]:
         """Bytes (C, H, W) of any size → bytes (C, size, size) → floats."""
@@ -306,28 +318,23 @@ class ImageFolder(PreparedImages):
             self.predict_set = self._unlabelled(self.predict_folder)
             return
         parts, held = self._split(stage)
-        classes = sorted({one.kind for one in parts.get("train") or [f for part in parts.values() for f in part]})
+        labelled = parts.get("train") or chain.from_iterable(parts.values())
+        classes = sorted({one.kind for one in labelled})
         if len(classes) < 2:
+            beside = " beside those held out" if held else ""
             raise ValueError(
                 f"expected directories of two or more classes in {self.root}, got {', '.join(classes) or 'none'}"
-                f"{' beside those held out' if held else ''}: put the images of each class into a directory of its own"
+                f"{beside}: put the images of each class into a directory of its own"
             )
         self.class_names = tuple(classes)
-        for name, files in parts.items():
-            if stage == "fit":  # now, and not in the test after hours of work
-                check_classes((one.kind for one in files), classes)
-            setattr(self, f"{name}_set", self._files(files))
-        if "train" in parts:
-            self.structure_set = self._files(parts["train"])
+        if stage == "fit":  # now, and not in the test after hours of work
+            check_classes((one.kind for one in chain.from_iterable(parts.values())), classes)
+        self._take_parts(parts)
         if "test" in parts:
             self.predict_set = self._files(parts["test"])
-        sets: dict[str, SampleSet] = {HELD_OUT: self._files(held)} if held else {}
+        self.ood_sets = {HELD_OUT: self._files(held)} if held else {}
         if stage in ("test", "fit"):
-            sets |= {name: self._unlabelled(folder) for name, folder in self.ood_folders.items()}
-        self.ood_sets = sets
-
-    def _files(self, images: Sequence[ImageFile]) -> ImageFiles:
-        return ImageFiles(images, self.root, self.channels)
+            self.ood_sets |= {name: self._unlabelled(folder) for name, folder in self.ood_folders.items()}
 
     def _unlabelled(self, folder: Path) -> ImageFiles:
         if folder.is_file():
@@ -341,27 +348,29 @@ class ImageFolder(PreparedImages):
         """The files of training, validation and test, and those of classes that are held out."""
         if not self.root.is_dir():
             raise FileNotFoundError(f"expected a folder of images at {self.root}, found none: set root")
-        places = {
-            part: next((self.root / name for name in names if (self.root / name).is_dir()), None)
-            for part, names in SPLITS.items()
-        }
-        given = {part: list_classes(place) for part, place in places.items() if place is not None}
-        if not given:
-            given = {"train": list_classes(self.root)}
+        given = self._listed()
         if "train" not in given and stage == "fit":
             raise FileNotFoundError(f"expected training images in {self.root / 'train'}, found no such folder")
-        self._check_held_out({name for part in given.values() for name in part})
-        known: dict[str, list[ImageFile]] = {}
+        self._check_held_out(set(chain.from_iterable(given.values())))
+        known: dict[str, list[ImageFile]] = {part: [] for part in given}
         held: list[ImageFile] = []
         for part, classes in given.items():
-            files = [ImageFile(path, kind) for kind, paths in classes.items() for path in paths]
-            known[part] = [one for one in files if one.kind not in self.held_out]
-            held += [one for one in files if one.kind in self.held_out]
-        if "train" in known and "test" not in known:
-            known["train"], known["test"] = hold_out(known["train"], self.test_fraction, seed=1)
-        if "train" in known and "val" not in known:
-            known["train"], known["val"] = hold_out(known["train"], self.val_fraction, self.seed)
+            for kind, paths in classes.items():
+                files = held if kind in self.held_out else known[part]
+                files += [ImageFile(path, kind) for path in paths]
+        for part, share, seed in (("test", self.test_fraction, 1), ("val", self.val_fraction, self.seed)):
+            if "train" in known and part not in known:
+                known["train"], known[part] = hold_out(known["train"], share, seed)
         return known, held
+
+    def _listed(self) -> dict[str, dict[str, list[Path]]]:
+        """The files of each class in the folders of training, validation and test; of training alone without such."""
+        listed = {}
+        for part, names in SPLITS.items():
+            folders = [self.root / name for name in names if (self.root / name).is_dir()]
+            if folders:
+                listed[part] = list_classes(folders[0])
+        return listed or {"train": list_classes(self.root)}
 
     def _check_held_out(self, classes: set[str]) -> None:
         unknown = sorted(set(self.held_out) - classes)

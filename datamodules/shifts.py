@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,22 +66,25 @@ class Shifts:
             return self._stored(Path(self.folder), plain.finish)
         shape = None if self.image_shape is None else (1, *self.image_shape)[-3:]
         images = shape is not None or not hasattr(plain, "x") or plain.x.dim() == 4
-        known, usual = (IMAGES, FIFTEEN) if images else (ROWS, tuple(ROWS))
-        names = usual if self.corruptions == "all" else self.names
+        names = self._corruptions(plain, IMAGES if images else ROWS, FIFTEEN if images else ROWS)
+        chosen = [places[i] for i in _spread(len(places), self.limit)]
+        others = None if images else plain.x[places].double().numpy()
+        sets: dict[str, Dataset[Any]] = {}
+        for name, severity in product(names, self.severities):
+            sets[shift_name(name, severity)] = Shifted(plain, chosen, name, severity, self.seed, shape, others)
+        return sets
+
+    def _corruptions(self, samples: Any, known: Collection[str], usual: Iterable[str]) -> list[str]:
+        """The names of the corruptions, all of them `known` for such samples."""
+        names = list(usual) if self.corruptions == "all" else self.names
         wrong = [name for name in names if name not in known]
         if wrong:
-            kind = "images (N, C, H, W)" if images else f"rows of numbers {tuple(plain.x.shape)}"
+            kind = "images (N, C, H, W)" if known is IMAGES else f"rows of numbers {tuple(samples.x.shape)}"
             raise ValueError(
                 f"expected corruptions of {kind} ({', '.join(known)}), got {', '.join(wrong)}: take one of these, or "
                 "give image_shape for flattened images"
             )
-        chosen = [places[i] for i in _spread(len(places), self.limit)]
-        others = None if images else plain.x[places].double().numpy()
-        return {
-            shift_name(name, severity): Shifted(plain, chosen, name, severity, self.seed, shape, others)
-            for name in names
-            for severity in self.severities
-        }
+        return names
 
     def _stored(self, folder: Path, finish: Any) -> dict[str, Dataset[Any]]:
         files = {path.stem: path for path in sorted(folder.glob("*.npy")) if path.stem != "labels"}
@@ -95,16 +99,22 @@ class Shifts:
         sets: dict[str, Dataset[Any]] = {}
         for name in names:
             images = np.load(files[name], mmap_mode="r")  # of CIFAR-10-C 150 MB each
-            n = len(images) // 5
-            if len(images) != 5 * n or len(labels) not in (n, 5 * n) or images.ndim not in (3, 4):
-                raise ValueError(
-                    f"expected images (5·N, H, W, C) of severities 1 to 5 in {files[name]} and N or 5·N labels, got "
-                    f"{images.shape} and {labels.shape}: check the files"
-                )
+            n = _check_stored(images, labels, files[name])
             for severity in self.severities:
                 places = (severity - 1) * n + _spread(n, self.limit)
                 sets[shift_name(name, severity)] = StoredImages(images, labels, places, finish)
         return sets
+
+
+def _check_stored(images: NDArray[Any], labels: NDArray[Any], file: Path) -> int:
+    """The number of images of each severity."""
+    n = len(images) // 5
+    if len(images) != 5 * n or len(labels) not in (n, 5 * n) or images.ndim not in (3, 4):
+        raise ValueError(
+            f"expected images (5·N, H, W, C) of severities 1 to 5 in {file} and N or 5·N labels, got "
+            f"{images.shape} and {labels.shape}: check the files"
+        )
+    return n
 
 
 class ShiftedSets(Dataset[tuple[Tensor, Any]]):

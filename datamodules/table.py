@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -177,7 +178,7 @@ class Table(SplitData):
         self.train_set = self.structure_set = self._samples(train)
         self.val_set, self.test_set = samples["val"], samples["test"]
         self.predict_set = samples.get("predict", self.test_set)
-        warn_of_far_values([cell for name in parts for cell in self._far(samples[name].x, parts[name])])
+        warn_of_far_values(list(chain.from_iterable(self._far(samples[name].x, parts[name]) for name in parts)))
         if stage in ("test", "predict"):
             self._warn_of_unseen(parts.get(stage, parts["test"]))
 
@@ -237,13 +238,7 @@ class Table(SplitData):
                 f"{rows.file}: add them, or drop them"
             )
         if self.missing == "refuse":
-            for encoder in self.encoders:
-                gaps = sum(map(is_missing, rows.columns[encoder.name]))
-                if gaps:
-                    raise ValueError(
-                        f"expected no missing values, got {gaps} in column {encoder.name!r} of {rows.file}: fill them, "
-                        "or set missing='impute'"
-                    )
+            self._refuse_gaps(rows)
         x = torch.tensor(csv_columns.encode(self.encoders, rows.columns), dtype=torch.float32)
         lost = (~x.isfinite()).nonzero().tolist()
         if lost:
@@ -257,6 +252,15 @@ class Table(SplitData):
         if self.id:
             told["id"] = rows.columns[self.id]
         return TableSamples(x, self._targets(rows.columns[self.target]) if labelled else torch.zeros(len(x)), told)
+
+    def _refuse_gaps(self, rows: FileRows) -> None:
+        for encoder in self.encoders:
+            gaps = sum(map(is_missing, rows.columns[encoder.name]))
+            if gaps:
+                raise ValueError(
+                    f"expected no missing values, got {gaps} in column {encoder.name!r} of {rows.file}: fill them, "
+                    "or set missing='impute'"
+                )
 
     def _targets(self, values: list[str]) -> Tensor:
         gaps = sum(map(is_missing, values))

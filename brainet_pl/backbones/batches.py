@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from brainet_pl._utils import checks
 from brainet_pl.backbones.output import BackboneOutput
+from brainet_pl.backbones.stages import output_parts
 
 TARGETS = ("labels", "label", "targets", "target", "y")  # what a target is called, in this order
 INPUTS = ("pixel_values", "inputs", "input", "image", "images", "x", "features")  # what a single input may be called
@@ -89,16 +90,13 @@ def as_mapping(batch: Any, columns: Columns) -> dict[str, Any] | None:
 
     A named tuple is one only if `columns` or the names of its fields name the target; else it is (inputs, target).
     """
-    if isinstance(batch, Mapping):
-        return {str(name): value for name, value in batch.items()}
     if isinstance(batch, BackboneOutput | Tensor):
         return None
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         named = columns != Columns() or set(batch._fields) & set(TARGETS)
         return dict(zip(batch._fields, batch, strict=True)) if named else None
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    return None
+    has_names = isinstance(batch, Mapping) or (dataclasses.is_dataclass(batch) and not isinstance(batch, type))
+    return output_parts(batch) if has_names else None
 
 
 def _chosen(rest: dict[str, Any], columns: Columns, named: Mapping[str, Any]) -> Any:

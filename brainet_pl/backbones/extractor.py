@@ -321,15 +321,23 @@ class FeatureExtractor(nn.Module):
         except (RuntimeError, TypeError, IndexError) as error:
             if self._ran and self.input_signature in (None, batches.signature(x)):
                 raise
-            got = {k: tuple(v.shape) for k, v in x.items()} if isinstance(x, Mapping) else f"shape {tuple(x.shape)}"
-            kind = "" if isinstance(x, Mapping) else f" and {x.dtype}"
-            usual = ""
-            if self._ran and self.input_signature is not None and "" in self.input_signature:
-                usual = f", (N{''.join(f', {side}' for side in self.input_signature[''].shape)})"
             raise ValueError(
-                f"expected inputs that {type(self.model).__name__} takes, got a batch of {got}{kind}, at which it "
-                f"stops ({error}): give inputs of one shape, as in training{usual}"
+                f"expected inputs that {type(self.model).__name__} takes, got a batch of {_described(x)}, at which it "
+                f"stops ({error}): give inputs of one shape, as in training{self._usual_shape()}"
             ) from error
+
+    def _usual_shape(self) -> str:
+        """The shape of the first inputs, where they were tensors that went through."""
+        if not self._ran or self.input_signature is None or "" not in self.input_signature:
+            return ""
+        return f", (N{''.join(f', {side}' for side in self.input_signature[''].shape)})"
+
+
+def _described(x: Any) -> str:
+    """The shapes of inputs, for an error."""
+    if isinstance(x, Mapping):
+        return str({name: tuple(values.shape) for name, values in x.items()})
+    return f"shape {tuple(x.shape)} and {x.dtype}"
 
 
 def _whole(weight: Tensor) -> Tensor:

@@ -147,13 +147,10 @@ def channels_of(shape: tuple[int, ...], module: nn.Module | None = None, like: i
     if len(shape) not in (2, 3):
         return 1
     leaves = [] if module is None else [m for m in module.modules() if not list(m.children())]
-    if shape[0] != shape[-1]:
-        for leaf in reversed(leaves):
-            axis = _axis_of_width(shape, leaf)
-            if axis is not None:
-                return axis
-    if like is not None:
-        return like
+    axes = (_axis_of_width(shape, leaf) for leaf in reversed(leaves) if shape[0] != shape[-1])
+    known = next((axis for axis in axes if axis is not None), like)
+    if known is not None:
+        return known
     if len(shape) == 3:
         return -1 if shape[0] == shape[1] != shape[2] else 1
     return 1 if leaves and isinstance(leaves[-1], _ALONG) else -1

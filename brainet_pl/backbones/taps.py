@@ -157,18 +157,19 @@ def pooled(output: Tensor, pool: str, channels: int = 1, mask: Tensor | None = N
     tensor([[1.5000, 5.5000]])
     """
     x = output if output.is_floating_point() else output.float()
-    if x.dim() <= 2:
-        return x.clone()  # a later operation in place must not reach it
-    if pool == "flatten":
-        return x.flatten(1).clone()
+    if x.dim() <= 2 or pool == "flatten":
+        return x.flatten(1).clone() if x.dim() > 2 else x.clone()  # a later operation in place must not reach it
     if mask is not None and x.dim() == 3 and channels < 0 and mask.shape == x.shape[:2]:
         return _pooled_where(x, pool, mask)
-    if pool == "cls":
-        return x[:, 0].clone()
-    if _GRID.fullmatch(pool):
-        rows, columns = pool.split("x")
-        return F.adaptive_avg_pool2d(x.movedim(channels, 1), (int(rows), int(columns))).flatten(1)
-    flat = x.movedim(channels, 1).flatten(2)  # (B, C, places)
+    return x[:, 0].clone() if pool == "cls" else _pooled_over(x.movedim(channels, 1), pool)
+
+
+def _pooled_over(x: Tensor, pool: str) -> Tensor:
+    """Pools maps or tokens with the channels first (B, C, …) over all places, or over the cells of a grid."""
+    grid = _GRID.fullmatch(pool)
+    if grid:
+        return F.adaptive_avg_pool2d(x, (int(grid[1]), int(grid[2]))).flatten(1)
+    flat = x.flatten(2)  # (B, C, places)
     if pool == "mean_std":
         return torch.cat([flat.mean(dim=2), flat.std(dim=2, correction=0)], dim=1)
     return flat.mean(dim=2)
@@ -218,7 +219,7 @@ def find_taps(model: nn.Module, uses: Mapping[str, LayerUse], taps: Taps) -> lis
 
 
 def _matching(model: nn.Module, uses: Mapping[str, LayerUse], wanted: str) -> list[str]:
-    names = [name for name, _ in model.named_modules() if name]
+    names = list(dict(model.named_modules()))[1:]  # the first is the model itself
     if wanted == AUTO or (wanted == STAGES and STAGES not in names):
         return find_stages(model, uses)
     if wanted == LAST and LAST not in names:
@@ -313,8 +314,10 @@ def candidates(model: nn.Module, uses: Mapping[str, LayerUse], search: LayerSear
     room = max(MOST_LAYERS - (len(blocks) - len(between)), 0)
     if len(between) > room:
         between = [between[round((i + 0.5) * len(between) / room - 0.5)] for i in range(room)]
-    chosen = [name for name in blocks if name in between or uses[name].tensor in ends]
-    taps = [tap for name in chosen for tap in _taps_of(name, uses[name], search)]
+    taps: list[Tap] = []
+    for name in blocks:
+        if name in between or uses[name].tensor in ends:
+            taps += _taps_of(name, uses[name], search)
     while sum(map(width_of, taps)) > MOST_TRIED:
         taps.remove(max(taps, key=width_of))
     return taps

@@ -36,9 +36,15 @@ class EpochBuffer:
     def collect(self) -> dict[str, Tensor]:
         """Name → (N, …) of all processes, by rank, and reset; nothing where no process saw a batch. A collective."""
         batches, self._batches = self._batches, []
-        columns = {name: torch.cat([batch[name] for batch in batches]) for name in batches[-1]} if batches else {}
+        columns = _join(batches)
         if processes() == 1:
             return columns
         device = next((values.device for values in columns.values()), None)
-        shares = [share for share in all_gather({name: values.cpu() for name, values in columns.items()}) if share]
-        return {name: torch.cat([share[name] for share in shares]).to(device) for name in (shares[0] if shares else ())}
+        shares = all_gather({name: values.cpu() for name, values in columns.items()})
+        everything = _join([share for share in shares if share])
+        return {name: values.to(device) for name, values in everything.items()}
+
+
+def _join(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Columns behind each other, by name; {} of no parts."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}

@@ -171,20 +171,9 @@ def _first_rows(stream: Iterable[Any], max_rows: int | None) -> Iterator[Any]:
         rows += batching.size(inputs_of(batch))
 
 
-def extract(
-    backbone: nn.Module,
-    batches: Iterable[Any],
-    *,
-    device: torch.device | str | None = None,
-    max_rows: int | None = None,
-    progress: bool = True,
-    columns: Columns | None = None,
-    observe: Observe | None = None,
-) -> Extracted:
-    """The output of a backbone for batches, and their targets; its mode and device are restored afterwards."""
-    outputs, targets = extract_share(
-        backbone, batches, device=device, max_rows=max_rows, progress=progress, columns=columns, observe=observe
-    )
+def extract(backbone: nn.Module, batches: Iterable[Any], *, max_rows: int | None = None, **settings: Any) -> Extracted:
+    """The output of a backbone for batches, and their targets; the settings are those of `extract_share`."""
+    outputs, targets = extract_share(backbone, batches, max_rows=max_rows, **settings)
     return Extracted(BackboneOutput.concat(outputs)[:max_rows], torch.cat(targets)[:max_rows])
 
 
@@ -200,7 +189,8 @@ def extract_share(
 ) -> ExtractedShare:
     """Extracts the batches of one of several processes, which may have none, until there are `max_rows` samples.
 
-    `observe` sees the inputs and targets of every batch before it runs.
+    `observe` sees the inputs and targets of every batch before it runs. The mode and device of the backbone are
+    restored afterwards.
     """
     targets: list[Tensor] = []
 
@@ -281,19 +271,11 @@ def run_batches(
         if not ours:  # another process needs our part of the weights
             run_backbone(backbone, batching.move(inputs, device))
             continue
-        output = inputs if isinstance(inputs, BackboneOutput) else None
-        if output is None and known is not None:
-            output = known(inputs)
+        output = _known_output(inputs, known)
         if output is None:
             output = run_backbone(backbone, batching.move(inputs, device))
         part = output.map(lambda tensor: tensor.float().cpu())
-        widths = [values.shape[1] for values in (part.features, *part.more.values())]
-        first = widths if first is None else first
-        if widths != first:
-            raise ValueError(
-                f"expected batches with the same number of features, got {_sizes(first)} and then {_sizes(widths)}: "
-                "bring all inputs to one shape, or pool by mean or a grid"
-            )
+        first = _check_widths(part, first)
         yield part
         rows += len(part)
         if max_rows is not None and rows >= max_rows:
@@ -301,12 +283,27 @@ def run_batches(
             return
 
 
+def _known_output(inputs: Any, known: Callable[[Any], BackboneOutput | None] | None) -> BackboneOutput | None:
+    """The output for inputs that need not run: those that are features already, and those that are `known`."""
+    if isinstance(inputs, BackboneOutput):
+        return inputs
+    return None if known is None else known(inputs)
+
+
+def _check_widths(output: BackboneOutput, first: list[int] | None) -> list[int]:
+    """The numbers of features of an output, which must be those of the first one."""
+    widths = [values.shape[1] for values in (output.features, *output.more.values())]
+    if first is not None and widths != first:
+        before, now = (" and ".join(map(str, sizes)) for sizes in (first, widths))
+        raise ValueError(
+            f"expected batches with the same number of features, got {before} and then {now}: "
+            "bring all inputs to one shape, or pool by mean or a grid"
+        )
+    return widths
+
+
 def _is_empty(inputs: Any) -> bool:
     return isinstance(inputs, Tensor) and inputs.dim() > 0 and not len(inputs)
-
-
-def _sizes(widths: list[int]) -> str:
-    return " and ".join(map(str, widths))
 
 
 def run_backbone(backbone: nn.Module, inputs: Any) -> BackboneOutput:

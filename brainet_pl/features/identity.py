@@ -125,15 +125,19 @@ class _Data:
             return _path(value)
         if depth > _DEPTH:
             raise Unknown(_path(value))
+        if isinstance(value, Mapping | list | tuple | set | frozenset):
+            return self._collection(value, depth)
+        return self._object(value, depth)
+
+    def _collection(self, value: Any, depth: int) -> Any:
+        """Describe a mapping, a sequence or a set by its members."""
         if isinstance(value, Mapping):
             return ["mapping", [[self.describe(k, depth + 1), self.describe(v, depth + 1)] for k, v in value.items()]]
         if isinstance(value, list | tuple):
             if len(value) > 1000 and all(type(item) is int for item in value):
                 return torch.tensor(value)  # rows of a subset: one by one they would take longer than their samples
             return [type(value).__name__, *(self.describe(item, depth + 1) for item in value)]
-        if isinstance(value, set | frozenset):
-            return ["set", *sorted(repr(self.describe(item, depth + 1)) for item in value)]
-        return self._object(value, depth)
+        return ["set", *sorted(repr(self.describe(item, depth + 1)) for item in value)]
 
     def _object(self, value: Any, depth: int) -> Any:
         cls = type(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -40,13 +40,15 @@ def read_index(folder: Path) -> dict[str, Any]:
 def _is_sound(content: dict[str, Any]) -> bool:
     """Whether the content of an index says of every array and batch what it must."""
     arrays, taps, sizes, digests = (content.get(key) for key in ("arrays", "taps", "sizes", "digests"))
-    if not isinstance(arrays, dict) or not isinstance(taps, list) or not isinstance(sizes, list):
+    if not isinstance(arrays, dict) or not isinstance(taps, list) or not _are_sizes(sizes):
         return False
-    if not _is_texts(digests) or len(list(digests or ())) != len(sizes):
+    if not _is_texts(digests) or len(digests) != len(sizes):
         return False
-    if not sizes or not all(type(size) is int and 0 < size < 2**40 for size in sizes):
-        return False
-    return _are_taps(taps) and _are_arrays(arrays, sum(sizes), len(taps))
+    return bool(sizes) and _are_taps(taps) and _are_arrays(arrays, sum(sizes), len(taps))
+
+
+def _are_sizes(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(size) is int and 0 < size < 2**40 for size in values)
 
 
 def _are_taps(taps: list[Any]) -> bool:
@@ -71,14 +73,13 @@ def _is_array(array: Any, rows: int) -> bool:
     return (
         isinstance(array, dict)
         and array.get("dtype") in DTYPES
-        and isinstance(array.get("shape"), list)
-        and all(type(n) is int and 0 < n < 2**40 for n in array["shape"])
+        and _are_sizes(array.get("shape"))
         and array["shape"][:1] == [rows]
         and isinstance(array.get("sha256"), str)
     )
 
 
-def _is_texts(value: Any) -> bool:
+def _is_texts(value: Any) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 

@@ -109,40 +109,54 @@ def _choose(
     check: Callable[[Tensor], Tensor] | None,
     progress: bool,
 ) -> LayerChoice:
+    """Probe the features of the last layer and of each tap, and join those that tell most of the targets."""
     y = found.targets if check is None else check(found.targets)
     tables = [found.output.features, *(found.output.view(_as_taps([tap])) for tap in taps)]
     finite = torch.stack([table.isfinite().all(dim=1) for table in tables]).all(dim=0)
-    if y.dim() > 1 and y.shape[1:] != (1,):
-        return _last(f"expected one target for each sample, got the shape {tuple(y.shape[1:])}")
+    reason = _unfit(y, finite)
+    if reason is not None:
+        return _last(reason)
     y = y.flatten()[finite]
-    if len(y) < LEAST_ROWS:
-        return _last(f"{len(y)} samples are too few to choose by, {LEAST_ROWS} are needed")
-    targets = _as_numbers(y)
-    if not targets.any():
-        return _last("all samples have the same target")
-    folds = deal_folds(y)
-    wide = found.output.features.shape[1] > search.max_features
+    targets, folds = _as_numbers(y), deal_folds(y)
     probed = [Table.of(table[finite]) for table in tables]
-    names = {tap.layer for tap in taps}
-
-    def allowed(chosen: Sequence[int], new: int) -> bool:
-        if new == 0:
-            return not wide and LAST not in names
-        # Another pool of a layer has its mean in it.
-        return taps[new - 1].pool != "mean" or taps[new - 1].layer not in [taps[i - 1].layer for i in chosen if i]
-
-    shown = None if progress else True
-    with tqdm(desc="choosing layers", unit=" probes", disable=shown, delay=5, leave=False) as bar:
+    allowed = _Allowed(taps, found.output.features.shape[1] <= search.max_features)
+    with tqdm(desc="choosing layers", unit=" probes", disable=not progress or None, delay=5, leave=False) as bar:
         alone = probe(probed[0], targets, folds)
         steps = select(probed, targets, folds, search.max_features, allowed, bar.update)
     score = _Score(y, targets)
-    if not steps or not is_better(steps[-1].probe, alone):
-        best = score.of(steps[-1].probe) if steps else "none"
-        return _last(f"{score.of(alone)}, no better with others: {best}")
-    chosen = [None if step.chosen == 0 else taps[step.chosen - 1] for step in steps]
+    if not steps:
+        return _last(f"{score.of(alone)}, no better with others: none")
+    if not is_better(steps[-1].probe, alone):
+        return _last(f"{score.of(alone)}, no better with others: {score.of(steps[-1].probe)}")
+    chosen = [(None, *taps)[step.chosen] for step in steps]
     said = [f"{_shown(tap)}: {score.of(step.probe)}" for tap, step in zip(chosen, steps, strict=True)]
     summary = f"layers: {', + '.join(said)} (last alone {score.of(alone)})"
     return LayerChoice(_as_taps(chosen), summary)
+
+
+def _unfit(y: Tensor, finite: Tensor) -> str | None:
+    """Why nothing can be chosen by these targets, of samples whose features are `finite` or not; None where it can."""
+    if y.dim() > 1 and y.shape[1:] != (1,):
+        return f"expected one target for each sample, got the shape {tuple(y.shape[1:])}"
+    kept = y.flatten()[finite]
+    if len(kept) < LEAST_ROWS:
+        return f"{len(kept)} samples are too few to choose by, {LEAST_ROWS} are needed"
+    return None if _as_numbers(kept).any() else "all samples have the same target"
+
+
+class _Allowed:
+    """Which table may join those chosen: 0 is the last layer, i tap i - 1."""
+
+    def __init__(self, taps: Sequence[Tap], last_fits: bool) -> None:
+        self.taps = taps
+        self.last = last_fits and all(tap.layer != LAST for tap in taps)
+
+    def __call__(self, chosen: Sequence[int], new: int) -> bool:
+        """Not the mean of a layer of which another pool is chosen: that has its mean in it."""
+        if new == 0:
+            return self.last
+        tap = self.taps[new - 1]
+        return tap.pool != "mean" or all(self.taps[i - 1].layer != tap.layer for i in chosen if i)
 
 
 class _Score(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -153,22 +153,32 @@ def select(
     steps: list[Step] = []
     joined: Table | None = None
     while True:
-        chosen = [step.chosen for step in steps]
-        room = max_width - (0 if joined is None else joined.width)
         now = steps[-1].probe if steps else None
         # The best penalty moves little from one step to the next.
         which = None if now is None else sorted({max(now.penalty - 1, 0), now.penalty})
         tried: dict[int, Probe] = {}
-        for i, table in enumerate(tables):
-            if table.width > room or i in chosen or not allowed(chosen, i):
-                continue
-            tried[i] = probe(_join(joined, table), targets, folds, which)
+        for i in _that_fit(tables, joined, max_width, [step.chosen for step in steps], allowed):
+            tried[i] = probe(_join(joined, tables[i]), targets, folds, which)
             tick()
         new = _narrowest_of_the_best(tried, tables)
         if new is None or (now is not None and not is_better(tried[new], now)):
             return steps
         steps.append(Step(new, tried[new]))
         joined = _join(joined, tables[new])
+
+
+def _that_fit(
+    tables: Sequence[Table],
+    joined: Table | None,
+    max_width: int,
+    chosen: list[int],
+    allowed: Callable[[Sequence[int], int], bool],
+) -> Iterator[int]:
+    """The numbers of the tables that may join those chosen, whose features are `joined`."""
+    room = max_width - (0 if joined is None else joined.width)
+    for i, table in enumerate(tables):
+        if table.width <= room and i not in chosen and allowed(chosen, i):
+            yield i
 
 
 def _join(joined: Table | None, table: Table) -> Table:

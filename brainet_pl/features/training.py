@@ -147,22 +147,29 @@ class TrainingFeatures:
     def all(self, max_rows: int | None = None, progress: bool = True) -> Extracted:
         """Features and targets of all samples, or of a random choice of `max_rows`, the same in all processes."""
         stored = self.store is not None
-        if stored and self.processes > 1 and self._all is None:
-            self.share(progress=progress)
-        if self._all is None and self._share is not None:
-            self._all = self._share.gather()  # all processes have a share, or none
+        if self._all is None:
+            self._gather_shares(progress)
         if self._all is not None:
             return self._all.sample(max_rows)
         most = None if stored else max_rows  # what is stored is whole, whoever wants how much of it
-        if self._unscaled is not None:
-            found = self._unscaled.all()
-        else:
-            found = self._extract(self._loader(most), most, progress)
-            if self.backbone.needs_scale:
-                found = self._scale([found.output], [found.targets]).all()
-        if self.backbone.frozen and (most is None or len(found.features) < most):
-            self._all = found
-        return found.sample(max_rows)
+        samples = self._extract_all(most, progress) if self._unscaled is None else self._unscaled.all()
+        if self.backbone.frozen and (most is None or len(samples.features) < most):
+            self._all = samples
+        return samples.sample(max_rows)
+
+    def _gather_shares(self, progress: bool) -> None:
+        """Take what all processes extracted, which have a share each, or none; what is stored they read together."""
+        if self.store is not None and self.processes > 1:
+            self.share(progress=progress)
+        if self._share is not None:
+            self._all = self._share.gather()
+
+    def _extract_all(self, max_rows: int | None, progress: bool) -> Extracted:
+        """Samples as the backbone gives them, standardised; the first ones tell the scale."""
+        samples = self._extract(self._loader(max_rows), max_rows, progress)
+        if not self.backbone.needs_scale:
+            return samples
+        return self._scale([samples.output], [samples.targets]).all()
 
     def share(self, max_rows: int | None = None, progress: bool = True) -> ExtractedShare:
         """What `all` gives, dealt out to the processes batch by batch: each extracts its own share."""
@@ -171,19 +178,19 @@ class TrainingFeatures:
         if max_rows is not None and self.store is not None:
             self.all(progress=progress)  # what is stored is whole
         if self._all is not None:
-            readings, targets = self._all.sample(max_rows)
-            mine = slice(self.rank, None, self.processes)
-            return ExtractedShare([readings[mine]], [targets[mine]])
+            output, targets = self._all.sample(max_rows)
+            rows = slice(self.rank, None, self.processes)
+            return ExtractedShare([output[rows]], [targets[rows]])
         if self._unscaled is not None and max_rows is None:
-            found = self._unscaled.share()
+            mine = self._unscaled.share()
         else:
             loader = self._loader(max_rows, self.processes, self.rank)
-            found = run_or_fail_together(lambda: self._extract_share(loader, progress))
+            mine = run_or_fail_together(lambda: self._extract_share(loader, progress))
             if self.backbone.needs_scale:
-                found = self._scale(*found, shared=True).share()
+                mine = self._scale(*mine, shared=True).share()
         if self.backbone.frozen and max_rows is None:
-            self._share = found
-        return found
+            self._share = mine
+        return mine
 
     def sample(self, rows: int = SAMPLE_ROWS) -> Extracted:
         """A random choice of at most `rows` training samples, the same in all processes."""

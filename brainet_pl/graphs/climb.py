@@ -68,16 +68,14 @@ def climb_from(
     required = None if known is None else known.required
 
     def may(pairs: Bools) -> Bools:
-        return pairs if known is None else pairs & known.allowed | known.required
+        return pairs if known is None else known.start(pairs)
 
     parents = BestParents(score, growth, may(allowed), edge_cost, required)
     while tries and not budget.spent:
-        order = rng.permutation(len(A))
-        back = np.argsort(order)
-        start = dag_extension(best[np.ix_(order, order)])[np.ix_(back, back)]
-        if known is not None:
-            start = known.extend(start)
-        steps = may(allowed) if required is None else may(allowed) & ~required  # what is required is never touched
+        start = _member_of_class(best, rng, known)
+        steps = may(allowed)
+        if required is not None:  # it is never touched
+            steps = steps & ~required
         dag, reached = to_the_top(start, steps, score, growth, edge_cost, lambda: budget.spent)
         moved, by_order = parents.dag_of(improve_order(topological_order(dag), parents, lambda: budget.spent))
         if by_order > reached:
@@ -90,3 +88,11 @@ def climb_from(
             if (more != allowed).any():
                 allowed, parents = more, parents.with_more(may(more))
     return best
+
+
+def _member_of_class(A: Bools, rng: np.random.Generator, known: Constraints | None) -> Bools:
+    """A DAG that the graph `A` (d, d) stands for, another one for each order of variables that is drawn."""
+    order = rng.permutation(len(A))
+    back = np.argsort(order)
+    dag = dag_extension(A[np.ix_(order, order)])[np.ix_(back, back)]
+    return dag if known is None else known.extend(dag)

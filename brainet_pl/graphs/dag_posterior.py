@@ -380,7 +380,7 @@ def _explore(
 ) -> _Explored:
     """At least `draws` DAGs, of `chains` chains after each `every` steps; fewer where the budget is spent."""
     candidates = _candidates(starts, prior, known)
-    size = np.maximum(most, np.max([start.sum(axis=0) for start in starts], axis=0) + 1)
+    size = np.maximum(most, np.stack(starts).sum(axis=1).max(axis=0) + 1)
     tables = Families.tabulate(candidates, prior.local, prior.growth, prior.edge_cost, size, known.required)
     given_rest = PairProbabilities(prior.local, prior.growth, prior.edge_cost, known.allowed, known.required, size)
     group = Chains(tables, [starts[i % len(starts)] for i in range(chains)], rng)

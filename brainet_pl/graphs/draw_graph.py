@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,38 +38,27 @@ def draw_graph(graph: PDAG, probabilities: Floats | None = None, ax: Axes | None
         ax: where to draw. None: a new figure, as large as it needs to be.
     """
     from matplotlib.figure import Figure
-    from matplotlib.patches import FancyArrowPatch
 
     d = len(graph.adjacency)
     if d > MOST_VARIABLES:
         raise ValueError(
             f"expected at most {MOST_VARIABLES} variables to draw, got {d}: write_graphml for a tool that zooms"
         )
-    names = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in names_of(graph)]
+    names = [shortened(name) for name in names_of(graph)]
     width = np.array([max(3, len(name)) * CHARACTER + 0.16 for name in names])
     alone = np.flatnonzero(~graph.skeleton.any(axis=0)).tolist()
     x, y, bends = _layout(dag_extension(graph.adjacency), width, alone)
     bends = _apart(bends, width)
-    through = [a for points in bends.values() for a, _ in points]
+    through = [place for place, _ in chain.from_iterable(bends.values())]
     left, right = min([*(x - width / 2), *through]), max([*(x + width / 2), *through])
     if ax is None:
         size = max(4.0, right - left + 0.5), max(2.0, HEIGHT * (y.max(initial=0) - y.min(initial=0) + 1))
         ax = Figure(figsize=size, layout="constrained").subplots()
     figure = ax.get_figure(root=True)
     assert figure is not None
+    sure = np.ones((d, d)) if probabilities is None else np.minimum(1.0, probabilities + probabilities.T)
     for (i, j), points in bends.items():
-        upwards = bool(graph.directed[j, i])
-        sure = 1.0 if probabilities is None else float(min(1.0, probabilities[i, j] + probabilities[j, i]))
-        ax.add_patch(
-            FancyArrowPatch(
-                path=_curve(points[::-1] if upwards else points),
-                arrowstyle="-|>,head_length=5,head_width=2.4" if upwards or graph.directed[i, j] else "-",
-                color=INK,
-                alpha=0.2 + 0.7 * sure,
-                linewidth=0.5 + 0.7 * sure,
-                zorder=1,
-            )
-        )
+        _draw_arrow(ax, graph, (i, j), points, float(sure[i, j]))
     for i, name in enumerate(names):
         box = {"boxstyle": "round,pad=0.25", "facecolor": BOX, "edgecolor": FRAME, "linewidth": 0.7}
         ax.text(x[i], y[i], name, ha="center", va="center", fontsize=8, color="black", bbox=box, zorder=2)
@@ -95,12 +84,35 @@ def _apart(bends: Bends, width: Floats) -> Bends:
     return found
 
 
+def _draw_arrow(ax: Axes, graph: PDAG, ends: tuple[int, int], points: list[tuple[float, float]], sure: float) -> None:
+    """An edge along its points, with a head where it has a direction, and the paler the less `sure` it is."""
+    from matplotlib.patches import FancyArrowPatch
+
+    i, j = ends
+    upwards = bool(graph.directed[j, i])
+    ax.add_patch(
+        FancyArrowPatch(
+            path=_curve(points[::-1] if upwards else points),
+            arrowstyle="-|>,head_length=5,head_width=2.4" if upwards or graph.directed[i, j] else "-",
+            color=INK,
+            alpha=0.2 + 0.7 * sure,
+            linewidth=0.5 + 0.7 * sure,
+            zorder=1,
+        )
+    )
+
+
+def shortened(name: str) -> str:
+    """A name of at most `LONGEST` characters."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
 def _curve(points: list[tuple[float, float]]) -> Path:
     """A line through all points that leaves and enters every one of them vertically."""
     from matplotlib.path import Path
 
     vertices, codes = [points[0]], [Path.MOVETO]
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+    for (x0, y0), (x1, y1) in pairwise(points):
         middle = (y0 + y1) / 2
         vertices += [(x0, middle), (x1, middle), (x1, y1)]
         codes += [Path.CURVE4] * 3
@@ -173,7 +185,7 @@ class _Net:
                 self.joined.append(set())
             way.append(j)
             self.ways[i, j] = way
-            for a, b in itertools.pairwise(way):
+            for a, b in pairwise(way):
                 self.joined[a].add(b)
                 self.joined[b].add(a)
 
@@ -194,7 +206,7 @@ def _spread(layer: list[int], x: Floats, wide: list[float]) -> None:
     if not layer:
         return
     need = [0.0]
-    for a, b in itertools.pairwise(layer):
+    for a, b in pairwise(layer):
         need.append(need[-1] + (wide[a] + wide[b]) / 2 + GAP)
     # The closest increasing places (isotonic regression): neighbours that would touch move together.
     blocks: list[list[float]] = []  # [sum, count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -105,8 +106,7 @@ def to_pgmpy(graph: PDAG, features: Any = None, ess: float = 1.0) -> Any:
     if features is None:
         from pgmpy.base import PDAG as Graph
 
-        arrows = [(names[i], names[j]) for i, j in np.argwhere(graph.directed).tolist()]
-        edges = [(names[i], names[j]) for i, j in np.argwhere(np.triu(graph.undirected)).tolist()]
+        arrows, edges = _named_pairs(names, graph.directed), _named_pairs(names, np.triu(graph.undirected))
         result = Graph(directed_ebunch=arrows, undirected_ebunch=edges)
         result.add_nodes_from(names)
         return result
@@ -114,7 +114,7 @@ def to_pgmpy(graph: PDAG, features: Any = None, ess: float = 1.0) -> Any:
     from pgmpy.models import DiscreteBayesianNetwork
 
     dag = dag_extension(graph.adjacency)
-    network = DiscreteBayesianNetwork([(names[i], names[j]) for i, j in np.argwhere(dag).tolist()])
+    network = DiscreteBayesianNetwork(_named_pairs(names, dag))
     network.add_nodes_from(names)
     levels, codes = _categories(graph, features)
     for x, name in enumerate(names):
@@ -131,6 +131,10 @@ def to_pgmpy(graph: PDAG, features: Any = None, ess: float = 1.0) -> Any:
             )
         )
     return network
+
+
+def _named_pairs(names: list[str], pairs: NDArray[np.bool_]) -> list[tuple[str, str]]:
+    return [(names[i], names[j]) for i, j in np.argwhere(pairs).tolist()]
 
 
 def write_bif(graph: PDAG, features: Any, path: str | os.PathLike[str], ess: float = 1.0) -> None:
@@ -150,16 +154,21 @@ def write_bif(graph: PDAG, features: Any, path: str | os.PathLike[str], ess: flo
         lines += [f"variable {name} {{", f"  type discrete [ {len(of_x)} ] {{ {', '.join(of_x)} }};", "}"]
     for x, name in enumerate(names):
         parents = np.flatnonzero(dag[:, x]).tolist()
-        table = _table(codes, levels, x, parents, ess)
         given = f" | {', '.join(names[p] for p in parents)}" if parents else ""
         lines.append(f"probability ( {name}{given} ) {{")
-        for places in np.ndindex(*table.shape[:-1]):
-            numbers = ", ".join(f"{p:.10g}" for p in table[places])
-            which = ", ".join(words[p][k] for p, k in zip(parents, places, strict=True))
-            lines.append(f"  ({which}) {numbers};" if parents else f"  table {numbers};")
+        lines += _bif_rows(_table(codes, levels, x, parents, ess), [words[p] for p in parents])
         lines.append("}")
     with atomic_write(path) as temporary:
         Path(temporary).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _bif_rows(table: Floats, levels: list[list[str]]) -> list[str]:
+    """The probabilities (r_parent, …, r_x) of a variable, a line for each configuration of its parents' levels."""
+    rows = []
+    for configuration, probabilities in zip(product(*levels), table.reshape(-1, table.shape[-1]), strict=True):
+        numbers = ", ".join(f"{p:.10g}" for p in probabilities)
+        rows.append(f"  ({', '.join(configuration)}) {numbers};" if levels else f"  table {numbers};")
+    return rows
 
 
 def _word(text: str) -> str:

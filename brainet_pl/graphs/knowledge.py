@@ -38,45 +38,45 @@ class Knowledge:
 
     def to_dict(self) -> dict[str, Any]:
         """Lists and plain values only, so that it travels in any file."""
-        arrows = {name: [list(arrow) for arrow in getattr(self, name)] for name in ("required", "forbidden")}
-        return arrows | {"tiers": [list(tier) for tier in self.tiers]}
+        return {name: list(map(list, getattr(self, name))) for name in ("required", "forbidden", "tiers")}
 
     def numbered(self, d: int, names: Sequence[str] | None) -> Knowledge:
         """The same knowledge with column numbers in place of names."""
         place = partial(_place, d=d, names=names)
-        required, forbidden = ([_pair(arrow, place) for arrow in arrows] for arrows in (self.required, self.forbidden))
-        return Knowledge(required, forbidden, [[place(x) for x in _group(tier)] for tier in self.tiers])
+        required = [_pair(arrow, place) for arrow in self.required]
+        forbidden = [_pair(arrow, place) for arrow in self.forbidden]
+        return Knowledge(required, forbidden, [list(map(place, _group(tier))) for tier in self.tiers])
 
     def on(self, d: int, names: Sequence[str] | None) -> Constraints:
         """The knowledge about `d` variables as matrices; refuses what contradicts itself or names no variable."""
         place = partial(_place, d=d, names=names)
 
-        def said(i: int) -> str:
+        def name_of(i: int) -> str:
             return str(i) if names is None else names[i]
 
-        tier_of: dict[int, int] = {}
+        level = np.full(d, -1)
         for number, tier in enumerate(self.tiers):
             for x in map(place, _group(tier)):
-                if tier_of.setdefault(x, number) != number:
+                if level[x] not in (-1, number):
                     raise ValueError(
-                        f"expected every variable in one tier at most, got {said(x)} in tiers {tier_of[x]} and "
+                        f"expected every variable in one tier at most, got {name_of(x)} in tiers {level[x]} and "
                         f"{number}: leave it in one of them"
                     )
-        level = np.array([tier_of.get(i, -1) for i in range(d)])
+                level[x] = number
         before = (level[:, None] < level) & (level >= 0)[:, None] & (level >= 0)
         required, allowed = np.zeros((d, d), dtype=bool), complete_graph(d) & ~before.T
-        for arrows, matrix, value in ((self.required, required, True), (self.forbidden, allowed, False)):
-            for arrow in arrows:
-                a, b = _pair(arrow, place)
-                matrix[a, b] = value
+        for arrow in self.required:
+            required[_pair(arrow, place)] = True
+        for arrow in self.forbidden:
+            allowed[_pair(arrow, place)] = False
         for a, b in np.argwhere(required & ~allowed):
             why = "against its tiers" if before[b, a] else "forbidden"
             raise ValueError(
-                f"expected knowledge that can be true, got {said(a)} → {said(b)} required and {why}: drop one"
+                f"expected knowledge that can be true, got {name_of(a)} → {name_of(b)} required and {why}: drop one"
             )
         order = topological_order(required | before)
         if len(order) < d:
-            rest = [said(i) for i in range(d) if i not in order]
+            rest = list(map(name_of, np.setdiff1d(np.arange(d), order).tolist()))
             raise ValueError(
                 f"expected knowledge that can be true, got a cycle of required arrows and tiers among "
                 f"{', '.join(rest[:6])}: drop one of them"

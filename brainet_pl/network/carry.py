@@ -126,8 +126,8 @@ def matching(old: Plan, new: Plan) -> Matching:
     for node in chain.from_iterable(level.nodes for level in new.levels):
         alike = [other for other in theirs if other not in taken and _same_size(node, other, old, new)]
         shared = {other: _same_layers(theirs[other], ours[node], old, new, partner) for other in alike}
-        chosen = max(alike, key=lambda other: _count_weights(shared[other]), default=None)
-        if chosen is None or not shared[chosen]:
+        chosen = max(shared, key=lambda other: _count_weights(shared[other]), default=-1)
+        if not shared.get(chosen):
             continue
         taken.add(chosen)
         pairs += shared[chosen]

@@ -254,11 +254,7 @@ class Executor(LayerWeights):
         With `batch`, so many columns, for which parts of fewer are repeated.
         """
         batch = parts[0].shape[2] if batch is None else batch
-        gathered = [repeat_columns(parts[i], batch) for i in level.gathered]
-        if level.zeros:
-            gathered.append(parts[0].new_zeros(1, 1, batch))
-        if len(gathered) > 1:
-            gathered = [torch.cat([self._each(part) for part in gathered], dim=1)]
+        gathered = _gather(level, parts, batch, self.members)
         outputs = []
         for bucket, (weight, bias) in zip(level.ordered, products, strict=True):
             if bucket.slice is not None:
@@ -285,11 +281,7 @@ class Executor(LayerWeights):
     def _root(self, parts: list[Tensor]) -> Tensor:
         """The root's output: the last part, or features where the whole tree is a leaf."""
         root = parts[-1] if self.plan.levels else parts[0].index_select(1, self._root_rows)
-        return self._each(root)
-
-    def _each(self, part: Tensor) -> Tensor:
-        """A part (1, rows, B) that all members share, or (M, rows, B) → (M, rows, B)."""
-        return part if part.shape[0] == self.members else part.expand(self.members, -1, -1)
+        return _of_each(root, self.members)
 
 
 class _Walk:
@@ -355,6 +347,21 @@ class _Walk:
         """Rows of the state by their places (…), (…, B)."""
         at = torch.as_tensor(places.ravel(), device=self.state.device)
         return self.state.index_select(0, at).view(*places.shape, -1)
+
+
+def _gather(level: LevelTensors, parts: list[Tensor], batch: int, members: int) -> list[Tensor]:
+    """All rows that the level's buckets choose from, as one part; none where each reads one part as it is."""
+    gathered = [repeat_columns(parts[i], batch) for i in level.gathered]
+    if level.zeros:
+        gathered.append(parts[0].new_zeros(1, 1, batch))
+    if len(gathered) < 2:
+        return gathered
+    return [torch.cat([_of_each(part, members) for part in gathered], dim=1)]
+
+
+def _of_each(part: Tensor, members: int) -> Tensor:
+    """A part (1, rows, B) that all members share, or (M, rows, B) → (M, rows, B)."""
+    return part if part.shape[0] == members else part.expand(members, -1, -1)
 
 
 def _sliced(parts: list[Tensor], where: tuple[int, int, int], weight: Tensor, batch: int) -> Tensor:

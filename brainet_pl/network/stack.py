@@ -34,13 +34,13 @@ class HeadStack(nn.Module):
     def __init__(self, heads: Sequence[BRAINetHead]) -> None:
         super().__init__()
         first = heads[0]
-        if any(head.plan.layout != first.plan.layout for head in heads):
+        if len({head.plan.layout for head in heads}) > 1:
             raise ValueError("expected heads of one tree and equal settings, got several: build all from one tree")
         if first.dropout or first.adds_base_logits:
             raise ValueError("expected heads without dropout and base logits: train this one by itself")
         self.heads, self.count, self.plan = list(heads), len(heads), first.plan
         layers = [head.layers for head in heads]
-        self.weight = nn.Parameter(torch.cat([executor.weight.detach() for executor in layers]))
+        self.weight = nn.Parameter(_stacked(layers, "weight").detach().flatten(0, 1))
         self.scale = None if first.layers.scale is None else _stacked(layers, "scale")
         self.bias = _stacked(layers, "bias")
         outputs = [head.output for head in heads]

@@ -183,11 +183,7 @@ def _prepare(
     test = choose_test(settings.test, data)
     scoring = find_score(test.default_score if settings.score is None else settings.score, test.kind)
     threshold = test.check_threshold(settings.given_threshold, data.d)
-    if threshold == 0 and order is None:
-        raise ValueError(
-            "expected a max_order when threshold is 0, got None: nothing is ever separated, so the tree would have "
-            f"{max(settings.samples)}^{data.d} leaves; set max_order=1 for {settings.samples[0]} stacked networks"
-        )
+    _check_depth(threshold, settings, data.d)
     depth = 2 if order is None else order + 1
     searched = search_paths(data.d, depth) if settings.threshold == AUTO and test.unit == "nats" else []
     data.announce(_samples(data.n, settings, depth, searched))
@@ -196,6 +192,14 @@ def _prepare(
     half_samples = {path: test.on(data, half_weights(data.n, settings.seed, path), threshold) for path in searched}
     known = None if knowledge is None else check_knowledge(knowledge, names, data.columns, original)
     return _Prepared(data, settings, test, scoring, threshold, half_samples, on_all_rows, original, known)
+
+
+def _check_depth(threshold: float, settings: StructureSettings, d: int) -> None:
+    if threshold == 0 and settings.max_order is None:
+        raise ValueError(
+            "expected a max_order when threshold is 0, got None: nothing is ever separated, so the tree would have "
+            f"{max(settings.samples)}^{d} leaves; set max_order=1 for {settings.samples[0]} stacked networks"
+        )
 
 
 def _samples(n: int, settings: StructureSettings, depth: int, searched: list[Path]) -> Iterator[NDArray[np.int64]]:

@@ -88,9 +88,9 @@ def _read_nodes(entries: Any, d: int) -> Tree:
         _refuse(f"all variables from 0 to {d - 1}", f"{len(root.variables)} of them", "node 0 of the tree")
     if levels[0] > MOST_LEVELS:
         _refuse(f"at most {MOST_LEVELS} levels", f"{levels[0]}", "the tree")
-    unused = [i for i, node in enumerate(built) if i and node is not None]
-    if unused:
-        _refuse("every node but the first to be a child", "no node that it belongs to", f"node {unused[0]} of the tree")
+    for i, node in enumerate(built[1:], start=1):
+        if node is not None:
+            _refuse("every node but the first to be a child", "no node that it belongs to", f"node {i} of the tree")
     return root
 
 

@@ -258,16 +258,15 @@ class StreamedData(PreparedData):
     def _column_sums(self, row_hash: Words | None) -> Words:
         """(d,) `column_sums` of all processes; the first call also finds the columns that have few distinct values."""
         hashes = None if row_hash is None else row_hash[self._own]
-        shares = [
-            share
-            for share in self._together(lambda: _first_pass(self._blocks(), hashes, self._most))
-            if share is not None
-        ]
+        answers = self._together(lambda: _first_pass(self._blocks(), hashes, self._most))
+        shares = [share for share in answers if share is not None]
         if not shares:
             raise ValueError("expected features to learn from, got a stream without rows: check the data")
-        if len({(len(share.sums), share.dtype) for share in shares}) > 1:
-            shapes = ", ".join(f"{len(share.sums)} columns of {share.dtype}" for share in shares)
-            raise ValueError(f"expected the same columns in every share, got {shapes}: check what each process reads")
+        shapes = [f"{len(share.sums)} columns of {share.dtype}" for share in shares]
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                f"expected the same columns in every share, got {', '.join(shapes)}: check what each process reads"
+            )
         self._dtype = shares[0].dtype
         if row_hash is None and self._most:
             columns = zip(*(share.levels for share in shares), strict=True)
