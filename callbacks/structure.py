@@ -12,6 +12,7 @@ import torch
 from brainet_pl._utils import atomic, checks
 from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
 from brainet_pl._utils.inside import check_size, write_inside
+from brainet_pl._utils.rng import isolated_cpu_rng
 from brainet_pl._utils.shared import warn_if_shared
 from brainet_pl.callbacks.logging import log_figure, log_files, run_folder
 from brainet_pl.distributed.samples import first_asks, on_rank_zero
@@ -170,8 +171,7 @@ class StructureLearning(Callback):
         if old.ggt is not None and ggt.fingerprint == old.ggt.fingerprint:
             return
         # Its own draws: a resumed fit must not depend on where the global ones stand.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.settings.seed + epoch)
+        with isolated_cpu_rng(self.settings.seed + epoch):
             pl_module.set_structure(ggt)
         assert pl_module.head is not None
         new = pl_module.head.train(old.training)
