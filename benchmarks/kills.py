@@ -29,6 +29,7 @@ from common.store import stamp
 ROOT = Path(__file__).parents[1]
 LOGGER = '[{"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "digits"}}]'
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+TWO = ["--trainer.devices=2", "--trainer.strategy=ddp_fork"]  # processes, either of which is killed
 FIT = ["fit", "--config", "digits", f"--trainer.logger={LOGGER}", "--data.batch_size=64"]
 
 
@@ -84,7 +85,12 @@ class Server:
         self._process.wait()
 
     def run(
-        self, words: Sequence[str], run: str, die: Moment | None = None, seconds: float | None = None
+        self,
+        words: Sequence[str],
+        run: str,
+        die: Moment | None = None,
+        seconds: float | None = None,
+        rank: int | None = None,
     ) -> tuple[bool, float]:
         """Whether the command came to its end, and after how many seconds.
 
@@ -93,6 +99,7 @@ class Server:
             run: the folder to run it in, below the server's.
             die: the moment at which the process kills itself.
             seconds: after so many it is killed.
+            rank: the process of a fit with several that is killed; None is the one that started them.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -100,13 +107,20 @@ class Server:
         pid, start = int(self._process.stdout.readline()), time.monotonic()
         if seconds is not None:
             time.sleep(seconds)
-            os.kill(pid, signal.SIGKILL)  # it is not reaped before the next line, so this is nobody else's number
+            victims = [pid] if rank is None else _children(pid)[rank : rank + 1]
+            for victim in victims:
+                os.kill(victim, signal.SIGKILL)  # it is not reaped before the next line: this is nobody else's number
         print(file=self._process.stdin, flush=True)
         status = int(self._process.stdout.readline())
-        if status not in (0, -signal.SIGKILL):
+        if status not in (0, -signal.SIGKILL) and rank is None:
             log = (self.folder / run / "log.txt").read_text()
             raise RuntimeError(f"expected an end or a kill, got status {status} of brainet {' '.join(words)}:\n{log}")
         return status == 0, time.monotonic() - start
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that a process has started, in their order (Linux)."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def serve() -> None:
@@ -236,11 +250,12 @@ class Kills:
         server: runs the commands.
         epochs: of a fit.
         tests: whether a test follows the fit.
+        more: words of the fit.
     """
 
-    def __init__(self, server: Server, epochs: int = 6, tests: bool = True) -> None:
+    def __init__(self, server: Server, epochs: int = 6, tests: bool = True, more: Sequence[str] = ()) -> None:
         self.server, self.tests = server, tests
-        self.fit = [*FIT, f"--trainer.max_epochs={epochs}", "--ckpt_path", "last", *QUIET]
+        self.fit = [*FIT, f"--trainer.max_epochs={epochs}", "--ckpt_path", "last", *QUIET, *more]
         self.stages: Counter[str] = Counter()
         self.wrong: list[str] = []
         _, self.fitting = server.run(self.fit, "whole")
@@ -272,6 +287,16 @@ class Kills:
             words = self.test(run)
             if self._count(run, "test", self.server.run(words, run, None, rng.random() * self.testing)[0]):
                 break
+        self._finish(run)
+
+    def of_ranks(self, run: str, rng: random.Random, fits: int) -> None:
+        """Kill one and the other process of a fit with two, then go on to the end."""
+        for number in range(fits):
+            seconds = rng.random() * self.fitting
+            if self._count(run, "fit", self.server.run(self.fit, run, None, seconds, number % 2)[0]):
+                break
+        else:
+            self.server.run(self.fit, run)
         self._finish(run)
 
     def _finish(self, run: str) -> None:
@@ -324,6 +349,17 @@ def kills(folder: Path, least: int = 40, seed: int = 0) -> dict[str, Any]:
         }
 
 
+def kills_of_ranks(folder: Path, rounds: int = 3, seed: int = 0) -> dict[str, Any]:
+    """Kills of one and the other process of fits with two; and what differed in the end."""
+    rng = random.Random(seed)
+    with Server(folder) as server:
+        experiment = Kills(server, epochs=3, tests=False, more=TWO)
+        for number in range(rounds):
+            experiment.of_ranks(f"run_{number}", rng, fits=4)
+        stages = dict(sorted(experiment.stages.items()))
+        return {"kills": experiment.count, "runs": rounds, "stages": stages, "differences": experiment.wrong}
+
+
 def main(argv: Sequence[str], out: Path) -> None:
     """`reliability.py kills [--least N] [--seed S]`: prints what came out and updates a section of a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -332,6 +368,7 @@ def main(argv: Sequence[str], out: Path) -> None:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         found = kills(Path(folder), args.least, args.seed)
+        found["of one process of two"] = kills_of_ranks(Path(folder) / "ranks", seed=args.seed)
     content = json.loads(out.read_text()) if out.exists() else {}
     content["kills"] = found
     content.setdefault("measured", {})["kills"] = stamp()

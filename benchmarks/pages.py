@@ -555,6 +555,16 @@ def fuzz(cells: Cells) -> str:
     return str(benchmark("fuzz").shown(cells["fuzz"]["targets"]))
 
 
+def attacked_doors(cells: Cells) -> str:
+    """Every door that writes: how many attacks ended the writer, of how many, and what was wrong or left."""
+    kinds = ["SIGKILL", "SIGTERM", "SIGINT", "full disk", "read-only folder"]
+    rows = []
+    for name, door in sorted(cells["doors"].items()):
+        counts = [f"{door['ended'].get(kind, 0)} of {door['tried'].get(kind, 0)}" for kind in kinds]
+        rows.append([name, *counts, len(door["wrong"]), len(door["left"])])
+    return markdown(["door", *kinds, "not whole", "files left"], rows)
+
+
 # -- swapped heads -----------------------------------------------------------------------------------------
 
 
@@ -833,6 +843,7 @@ TABLES = {
     "scale": Table("structure.json", f"python benchmarks/structure.py scale {DATA}", scale, "scale"),
     "head": Table("head.json", "python benchmarks/head.py", head),
     "whole_network": Table("head.json", "python benchmarks/head.py", whole_network),
+    "doors": Table("reliability.json", "python benchmarks/reliability.py doors", attacked_doors, "doors"),
     "fuzz": Table("reliability.json", "python benchmarks/reliability.py fuzz --cases 100", fuzz, "fuzz"),
     "swap": Table("swap.json", f"python benchmarks/swap.py {DATA}", swap, ("clothing/", "cifar10/")),
     "swap unknown": Table("swap.json", f"python benchmarks/swap.py {DATA} --unknown", swap_unknown, "left out/"),

@@ -82,7 +82,7 @@ def _sizes(limits: Limits) -> Schema:
 
 def _asking(model: ExportedModel, limits: Limits) -> Schema:
     """What `POST /predict` takes: inputs, or rows where the model has columns."""
-    tensors = {one["name"]: _tensor(one["shape"][1:]) for one in model.inputs}
+    tensors = {one["name"]: _tensor(one["shape"][1:], one["dtype"].startswith("float")) for one in model.inputs}
     batches = {name: {"type": "array", "items": schema} | _sizes(limits) for name, schema in tensors.items()}
     inputs: list[Schema] = [_object(batches)]
     if len(batches) == 1:
@@ -102,12 +102,15 @@ def _only(name: str, schema: Schema) -> Schema:
     return _object({name: schema})
 
 
-def _tensor(shape: Sequence[int | None]) -> Schema:
-    """Numbers, in lists as deep as the shape; of a length that is free, None, there are as many as one likes."""
+def _tensor(shape: Sequence[int | None], may_miss: bool) -> Schema:
+    """Numbers, in lists as deep as the shape; of a length that is free, None, there are as many as one likes.
+
+    A number that is missing, null, is NaN where there is one: its sample has no class.
+    """
     if not shape:
-        return {"type": "number"}
+        return NUMBER if may_miss else {"type": "number"}
     sizes = {} if shape[0] is None else {"minItems": shape[0], "maxItems": shape[0]}
-    return {"type": "array", "items": _tensor(shape[1:])} | sizes
+    return {"type": "array", "items": _tensor(shape[1:], may_miss)} | sizes
 
 
 def _answers(model: ExportedModel) -> Schema:

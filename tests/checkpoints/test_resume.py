@@ -144,16 +144,20 @@ def test_the_last_checkpoint_is_the_last_state_and_remembers_the_best(tmp_path, 
     assert remembered["best_model_path"] == best.best_model_path != last.best_model_path
 
 
-@pytest.fixture(scope="module")
-def kills():
-    """benchmarks/kills.py, which finds what benchmarks share beside it."""
+def benchmark(name):
+    """A file of benchmarks/, which finds what benchmarks share beside it."""
     folder = Path(__file__).parents[2] / "benchmarks"
-    spec = importlib.util.spec_from_file_location("kills", folder / "kills.py")
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def kills():
+    return benchmark("kills")
 
 
 @pytest.mark.slow
@@ -171,6 +175,22 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kills):
     found = kills.kills(tmp_path, least=34)
     assert found["random"] >= 20
     assert found["differences"] == []
+
+
+@pytest.mark.slow
+def test_a_fit_whose_one_process_of_two_was_killed_goes_on_as_if_it_had_not(tmp_path, kills):
+    found = kills.kills_of_ranks(tmp_path, rounds=2)
+    assert found["kills"] >= 2
+    assert found["differences"] == []
+
+
+@pytest.mark.slow
+def test_what_every_door_writes_is_whole_under_signals_full_disks_and_folders_that_can_only_be_read(tmp_path):
+    for name, door in benchmark("doors").attack_all(tmp_path, share=0.25).items():
+        assert door["wrong"] == [], name
+        assert sum(door["ended"].values()) >= 4, name
+        parts = [path for path in door["left"] if path.startswith(".predictions.csv.")]  # kept for a day
+        assert door["left"] == parts, name
 
 
 TWO = """

@@ -1,4 +1,4 @@
-"""What `test_samples.py` runs, once in one process and once in two: python sizes.py FOLDER SIZE …
+"""What `test_samples.py` runs, in one process and in more: python sizes.py FOLDER PROCESSES BATCH SIZE …
 
 Data of these sizes is fitted, validated, tested and predicted.
 """
@@ -23,7 +23,7 @@ from brainet_pl.lightning.module import BRAINet
 from brainet_pl.metrics.measures import Measure
 from brainet_pl.network import MLP
 
-BATCH, CLASSES = 3, 4
+CLASSES = 4
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
@@ -45,12 +45,12 @@ class Still(BRAINet):
         return super().training_step(batch, batch_idx) * 0
 
 
-def visit(folder, processes, count, numbers):
+def visit(folder, processes, most, batch, count, numbers):
     """Every hook over `count` samples; gives all that was measured and predicted."""
     pl.seed_everything(0, verbose=False)
     data = samples(count, numbers)
-    loader = DataLoader(data, batch_size=BATCH)
-    unknown = DataLoader(samples(count, numbers, seed=1), batch_size=BATCH)
+    loader = DataLoader(data, batch_size=batch)
+    unknown = DataLoader(samples(count, numbers, seed=1), batch_size=batch)
     kind = {"task": "Regression"} if numbers else {"num_classes": CLASSES, "metrics": [F1(CLASSES)]}
     model = Still(head=MLP(1000, norm=None), passes=1, conformal=Conformal(), **kind)
     trainer = pl.Trainer(
@@ -62,25 +62,25 @@ def visit(folder, processes, count, numbers):
     for run in (trainer.validate, trainer.test):
         run(model, loader if run == trainer.validate else {"known": loader, "unknown": unknown}, verbose=False)
         found |= {name: float(value) for name, value in trainer.callback_metrics.items()}
-    if count == 1:  # Lightning lets no process predict that has no sample of its own
+    if count < most:  # Lightning lets no process predict that has no sample of its own
         return {"metrics": found, "rows": []}
     trainer.predict(model, loader, return_predictions=False)
     return {"metrics": found, "rows": (folder / "predictions.csv").read_text().splitlines()}
 
 
-def left_over(folder, processes):
+def left_over(folder, processes, batch):
     """A fit whose last batch of each process is one sample, which batch norm can't train on; gives the weights."""
     trainer = pl.Trainer(accelerator="cpu", devices=processes, default_root_dir=str(folder), max_epochs=2, **QUIET)
     pl.seed_everything(0, verbose=False)
     model = BRAINet(CLASSES, head=MLP(1000), lr=0.01)
-    trainer.fit(model, DataLoader(samples(processes * (BATCH + 1), False), batch_size=BATCH))
+    trainer.fit(model, DataLoader(samples(processes * (batch + 1), False), batch_size=batch))
     assert trainer.global_step == 4
     weights = [parameter.detach() for parameter in model.parameters()]
     for others in all_gather(weights):
         assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(weights, others, strict=True))
 
 
-def work(rank, processes, sizes, folder, port):
+def work(rank, processes, most, batch, sizes, folder, port):
     """All sizes in one process of a group."""
     torch.set_num_threads(1)
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
@@ -88,20 +88,19 @@ def work(rank, processes, sizes, folder, port):
     found = {}
     for count in sizes:
         for kind in ("classes", "numbers"):
-            found[f"{count} {kind}"] = visit(folder, processes, count, kind == "numbers")
-    if processes > 1:
-        left_over(folder, processes)
+            found[f"{count} {kind}"] = visit(folder, processes, most, batch, count, kind == "numbers")
+    if processes > 1 and batch > 1:
+        left_over(folder, processes, batch)
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    for several in (1, 2):
+    most, batch, *sizes = map(int, sys.argv[2:])
+    for several in range(1, most + 1):
         folder = Path(sys.argv[1]) / str(several)
         folder.mkdir()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        start_processes(
-            work, (several, list(map(int, sys.argv[2:])), folder, port), nprocs=several, start_method="fork"
-        )
+        start_processes(work, (several, most, batch, sizes, folder, port), nprocs=several, start_method="fork")

@@ -151,13 +151,27 @@ def test_an_error_of_the_first_process_ends_all_with_its_cause(both):
     assert max(seconds, total) < 20
 
 
-@pytest.mark.parametrize("sizes", [(1, 7, 13), pytest.param(range(1, 25), marks=pytest.mark.slow)], ids=["few", "all"])
-def test_a_set_of_any_size(tmp_path, sizes):
-    """Batches of 3: of 1, 7 and 13 samples the last batch of the second process holds nothing but a copy."""
-    said = run(Path(__file__).with_name("sizes.py"), tmp_path, *sizes)
-    assert "the last batch of each epoch is one sample" in said
-    one, two = (json.loads((tmp_path / n / "found.json").read_text()) for n in "12")
-    assert one.keys() == two.keys() == {f"{size} {kind}" for size in sizes for kind in ("classes", "numbers")}
+SWEEP = [
+    (2, 3, (1, 7, 13)),
+    *(pytest.param(2, batch, range(1, 14), marks=pytest.mark.slow) for batch in (1, 2, 3, 16)),
+    *(pytest.param(3, batch, range(1, 14), marks=pytest.mark.slow) for batch in (1, 2, 4)),
+]
+
+
+@pytest.mark.parametrize(("processes", "batch", "sizes"), SWEEP)
+def test_a_set_of_any_size(tmp_path, processes, batch, sizes):
+    """Of 1, 7 and 13 samples in batches of 3, the last batch of the second of two processes holds but a copy."""
+    said = run(Path(__file__).with_name("sizes.py"), tmp_path, processes, batch, *sizes)
+    assert ("the last batch of each epoch is one sample" in said) == (batch > 1)
+    one, *others = (json.loads((tmp_path / f"{n + 1}" / "found.json").read_text()) for n in range(processes))
+    assert one.keys() == {f"{size} {kind}" for size in sizes for kind in ("classes", "numbers")}
+    for two in others:
+        same_visits(one, two)
+
+
+def same_visits(one, two):
+    """Equal numbers of equal sets; few values make many ties."""
+    assert one.keys() == two.keys()
     for name, visit in one.items():
         other = two[name]
         assert visit["metrics"].keys() == other["metrics"].keys()

@@ -937,7 +937,7 @@ def feature_stores(draw):
     if signed:
         content = edited(draw, json.loads(files[name])["content"])
         files[name] = json.dumps({"content": content, "digest": fingerprint(content)}, default=str).encode()
-    else:
+    elif not sometimes(draw, 5):
         files[name] = damaged(draw, files[name])
     with tempfile.TemporaryDirectory() as folder:
         put(files, Path(folder))

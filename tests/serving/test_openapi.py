@@ -1,6 +1,9 @@
 """The server's description of itself: what it says is taken is taken, and every answer is one that it says."""
 
 import json
+import os
+import shutil
+import subprocess
 
 import jsonschema
 import pytest
@@ -123,3 +126,30 @@ def test_rows_are_described_where_the_model_has_columns(served):
     for rows in ([{"size": 1}], [[1.5]], [], "text", [[1, 2, 3]]):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({"rows": rows}, asking)
+
+
+STATUSES = """
+[checks.negative_data_rejection]
+enabled = false  # true and texts such as "1" are taken for numbers
+
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", 422]  # a schema can't say which bytes are an image
+"""
+
+
+@pytest.mark.slow
+def test_a_tester_from_outside_finds_nothing(served, start, stop, tmp_path):
+    """Schemathesis asks whatever the description allows and forbids; each answer has to be one that it names."""
+    tester = os.environ.get("BRAINET_SCHEMATHESIS") or shutil.which("schemathesis")
+    if tester is None:
+        pytest.skip("expected schemathesis in an environment of its own, and BRAINET_SCHEMATHESIS to be its command")
+    (tmp_path / "schemathesis.toml").write_text(STATUSES)
+    server, address = start(served.folder, "--max_batch", "2")
+    command = [tester, "--config-file", str(tmp_path / "schemathesis.toml"), "run", f"{address}/openapi.json"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*command, "--max-examples", "200", "--phases", "coverage,fuzzing", "--seed", "0"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    stop(server)
