@@ -12,6 +12,7 @@ TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
 os.environ["PYTHONPATH"] = f"{TESTS.parent}{os.pathsep}{TESTS}"  # workers of Ray and Spark import what the tests do
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is told to anybody
 
 
 @pytest.fixture(scope="session")
