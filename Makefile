@@ -47,7 +47,7 @@ test-integration: $(READY)
 
 test-engines: .venv-engines/.ready
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest tests/engines --confcutdir tests/engines \
-		-p no:cacheprovider --timeout 240
+		-p no:cacheprovider --timeout 400
 
 test-all: lint
 	$(BIN)/python -m pytest

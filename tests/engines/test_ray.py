@@ -15,10 +15,22 @@ from brainet_pl.serving import ExportedModel
 NAMES = [f"x{j}" for j in range(20)]
 
 
+def start(tries=3):
+    """Ray waits 30 seconds for its own processes, which a busy machine may need longer for."""
+    for left in reversed(range(tries)):
+        try:
+            ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if not left or "timed out during startup" not in str(error):
+                raise
+
+
 @pytest.fixture(scope="module")
 def cluster():
     """Four logical processors whatever the machine has: two are held by the workers, the others read."""
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+    start()
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield
     ray.shutdown()
