@@ -221,6 +221,29 @@ def coverage(cells: Cells) -> str:
     return markdown(titles, rows)
 
 
+def promises(cells: Cells) -> str:
+    """How often a promise of risk control was broken, and what it answered."""
+    rows = []
+    for key, cell in sorted(cells.items()):
+        if not key.startswith("risk/"):
+            continue
+        shares = [cell[name] for name in ("error", "limit", "answered", "broken")]
+        rows.append([key.partition("/")[2], f"{cell['draws']:,}", *(f"{100 * share:.1f} %" for share in shares)])
+    return markdown(["task", "draws", "wrong, all answered", "promised", "answered", "promise broken"], rows)
+
+
+def flipped(cells: Cells) -> str:
+    """AUROC of finding flipped labels."""
+    rows = []
+    for key, cell in sorted(cells.items()):
+        kind, _, task = key.partition("/")
+        if kind != "labels":
+            continue
+        scores = [f"{cell[name]:.4f}" for name in ("heads", "logistic regression")]
+        rows.append([task.partition("/")[0], f"{cell['rows']:,.0f}", f"{cell['flipped']:.0f}", *scores])
+    return markdown(["task", "labels", "flipped", "heads", "logistic regression"], rows)
+
+
 def with_error(values: Sequence[float]) -> str:
     """A mean ± its standard error.
 
@@ -819,6 +842,8 @@ TABLES = {
     "battery quality": Table("battery.json", f"python benchmarks/battery.py {DATA}", quality, "quality/"),
     "battery unknown": Table("battery.json", f"python benchmarks/battery.py {DATA}", left_out, "unknown/"),
     "battery shift": Table("battery.json", f"python benchmarks/battery.py {DATA}", shifted, "shift/"),
+    "promises": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", promises, "risk/"),
+    "flipped labels": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", flipped, "labels/"),
     "coverage": Table("coverage.json", "python benchmarks/coverage.py", coverage),
     "table1": Table("table1.json", f"{PAPER}/table1.py {DATA}", table1),
     "mnist size": Table("mnist_size_5000.json", f"{PAPER}/mnist.py size {DATA}", mnist_size),

@@ -24,8 +24,10 @@ from brainet_pl import (
     ExportedModel,
     calibrate_layer,
     export_folder,
+    find_label_issues,
     load_swapped,
     predict_layer,
+    rank_for_labelling,
     restore_layers,
     risk_control,
     swap_head,
@@ -432,6 +434,26 @@ def test_at_most_the_promised_share_of_answers_is_wrong(doors, name):
     assert float(wrong[answered].mean()) < RISK + noise < float(wrong.mean())
     if "known" in found:
         assert not bool((answered & ~found["known"]).any())
+
+
+@promised(LIGHTNING_OR_LAYER)
+def test_what_to_label_next_is_in_doubt_and_never_there_twice(doors, name):
+    door, x = doors(name), TEST[0][:200]
+    chosen = torch.as_tensor(rank_for_labelling(door.module, torch.cat([x, x]), 10)) % len(x)
+    assert len(chosen.unique()) == 10
+    confidence = numbers(door.predict(x))["probabilities"].amax(dim=1)
+    assert float(confidence[chosen].mean()) < float(confidence.median())
+
+
+@pytest.mark.integration
+@promised(["BRAINet", "SwapHead"])  # the others: tests/decisions
+def test_flipped_labels_look_worst(doors, name):
+    x, y = TRAIN
+    flipped = torch.arange(len(y)) % 20 == 0
+    found = find_label_issues(doors(name).module, (x, torch.where(flipped, (y + 1) % CLASSES, y)), progress=False)
+    quality = torch.as_tensor(found.quality)
+    above = (quality[~flipped][:, None] > quality[flipped]).double()
+    assert float(above.mean()) > 0.85
 
 
 @promised(["swap_head"])
