@@ -22,7 +22,7 @@ DISTRIBUTION = {
 OPTIONAL = {"timm", "pandas", "onnx", "onnxscript", "onnxruntime"}  # for a kind of backbone, logger or file
 SERVER = {"fastapi", "starlette", "uvicorn", "prometheus-client", "h11"}  # of `brainet serve`, in these files alone
 SERVED = ["brainet_pl/serving/app.py", "brainet_pl/serving/server.py"]
-OPTIONAL |= SERVER | {"safetensors", "networkx", "pgmpy", "huggingface-hub", "mlflow", "pyarrow"}
+OPTIONAL |= SERVER | {"safetensors", "networkx", "pgmpy", "huggingface-hub", "mlflow", "pyarrow", "pyspark"}
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl._utils.framework
 

@@ -18,7 +18,7 @@ OTHER = "(other)"  # that of rare categories
 
 
 class Encoded(NamedTuple):
-    """A column as numbers.
+    """A column of a table, as the numbers that a model reads.
 
     Attributes:
         numbers: (N, k), NaN where a number or date is missing.

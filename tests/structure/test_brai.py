@@ -275,7 +275,11 @@ def test_neighbours_are_those_with_the_largest_margins_in_the_sample_of_the_bran
         test = find_test("gaussian").on(data, half_weights(data.n, 5, (t,)), 0.02)
         for leaf in ggt.leaves(way):
             for v, near in zip(leaf.variables, leaf.neighbours, strict=True):
-                margin = {u: float(test.block((), [number[v]], [number[u]])[0, 0]) for u in range(9) if u != v}
+                margin = {
+                    u: float(test.block((), np.array([number[v]]), np.array([number[u]]))[0, 0])
+                    for u in range(9)
+                    if u != v
+                }
                 assert sorted(near) == sorted(margin)
                 assert [margin[u] for u in near] == pytest.approx(sorted(margin.values(), reverse=True), abs=1e-6)
 
