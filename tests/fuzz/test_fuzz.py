@@ -36,7 +36,10 @@ def run(name, examples, number=None):
     return counts
 
 
-@pytest.mark.parametrize("name", cases.TARGETS)
+FEW = [pytest.param(name, marks=[pytest.mark.integration] * (name == "exports")) for name in cases.TARGETS]
+
+
+@pytest.mark.parametrize("name", FEW)
 def test_a_few_cases(name):
     assert sum(run(name, 6).values()) >= 6
 
