@@ -24,6 +24,7 @@ SERVER = {"fastapi", "starlette", "uvicorn", "prometheus-client", "h11"}  # of `
 SERVED = ["brainet_pl/serving/app.py", "brainet_pl/serving/server.py"]
 OPTIONAL |= SERVER | {"safetensors", "networkx", "pgmpy", "huggingface-hub", "mlflow", "pyarrow", "pyspark"}
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
+ENGINES = ("benchmarks", "timm", "text", "ray", "spark", "mlflow", "parquet")  # extras of tests that skip without them
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl._utils.framework
 
 
@@ -58,7 +59,7 @@ def test_what_is_imported_is_declared_and_the_other_way_round():
         if re.search(r"^(from|import) fastapi", path.read_text(), re.M)
     ]
     assert sorted(at_once) == [ROOT / path for path in SERVED]
-    extras = [project["optional-dependencies"][name] for name in ("benchmarks", "timm", "text")]
+    extras = [project["optional-dependencies"][name] for name in ENGINES]
     behind_a_skip = set().union(*map(distributions, extras)) | {"pandas"}
     known = declared | distributions(project["optional-dependencies"]["dev"]) | behind_a_skip
     own = {path.stem.replace("_", "-") for path in (ROOT / "tests").rglob("*.py")}  # tests share files by their names
