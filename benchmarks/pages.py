@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.edges import calibration_error, error_by_chance, pooled
 from common.pages import Table, benchmark, filled, pages, stale
@@ -242,6 +242,58 @@ def flipped(cells: Cells) -> str:
         scores = [f"{cell[name]:.4f}" for name in ("heads", "logistic regression")]
         rows.append([task.partition("/")[0], f"{cell['rows']:,.0f}", f"{cell['flipped']:.0f}", *scores])
     return markdown(["task", "labels", "flipped", "heads", "logistic regression"], rows)
+
+
+class Cost(NamedTuple):
+    """A row of `benchmarks/costs.py`.
+
+    Attributes:
+        before: what a version of 0.3.0 before it was looked at took, of data like these, as it was written down then.
+        peer: what a user would have done, or has to pay anyway.
+        limit: seconds that were aimed at; None where `share` says it.
+        share: of the peer's seconds, as `limit`, for all but the passes of the network.
+    """
+
+    before: str
+    peer: str
+    limit: float | None = None
+    share: float | None = None
+
+
+COSTS = {
+    "swap, 1,300 photographs": Cost("266–286 s, another network", "one pass of the network", share=1.0),
+    "swap, 15,000 embeddings": Cost("559 s", "linear layer", 60.0),
+    "swap, 1,000 classes": Cost("", "linear layer", 300.0),
+    "classifier, 1,000 × 20": Cost("14–47 s", "boosting", 5.0),
+    "classifier, 4,000 × 20": Cost("14–47 s", "boosting", 15.0),
+    "classifier, 100,000 × 20": Cost("over 182 s", "boosting", 120.0),
+    "classifier, 600 × 2,000": Cost("128 s", "logistic regression", 30.0),
+    "structure, 2,000 × 1,024": Cost("", "correlations"),
+    "structure, 2,000 × 4,096": Cost("50–78 s, given 40", "correlations", 40.0),
+    "rai, 500 × 109": Cost("14 s", "BOSS", share=1.0),
+    "rai, 5,000 × 109": Cost("over 240 s", "BOSS", share=1.0),
+    "brainet test": Cost("14 s", "imports", share=1.3),
+}
+
+
+def costs(cells: Cells) -> str:
+    """Seconds of every door beside its peer, what was aimed at, and whether it was reached."""
+    rows = []
+    for name, cost in COSTS.items():
+        if name not in cells:
+            continue
+        cell, limit, aim = cells[name], cost.limit, ""
+        if cost.share is not None and cell["peer"]:
+            limit = cost.share * cell["peer"]
+        if limit is not None:
+            aim = f"{limit:.1f}: {'reached' if cell['rest'] <= limit else 'missed'}"
+        beside = f"{cost.peer} {cell['peer']:.1f}" if cell["peer"] else "–"
+        nll = " / ".join(plain(cell[key], 3) for key in ("NLL", "peer NLL") if key in cell)
+        memory = f"{cell['memory']:,.0f}" if "memory" in cell else ""
+        numbers = [f"{cell['seconds']:.1f}", f"{cell['rest']:.1f}", beside, aim, memory, nll]
+        rows.append([name, cost.before, *numbers])
+    titles = ["row", "before", "seconds", "without the network", "beside", "aim", "MiB", "NLL / of the peer"]
+    return markdown(titles, rows)
 
 
 def with_error(values: Sequence[float]) -> str:
@@ -844,6 +896,7 @@ TABLES = {
     "battery shift": Table("battery.json", f"python benchmarks/battery.py {DATA}", shifted, "shift/"),
     "promises": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", promises, "risk/"),
     "flipped labels": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", flipped, "labels/"),
+    "costs": Table("costs.json", f"python benchmarks/costs.py {DATA}", costs),
     "coverage": Table("coverage.json", "python benchmarks/coverage.py", coverage),
     "table1": Table("table1.json", f"{PAPER}/table1.py {DATA}", table1),
     "mnist size": Table("mnist_size_5000.json", f"{PAPER}/mnist.py size {DATA}", mnist_size),
