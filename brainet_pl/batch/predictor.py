@@ -136,6 +136,13 @@ class BatchPredictor:
                 return prepare(slice(0, size)), [""] * size
             except UNREADABLE:
                 pass  # the rows are looked at singly, to find the bad ones
+        rows, errors = self._one_by_one(prepare, batch, size)
+        if len(rows) == size > 0:
+            return {name: np.concatenate([rows[i][name] for i in range(size)]) for name in rows[0]}, errors
+        return self._filled(rows, max(size, 1)), errors
+
+    def _one_by_one(self, prepare: Prepare, batch: Batch, size: int) -> tuple[dict[int, Columns], list[str]]:
+        """The rows that can be prepared, by their numbers, and what is wrong with each of the others."""
         rows: dict[int, Columns] = {}
         errors = [""] * size
         for i in range(size):
@@ -145,9 +152,7 @@ class BatchPredictor:
                 errors[i] = " ".join(str(error).split()) or type(error).__name__
                 if self.on_error == "raise":
                     raise ValueError(f"{_place(batch, i, self.keep)}: {errors[i]}") from error
-        if not any(errors) and size:
-            return {name: np.concatenate([rows[i][name] for i in range(size)]) for name in rows[0]}, errors
-        return self._filled(rows, max(size, 1)), errors
+        return rows, errors
 
     def _filled(self, rows: Mapping[int, Columns], size: int) -> Columns:
         """Prepared rows at their places among zeros."""
