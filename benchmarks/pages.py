@@ -156,6 +156,28 @@ def quality(cells: Cells) -> str:
     return markdown([*header, "without τ", "best τ", "ECE"], rows)
 
 
+STRONGEST = ("linear, tuned", "ExtraTrees", "LightGBM", "CatBoost", "RealMLP-TD", "TabM-D")
+
+
+def strongest(cells: Cells) -> str:
+    """Loss beside the strongest peers, over the folds that all have run, and the processor time of two."""
+    rows = []
+    for task in dict.fromkeys(key.split("/")[0] for key in cells):
+        every = {name: runs(cells, task, name) for name in (OURS, *STRONGEST)}
+        folds = min(map(len, every.values()))
+        if not folds:
+            continue
+        key = "log_loss" if "log_loss" in every[OURS][0] else "rmse"
+        means = {name: fmean(one[key] for one in found[:folds]) for name, found in every.items()}
+        seconds = {name: fmean(one["seconds"] for one in found[:folds]) for name, found in every.items()}
+        best = min(means[name] for name in STRONGEST)
+        texts = [f"{value:,.0f}" if value > 1000 else f"{value:.3g}" for value in means.values()]
+        times = f"{seconds[OURS]:.1f} / {seconds['CatBoost']:.1f} / {seconds['TabM-D']:.1f}"
+        rows.append([task, folds, *bold_least(texts, list(means.values())), f"{means[OURS] / best:.2f}", times])
+    header = ["task", "folds", OURS, *STRONGEST, "to the best peer", "seconds: BRAINet / CatBoost / TabM-D"]
+    return markdown(header, rows)
+
+
 def left_out(cells: Cells) -> str:
     """A class that was not trained on."""
     names = (OURS, "energy", "entropy", "generative", "knn", "max-softmax", "k-NN", "Mahalanobis", "isolation forest")
@@ -892,6 +914,9 @@ TABLES = {
         "defaults_splits.json", f"{DEFAULTS} --splits", partial(differences, tasks=SPLITS, of="set")
     ),
     "battery quality": Table("battery.json", f"python benchmarks/battery.py {DATA}", quality, "quality/"),
+    "battery strongest": Table(
+        "strongest.json", f"python benchmarks/strongest.py {DATA} --folds 1 --most 210", strongest
+    ),
     "battery unknown": Table("battery.json", f"python benchmarks/battery.py {DATA}", left_out, "unknown/"),
     "battery shift": Table("battery.json", f"python benchmarks/battery.py {DATA}", shifted, "shift/"),
     "promises": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", promises, "risk/"),

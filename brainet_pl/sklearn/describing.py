@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,12 @@ class Describing:
         check_is_fitted(self)
         names = self.encoder_.names
         return np.asarray([f"x{i}" for i in range(len(self.encoder_.features()))] if names is None else names, object)
+
+    def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
+        """What a page shows of fitted attributes, without computing importances for it, which takes a while."""
+        shown = copy.copy(self)
+        shown._fit_rows = None
+        return super(Describing, shown)._get_fitted_attr_html(doc_link)  # type: ignore[misc]
 
     def _html_repr(self) -> str:
         shown = str(super()._html_repr())  # type: ignore[misc]

@@ -178,6 +178,8 @@ def test_names_and_the_page_of_a_notebook(classifier):
     nasty = pandas.DataFrame({"<b>": np.arange(60.0)})
     model = BRAINetRegressor(random_state=0, max_epochs=1, members=2).fit(nasty, np.arange(60.0))
     assert "&lt;b&gt;" in model._repr_html_()
+    assert model._importances is None  # a page asks for every attribute
+    assert len(model.feature_importances_) == 1
 
 
 def test_tags_tell_what_is_taken():
