@@ -160,22 +160,25 @@ STRONGEST = ("linear, tuned", "ExtraTrees", "LightGBM", "CatBoost", "RealMLP-TD"
 
 
 def strongest(cells: Cells) -> str:
-    """Loss beside the strongest peers, over the folds that all have run, and the processor time of two."""
+    """Loss beside the strongest peers, over the folds that all have run, and the processor time of each."""
     rows = []
     for task in dict.fromkeys(key.split("/")[0] for key in cells):
         every = {name: runs(cells, task, name) for name in (OURS, *STRONGEST)}
-        folds = min(map(len, every.values()))
-        if not folds:
+        done = {name: found for name, found in every.items() if found}
+        if len(done) < len(every) - 1:  # a run that was cut
             continue
-        key = "log_loss" if "log_loss" in every[OURS][0] else "rmse"
-        means = {name: fmean(one[key] for one in found[:folds]) for name, found in every.items()}
-        seconds = {name: fmean(one["seconds"] for one in found[:folds]) for name, found in every.items()}
-        best = min(means[name] for name in STRONGEST)
-        texts = [f"{value:,.0f}" if value > 1000 else f"{value:.3g}" for value in means.values()]
-        times = f"{seconds[OURS]:.1f} / {seconds['CatBoost']:.1f} / {seconds['TabM-D']:.1f}"
-        rows.append([task, folds, *bold_least(texts, list(means.values())), f"{means[OURS] / best:.2f}", times])
-    header = ["task", "folds", OURS, *STRONGEST, "to the best peer", "seconds: BRAINet / CatBoost / TabM-D"]
-    return markdown(header, rows)
+        folds = min(map(len, done.values()))
+        key = "log_loss" if "log_loss" in done[OURS][0] else "rmse"
+        means = {name: fmean(one[key] for one in found[:folds]) for name, found in done.items()}
+        seconds = {name: fmean(one["seconds"] for one in found[:folds]) for name, found in done.items()}
+        texts = {}
+        for name, value in means.items():
+            number = f"{value:,.0f}" if value > 1000 else f"{value:.3g}"
+            number = f"**{number}**" if value == min(means.values()) else number
+            texts[name] = f"{number} ({seconds[name]:.1f} s)"
+        ratio = means[OURS] / min(value for name, value in means.items() if name != OURS)
+        rows.append([task, folds, *(texts.get(name, "") for name in every), f"{ratio:.2f}"])
+    return markdown(["task", "folds", OURS, *STRONGEST, "to the best peer"], rows)
 
 
 def left_out(cells: Cells) -> str:
