@@ -33,7 +33,7 @@ from brainet_pl import (
     swap_head,
     swap_layer,
 )
-from brainet_pl._utils.framework import pl
+from brainet_pl._utils.framework import NAMESPACE, pl
 from brainet_pl.calibration import DensityScaling
 from brainet_pl.callbacks import StructureLearning, SwapHead
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
@@ -133,7 +133,7 @@ def brainet_in_a_trainer(folder):
 def swapped_in_one_call(folder):
     lines, handler = [], logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    logger = logging.getLogger(f"{NAMESPACE}.utilities.rank_zero")
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)  # whatever other tests have left
