@@ -171,7 +171,8 @@ class BatchPredictor:
         model, features, names = self.model, self.model.features, [one["name"] for one in self.model.inputs]
         if features is not None and self.columns is None:
             columns = self._named(batch, self.reads(()))
-            return lambda rows: model.tensors(encode_columns(features, _sliced(columns, rows))), False
+            (name,) = names
+            return lambda rows: model.tensors({name: encode_columns(features, _sliced(columns, rows))}), False
         if isinstance(self.columns, tuple):
             chosen = self._named(batch, self.columns)
             return lambda rows: model.tensors(_stacked(_sliced(chosen, rows))), False

@@ -20,7 +20,7 @@ from brainet_pl.monitoring import DriftMonitor
 from brainet_pl.monitoring.signals import half_for_the_first, signals_of
 from brainet_pl.serving.about import ADVICE, check_about
 from brainet_pl.serving.images import ImageSteps
-from brainet_pl.serving.tables import Feature, encode_rows
+from brainet_pl.serving.tables import Feature, encode_array, encode_rows
 
 GRAPH, ABOUT, EXAMPLE, CLIENT = "model.onnx", "model.json", "example.npz", "client.py"
 FEATURES = "features"  # the role of an output that is for the drift alarm alone
@@ -107,13 +107,19 @@ class ExportedModel:
         return list(self.about["inputs"])
 
     def predict(self, inputs: Mapping[str, Any] | Any) -> dict[str, NDArray[Any]]:
-        """Inputs (B, …), or several by name → all that the model says of each, by name."""
+        """Inputs (B, …), or several by name → all that the model says of each, by name.
+
+        An array for a model of a table holds rows (B, columns) as `fit` had them, in the order of the columns.
+        """
         names = [one["name"] for one in self.about["outputs"]]
         return dict(zip(names, self._session.run(names, self.tensors(inputs)), strict=True))
 
     def tensors(self, inputs: Mapping[str, Any] | Any) -> dict[str, NDArray[Any]]:
         """Inputs (B, …), or several by name → arrays as the graph takes them, by name."""
-        given = inputs if isinstance(inputs, Mapping) else {self.inputs[0]["name"]: inputs}
+        if isinstance(inputs, Mapping):
+            given: Mapping[str, Any] = inputs
+        else:
+            given = {self.inputs[0]["name"]: inputs if self.features is None else encode_array(self.features, inputs)}
         tensors = {one["name"]: _tensor(one, given) for one in self.inputs}
         more = [str(name) for name in given if name not in tensors]
         if more:
@@ -138,7 +144,7 @@ class ExportedModel:
         """Rows of a table, by the names of columns or in their order → all that the model says of each."""
         if self.features is None:
             raise ValueError("expected numbers: this model was exported without a way to prepare rows; send inputs")
-        return self.predict(encode_rows(self.features, rows))
+        return self.predict({self.inputs[0]["name"]: encode_rows(self.features, rows)})
 
     def as_answers(self, outputs: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
         """Outputs of B samples → B answers that JSON can hold: classes by their names, scores by theirs."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from brainet_pl._utils import checks
 from brainet_pl.tables.cells import Notation, days_of, text_of, without_placeholders
 from brainet_pl.tables.column import MISSING, Column
 
@@ -130,6 +131,18 @@ def encode_rows(features: Sequence[Feature], rows: Sequence[Mapping[str, Any] | 
 def encode_columns(features: Sequence[Feature], columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> Floats:
     """Columns (N,) by their names → numbers (N, d); an array of numbers is not looked at cell by cell."""
     return np.stack([feature.of(columns[feature.column]) for feature in features], axis=1)
+
+
+def encode_array(features: Sequence[Feature], rows: Any) -> Floats:
+    """An array of rows (N, columns), in the order of the columns → numbers (N, d)."""
+    names = list(dict.fromkeys(feature.column for feature in features))
+    table = np.asarray(rows)
+    if table.ndim != 2 or table.shape[1] != len(names) or not len(table):
+        raise ValueError(
+            f"expected rows of {len(names)} columns, {', '.join(names)}, got {checks.shown(table.shape)}: give a row "
+            "of all columns for each sample"
+        )
+    return encode_columns(features, dict(zip(names, table.T, strict=True)))
 
 
 def features_of(column: Column) -> list[Feature]:

@@ -81,7 +81,7 @@ def test_resume_continues_without_learning_again(fitted, monkeypatch, quiet_trai
     _, path, folder = fitted
     model = BRAINet(8, head=Tree(num_params=8000), lr=0.01)
     learner = structure()
-    monkeypatch.setattr("brainet_pl.callbacks.structure.learn_structure", lambda *a, **k: pytest.fail("learned again"))
+    monkeypatch.setattr("brainet_pl.fitting.structure.learn_structure", lambda *a, **k: pytest.fail("learned again"))
     resumed = quiet_trainer(folder, learner, epochs=7)
     resumed.fit(model, datamodule=Digits(), ckpt_path=str(path))
     assert resumed.current_epoch == 7
