@@ -954,7 +954,6 @@ TABLES = {
     "battery shift": Table("battery.json", f"python benchmarks/battery.py {DATA}", shifted, "shift/"),
     "promises": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", promises, "risk/"),
     "flipped labels": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", flipped, "labels/"),
-    "rounds of labelling": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", curves, "curve/"),
     "costs": Table("costs.json", f"python benchmarks/costs.py {DATA}", costs),
     "coverage": Table("coverage.json", "python benchmarks/coverage.py", coverage),
     "table1": Table("table1.json", f"{PAPER}/table1.py {DATA}", table1),
