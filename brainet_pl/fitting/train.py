@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,10 +14,12 @@ from brainet_pl._utils.rng import isolated_rng
 from brainet_pl._utils.threads import SMALL, limit_threads
 from brainet_pl.metrics.losses import weighted_mean
 from brainet_pl.network.base import Head, HeadInputs, run_head
-from brainet_pl.network.training import HeadTraining, TrainingSettings
+from brainet_pl.network.training import MANY, HeadTraining, TrainingSettings, patience_for
 from brainet_pl.tasks import Task
 
 ROWS = 4096  # samples that are predicted at a time in a validation
+HEAT = 3  # times patience: epochs before which no candidate is given up
+BEHIND = 1.1  # times the loss of another after as many epochs: a candidate that is lost
 
 
 def train(
@@ -102,20 +106,33 @@ def train_best(
     """Train a head by each of some settings; it ends with the weights that predict `select` best of all.
 
     Each is trained until its patience ends for the first time. Then the best goes on to its end, and the others are
-    given up: what a lower learning rate gains is about the same for all.
+    given up: what a lower learning rate gains is about the same for all. Of more than `MANY` samples patience is
+    shorter, see `patience_for`, and a candidate ends early that is far behind one with less dropout of inputs.
 
     Gives the number of epochs of the best. The arguments are those of `train`, with `candidates` in place of settings.
     """
     is_small = head.num_params <= SMALL and data.x.device.type == "cpu"
-    start = copy.deepcopy(head.state_dict())
-    trainings = []
+    start, is_large = copy.deepcopy(head.state_dict()), len(data.x) > MANY
+    if is_large:
+        patient = [replace(one, patience=patience_for(one.patience, len(data.x))) for one in candidates]
+        candidates = sorted(patient, key=lambda one: one.input_dropout)
+    trainings: list[HeadTraining] = []
     with limit_threads(1 if is_small else torch.get_num_threads()):
         for settings in candidates:
             head.load_state_dict(start)
             training = _prepare(head, task, data, select, settings, passes, progress=progress)
-            training.run(pause=True)
+            training.run(pause=True, is_lost=partial(_is_behind, trainings[:]) if is_large else None)
             trainings.append(training)
         best = min(trainings, key=lambda training: training.best_loss)
         best.run()
     best.restore_best()
     return best.epochs
+
+
+def _is_behind(others: Sequence[HeadTraining], training: HeadTraining) -> bool:
+    """Whether a training has no hope of the least loss: far above what one of the others had after as many epochs."""
+    if training.epochs < HEAT * training.settings.patience:
+        return False
+    return any(
+        training.best_loss > BEHIND * other.best_losses[min(training.epochs, other.epochs) - 1] for other in others
+    )

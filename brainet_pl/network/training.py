@@ -15,6 +15,8 @@ from tqdm.auto import tqdm
 from brainet_pl._utils import checks
 from brainet_pl.network.base import Head, HeadInputs, train_head
 
+MANY = 5000  # rows above which patience is shorter in epochs, and so as long in steps
+LEAST_PATIENCE = 3  # epochs
 RATE_DECAY = 0.3  # factor on the learning rate, each time that training goes on from the best weights
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (B, O) or (M, B, O) and targets (B,) → a scalar
 
@@ -64,6 +66,15 @@ def choose_batch_size(samples: int) -> int:
     return int(min(256, max(16, 2 ** round(math.log2(max(1, samples / 16))))))
 
 
+def patience_for(patience: int, rows: int) -> int:
+    """Epochs without a gain after which training of so many rows ends: fewer where each epoch has many steps.
+
+    >>> patience_for(20, 1000), patience_for(20, 20_000), patience_for(20, 1_000_000)
+    (20, 5, 3)
+    """
+    return max(min(patience, LEAST_PATIENCE), min(patience, round(patience * MANY / rows)))
+
+
 def fit_head(
     head: Head,
     data: HeadInputs,
@@ -99,6 +110,7 @@ class HeadTraining:
     Attributes:
         epochs: epochs taken.
         best_loss: the least validation loss so far.
+        best_losses: the same after each epoch.
     """
 
     def __init__(
@@ -113,6 +125,7 @@ class HeadTraining:
     ) -> None:
         self.head, self.data, self.settings, self.loss, self.validate = head, data, settings, loss, validate
         self.epochs = 0
+        self.best_losses: list[float] = []
         self._schedule = _Schedule(head, settings, len(data.x))
         self._paused: Tensor | None = None  # the state of random numbers
         self._progress = progress
@@ -126,8 +139,13 @@ class HeadTraining:
         """Give the head the weights that validated best, if any did."""
         self._schedule.restore_best()
 
-    def run(self, pause: bool = False) -> None:
-        """Train to the end; with `pause` until patience ends for the first time, to go on when called again."""
+    def run(self, pause: bool = False, is_lost: Callable[[HeadTraining], bool] | None = None) -> None:
+        """Train to the end.
+
+        Args:
+            pause: stop where patience ends for the first time, to go on when called again.
+            is_lost: asked after each validation; where it says yes, training ends at once, not to go on.
+        """
         if self._paused is not None:
             torch.set_rng_state(self._paused)
             self._paused = None
@@ -142,7 +160,11 @@ class HeadTraining:
             self.head.eval()
             with torch.no_grad():
                 validation_loss = self.validate()
-            if self._schedule.is_patient(validation_loss):
+            is_patient = self._schedule.is_patient(validation_loss)
+            self.best_losses.append(self.best_loss)
+            if is_lost is not None and is_lost(self):
+                return
+            if is_patient:
                 continue
             if pause:
                 self._paused = torch.get_rng_state()

@@ -17,12 +17,10 @@ from tqdm.auto import tqdm
 
 from brainet_pl._utils.warn import warn
 from brainet_pl.network.stack import HeadStack
-from brainet_pl.network.training import TrainingSettings, choose_batch_size
+from brainet_pl.network.training import TrainingSettings, choose_batch_size, patience_for
 from brainet_pl.tasks import Task
 
 ROWS = 4096  # of each fold that are predicted at a time in a validation
-MANY = 5000  # rows above which patience is shorter in epochs, and so as long in steps
-LEAST_PATIENCE = 3  # epochs
 SLOW = 5.0  # seconds after which a bar is shown
 
 
@@ -204,15 +202,6 @@ def of_the_others(losses: Tensor, weights: Tensor) -> Tensor:
     others = 1 - torch.eye(len(losses))  # sums without the own one, not all minus the own: that may be infinite
     kept = torch.where(others > 0, losses.expand(len(losses), -1), 0.0)
     return kept.sum(dim=1) / (others @ weights)
-
-
-def patience_for(patience: int, rows: int) -> int:
-    """Epochs without a gain after which training of so many rows ends: fewer where each epoch has many steps.
-
-    >>> patience_for(20, 1000), patience_for(20, 20_000), patience_for(20, 1_000_000)
-    (20, 5, 3)
-    """
-    return max(min(patience, LEAST_PATIENCE), min(patience, round(patience * MANY / rows)))
 
 
 class _Schedule:

@@ -207,7 +207,8 @@ class SwappedModel(Predictor):
             held: the same of samples that are not trained on. None is what `swap_head` was given, or else 15 % of the
                 training samples, the same share of each class.
             max_epochs: epochs at the most.
-            patience: epochs without a better one after which the learning rate falls, twice, and then training ends.
+            patience: epochs without a better one after which the learning rate falls, twice, and then training ends;
+                fewer of more than 5,000 samples, 3 at least.
             batch_size: samples in a batch; None chooses by the number of training samples.
             learning_rate: learning rate of Adam at the start.
             weight_decay: decoupled weight decay, times the learning rate.

@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,14 +19,16 @@ from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.fitting import blend as fitting_blend
+from brainet_pl.fitting import train as fitting_train
 from brainet_pl.fitting.blend import BOTH, HEAD, LINEAR, NETWORK, choose_blend
 from brainet_pl.fitting.comparison import why_not_network
 from brainet_pl.fitting.predictions import tempered_nll
 from brainet_pl.fitting.samples import LEAST_TO_SPLIT, split_held_out, take_from_training
 from brainet_pl.fitting.settle import answer_rows, settle
+from brainet_pl.fitting.train import train_best
 from brainet_pl.network import Bayes, Ensemble, Linear, Tree
 from brainet_pl.network.base import HeadInputs, Outputs
-from brainet_pl.network.training import TrainingSettings, fit_head
+from brainet_pl.network.training import MANY, TrainingSettings, fit_head, patience_for
 from brainet_pl.scores import Generative
 from brainet_pl.swap import fit as swap_fit
 from brainet_pl.swap import model as swap_model
@@ -223,6 +226,33 @@ def test_fit_head_slows_down_at_the_best_weights_and_ends():
     training = TrainingSettings(max_epochs=20, patience=3, batch_size=16, learning_rate=0.1, input_dropout=0.25)
     fit_head(head, HeadInputs(x, y), training, F.cross_entropy)
     assert float((torch.cat(seen) == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
+
+
+def test_of_many_samples_a_candidate_far_behind_is_given_up_and_leaves_no_trace(monkeypatch):
+    x, y = rows(MANY + 1000)
+    data, select = HeadInputs(x, y), HeadInputs(*rows(300, 1))
+    good = TrainingSettings(60, 10, 256, 0.02, rate_decays=1)
+    hopeless = replace(good, input_dropout=0.1, learning_rate=1e-5)  # gains in each epoch, and too little
+    heads = []
+    original = fitting_train._nll
+    monkeypatch.setattr(fitting_train, "_nll", lambda head, *rest: heads.append(head) or original(head, *rest))
+
+    def trained(candidates, part):
+        torch.manual_seed(0)
+        heads.clear()
+        head = Linear().build(6, 3)
+        epochs = train_best(head, Classification(3), part, select, candidates, passes=1)
+        return head, epochs, len(heads)
+
+    both, epochs, validations = trained([hopeless, good], data)
+    alone = trained([good], data)
+    assert alone[1:] == (epochs, epochs)
+    assert all(torch.equal(a, b) for a, b in zip(both.parameters(), alone[0].parameters(), strict=True))
+    assert patience_for(10, MANY + 1000) == 8
+    assert validations == epochs + 3 * 8
+
+    few = trained([hopeless, good], HeadInputs(x[:1000], y[:1000]))
+    assert few[2] > few[1] + 3 * 10, "of few samples each candidate trains until its own patience ends"
 
 
 # -- never below what you had -----------------------------------------------------------------------------------------
