@@ -1,6 +1,6 @@
 """What people do with answers: promises over many draws of calibration data, flipped labels found, what to label next.
 
-    python benchmarks/decisions.py --data DIR     # docs/results/decisions.json, some ten minutes on one core
+    python benchmarks/decisions.py --data DIR     # docs/results/decisions.json, some fifteen minutes on one core
     python benchmarks/decisions.py --smoke
 
 Tasks: all 1,797 digits of scikit-learn (64 pixels), 1,200 photographs of clothes by an EfficientNet-Lite0 (256
@@ -192,17 +192,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with the data sets")
     parser.add_argument("--cache", type=Path, help="folder for extracted features; DIR/cache if not given")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     add_out(parser)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    seeds = 1 if args.smoke else args.seeds
     settings: dict[str, Any] = {"delta": DELTA, "calibration": CALIBRATION, "flipped": FLIPPED}
     store = Store(results_folder(args) / "decisions.json", settings | ({"smoke": True} if args.smoke else {}))
     for task in ["digits"] if args.smoke else list(ERRORS):
         x, y = read(task, args.data, args.cache or (args.data / "cache" if args.data else Path()))
         if args.smoke:
             x, y = x[:200], y[:200]
-        for key, make in cells_of(task, x, y, args.seeds, 5 if args.smoke else DRAWS).items():
+        for key, make in cells_of(task, x, y, seeds, 5 if args.smoke else DRAWS).items():
             print(key, store.cell(key, make), flush=True)
 
 
