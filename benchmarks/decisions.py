@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with the data sets")
     parser.add_argument("--cache", type=Path, help="folder for extracted features; DIR/cache if not given")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     add_out(parser)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

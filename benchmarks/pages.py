@@ -283,19 +283,18 @@ def finely(values: Sequence[float]) -> str:
 
 
 def curves(cells: Cells) -> str:
-    """Accuracy after each round of labelling, by how labels were chosen: means over seeds, last differences paired."""
+    """Accuracy at first and after each round of labelling, by how labels were chosen, and what that gains."""
     rows = []
     for task in ("digits", "intents"):
         found = [cell for key, cell in sorted(cells.items()) if key.startswith(f"curve/{task}/")]
-        chance = [cell["random"] for cell in found]
+        by_chance = [fmean(cell["random"][1:]) for cell in found]
         for name in ("rank", "entropy", "random"):
-            shown = [100 * fmean(steps) for steps in zip(*[cell[name] for cell in found], strict=True)]
-            ahead = [
-                100 * (fmean(cell[name][1:]) - fmean(other[1:])) for cell, other in zip(found, chance, strict=True)
-            ]
+            steps = zip(*[cell[name] for cell in found], strict=True)
+            shown = [f"{100 * fmean(values):.1f}" for values in steps]
+            mine = [fmean(cell[name][1:]) for cell in found]
+            ahead = [100 * (one - other) for one, other in zip(mine, by_chance, strict=True)]
             error = stdev(ahead) / len(ahead) ** 0.5
-            gain = "–" if name == "random" else f"{fmean(ahead):+.1f} ± {error:.1f}"
-            rows.append([task, name, *(f"{value:.1f}" for value in shown), gain])
+            rows.append([task, name, *shown, "–" if name == "random" else f"{fmean(ahead):+.1f} ± {error:.1f}"])
     return markdown(["task", "chosen by", "at first", "1", "2", "3", "4", "5", "mean over random"], rows)
 
 
@@ -954,6 +953,7 @@ TABLES = {
     "battery shift": Table("battery.json", f"python benchmarks/battery.py {DATA}", shifted, "shift/"),
     "promises": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", promises, "risk/"),
     "flipped labels": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", flipped, "labels/"),
+    "rounds of labelling": Table("decisions.json", f"python benchmarks/decisions.py {DATA}", curves, "curve/"),
     "costs": Table("costs.json", f"python benchmarks/costs.py {DATA}", costs),
     "coverage": Table("coverage.json", "python benchmarks/coverage.py", coverage),
     "table1": Table("table1.json", f"{PAPER}/table1.py {DATA}", table1),
