@@ -5,7 +5,6 @@ with its defaults, to the same task of overlapping classes, which a model that i
 sure of.
 """
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,7 +32,7 @@ from brainet_pl import (
     swap_head,
     swap_layer,
 )
-from brainet_pl._utils.framework import NAMESPACE, pl
+from brainet_pl._utils.framework import pl
 from brainet_pl.calibration import DensityScaling
 from brainet_pl.callbacks import StructureLearning, SwapHead
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
@@ -131,15 +130,10 @@ def brainet_in_a_trainer(folder):
 
 
 def swapped_in_one_call(folder):
-    lines, handler = [], logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger(f"{NAMESPACE}.utilities.rank_zero")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)  # whatever other tests have left
-    model = swap_head(network(), TRAIN, held=HELD, progress=False).fit(max_epochs=15, progress=False)
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+    lines = []
+    with pytest.MonkeyPatch.context() as patch:  # not by a logger: other tests may have switched it off
+        patch.setattr("brainet_pl.swap.fit.rank_zero_info", lines.append)
+        model = swap_head(network(), TRAIN, held=HELD, progress=False).fit(max_epochs=15, progress=False)
     risk_control(model, RISK)
 
     def again(place):
