@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brainet_pl.serving.tables import Feature, features_of
+from brainet_pl.serving.tables import Feature, encode_array, encode_rows, features_of
 from brainet_pl.tables import Column, encode_frame, read_column, read_frame
 from brainet_pl.tables.cells import Notation, days_of, text_of
 from brainet_pl.tables.frame import columns_of
@@ -183,3 +183,21 @@ def test_later_rows_must_be_dates_too():
     for text in ("someday", "now", "-1", "20240-01-01", "2024-13-01"):
         with pytest.raises(ValueError, match="expected dates such as 2024-12-31 in column 'a'"):
             column.encode([text])
+
+
+def test_an_array_is_rows_in_the_order_of_the_columns():
+    features = [
+        Feature("a", fill=2.0, center=1.0, scale=4.0),
+        Feature("b", "date", center=1.0),
+        Feature("a", "missing"),
+    ]
+    rows = [[5.0, "1970-01-03"], [np.nan, "1970-01-02"]]
+    table = np.array(rows, dtype=object)
+    expected = [[1.0, 1.0, 0.0], [0.25, 0.0, 1.0]]
+    np.testing.assert_array_equal(encode_array(features, table), expected)
+    np.testing.assert_array_equal(encode_rows(features, rows), expected)
+    numbers = [Feature("a", center=1.0), Feature("b", scale=2.0)]
+    np.testing.assert_array_equal(encode_array(numbers, np.array([[3.0, 4.0]])), [[2.0, 2.0]])
+    for wrong in (np.zeros((2, 3)), np.zeros(2), np.zeros((0, 2))):
+        with pytest.raises(ValueError, match="expected rows of 2 columns, a, b, got"):
+            encode_array(numbers, wrong)
