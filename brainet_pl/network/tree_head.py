@@ -126,6 +126,7 @@ class BRAINetHead(ResidualHead):
         else:
             size = Size(ggt, width, least or 1, direct is not False, reads)
         self.ggt = size.ggt
+        self._num_subnetworks = self.ggt.num_subnetworks  # a compiled graph can't enter the lock of a cached property
         self.plan = build_plan(size.ggt, size.factor, size.min_width, fields=size.fields)
         gain = GAIN if norm else 1.0
         self.layers = Executor(self.plan, activation=activation, norm=norm, momentum=momentum, eps=eps, gain=gain)
@@ -303,7 +304,7 @@ class BRAINetHead(ResidualHead):
 
     def averages_all(self, count: int) -> bool:
         """Whether so many passes are the exact average over all sub-networks."""
-        return self.inference == "auto" and not self.prediction_dropout and self.ggt.num_subnetworks <= count
+        return self.inference == "auto" and not self.prediction_dropout and self._num_subnetworks <= count
 
     @contextmanager
     def fixed_draws(self, count: int, seed: int) -> Iterator[None]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from brainet_pl import BRAINet, learn_structure, swap_layer
+from brainet_pl import GGT, BRAINet, learn_structure, swap_layer
 from brainet_pl._utils.framework import ModelCheckpoint
 from brainet_pl.callbacks import StructureLearning
 from brainet_pl.datamodules import Digits
@@ -22,8 +22,14 @@ def fresh():
 
 
 @pytest.fixture(scope="module")
-def ggt(features):
+def learned(features):
     return learn_structure(features, test="gaussian", max_order=2, threshold=0.02, progress=False)
+
+
+@pytest.fixture
+def ggt(learned):
+    """A tree that nobody has asked anything yet: a graph can't compute what is kept at the first call."""
+    return GGT.from_dict(learned.to_dict())
 
 
 def make(ggt, **settings):
