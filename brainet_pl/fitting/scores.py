@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from brainet_pl._utils.framework import rank_zero_warn
+from brainet_pl.features.extraction import Extracted
 from brainet_pl.features.training import TrainingFeatures
+from brainet_pl.prediction.finite import finite_rows, finite_samples
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Score, ScoreContext
 from brainet_pl.scores.base import LastLayer
 from brainet_pl.scores.fitting import fit_score, fit_score_on_shares
-from brainet_pl.scores.robust import warn_of_far_rows
+from brainet_pl.scores.robust import name_rows, warn_of_far_rows
 
 
 def fit_scores(
@@ -38,7 +41,7 @@ def fit_scores(
         labels, num_classes = task.classes(share.concat()[1])
         fit_one = partial(fit_score_on_shares, share=share, labels=labels)
     else:
-        samples = features.all(progress=progress)
+        samples = _finite(features.all(progress=progress))
         labels, num_classes = task.classes(samples.targets)
 
         def fit_one(score: Score) -> Tensor:
@@ -57,6 +60,17 @@ def fit_scores(
         numbers = torch.tensor(sorted(left_out))
         warn_of_far_rows(numbers if features.numbers is None else features.numbers[numbers], len(labels))
     return wanted
+
+
+def _finite(samples: Extracted) -> Extracted:
+    """The samples whose features are finite; a warning names the others."""
+    left_out = (~finite_rows(samples.output)).nonzero()[:, 0]
+    if len(left_out):
+        rank_zero_warn(
+            f"scores are fitted without {len(left_out):,} of {len(samples.targets):,} training samples, "
+            f"{name_rows(left_out)}: their features have NaN or infinity; correct or drop them"
+        )
+    return finite_samples(samples)
 
 
 def score_context(predictor: Predictor, score: Score, num_classes: int) -> ScoreContext:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from brainet_pl._utils.parts import make_part, primitive
-from brainet_pl.backbones import Backbone
+from brainet_pl.backbones import Backbone, FeatureExtractor
+from brainet_pl.calibration import Calibrator, DensityScaling
 from brainet_pl.prediction.defaults import AUTO_CALIBRATION
+from brainet_pl.scores import Generative
 from brainet_pl.tasks import Classification, Task
 
 if TYPE_CHECKING:
@@ -40,6 +42,17 @@ def make_backbone(backbone: Any) -> Backbone:
     if isinstance(backbone, Mapping):
         return Backbone(**backbone)
     return Backbone(backbone)
+
+
+def scores_or_density(scores: Any, backbone: FeatureExtractor, calibration: Any) -> Any:
+    """The scores that a user names; where nobody does, a density of features that do not move.
+
+    A calibrator that fades by a density brings its own.
+    """
+    if scores is not None:
+        return scores
+    named = None if calibration in (None, AUTO_CALIBRATION) else make_part(Calibrator, calibration, "calibration")
+    return [Generative()] if backbone.frozen and not isinstance(named, DensityScaling) else []
 
 
 def settings_of(model: BRAINet, backbone: Backbone) -> dict[str, Any]:

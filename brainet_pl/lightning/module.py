@@ -42,7 +42,7 @@ from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.features.extraction import data_source, inputs_and_target, inputs_of
 from brainet_pl.fitting.settle import Answered
 from brainet_pl.lightning import sharding, steps
-from brainet_pl.lightning.building import make_backbone, make_task, settings_of
+from brainet_pl.lightning.building import make_backbone, make_task, scores_or_density, settings_of
 from brainet_pl.lightning.fitted import FittedModule, build_head_before_averaging
 from brainet_pl.lightning.steps import EvaluatedBatch
 from brainet_pl.lightning.validation import calibrates, selects, teaches
@@ -106,7 +106,9 @@ class BRAINet(FittedModule):
         head: Settings of the head; null is `Tree()`, a BRAINet sized by the number of features.
         task: `Classification` or `Regression` with their settings; null is a classification of `num_classes`.
         scores: Further scores of inputs unlike the training data: `Generative`, `Stages`, `KNN`, `Mahalanobis`, `Own`,
-            `ViM` …; "all" is every one that the model can have.
+            `ViM` …; null is `Generative`, a density of the features, where these do not move: of a backbone that trains
+            it would read all training data again in every epoch. "all" is every one that the model can have, and an
+            empty list has none.
         calibration: The calibrator fitted on validation data, such as `TemperatureScaling`; "auto" is for classes a
             temperature, and confidence that fades by a density among `scores` (`Generative`, `Stages`), and none for
             numbers; null predicts as it is.
@@ -156,11 +158,12 @@ class BRAINet(FittedModule):
         self.head_settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
         made = make_task(task, num_classes)
         chosen = make_backbone(backbone)
+        extractor = chosen.build()
         self.predictor = Predictor(
-            chosen.build(),
+            extractor,
             made,
             num_passes=passes,
-            scores=scores or (),
+            scores=scores_or_density(scores, extractor, calibration),
             calibration=calibration,
             conformal=conformal,
             verdict=verdict,
@@ -256,6 +259,7 @@ class BRAINet(FittedModule):
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode at the start of training")
         keep_integers(self.trainer)
         self.fit_scores(all_scores=not self.backbone.frozen)
+        self.teacher.share_scores(self._averages())  # fitted, and of another size
         self.training_features.release()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -372,7 +376,7 @@ class BRAINet(FittedModule):
 
         A single set does both.
         """
-        learns = teaches(self.trainer) and calibrates(self.trainer, dataloader_idx)
+        learns = self._learns and calibrates(self.trainer, dataloader_idx)
         if not (learns or selects(dataloader_idx)):
             return
         seen = self._evaluate(batch, batch_idx, dataloader_idx, scored=learns)
@@ -384,8 +388,13 @@ class BRAINet(FittedModule):
 
     def on_validation_epoch_end(self) -> None:
         """Learn from what was observed of the validation data, before a checkpoint is written."""
-        if teaches(self.trainer):
+        if self._learns:
             self.after_validation()
+
+    @property
+    def _learns(self) -> bool:
+        """Whether a validation teaches: one of a search for the learning rate comes before scores are fitted."""
+        return teaches(self.trainer) and not self.scores.unfitted
 
     def on_test_start(self) -> None:
         """Labels must mean the classes that were trained. Say aloud where further sets are run for nothing."""

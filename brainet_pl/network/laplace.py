@@ -147,6 +147,11 @@ class LaplaceHead(LinearHead):
         self.register_buffer("deviations", torch.zeros(shape))
         self.register_buffer("precision", torch.zeros(()))  # 0 until `finalize` has run
 
+    @property
+    def averages_one(self) -> bool:
+        """Until `finalize` has run, all draws are the trained weights."""
+        return not torch.compiler.is_compiling() and not bool(self.precision)
+
     def facts(self) -> dict[str, Any]:
         """Structure of the Hessian and the precision of the prior."""
         chosen = {"prior_precision": float(self.precision)} if self.precision else {}

@@ -96,6 +96,11 @@ class MLPHead(Head):
         return torch.as_tensor(self.layers(base.as_features(x, self.in_features, self._weights)))
 
     @property
+    def averages_one(self) -> bool:
+        """There is only one network, unless passes draw dropout masks."""
+        return not self.dropout
+
+    @property
     def _weights(self) -> Tensor:
         return next(self.layers.parameters())
 

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl.network.widths import Fields, Widths, root_branch_of, split_width, width_rule
 from brainet_pl.structure.ggt import GGT, Leaf, Node, Tree
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LAYOUT = 2  # of weights within a layer: neuron by neuron, each reading the rows of its sources in order
 FIELDS = -1  # in place of a node's number, where a layer belongs to no node: a field, which all leaves may read
@@ -31,8 +34,15 @@ _ROW_COST = 30.0  # copying one input row into place, in multiply-adds a sample
 _BLOCK_COST = 20000.0  # one more kernel launch, forward and backward
 
 
+class Unchanging:
+    """What is planned never changes: copies of a head share it."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
 @dataclass(frozen=True)
-class Layer:
+class Layer(Unchanging):
     """One dense layer L_i^t (line 14): it reads an ancestor's output and the descendant's, or the latter alone."""
 
     node: int  # a number in `GGT.nodes`, or `FIELDS`
@@ -45,7 +55,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class Bucket(Unchanging):
     """Blocks of one padded shape, computed by one batched product."""
 
     rows: Ints  # (G, I) state rows that feed each block; padding reads the row of zeros
@@ -59,7 +69,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class BranchBucket:
+class BranchBucket(Unchanging):
     """Whole branches of one padded shape, for passes that need only some of them, each with inputs of its own."""
 
     nodes: Ints  # (G,) the node of each block
@@ -229,7 +239,7 @@ def _bucket(blocks: Sequence[_Block], rows: Sequence[Ints], zero_row: int) -> Bu
 
 
 @dataclass(frozen=True)
-class Level:
+class Level(Unchanging):
     """All layers of the nodes of one height, or all fields, which belong to no node."""
 
     nodes: tuple[int, ...]  # their numbers
@@ -253,7 +263,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Unchanging):
     """Everything the head needs to know about a tree."""
 
     ggt: GGT

@@ -25,6 +25,8 @@ from brainet_pl.scores.expectation import Expectation
 from brainet_pl.tasks import Task
 from brainet_pl.tasks.passes import Passes
 
+OF_DISAGREEMENT = ("expected_entropy", "mutual_information")  # scores that say nothing where all passes agree
+
 
 class Predictor(BackboneAndHead):
     """A backbone, a head and all that is said of an input: probabilities, scores, conformal sets, verdict, risk.
@@ -176,7 +178,8 @@ class Predictor(BackboneAndHead):
         A classification has `probabilities` (B, C) and `class` (B,); with held-out data `known_p` (B,), the share of
         held-out samples that are at least as strange, and `known` (B,). A sample with NaN in its inputs is never known,
         and has the class -1 where its probabilities are NaN. The answer is given in evaluation mode, whatever mode the
-        model is in. Without gradients call it under `torch.no_grad()`.
+        model is in. Without gradients call it under `torch.no_grad()`. Where all passes agree, the scores of their
+        disagreement are left out.
         """
         with evaluation_mode(self):
             return self.describe(self.passes(x, passes))
@@ -196,8 +199,10 @@ class Predictor(BackboneAndHead):
             answer |= self.conformal(final)
         verdict = self.judge(scores, passes.nan_rows(final))
         answer |= verdict | self.risk(final, verdict.get("known"))
+        silent = OF_DISAGREEMENT if self.averages_one else ()
         for name, values in (scores | self.task.scores_of_answer(final, scores)).items():
-            answer.setdefault(name, values)  # `std` of the answer is the calibrated one
+            if name not in silent:
+                answer.setdefault(name, values)  # `std` of the answer is the calibrated one
         return Prediction(answer)
 
 

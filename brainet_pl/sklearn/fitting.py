@@ -729,8 +729,7 @@ def _density_tree(features: Tensor, settings: FitSettings) -> GGT:
 
 def _another(head: BRAINetHead) -> BRAINetHead:
     """A head of the same tree and plan with weights of its own; to find the widths anew would take longer."""
-    shared = (head.ggt, head.plan)
-    found = copy.deepcopy(head, {id(part): part for part in shared})
+    found = copy.deepcopy(head, {id(head.ggt): head.ggt})
     found.reset_parameters()
     return found
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 
@@ -16,6 +17,7 @@ from brainet_pl.structure.independence import Margins, SingleMargins
 from brainet_pl.structure.pdag import Bools, Ints, Separations, transposed
 
 BLOCK_PAIRS = 24  # from so many pairs on, a block costs less than a list (measured for 5,000 to 60,000 rows)
+LEAST_FOR_A_THREAD = 10_000  # tests from one end, below which to hand them to a thread takes longer than they do
 THREADS = min(4, os.cpu_count() or 1)  # that look for single conditions; more wait for memory
 ENDS = 64  # ends of edges looked from before the budget is asked again
 LIST_LENGTH = 256  # pairs in one list
@@ -137,12 +139,14 @@ class Evidence:
 
         for x in ends[:1].tolist():
             look_from(x)  # what the test keeps for all ends is made once, before there are threads
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ExitStack() as stack:
+            few = not len(ends) or asked[ends].max() < LEAST_FOR_A_THREAD
+            look_from_all = map if few else stack.enter_context(ThreadPoolExecutor(THREADS)).map
             for start in range(0, len(ends), ENDS):
                 if budget.spent:
                     break
                 part = ends[start : start + ENDS]
-                list(pool.map(look_from, part.tolist()))
+                list(look_from_all(look_from, part.tolist()))
                 budget.count(int(asked[part].sum()) // 2)
         np.round(margins, 12, out=margins)
         other, other_witness = transposed(margins), transposed(witness)

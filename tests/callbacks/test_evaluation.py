@@ -36,6 +36,7 @@ from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
 
 PREDICTIVE = ["one_minus_max_p", "max_logit", "energy", "entropy", "expected_entropy", "mutual_information"]
+OF_THE_DENSITY = ["generative", "generative_weighted", "combined", "joint"]  # that a model has by default
 
 
 def read(path):
@@ -91,7 +92,7 @@ def test_numbers_of_the_record_are_those_of_the_metrics(run):
     for name, value in metrics.items():
         assert value == pytest.approx(logged[name], rel=1e-6)
     assert {row["set"] for row in record["separation"]} == {"held_out"}
-    assert [row["score"] for row in record["separation"]] == PREDICTIVE
+    assert [row["score"] for row in record["separation"]] == [*PREDICTIVE, *OF_THE_DENSITY]
     measures = {name: better for name, better in SEPARATION.items() if name != "AUROC_full"}  # nothing is shifted here
     for row in record["separation"]:
         assert row.keys() == {"set", "score", *measures}
@@ -159,7 +160,7 @@ def test_the_most_uncertain_samples_are_those_of_the_score_file(run):
 
 def test_held_out_digits_are_found(tmp_path, quiet_trainer):
     pl.seed_everything(0, verbose=False)
-    model = BRAINet(8, head=Tree(num_params=8000), lr=0.01)
+    model = BRAINet(8, head=Tree(num_params=8000), scores=[], lr=0.01)
     learn = StructureLearning(threshold=0.1, progress=False)
     fit = quiet_trainer(tmp_path, learn, Evaluation(figures=False), epochs=4)
     fit.fit(model, datamodule=Digits())

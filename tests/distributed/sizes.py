@@ -52,7 +52,7 @@ def visit(folder, processes, most, batch, count, numbers):
     loader = DataLoader(data, batch_size=batch)
     unknown = DataLoader(samples(count, numbers, seed=1), batch_size=batch)
     kind = {"task": "Regression"} if numbers else {"num_classes": CLASSES, "metrics": [F1(CLASSES)]}
-    model = Still(head=MLP(1000, norm=None), passes=1, conformal=Conformal(), **kind)
+    model = Still(head=MLP(1000, norm=None), scores=[], passes=1, conformal=Conformal(), **kind)
     trainer = pl.Trainer(
         accelerator="cpu", devices=processes, default_root_dir=str(folder), precision="64-true",
         callbacks=[Evaluation(figures=False, report=False), PredictionFile()], max_epochs=1, **QUIET,

@@ -54,7 +54,7 @@ def both(tmp_path_factory, quiet_trainer):
         kind = (
             {"task": "Regression"} if task == "regression" else {"num_classes": 8, "calibration": TemperatureScaling()}
         )
-        model = BRAINet(head=Tree(4000), lr=0.02, **kind)
+        model = BRAINet(head=Tree(4000), lr=0.02, scores=[], **kind)
         data = script["Uneven"](task == "regression")
         data.setup("fit")
         features = data.train_set.tensors[0].numpy()

@@ -261,7 +261,7 @@ def test_the_page_of_a_real_run_holds_every_number(run, tmp_path):
     for entry in record["metrics"]:
         assert float(shown[entry["key"]]) == pytest.approx(entry["value"], rel=1e-3, abs=5e-5)
     table = [row for row in cells(section(text, "unknown")) if row[0] == "held out"]
-    assert len(table) == len(record["separation"]) == 6
+    assert len(table) == len(record["separation"]) == 10
     for row, entry in zip(table, record["separation"], strict=True):
         assert row[1] == readable(entry["score"])
         numbers = [float(re.sub("[^0-9.]", "", cell)) for cell in row[2:]]

@@ -82,7 +82,7 @@ def fitted(tmp_path_factory, quiet_trainer):
 
 @pytest.mark.parametrize("value", [NAN, math.inf])
 def test_a_fit_stops_at_the_step_and_keeps_the_last_good_state(tmp_path, quiet_trainer, value):
-    model, before = BRAINet(3, head=MLP(num_params=500)), Before()
+    model, before = BRAINet(3, head=MLP(num_params=500), scores=[]), Before()
     saved, last = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1), LastCheckpoint(str(tmp_path))
     trainer = quiet_trainer(tmp_path, NaNBatches(value=value), before, saved, last, epochs=3)
     with pytest.raises(ValueError, match=r"finite loss, got nan in epoch 1, batch 3: .*inputs.* in 1 of 32 samples.*5"):
@@ -120,7 +120,7 @@ def test_a_skipped_batch_changes_nothing(tmp_path, quiet_trainer):
     look = Same()
     trainer = quiet_trainer(tmp_path, NaNBatches(), look, epochs=2)
     with pytest.warns(UserWarning, match="skipped 1 of 20 batches"):
-        trainer.fit(BRAINet(3, head=MLP(num_params=500), on_nan="skip"), loader(*blobs()))
+        trainer.fit(BRAINet(3, head=MLP(num_params=500), scores=[], on_nan="skip"), loader(*blobs()))
     assert look.looked
 
 

@@ -185,12 +185,19 @@ def test_a_class_that_is_never_seen_is_no_class(tmp_path, quiet_trainer):
     assert model.scores.members["Mahalanobis"].means.shape == (8, 64)
 
 
-def test_features_that_are_not_finite_stop_the_fit(tmp_path, quiet_trainer):
+def test_scores_are_fitted_without_features_that_are_not_finite_which_stop_the_fit_at_their_batch(
+    tmp_path, quiet_trainer
+):
     x = torch.rand(40, 6)
     x[5, 2] = torch.nan
     loader = DataLoader(TensorDataset(x, torch.arange(40) % 2), batch_size=8)
-    with pytest.raises(ValueError, match="fit a score to, got 1 of 40 rows"):
-        quiet_trainer(tmp_path).fit(BRAINet(2, head=Linear(), scores=["KNN"]), loader)
+    model = BRAINet(2, head=Linear(), scores=["KNN"])
+    with (
+        pytest.warns(UserWarning, match="without 1 of 40 training samples, row 5"),
+        pytest.raises(ValueError, match="expected a finite loss, got nan in epoch 0, batch 0"),
+    ):
+        quiet_trainer(tmp_path).fit(model, loader)
+    assert model.scores["KNN"].ready
 
 
 def test_a_model_in_16_bits_keeps_its_scores_in_32(tmp_path, quiet_trainer):
@@ -207,7 +214,7 @@ def test_a_model_in_16_bits_keeps_its_scores_in_32(tmp_path, quiet_trainer):
 
 
 def test_a_checkpoint_without_a_score_leaves_it_unfitted(tmp_path, quiet_trainer):
-    plain, checkpoint = BRAINet(8, head=Linear()), ModelCheckpoint(tmp_path, save_last=True)
+    plain, checkpoint = BRAINet(8, head=Linear(), scores=[]), ModelCheckpoint(tmp_path, save_last=True)
     quiet_trainer(tmp_path, checkpoint).fit(plain, datamodule=Digits())
     scores = ["KNN", "Mahalanobis", Generative(progress=False)]
     model = BRAINet(8, head=Linear(), scores=scores)

@@ -22,7 +22,7 @@ from brainet_pl.features.training import batches_of
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.lightning.steps import train_size
 from brainet_pl.network import MLP, Bayes, Ensemble, Laplace, Linear, MCDropout, Tree, TreeDropout, TreeEnsemble
-from brainet_pl.scores import Generative
+from brainet_pl.scores import KNN, Generative
 from brainet_pl.structure import GGT
 from brainet_pl.tasks import Classification
 
@@ -106,7 +106,8 @@ def test_predictions_come_with_their_uncertainty(fitted, quiet_trainer):
     first = batches[0]
     p = first["probabilities"].double().numpy()
     measures = {"one_minus_max_p", "max_logit", "energy", "entropy", "expected_entropy", "mutual_information"}
-    assert set(first) == {"class", "probabilities", "known_p", "known"} | measures
+    density = {"generative", "generative_weighted", "combined", "joint"}  # that a model has by default
+    assert set(first) == {"class", "probabilities", "known_p", "known"} | measures | density
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-5)
     np.testing.assert_array_equal(first["class"], p.argmax(1))
     np.testing.assert_allclose(first["one_minus_max_p"], 1 - p.max(1), atol=1e-5)
@@ -220,7 +221,7 @@ def test_the_sanity_check_fits_nothing(tmp_path, quiet_trainer):
 
 def test_a_checkpoint_without_a_score_leaves_it_unfitted(fitted, quiet_trainer):
     _, checkpoint, folder = fitted
-    score = Generative(progress=False)
+    score = KNN()
     model = BRAINet(8, head=Tree(num_params=8000), scores=[score])
     quiet_trainer(folder, structure()).fit(model, datamodule=Digits())
     assert score.ready
@@ -534,3 +535,13 @@ def test_two_processes_agree(tmp_path, sampling):
     a, b = (json.loads((tmp_path / f"rank{i}.json").read_text()) for i in (0, 1))
     assert a == b
     assert a["finite"]
+
+
+def test_a_density_comes_by_default_where_features_do_not_move():
+    def named(**settings):
+        return list(BRAINet(3, **settings).scores.members)
+
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    assert named() == named(backbone=Backbone(net)) == ["Generative", "Combined"]
+    assert named(backbone=Backbone(net, freeze=False)) == named(scores=[]) == []  # it would be fitted every epoch
+    assert named(calibration="DensityScaling", backbone=Backbone(net)) == ["Stages", "Combined"]  # its own

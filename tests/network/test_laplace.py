@@ -303,7 +303,7 @@ def test_a_swapped_head_is_finalized_by_calibrate(data):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(D, 16), nn.ReLU(), nn.Linear(16, C))
     swapped = swap_head(network, data.x, C, head=Laplace(), progress=False).eval()
-    assert swapped.predict(data.x)["mutual_information"].abs().max() < 1e-5
+    assert "mutual_information" not in swapped.predict(data.x)  # all draws are the trained weights
     learned = swapped.calibrate((data.x, data.target), (data.x, data.target), progress=False)
     assert "head/prior_precision" in learned
     assert swapped.predict(data.x)["mutual_information"].mean() > 1e-3

@@ -162,7 +162,7 @@ def test_predictions_metrics_and_intervals_are_in_units_of_the_target(fitted, qu
     assert results["test/reg/NLL"] < math.log(40 * math.sqrt(2 * math.pi * math.e))
     assert results["test/cal/coverage95"] > 0.8
     predicted = quiet_trainer(folder).predict(model, datamodule=Line())
-    assert set(predicted[0]) == {"mean", "std", "epistemic_std", "aleatoric_std", "known", "known_p"}
+    assert set(predicted[0]) == {"mean", "std", "epistemic_std", "aleatoric_std", "known", "known_p", "generative"}
     mean = torch.cat([batch["mean"] for batch in predicted])
     data = Line()
     data.setup("test")
