@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo docs notebooks release-check results-pages test test-all test-engines test-integration test-min lint clean help
+.PHONY: demo docs notebooks lock release release-check results-pages test test-all test-engines test-integration test-min lint clean help
 
 help:
 	@echo "make demo      fit and test on digits, and write a report of it"
@@ -15,6 +15,8 @@ help:
 	@echo "make results-pages  tables of README and docs from docs/results"
 	@echo "make notebooks  runs examples/notebooks and stores what they print and draw"
 	@echo "make release-check  builds sdist and wheel, installs each in an environment of its own, runs the first commands"
+	@echo "make release REPOSITORY=https://…  the same with addresses in the metadata, kept in dist/"
+	@echo "make lock      versions of all that is installed here, for one job of CI"
 	@echo "make test-min  the fast tests with the least versions that pyproject.toml allows, in .venv-min"
 
 $(READY): pyproject.toml
@@ -78,6 +80,15 @@ notebooks: $(READY)
 release-check: $(READY)
 	$(BIN)/python -m pip install --quiet twine
 	$(BIN)/python tests/release.py
+
+release: $(READY)
+	$(BIN)/python -c 'import sys; assert sys.argv[1], "expected an address: make release REPOSITORY=https://HOST/OWNER/NAME [PAGES=https://…]"' "$(REPOSITORY)"
+	$(BIN)/python -m pip install --quiet twine
+	$(BIN)/python tests/release.py --repository "$(REPOSITORY)" $(if $(PAGES),--pages "$(PAGES)") --out dist
+	SITE_URL="$(PAGES)" $(MAKE) docs
+
+lock: $(READY)
+	$(BIN)/python tests/lock.py > .github/constraints.txt
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py

@@ -65,6 +65,7 @@ def on_files(files, config):
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     changes = (FOLDER.parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    changes = changes.replace("](docs/", "](../").replace("[security](SECURITY.md)", "security: SECURITY.md")
     files.append(File.generated(config, "reference/changelog.md", content=changes))
     return files
 

@@ -1,18 +1,23 @@
 """Build the package, install what was built, and do what a newcomer does first; `make release-check` runs it.
 
-    python tests/release.py
+    python tests/release.py [--repository https://HOST/OWNER/NAME] [--pages https://HOST/PAGES] [--out dist]
+
+With the address of the repository, which who publishes knows, links and pictures of README lead there from the page of
+an index of packages, and the metadata has addresses; `make release` does this, and keeps what was built.
 
 Builds sdist and wheel, checks metadata and README (`twine check`, where twine is installed), and installs each into an
 environment of its own. That environment has nothing but the package: what it depends on is read from the environment
 that runs this script, by a .pth file, so that torch is not downloaded twice. Then, in an empty folder and without this
-tree on the path: the version, a fit with a test, the page, and the first block of Python in README.
+tree on the path: the version, a fit with a test, the page, and all blocks of Python in README.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -39,24 +44,72 @@ def run(*words: str | Path, cwd: Path, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
-def check_metadata(wheel: Path, sdist: Path) -> None:
+def with_addresses(readme: str, repository: str, version: str) -> str:
+    """README as a page of an index shows it: what it links and draws is in the repository, at this version's tag."""
+    files = f"{repository.rstrip('/')}/blob/v{version}/"
+    pictures = f"{repository.rstrip('/')}/raw/v{version}/"
+    target = r"\]\((?!https?:|#)([^)]+\))"
+    drawn = re.sub(rf"(!\[[^\]]*){target}", rf"\1]({pictures}\2", readme)
+    return re.sub(target, rf"]({files}\1", drawn)
+
+
+def with_urls(pyproject: str, repository: str, pages: str | None) -> str:
+    """The settings of the package with the addresses of those who publish it."""
+    repository = repository.rstrip("/")
+    urls = {
+        "Repository": repository,
+        "Issues": f"{repository}/issues",
+        "Changelog": f"{repository}/blob/HEAD/CHANGELOG.md",
+    }
+    if pages:
+        urls["Documentation"] = pages
+    lines = "".join(f'{name} = "{address}"\n' for name, address in urls.items())
+    return pyproject.replace("[project.urls]\n", f"[project.urls]\n{lines}")
+
+
+def version_of_code() -> str:
+    """What `brainet_pl.__version__` says, without an import."""
+    code = (ROOT / "brainet_pl" / "__init__.py").read_text(encoding="utf-8")
+    version = re.search(r'^__version__ = "(.+)"', code, re.M)
+    assert version is not None
+    return version[1]
+
+
+def copied(folder: Path, repository: str | None, pages: str | None) -> Path:
+    """The files that git knows, in a folder of their own, with addresses where they are given."""
+    tree = folder / "tree"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_symlink() or (ROOT / name).exists():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
+    if repository:
+        readme, pyproject = tree / "README.md", tree / "pyproject.toml"
+        text = with_addresses(readme.read_text(encoding="utf-8"), repository, version_of_code())
+        readme.write_text(text, encoding="utf-8")
+        pyproject.write_text(with_urls(pyproject.read_text(encoding="utf-8"), repository, pages), encoding="utf-8")
+    else:
+        print("no --repository: links of README lead nowhere on an index of packages; good enough for a check")
+    return tree
+
+
+def check_metadata(wheel: Path, sdist: Path, readme: str) -> None:
     """Name, version, license, README and the files that must be in both."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (place,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         said = Parser().parsestr(archive.read(place).decode())
-    code = (ROOT / "brainet_pl" / "__init__.py").read_text(encoding="utf-8")
-    version = re.search(r'^__version__ = "(.+)"', code, re.M)
-    assert version is not None
-    assert (said["Name"], said["Version"]) == ("brainet_pl", version[1]), (said["Name"], said["Version"])
+    found = (said["Name"], said["Version"])
+    assert found == ("brainet_pl", version_of_code()), found
     assert said["License-Expression"] == "Apache-2.0"
     assert said["Description-Content-Type"] == "text/markdown"
-    assert said.get_payload().strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    assert said.get_payload().strip() == readme.strip()
     assert {"docs", "onnx", "serve", "text", "timm", "graphs", "hub"} <= set(said.get_all("Provides-Extra") or ())
     configs = {f"brainet_pl/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     wanted = configs | {"brainet_pl/py.typed", "brainet_pl/evaluation/report/style.css"}
     assert wanted <= set(names), wanted - set(names)
-    assert not [name for name in names if name.startswith(("tests/", "docs/", "benchmarks/"))]
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"brainet_pl", f"brainet_pl-{version_of_code()}.dist-info"}, tops
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert {"README.md", "LICENSE", "pyproject.toml", "brainet_pl/__init__.py"} <= inside
@@ -87,20 +140,27 @@ def try_out(built: Path, folder: Path) -> None:
         print(f"  brainet {line}", flush=True)
         run(command, *line.split(), cwd=folder, WANDB_MODE="disabled")
     assert (folder / "runs/digits/version_0/report.html").is_file()
-    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
-    assert block is not None
-    print("  the first block of README", flush=True)
-    run(python, "-c", block[1], cwd=folder)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    assert blocks
+    for number, block in enumerate(blocks, 1):
+        print(f"  block {number} of README", flush=True)
+        run(python, "-c", block, cwd=folder, MPLBACKEND="agg")
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Build, check, install, try."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repository", help="where the code is published")
+    parser.add_argument("--pages", help="where the documentation is published")
+    parser.add_argument("--out", type=Path, help="a folder for sdist and wheel, once all of this has passed")
+    asked = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
+        tree = copied(folder, asked.repository, asked.pages)
         print("building sdist and wheel", flush=True)
-        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT, cwd=folder)
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", tree, cwd=folder)
         (wheel,), (sdist,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
-        check_metadata(wheel, sdist)
+        check_metadata(wheel, sdist, (tree / "README.md").read_text(encoding="utf-8"))
         check_links()
         ours = {"PYTHONPATH": os.pathsep.join(sys.path)}  # wherever twine was found
         if importlib.util.find_spec("twine"):
@@ -112,6 +172,10 @@ def main() -> None:
             place = folder / built.suffix.strip(".")
             place.mkdir()
             try_out(built, place)
+        if asked.out:
+            asked.out.mkdir(parents=True, exist_ok=True)
+            for built in (wheel, sdist):
+                print(f"{shutil.copy2(built, asked.out)} is ready: twine upload it")
     print("released files build, install and run")
 
 

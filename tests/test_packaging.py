@@ -1,6 +1,7 @@
 """What is promised to users: top-level folders in one namespace, and dependencies that are declared."""
 
 import ast
+import importlib.util
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import brainet_pl
 
@@ -109,13 +111,47 @@ def test_the_version_stands_in_one_place_and_the_others_agree():
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_the_versions_of_ci_are_of_all_dependencies_and_allowed():
+    tomllib = pytest.importorskip("tomllib", reason="in the standard library since Python 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / ".github" / "constraints.txt").read_text().split()
+    pinned = dict(line.split("==") for line in lines)
+    for line in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+        needed = Requirement(line)
+        name = needed.name.lower().replace("_", "-")
+        assert name in pinned, f"{name} is new: make lock"
+        assert needed.specifier.contains(pinned[name], prereleases=True), (line, pinned[name])
+
+
+def test_a_release_leads_to_its_repository():
+    spec = importlib.util.spec_from_file_location("release", ROOT / "tests" / "release.py")
+    release = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(release)
+    text = "![a](docs/a.png) [b](docs/b.md#c) [d](https://x.org) [![e](e.png)](f.md) [g](#h)"
+    assert release.with_addresses(text, "https://x.org/o/n/", "1.0") == (
+        "![a](https://x.org/o/n/raw/v1.0/docs/a.png) [b](https://x.org/o/n/blob/v1.0/docs/b.md#c) [d](https://x.org) "
+        "[![e](https://x.org/o/n/raw/v1.0/e.png)](https://x.org/o/n/blob/v1.0/f.md) [g](#h)"
+    )
+    tomllib = pytest.importorskip("tomllib", reason="in the standard library since Python 3.11")
+    settings = release.with_urls((ROOT / "pyproject.toml").read_text(), "https://x.org/o/n", "https://o.x.org")
+    urls = tomllib.loads(settings)["project"]["urls"]
+    assert urls["Repository"] == "https://x.org/o/n"
+    assert urls["Documentation"] == "https://o.x.org"
+    assert len(urls) == 5
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_what_it_should_and_runs_alone(tmp_path):
-    """Installed into an empty folder that comes first on the path; the dependencies are those of this environment."""
+    """Built from what .dockerignore lets through, so that an image can be; installed into an empty folder that comes
+    first on the path; the dependencies are those of this environment.
+    """
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    clone = tmp_path / "clone"
+    clone, sent = tmp_path / "clone", tmp_path / "sent"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(clone)], check=True)
+    sent.mkdir()
+    for name in re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.M):
+        (clone / name).rename(sent / name)
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(sent)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name == f"brainet_pl-{brainet_pl.__version__}-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from brainet_pl.network.base import Head
 from brainet_pl.storage.format import HPARAMS, STORED
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+REPOSITORY = r"[\w.-]+/[\w.-]+"  # owner/name
 VERSION = "pytorch-lightning_version"  # Lightning looks for it in a checkpoint
 
 
@@ -51,7 +54,7 @@ def push_to_hub(
 ) -> str:
     """Upload what `save_pretrained` writes to a hub of models; the address of the commit.
 
-    Others read it by `from_pretrained(huggingface_hub.snapshot_download(repo_id))`.
+    Others read it by `from_pretrained(repo_id)`.
 
     Args:
         model: with its head.
@@ -60,33 +63,35 @@ def push_to_hub(
         private: whether a new one is for its owner alone.
         **api: arguments of `huggingface_hub.HfApi`, such as `token` and `endpoint`.
     """
-    try:
-        from huggingface_hub import HfApi
-    except ImportError as error:
-        raise ImportError("a hub needs the package huggingface_hub: pip install 'brainet_pl[hub]'") from error
-    hub = HfApi(**api)
+    hub = _huggingface_hub().HfApi(**api)
     with tempfile.TemporaryDirectory() as scratch:
         folder = save_pretrained(model, scratch, run)
         hub.create_repo(repo_id, private=private, exist_ok=True)
         return str(hub.upload_folder(repo_id=repo_id, folder_path=folder).commit_url)
 
 
-def from_pretrained(folder: str | Path, **given: Any) -> BRAINet:
+def from_pretrained(source: str | Path, hub: Mapping[str, Any] | None = None, **given: Any) -> BRAINet:
     """The model that `save_pretrained` wrote, ready to predict; digests of weights and settings are checked.
 
     Args:
-        folder: on this machine; of a hub, what `huggingface_hub.snapshot_download` gives.
+        source: a folder on this machine or, where there is none of that name, `owner/name` on a hub of models, of which
+            only the tensors, the settings and the card are downloaded.
+        hub: arguments of `huggingface_hub.snapshot_download`, such as `revision`, `token` and `endpoint`.
         **given: arguments of `BRAINet` to use instead of the stored ones, such as a backbone of your own.
     """
     from safetensors.torch import load_file
 
-    place = Path(folder)
+    place = Path(source)
+    if not place.is_dir() and re.fullmatch(REPOSITORY, str(source)):
+        place = _download(str(source), hub or {})
     for name in (WEIGHTS, CONFIG):
         if not (place / name).is_file():
             raise FileNotFoundError(f"expected {name} in {place}, found none: give what save_pretrained wrote")
     try:
         config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
-        content = {"state_dict": dict(sorted(load_file(str(place / WEIGHTS)).items())), "epoch": 0, "global_step": 0}
+        tensors = sorted(load_file(str(place / WEIGHTS)).items())
+        weights = {name: tensor.clone() for name, tensor in tensors}  # views of one buffer can't be saved below
+        content = {"state_dict": weights, "epoch": 0, "global_step": 0}
         content |= {name: config[name] for name in (VERSION, HPARAMS, STORED)}
     except Exception as error:  # of a damaged or foreign file, any error may come
         raise ValueError(
@@ -97,6 +102,27 @@ def from_pretrained(folder: str | Path, **given: Any) -> BRAINet:
         torch.save(content, path)
         model: BRAINet = BRAINet.load_from_checkpoint(path, map_location="cpu", **given)
     return model.eval()
+
+
+def _huggingface_hub() -> Any:
+    """The package `huggingface_hub`, or an error that says how to install it."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ImportError("a hub needs the package huggingface_hub: pip install 'brainet_pl[hub]'") from error
+    return huggingface_hub
+
+
+def _download(repo_id: str, arguments: Mapping[str, Any]) -> Path:
+    """Files of a model on a hub, in the cache of huggingface_hub; nothing else of the repository is fetched."""
+    try:
+        folder = _huggingface_hub().snapshot_download(repo_id, allow_patterns=[WEIGHTS, CONFIG, CARD], **arguments)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"expected a folder or a model of a hub, got {repo_id!r}: there is no such folder here, and the hub said: "
+            f"{error}"
+        ) from error
+    return Path(folder)
 
 
 def model_card(model: BRAINet, record: Record | None = None) -> str:
@@ -132,7 +158,7 @@ def model_card(model: BRAINet, record: Record | None = None) -> str:
         "## Use",
         "",
         "    from brainet_pl.lightning.pretrained import from_pretrained",
-        "    model = from_pretrained(folder)",
+        '    model = from_pretrained("owner/name")  # of this page, or a folder with its files',
         "",
     ]
     return "\n".join(lines)

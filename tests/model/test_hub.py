@@ -63,7 +63,9 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.asked.append(self.path)
         path = self.path.partition("?")[0]
-        if f"/resolve/{COMMIT}/" in path:
+        if REPO not in path:
+            self.reply({"error": "Repository not found"}, 404, headers=[("X-Error-Code", "RepoNotFound")])
+        elif f"/resolve/{COMMIT}/" in path:
             content = self.server.files[path.rpartition(f"/resolve/{COMMIT}/")[2]]
             tag = hashlib.sha256(content).hexdigest()
             self.reply(content, headers=[("ETag", f'"{tag}"'), ("X-Repo-Commit", COMMIT)])
@@ -100,8 +102,12 @@ def test_a_model_goes_to_a_hub_and_comes_back(server, tmp_path):
     assert sorted(name for name in server.files if not name.startswith(".")) == [
         "README.md", "config.json", "model.safetensors",
     ]  # fmt: skip
-    folder = hub.snapshot_download(REPO, endpoint=server.address, cache_dir=tmp_path, token="hf_none")
+    server.files["weights.pkl"] = b"a file of somebody else's"
     x = torch.rand(4, 5)
+    access = {"endpoint": server.address, "cache_dir": tmp_path, "token": "hf_none"}
     with torch.no_grad():
-        expected, found = model.predict_step(x, 0), from_pretrained(folder).predict_step(x, 0)
+        expected, found = model.predict_step(x, 0), from_pretrained(REPO, hub=access).predict_step(x, 0)
     assert torch.equal(found["probabilities"], expected["probabilities"])
+    assert not any("weights.pkl" in path for path in server.asked)
+    with pytest.raises(FileNotFoundError, match="expected a folder or a model of a hub, got 'someone/else'"):
+        from_pretrained("someone/else", hub=access)
