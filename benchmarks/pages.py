@@ -87,19 +87,6 @@ def defaults(cells: Cells, tasks: Sequence[str], of: str) -> str:
     return markdown([of, "splits" if of == "set" else "seeds", *HEADS], rows)
 
 
-def short_defaults(cells: Cells) -> str:
-    """NLL alone, three digits."""
-    rows = []
-    for task, title in TASKS.items():
-        means = [fmean(nll(cells, task, head)) for head in HEADS]
-        digits = 4 if task == "digits" else 2 if task in ("concrete", "energy", "kin8nm") else 3
-        shown = [f"{mean:.{digits}f}" if mean < 0.2 or task != "digits" else f"{mean:.3f}" for mean in means]
-        best = min(mean for mean, head in zip(means, HEADS, strict=True) if head != CONTROL)
-        rows.append([title, *(f"**{s}**" if mean == best else s for s, mean in zip(shown, means, strict=True))])
-    titles = ["**BRAINet**", "shuffled wiring", "linear", "MLP", "MC-dropout", "ensemble of 5", "Bayes"]
-    return markdown(["task", *titles], rows)
-
-
 def differences(cells: Cells, tasks: Sequence[str], of: str) -> str:
     """BRAINet less each other head, paired over seeds."""
     paired = benchmark("defaults").paired
@@ -937,7 +924,6 @@ def serve(cells: Cells) -> str:
 DEFAULTS = f"python benchmarks/defaults.py {DATA} --final"
 PAPER = "python benchmarks/paper"
 TABLES = {
-    "heads": Table("defaults.json", DEFAULTS, short_defaults),
     "defaults": Table("defaults.json", DEFAULTS, partial(defaults, tasks=list(TASKS), of="task")),
     "defaults differences": Table("defaults.json", DEFAULTS, partial(differences, tasks=list(TASKS), of="task")),
     "defaults wins": Table("defaults.json", DEFAULTS, wins),

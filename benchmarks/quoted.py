@@ -73,7 +73,7 @@ def at_one_percent(row: str) -> Number:
 
 OURS_AT, MORE, TEMPERATURE = "stages, learned, 0.01", "stages, learned, 0.04", "temperature scaling"
 SHIFT = [
-    *quotes(README, "tempered.json", [("images is {} of temperature scaling's", fitted("ratio"), "{:.2f}")]),
+    *quotes(README, "tempered.json", [("| {} of its calibration error", fitted("ratio"), "{:.2f}")]),
     *quotes(README, "tempered.json", [("at a price of {} in the NLL of clean test", fitted("price"), "{:.1%}")]),
     *quotes(INDEX, "tempered.json", [("error is {} of temperature scaling's", fitted("ratio"), "{:.2f}")]),
     *quotes(INDEX, "tempered.json", [("at a price of {} in the NLL of clean ones", fitted("price"), "{:.1%}")]),
@@ -158,7 +158,7 @@ def wired_tasks(cells: Cells) -> str:
     """Where README says that the wiring matters, if that is where it does; else where it does."""
     named = {"MNIST 5,000", "MNIST 60,000", "stage 3, 4,000"}
     found = wired(cells)
-    return "both MNISTs and stage 3" if set(found) == named else ", ".join(found)
+    return "MNIST and on a ResNet's third stage" if set(found) == named else ", ".join(found)
 
 
 def ratios(cells: Cells) -> list[float]:
@@ -180,8 +180,7 @@ def tables_behind(cells: Cells) -> str:
 
 OTHERS = ("MLP", "MC-dropout", "ensemble", "Bayes")
 COMPARED = [
-    *quotes(README, "defaults.json", [("within a standard error of the first, on {}.", in_words, "{}")]),
-    *quotes(README, "defaults.json", [("two standard errors on {}.", wired_tasks, "{}")]),
+    *quotes(README, "defaults.json", [("on {} the same head with shuffled wiring is worse", wired_tasks, "{}")]),
     *quotes(DEFAULTS, "defaults.json", [("of the first, on {} tasks.", in_figures, "{}")]),
     *quotes(DEFAULTS, "defaults.json", [("on {} tasks**", lambda cells: len(wired(cells)), "{}")]),
     *quotes(README, "battery.json", [("on {} by more than 5 %", tables_behind, "{}")]),
@@ -284,9 +283,38 @@ def near_the_best(cells: Cells, judge: bool) -> str:
     return f"{sum(hits)} of {len(hits)}"
 
 
-CALL = "left out/auto/one call"
+def of_set(task: str, unknown: str, key: str) -> Number:
+    """In percent, a number of a task of benchmarks/unknown_classes.py for one of its unknown sets."""
+    return lambda cells: 100 * cells[task]["sets"][unknown][key]
+
+
+CALL, LAYER = "left out/auto/one call", "left out/last/logistic regression"
 HATS = "clothing without hats and shoes"
 DETECTED = [
+    *quotes(
+        README,
+        "swap.json",
+        [
+            ("a new last layer: NLL {},", swapped(LAYER, "nll"), "{:.3f}"),
+            ("{} % errors |", swapped(LAYER, "err"), "{:.1f}"),
+            ("| NLL {},", swapped(CALL, "nll"), "{:.3f}"),
+            ("{} % errors ([how]", swapped(CALL, "err"), "{:.1f}"),
+            ("by confidence: AUROC {} %", swapped(LAYER, "left out/one_minus_max_p"), "{:.1f}"),
+            ("| AUROC {} %, 61", swapped(CALL, "left out/verdict"), "{:.1f}"),
+            ("%, {} % of them called unknown |", swapped(CALL, "left out/called unknown"), "{:.0f}"),
+        ],
+    ),
+    *quotes(
+        README,
+        "unknown_classes.json",
+        [
+            ("of the logits: AUROC {} %", of_set("60 intents", "no intent", "energy"), "{:.1f}"),
+            ("AUROC {} %, 97", of_set("60 intents", "no intent", "joint"), "{:.1f}"),
+            ("%, {} % of them called unknown ([all]", of_set("60 intents", "no intent", "noticed"), "{:.0f}"),
+            ("of TinyImageNet, {} % are noticed", of_set("CIFAR-10", "tiny", "noticed"), "{:.0f}"),
+            ("of SVHN {} %", of_set("CIFAR-10", "svhn", "noticed"), "{:.0f}"),
+        ],
+    ),
     *quotes(
         UNKNOWN,
         "unknown.json",

@@ -84,7 +84,7 @@ def demo() -> None:
 
     print(f"\npictures: {folder / 'figures'}")
     print(f"metrics:  {folder / 'metrics.csv'} and, for W&B, runs/wandb (offline)")
-    print(f"model:    {folder / 'checkpoints'}; try: brainet test --ckpt_path {folder / 'checkpoints' / 'last.ckpt'}")
+    print(f"model:    {folder / 'checkpoints'}; try: brainet test --ckpt_path {folder}")
     print(f"report:   {write_report(folder)}: open it in a browser; it needs no network")
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib import pyplot as plt
 
+import brainet_pl
 from brainet_pl.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +20,11 @@ SHELL = [line for language, code in BLOCKS if language == "bash" for line in cod
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+
+
+def test_the_version_on_top_is_that_of_the_package():
+    assert f'"unknown".** {brainet_pl.__version__} · ' in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_there_is_something_to_run():
@@ -30,20 +37,22 @@ def test_python_blocks(code):
     names = {"__name__": "readme"}
     torch.manual_seed(0)
     exec(compile(code, "README.md", "exec"), names)
-    if "photograph" in names:
-        check_first_sentence(names)
+    if "asked" in names:
+        check_first_page(names)
 
 
-def check_first_sentence(names):
-    """The network is sure of what is no digit; the swapped one is not, and is as sure of digits as before."""
-    model, honest = names["model"], names["honest"]
-    known, unknown = names["x"][1400:], names["photograph"]
-    assert model(unknown).softmax(1).amax(1).mean() > 0.7
-    digits, pieces = honest.predict(known), honest.predict(unknown)
-    assert pieces["probabilities"].amax(1).mean() < 0.3
-    assert digits["probabilities"].amax(1).mean() > 0.95
-    assert pieces["known"].float().mean() < 0.05
-    assert digits["known"].float().mean() > 0.9
+def check_first_page(names):
+    """What is said below the first block: sure of what is no digit before, and not after; and a picture is written."""
+    model, honest, asked = names["model"], names["honest"], names["asked"]
+    digits, left_out, photograph = asked.values()
+    assert model(photograph).softmax(1).amax(1).mean() > 0.7
+    assert honest.predict(photograph)["probabilities"].amax(1).mean() < 0.3
+    assert honest.predict(digits)["probabilities"].amax(1).mean() > 0.95
+    assert honest.predict(photograph)["known"].float().mean() < 0.05
+    assert honest.predict(left_out)["known"].float().mean() < 0.3
+    assert honest.predict(digits)["known"].float().mean() > 0.88
+    assert Path("answers.png").stat().st_size > 10_000
+    plt.close("all")
 
 
 def test_shell_lines():

@@ -17,7 +17,7 @@ from brainet_pl._utils import atomic, checks
 from brainet_pl.backbones.loading import Backbone
 from brainet_pl.cli.lightning_cli import TRUST, stored_config
 from brainet_pl.cli.trust import vet
-from brainet_pl.cli.words import check_ckpt_path
+from brainet_pl.cli.words import find_ckpt_path
 from brainet_pl.datamodules import ImageFolder, Table
 from brainet_pl.decisions.risk import risk_control
 from brainet_pl.export.folder import export_folder, features_of_table
@@ -59,7 +59,7 @@ def main(args: Sequence[str]) -> None:
         raise ValueError(f"expected a folder as --out with --held, got {out}: name one")
     if out.suffix not in ("", ".onnx", ".pt2"):
         raise ValueError(f"expected --out to be a folder, or to end in .onnx or .pt2, got {out}: name it so")
-    check_ckpt_path(words.ckpt_path)
+    words.ckpt_path = find_ckpt_path(words.ckpt_path)
     model = load(words.ckpt_path, words.backbone, words.trust)
     if words.risk is not None:
         print(risk_control(model, words.risk))

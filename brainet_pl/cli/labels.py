@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from brainet_pl.cli.export import data_of_run, load, shape_of
-from brainet_pl.cli.words import check_ckpt_path
+from brainet_pl.cli.words import find_ckpt_path
 from brainet_pl.decisions import find_label_issues
 from brainet_pl.features.extraction import inputs_of, unshuffled
 
@@ -24,7 +24,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--top", type=int, default=100, help="labels on the page; 100")
     add_image_shape(parser)
     words = parser.parse_args(args)
-    check_ckpt_path(words.ckpt_path)
+    words.ckpt_path = find_ckpt_path(words.ckpt_path)
     model, data = load(words.ckpt_path), own_data(words.ckpt_path)
     data.setup("fit")
     loader = unshuffled(data.train_dataloader())

@@ -37,7 +37,7 @@ from brainet_pl.callbacks import PredictionFile, StructureLearning
 from brainet_pl.callbacks.logging import run_folder
 from brainet_pl.cli.commands import ABOUT
 from brainet_pl.cli.trust import ADVICE, Given, Untrusted, given_by, vet
-from brainet_pl.cli.words import check_ckpt_path, config_path, short_error, split_words
+from brainet_pl.cli.words import config_path, find_ckpt_path, short_error, split_words
 from brainet_pl.datamodules.table import read_task
 from brainet_pl.evaluation.report.read import read_history
 from brainet_pl.evaluation.terminal import lines_of_fit
@@ -155,7 +155,7 @@ class BrainetCLI(LightningCLI):
         """Hold a checkpoint that a configuration file names to the same rules, and see that no code is loaded."""
         chosen = self.config[self.subcommand]
         chosen["trainer"]["logger"] = without_wandb(chosen["trainer"].get("logger"))
-        check_ckpt_path(str(chosen.get("ckpt_path")))
+        find_ckpt_path(str(chosen.get("ckpt_path")))
         if chosen.get("weights_only") is False:
             raise UsageError("expected weights_only to be true, got false: a checkpoint holds no code, and runs none")
         chosen["weights_only"] = True
@@ -207,6 +207,7 @@ class BrainetCLI(LightningCLI):
             folder=str(folder),
             checkpoint=best,
             tested=test,
+            trust=None if best is None or test or not _needs_trust(best) else TRUST,
         )
         rank_zero_info("\n".join(lines))
 
@@ -318,7 +319,8 @@ def _complete(words: list[str], folder: str) -> tuple[list[str], Checkpoint | No
     path = next((word for before, word in reversed([*pairwise(words)]) if before == "--ckpt_path"), None)
     if place is None or path is None:
         return words, None
-    check_ckpt_path(path)
+    path = find_ckpt_path(path, last=words[place] == "fit")
+    words = [path if before == "--ckpt_path" else word for before, word in pairwise(["", *words])]
     if not is_checkpoint(path):
         return words, None
     checkpoint = Checkpoint.read(path)
@@ -326,6 +328,17 @@ def _complete(words: list[str], folder: str) -> tuple[list[str], Checkpoint | No
     file = Path(folder) / STORED_CONFIG
     file.write_text(translated(yaml.safe_dump(config)))
     return [*words[: place + 1], "--config", str(file), *words[place + 1 :]], checkpoint
+
+
+def _needs_trust(path: str) -> bool:
+    """Whether a later command refuses the settings of a checkpoint, such as a network of the user's own."""
+    try:
+        _settings_of(Checkpoint.read(path), "test", Given(), trusted=False)
+    except Untrusted:
+        return True
+    except UsageError:  # a checkpoint outside the folder of a run: its data has to be named anyway
+        return False
+    return False
 
 
 def _settings_of(checkpoint: Checkpoint, command: str, given: Given, trusted: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from brainet_pl._utils.atomic import atomic_write
 from brainet_pl._utils.checks import UsageError
+from brainet_pl.cli.words import best_of_run
 from brainet_pl.evaluation.figures import draw
 from brainet_pl.monitoring.chart import drift_chart, summary
 from brainet_pl.monitoring.drift import KNOWN_P, DriftMonitor, DriftState
@@ -42,8 +43,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument(
         "--reference",
         required=True,
-        help="predictions of held-out data (.csv), the checkpoint that predicted (.ckpt), or the number of validation "
-        "samples behind known_p",
+        help="predictions of held-out data (.csv), the checkpoint that predicted (.ckpt) or its run, or the number of "
+        "validation samples behind known_p",
     )
     parser.add_argument("--columns", help="columns to watch, with commas; by default score, doubt and answer")
     parser.add_argument("--alpha", type=float, default=0.05, help="the probability of a false alarm; 0.05")
@@ -78,10 +79,10 @@ def read_reference(reference: str, columns: Sequence[str] | None = None) -> Watc
     """What `--reference` and `--columns` say."""
     if reference.isdigit():
         return Watched({KNOWN_P: int(reference)}, [KNOWN_P], dict)
-    path = Path(reference)
+    path = best_of_run(Path(reference)) or Path(reference)
     if not path.is_file():
         raise UsageError(
-            "expected --reference to be a CSV file, a checkpoint or a number of validation samples, got "
+            "expected --reference to be a CSV file, a checkpoint, a run or a number of validation samples, got "
             f"{reference!r}, and there is no such file: check the path"
         )
     return _from_predictions(path, columns) if path.suffix == ".csv" else _from_checkpoint(path, columns)

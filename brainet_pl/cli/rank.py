@@ -8,7 +8,7 @@ from pathlib import Path
 
 from brainet_pl.cli.export import load
 from brainet_pl.cli.labels import add_image_shape, own_data, pictures_of
-from brainet_pl.cli.words import check_ckpt_path
+from brainet_pl.cli.words import find_ckpt_path
 from brainet_pl.decisions import rank_for_labelling
 from brainet_pl.decisions.page import write_pages
 
@@ -25,7 +25,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--k", type=int, default=100, help="how many samples; 100")
     add_image_shape(parser)
     words = parser.parse_args(args)
-    check_ckpt_path(words.ckpt_path)
+    words.ckpt_path = find_ckpt_path(words.ckpt_path)
     model, data = load(words.ckpt_path), own_data(words.ckpt_path)
     data.setup("predict")
     loader = data.predict_dataloader()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from brainet_pl._utils.checks import UsageError
+from brainet_pl.cli.words import best_of_run
 from brainet_pl.serving.folder import ABOUT, ExportedModel
 
 LOOPBACK = "127.0.0.1"
@@ -62,14 +63,13 @@ def find_folder(given: Path, scratch: Path, more: Sequence[str] = ()) -> Path:
     """The folder of an exported model; a checkpoint, or the best one of a run, is exported first."""
     if (given / ABOUT).is_file():
         return given
-    found = [given] if given.is_file() else sorted((given / "checkpoints").glob("*.ckpt"))
-    best = [path for path in found if path.stem != "last"] or found
-    if not best:
+    best = given if given.is_file() else best_of_run(given)
+    if best is None:
         raise UsageError(
             f"expected the folder of an exported model, of a run, or a checkpoint, got {given}, which is none: check "
             "the path, or export the model first"
         )
     from brainet_pl.cli import export
 
-    export.main(["--ckpt_path", str(best[0]), "--out", str(scratch / "model"), *more])
+    export.main(["--ckpt_path", str(best), "--out", str(scratch / "model"), *more])
     return scratch / "model"

@@ -56,7 +56,7 @@ def check_words(words: Sequence[str]) -> None:
         if name in ("--config", "-c") and not Path(value).is_file():
             config_path(value)
         elif name == "--ckpt_path":
-            check_ckpt_path(value)
+            find_ckpt_path(value, last=command == "fit")
     if not command.startswith("-") and not any(w in NEEDS_NO_DATA or w.startswith("--data") for w in parts):
         raise UsageError(no_data(command))
 
@@ -100,15 +100,33 @@ def config_path(name: str) -> Path:
     return path
 
 
-def check_ckpt_path(path: str) -> None:
-    """Refuse an address, which Lightning would load together with the code in it, and a path with no checkpoint."""
+def best_of_run(folder: Path) -> Path | None:
+    """The best checkpoint in the folder of a run, its last one where no other was kept; None where it has none."""
+    found = sorted((folder / "checkpoints").glob("*.ckpt"))
+    best = [path for path in found if path.stem != "last"] or found
+    if len(best) > 1:
+        listed = ", ".join(map(str, best))
+        raise UsageError(f"expected one checkpoint beside last.ckpt in {folder}, got {listed}: name one of them")
+    return best[0] if best else None
+
+
+def find_ckpt_path(path: str, last: bool = False) -> str:
+    """A checkpoint's file; of the folder of a run its best one, or the last one to go on from.
+
+    An address is refused, for Lightning would load it together with the code in it, and a path with no checkpoint.
+    """
     if "://" in path:
         raise UsageError(f"expected ckpt_path to be a file, got the address {path}: download it, then give the file")
-    if path not in KEYWORDS and not (Path(path).is_file() or (Path(path) / SHARDED).is_file()):
+    if path in KEYWORDS or Path(path).is_file() or (Path(path) / SHARDED).is_file():
+        return path
+    state = Path(path) / "checkpoints" / "last.ckpt"
+    of_run = state if last and state.is_file() else best_of_run(Path(path))
+    if of_run is None:
         raise UsageError(
-            f"expected ckpt_path to be a checkpoint file, best, last or hpc, got {path!r}, and there is no such file "
-            "and no folder of a sharded fit: check the path"
+            f"expected ckpt_path to be a checkpoint file, best, last or hpc, got {path!r}, and there is no such file, "
+            "no folder of a sharded fit and no run with checkpoints: check the path"
         )
+    return str(of_run)
 
 
 def nearest(name: str, known: Iterable[str], before: str = "") -> str:

@@ -82,6 +82,7 @@ def lines_of_fit(
     folder: str,
     checkpoint: str | None,
     tested: bool,
+    trust: str | None = None,
 ) -> list[str]:
     """The lines after a fit.
 
@@ -93,6 +94,7 @@ def lines_of_fit(
         folder: Of the run.
         checkpoint: The best checkpoint, if there is one.
         tested: Whether a test follows, which will say what is next.
+        trust: The word that the next command needs, for the checkpoint names code of the user's own.
     """
     when, values = _at_best(history, monitor, higher)
     values = stage_of(values or last, "val/")
@@ -100,7 +102,8 @@ def lines_of_fit(
     lines.append(f"files: {folder}")
     if checkpoint is not None:
         lines.append(f"checkpoint: {checkpoint}")
-        lines += [] if tested else [f"next: brainet test --ckpt_path {shlex.quote(checkpoint)}"]
+        words = " ".join(filter(None, [shlex.quote(checkpoint), trust]))
+        lines += [] if tested else [f"next: brainet test --ckpt_path {words}"]
     return lines
 
 

@@ -44,7 +44,10 @@ class Structure(NamedTuple):
     subnetworks: int
 
 
-@dataclass(frozen=True)
+MOST_WRITTEN = 10**7  # sub-networks that are counted out
+
+
+@dataclass(frozen=True, repr=False)
 class GGT:
     """A scored tree of structures over `num_variables` variables, learned from `num_rows` rows.
 
@@ -77,6 +80,19 @@ class GGT:
                     f"expected a finite score of every leaf, got {node.score} for variables {node.variables}: no "
                     "posterior can be made of it; check the score"
                 )
+
+    def __repr__(self) -> str:
+        """One line; `summary` has a few more, and a drawing the whole tree.
+
+        >>> GGT(Leaf((0, 1), ((), (0,)), score=-1.0), 2, num_rows=9)
+        GGT(2 variables, 9 rows, depth 0, 1 sub-network)
+        """
+        networks, depth = self.num_subnetworks, self.depth
+        count = f"{networks:,}" if networks < MOST_WRITTEN else f"about 10^{len(str(networks)) - 1}"
+        ending = "" if networks == 1 else "s"
+        return (
+            f"GGT({self.num_variables:,} variables, {self.num_rows:,} rows, depth {depth}, {count} sub-network{ending})"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles travel in the flat form of `to_dict`, and are checked like a stored tree."""

@@ -107,6 +107,8 @@ def fit_swapped(model: SwappedModel, train: Any, held: Any, plan: Plan, given: G
         def step(name: str) -> None:
             bar.set_description(f"fit: {name}")
             bar.update()
+            if progress and bar.disable:  # nobody sees the bar, as where the output goes to a file
+                rank_zero_info(f"fit: {name}")
             timeline.begin(name)
 
         step("network")

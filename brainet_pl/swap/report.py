@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from torchmetrics import MetricCollection
 from brainet_pl._utils.parts import primitive
 from brainet_pl.backbones.batches import move
 from brainet_pl.evaluation import charts, summary
+from brainet_pl.evaluation.chart import readable
 from brainet_pl.evaluation.record import Role, TestRecord, group_means
 from brainet_pl.evaluation.report import write_report
 from brainet_pl.features.extraction import inputs_and_target, inputs_of, unshuffled
@@ -22,6 +24,8 @@ from brainet_pl.lightning.steps import EvaluatedBatch
 from brainet_pl.metrics.sets import TEST
 from brainet_pl.swap.data import input_batches, labelled_batches
 from brainet_pl.swap.model import SwappedModel
+
+COMPARED = {"swapped": "head", "linear": "linear", "network": "own"}  # names of a `Comparison`, and of logged metrics
 
 
 @torch.no_grad()
@@ -51,12 +55,22 @@ def report_swapped(
     values = {key: float(value) for part in metrics.values() for key, value in _computed(part).items()}
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(path).resolve()
-        folder = Path(scratch, page.parent.name or "report", page.stem)  # a page is titled by its folder
-        folder.mkdir(parents=True)
         content = _content(model, record, metrics, values)
-        (folder / "record.json").write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
-        write_report(folder, path)
+        Path(scratch, "record.json").write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+        write_report(scratch, path, title=readable(page.stem), history=_comparison_as_history(model))
     return values
+
+
+def _comparison_as_history(model: SwappedModel) -> dict[str, tuple[list[float], list[float]]]:
+    """What the fit found beside other layers, under the keys that a Trainer's fit logs it with."""
+    history: dict[str, tuple[list[float], list[float]]] = {}
+    if model.comparison is not None:
+        for name, key in COMPARED.items():
+            if name in model.comparison.nll:
+                history[f"versus/{key}/NLL"] = [0.0], [model.comparison.nll[name]]
+            if name in model.comparison.gains:
+                history[f"versus/{key}/Error"] = [0.0], [model.comparison.gains[name][1]]
+    return history
 
 
 def _computed(metrics: MetricCollection) -> Mapping[str, Any]:
@@ -85,7 +99,7 @@ def _content(
     score, ranking = summary.headline_score(record, None), summary.ranking_score(list(record.known.scores), None)
     label = None if model.calibration is None else model.calibration.label()
     classes = charts.class_numbers(record.known)
-    facts = {
+    facts: dict[str, Any] = {
         "head": type(model.head).__name__ if model.settings is None else type(model.settings).__name__,
         "task": type(model.task).__name__,
         "head_parameters": model.head.num_params,
@@ -93,7 +107,11 @@ def _content(
         "temperature": None,
         "calibration": None if model.calibration is None else type(model.calibration).__name__,
         "calibrated": model.calibrates,
+        "promise": model.risk.sentence(),
     }
+    if model.expected is not None:
+        share = None if math.isnan(model.expected_noticed) else model.expected_noticed
+        facts |= {"expected": str(model.expected), "expected_share": share}
     return summary.to_json(
         record,
         model=facts | model.head.facts(),

@@ -150,3 +150,19 @@ def test_warnings_are_one_line_and_said_once(monkeypatch, capsys):
     shown, status = said(monkeypatch, capsys, "fit")
     assert shown.err == "warning: too few samples\nbrainet: expected an end (--debug shows where)\n"
     assert status == 1
+
+
+def test_the_folder_of_a_run_is_its_best_checkpoint(folder):
+    run = folder / "runs" / "a"
+    (run / "checkpoints").mkdir(parents=True)
+    with pytest.raises(words.UsageError, match="no run with checkpoints"):
+        words.find_ckpt_path(str(run))
+    last, best = run / "checkpoints" / "last.ckpt", run / "checkpoints" / "epoch=3.ckpt"
+    last.touch()
+    assert words.find_ckpt_path(str(run)) == str(last)
+    best.touch()
+    assert words.find_ckpt_path(str(run)) == str(best)
+    assert words.find_ckpt_path(str(run), last=True) == str(last)  # a fit goes on
+    (run / "checkpoints" / "epoch=4.ckpt").touch()
+    with pytest.raises(words.UsageError, match=r"expected one checkpoint beside last\.ckpt"):
+        words.find_ckpt_path(str(run))

@@ -24,7 +24,7 @@ from brainet_pl.evaluation.report import HERE, read_run, render, write_report
 from brainet_pl.evaluation.report.plot import drawing_of, styles_of
 from brainet_pl.evaluation.report.rules import RULES
 from brainet_pl.evaluation.report.verdict import verdict_of
-from brainet_pl.evaluation.report.view import target_of
+from brainet_pl.evaluation.report.view import fill_rows, target_of
 from brainet_pl.evaluation.schema import parse_record
 from brainet_pl.structure import learn_structure
 
@@ -295,7 +295,7 @@ def test_sections_come_in_order_with_their_figures(written):
 
 
 def cards(text):
-    found = re.findall(r"<dt>(.*?)</dt><dd><b>(.*?)</b><small>(.*?)</small>", text)
+    found = re.findall(r"<dt>(.*?)</dt><dd><b>(.*?)</b><small>(.*?)</small>", text.replace("\u00a0", " "))
     return {name: (value, note) for name, value, note in found}
 
 
@@ -1006,3 +1006,33 @@ def test_the_target_is_that_of_the_data_alone():
     assert target_of(config) == "price"
     assert target_of(config.replace("'price'", "null")) is None
     assert target_of("") is target_of("data:\n  class_path: Digits\ntrainer:\n  init_args:\n    target: a\n") is None
+
+
+def test_a_class_that_is_never_predicted_is_told():
+    record = a_record() | {"confusion": {"names": ["cat", "dog", "cow"], "counts": [[0, 8, 0], [0, 9, 0], [0, 0, 0]]}}
+    assert ("Never predicted: no test sample is taken for the class cat (n = 8).", "poor") in said(parse_record(record))
+    many = [[0] * 7 + [1] for _ in range(8)]
+    record["confusion"] = {"names": list("abcdefgh"), "counts": many}
+    (line,) = [text for text, _ in said(parse_record(record)) if text.startswith("Never predicted")]
+    assert line.endswith("the classes a (n = 1), b (n = 1), c (n = 1), d (n = 1), e (n = 1) and 2 more.")
+    assert not any("Never" in text for text, _ in said(parse_record(a_record())))
+
+
+def test_no_chart_leaves_two_thirds_of_a_row_empty():
+    def drawn(*panels):
+        charts = [chart(str(i), "test", *(panel(str(k), series("a")) for k in range(n))) for i, n in enumerate(panels)]
+        return [drawing_of(part) for part in parse_record(a_record() | {"charts": charts}).charts]
+
+    assert [one.alone for one in fill_rows(drawn(2, 1, 5, 1))] == [False, False, False, True]
+    assert [one.alone for one in fill_rows(drawn(1, 1, 2, 1))] == [False] * 4
+    assert [one.alone for one in fill_rows(drawn(1, 3))] == [True, False]
+
+
+def test_a_legend_folds_away_the_lines_that_nobody_has_asked_for(tmp_path):
+    hidden = [series(f"score {i}") | {"shown": False} for i in range(5)]
+    record = a_record() | {"charts": [chart("a", "test", panel("p", series("entropy"), series("energy"), *hidden))]}
+    shown = page_with(tmp_path, record)
+    assert "<summary>5 more lines</summary>" in shown
+    assert shown.index("entropy") < shown.index("5 more lines") < shown.index("score 4</span>")
+    record["charts"] = [chart("a", "test", panel("p", series("entropy"), *hidden[:2]))]
+    assert "more lines" not in page_with(tmp_path, record)

@@ -91,6 +91,8 @@ def test_a_fit_tells_the_validation_of_its_best_checkpoint_and_the_next_command(
         "checkpoint: runs/a/checkpoints/epoch=1 b.ckpt",
         "next: brainet test --ckpt_path 'runs/a/checkpoints/epoch=1 b.ckpt'",
     ]
+    own = lines_of_fit(history, {}, monitor=None, higher=False, tested=False, trust="--trust_checkpoint", **given)
+    assert own[-1].endswith("epoch=1 b.ckpt' --trust_checkpoint")
     best = lines_of_fit(history, {}, monitor="val/cls/Acc", higher=True, tested=True, **given)
     assert best[0] == "fit, validation at the best checkpoint: accuracy 95.0 %, NLL 0.4"
     assert not any(line.startswith("next") for line in best)

@@ -409,9 +409,12 @@ def test_a_state_loads_into_a_model_of_the_same_tree():
 
 def test_the_page_and_the_graph(honest, tmp_path):
     found = honest.report(tmp_path / "page.html", rows(300, 2), {"far away": 5 + rows(100, 3)[0]})
-    assert f"<title>{tmp_path.name} / page" in (tmp_path / "page.html").read_text()
+    assert "<title>page –" in (tmp_path / "page.html").read_text()
     page = (tmp_path / "page.html").read_text()
     assert "far away" in page
+    gain = f"NLL {honest.comparison.nll['swapped']:.3g} and {honest.comparison.nll['linear']:.3g}"
+    assert f"a linear layer on the same features: {gain}" in page  # what a fit found stands on the page
+    assert str(honest.expected)[1:].split(";")[0] in page
     assert re.search(rf"<dt>NLL</dt><dd><b>{found['test/scaled/cls/NLL']:.4f}</b>", page)  # of what `predict` says
     x, y = rows(300, 2)
     expected = F.nll_loss(honest.predict(x)["probabilities"].log(), y)

@@ -28,6 +28,7 @@ from brainet_pl.evaluation.report.view import (
 )
 from brainet_pl.evaluation.schema import MetricValue, PartCost, Record
 
+CHANCE_AUROC = 0.5
 FEW_PAIRS = 6  # runs below which two standard errors are exceeded by chance clearly more often than in 5 %
 
 
@@ -127,6 +128,9 @@ def _verdict(found: Comparison) -> list[Line]:
         named = (
             f"{metric.title}: {found.groups[best].name} is best, {text_of(metric, found.values[best][metric.key].mean)}"
         )
+        if metric.key.endswith("AUROC") and found.values[best][metric.key].mean <= CHANCE_AUROC:
+            lines.append(Line(f"{named}: no better than chance, which is 50\u00a0%; none of them tells these inputs."))
+            continue
         other = found.groups[second].name
         if gap.clear:
             lines.append(Line(f"{named}, clearly ahead of {other}."))

@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from brainet_pl._utils.atomic import atomic_write
 from brainet_pl._utils.inside import write_inside
 from brainet_pl.evaluation.report import plot
-from brainet_pl.evaluation.report.read import Run, read_run
+from brainet_pl.evaluation.report.read import History, Run, read_run
 from brainet_pl.evaluation.report.view import Page, page_of
 
 __all__ = ["main", "read_run", "render", "render_page", "write_report"]
@@ -61,12 +61,16 @@ def render_page(page: Page) -> str:
     return _template().render(page=page, frame=FRAME, style=style, script=script, digest=digest)
 
 
-def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
+def write_report(
+    folder: str | Path, out: str | Path | None = None, title: str | None = None, history: History | None = None
+) -> Path:
     """Write the page of a run.
 
     Args:
         folder: The folder of the run, with `record.json`, `metrics.csv` or `config.yaml` in it.
         out: The file to write; None is `report.html` in the run's folder. Missing parent folders are made.
+        title: What stands on top; None is the name of the folder and of that around it.
+        history: Curves of a fit that wrote no `metrics.csv`.
 
     Returns:
         The file that was written.
@@ -75,9 +79,12 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     path = run.folder / "report.html" if out is None else Path(out)
     if path.is_dir():
         raise IsADirectoryError(f"expected a file to write to, got the folder {path}: give --out FILE")
-    page = render(run)
+    if history is not None:
+        run = run._replace(history=history)
+    page = page_of(run)
+    text = render_page(page if title is None else page._replace(title=title))
     with write_inside(run.folder, "report.html") if out is None else atomic_write(path) as temporary:
-        temporary.write_text(page, encoding="utf-8", errors="replace")  # JSON can hold half a character, UTF-8 cannot
+        temporary.write_text(text, encoding="utf-8", errors="replace")  # JSON can hold half a character, UTF-8 cannot
     return path
 
 

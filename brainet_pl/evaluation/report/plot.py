@@ -27,6 +27,7 @@ from brainet_pl.metrics.catalogue import facts_of
 
 WIDTH, HEIGHT = 340.0, 244.0  # of a panel, in its own units: about the width of a phone, so that words keep their size
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 8.0, 38.0
+MOST_HIDDEN_KEYS = 2  # of a legend; more are folded away
 STYLES = 7  # colours with dashes in style.css
 OWN_CURVES = {"train/loss": "Training loss", "train/lr": "Learning rate"}  # what is no metric
 
@@ -96,7 +97,13 @@ class LegendKey(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A chart, drawn: its panels, its legend (empty where there is nothing to tell apart), and its words."""
+    """A chart, drawn: its panels, its legend (empty where there is nothing to tell apart), and its words.
+
+    Attributes:
+        choose: whether a reader looks at one panel at a time.
+        switch: whether there are lines to show and hide.
+        alone: whether it has a row of the page for itself, with its words beside it.
+    """
 
     name: str
     plots: list[Plot]
@@ -105,6 +112,13 @@ class Drawing(NamedTuple):
     alt: str
     choose: bool
     switch: bool
+    alone: bool = False
+
+    @property
+    def folded(self) -> list[LegendKey]:
+        """Keys of lines that are hidden at first, where they are many: the page folds them away."""
+        hidden = [key for key in self.keys if not key.shown]
+        return hidden if len(hidden) > MOST_HIDDEN_KEYS else []
 
     @property
     def span(self) -> int:

@@ -13,6 +13,7 @@ from brainet_pl.evaluation.schema import DataSet, Record, ShiftedMeasures
 
 History = Mapping[str, tuple[list[float], list[float]]]
 BASELINES = {"linear": "a linear layer on the same features", "own": "the layer that it replaces"}
+MOST_NAMES = 5  # of classes in a sentence
 CALIBRATED = "test/scaled/"  # of the keys of metrics after calibration
 
 
@@ -40,6 +41,7 @@ def verdict_of(record: Record, history: History | None = None) -> list[Line]:
     chart = next((chart for chart in record.charts if chart.name == "test/reliability"), None)
     lines = [
         _accuracy(final, samples),
+        _never_predicted(record),
         _errors(final, samples),
         _calibration(values, chart, samples),
         _intervals(values, samples),
@@ -75,6 +77,22 @@ def _line(text: str, tone: Tone, samples: int) -> Line:
 def _accuracy(values: Mapping[str, float], samples: int) -> Line | None:
     accuracy = values.get("test/cls/Acc")
     return None if accuracy is None else Line(f"{100 * accuracy:.1f}\u00a0% of {samples:,} test samples are right.")
+
+
+def _never_predicted(record: Record) -> Line | None:
+    """The classes that the test set has and no sample is taken for."""
+    if record.confusion is None:
+        return None
+    counts = record.confusion.counts
+    missing = []
+    for place, name in enumerate(record.confusion.names):
+        if sum(counts[place]) and not any(row[place] for row in counts):
+            missing.append(f"{name} (n\u00a0=\u00a0{sum(counts[place]):,})")
+    if not missing:
+        return None
+    shown = ", ".join(missing[:MOST_NAMES]) + (f" and {len(missing) - MOST_NAMES} more" if missing[MOST_NAMES:] else "")
+    which = "class" if len(missing) == 1 else "classes"
+    return Line(f"Never predicted: no test sample is taken for the {which} {shown}.", "poor")
 
 
 def _errors(values: Mapping[str, float], samples: int) -> Line | None:
@@ -280,7 +298,10 @@ def _known(record: Record) -> Line | None:
 def _expected(record: Record) -> Line | None:
     """What the verdict should notice, found without unknown data."""
     text = record.model.expected
-    return None if text is None else Line(f"{text[:1].upper()}{text[1:]}.", rules.expected(record.model.expected_share))
+    if text is None:
+        return None
+    sentence = f"{text[:1].upper()}{text[1:]}.".replace(" %", "\u00a0%")
+    return Line(sentence, rules.expected(record.model.expected_share))
 
 
 def _refusal(values: Mapping[str, float]) -> Line | None:

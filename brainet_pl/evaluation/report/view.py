@@ -44,6 +44,7 @@ UNLISTED = {  # figures drawn outside a test, which no record lists: file → na
 DOUBTFUL, CLASSES = "test/most_uncertain", "test/classes"
 MOST_COLUMNS = 10  # of single samples, that fit on a desktop
 MOST_ROWS = 40  # of a table that is not folded away
+COLUMNS = 3  # of charts, on a wide screen
 NONE = "–"
 
 
@@ -240,7 +241,7 @@ def number(value: float | None) -> str:
 
 def share(value: float) -> str:
     """Writes a share of 1 as a percentage."""
-    return f"{100 * value:.2f} %"
+    return f"{100 * value:.2f}\u00a0%"
 
 
 def picture(data: bytes, alt: str) -> Picture:
@@ -276,7 +277,7 @@ def subtitle(record: Record | None, target: str | None = None) -> str:
     if model.head_parameters:
         parts.append(f"{model.head_parameters:,} parameters in the head")
     if model.passes and model.passes > 1:
-        parts.append(f"{model.passes:,} passes")
+        parts.append(f"mean of {model.passes:,} passes")
     for part in record.sets:
         name = "test set" if part.name == "test" else readable(part.name)
         parts.append(f"{name}: n\u00a0=\u00a0{part.samples:,}")
@@ -384,7 +385,22 @@ def _listed_figures(run: Run) -> list[tuple[str, str, str, str]]:
 
 def _charts(record: Record, group: str, styles: Mapping[str, int]) -> list[Block]:
     drawn = [drawing_of(chart, styles) for chart in record.charts if chart.group == group]
-    return [Charts(drawn)] if drawn else []
+    return [Charts(fill_rows(drawn))] if drawn else []
+
+
+def fill_rows(drawn: Sequence[Drawing]) -> list[Drawing]:
+    """A chart of one panel that would be alone in its row has its words beside it, and so the whole row.
+
+    Rows have `COLUMNS` columns; charts come in their order.
+    """
+    filled, free = list(drawn), 0
+    for place, drawing in enumerate(drawn):
+        begins_row = drawing.span > free
+        free = (COLUMNS if begins_row else free) - drawing.span
+        is_last = place + 1 == len(drawn) or drawn[place + 1].span > free
+        if drawing.span == 1 and begins_row and is_last:
+            filled[place] = drawing._replace(alone=True)
+    return filled
 
 
 def _unknown(record: Record, styles: Mapping[str, int]) -> list[Block]:
