@@ -1033,6 +1033,6 @@ def test_a_legend_folds_away_the_lines_that_nobody_has_asked_for(tmp_path):
     record = a_record() | {"charts": [chart("a", "test", panel("p", series("entropy"), series("energy"), *hidden))]}
     shown = page_with(tmp_path, record)
     assert "<summary>5 more lines</summary>" in shown
-    assert shown.index("entropy") < shown.index("5 more lines") < shown.index("score 4</span>")
+    assert shown.index("entropy") < shown.index("5 more lines") < shown.index("<span>score 4")
     record["charts"] = [chart("a", "test", panel("p", series("entropy"), *hidden[:2]))]
     assert "more lines" not in page_with(tmp_path, record)
