@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from brainet_pl.swap.in_place import calibrate_layer, predict_layer, swap_layer
     from brainet_pl.swap.layer import restore_layers
     from brainet_pl.swap.model import SwappedModel, swap_head
+    from brainet_pl.swap.pixel_file import load_pixels
+    from brainet_pl.swap.pixels import PixelModel, swap_pixels
 
 __version__ = "0.3.0"
 
@@ -43,6 +45,7 @@ __all__ = [
     "BatchPredictor",
     "DriftMonitor",
     "ExportedModel",
+    "PixelModel",
     "SwappedModel",
     "TreeDensity",
     "__version__",
@@ -53,6 +56,7 @@ __all__ = [
     "export_program",
     "find_label_issues",
     "learn_structure",
+    "load_pixels",
     "load_swapped",
     "predict_layer",
     "rai",
@@ -61,6 +65,7 @@ __all__ = [
     "risk_control",
     "swap_head",
     "swap_layer",
+    "swap_pixels",
 ]
 
 _HOMES = {
@@ -73,6 +78,7 @@ _HOMES = {
     "BatchPredictor": "batch",
     "DriftMonitor": "monitoring",
     "ExportedModel": "serving",
+    "PixelModel": "swap.pixels",
     "SwappedModel": "swap.model",
     "TreeDensity": "scores",
     "calibrate_layer": "swap.in_place",
@@ -82,6 +88,7 @@ _HOMES = {
     "export_program": "export.graph",
     "find_label_issues": "decisions",
     "learn_structure": "structure",
+    "load_pixels": "swap.pixel_file",
     "load_swapped": "swap.file",
     "predict_layer": "swap.in_place",
     "rai": "graphs",
@@ -90,6 +97,7 @@ _HOMES = {
     "risk_control": "decisions",
     "swap_head": "swap.model",
     "swap_layer": "swap.in_place",
+    "swap_pixels": "swap.pixels",
 }
 
 

@@ -102,7 +102,8 @@ class FeatureExtractor(nn.Module):
             del self.views[0]
         self.search, self.evidence, self.taps = None, evidence, taps
         if taps is not None:
-            self.views.insert(0, View(taps).to(next(self.parameters()).device))
+            weight = next(self.parameters(), torch.empty(0))
+            self.views.insert(0, View(taps).to(weight.device))
 
     def layer_uses(self, x: Any) -> dict[str, LayerUse]:
         """How each layer is used in a pass over two of some inputs."""

@@ -91,7 +91,7 @@ class Backbone:
 
     def build(self) -> FeatureExtractor:
         """The feature extractor of a copy of the model; the classification layer is removed with the first inputs."""
-        model = _copied(make_backbone(self.model, self.weights, self.options))
+        model = copied(make_backbone(self.model, self.weights, self.options))
         taps = self._taps()
         pool = self.pool if taps is None and isinstance(self.pool, str) else None
         search = LayerSearch(tuple(self._pools()) or None, self.max_features)
@@ -105,7 +105,7 @@ class Backbone:
         )
 
 
-def _copied(model: nn.Module | None) -> nn.Module | None:
+def copied(model: nn.Module | None) -> nn.Module | None:
     """A copy of a model, not compiled, whose tensors are detached."""
     model = getattr(model, "_orig_mod", model)
     kept: dict[int, Any] = {}

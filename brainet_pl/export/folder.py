@@ -16,7 +16,7 @@ from torch import Tensor
 from brainet_pl._utils import checks
 from brainet_pl._utils.atomic import atomic_folder
 from brainet_pl.backbones import batches
-from brainet_pl.export.graph import FEATURES, example_of, export_onnx, input_names
+from brainet_pl.export.graph import FEATURES, Model, example_of, export_onnx, input_names, predictor_of
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.monitoring.columns import Columns
 from brainet_pl.monitoring.signals import signals_of
@@ -24,7 +24,7 @@ from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.prediction.transforms import read_transform
 from brainet_pl.serving import ExportedModel
 from brainet_pl.serving.about import FORMAT
-from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, GRAPH, digest
+from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, GRAPH, MAPS, digest
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.serving.tables import Feature, features_of
 
@@ -47,7 +47,7 @@ MEANINGS = {
 
 
 def export_folder(
-    model: BRAINet | Predictor,
+    model: Model,
     folder: str | Path,
     example: Any = None,
     *,
@@ -75,21 +75,24 @@ def export_folder(
         passes: sub-networks of a head that draws; None is the model's own number.
         seed: of their draw.
     """
-    predictor = model.predictor if isinstance(model, BRAINet) else model
+    predictor = predictor_of(model)
+    maps = not isinstance(model, BRAINet | Predictor)
+    if maps and held is not None:
+        raise ValueError("expected no held-out images of a model of maps, got some: no drift alarm watches maps")
     place = Path(folder)
     steps = _image_steps(model, images)
-    names = class_names if class_names is not None else getattr(model, "class_names", None)
+    names = class_names if class_names is not None else getattr(predictor if maps else model, "class_names", None)
     with atomic_folder(place, (GRAPH, ABOUT, EXAMPLE, CLIENT)) as made:
         given_held = None if held is None else list(_batches(held))
         narrow = held is not None and (predictor.in_features or 0) <= MOST_FEATURES
         outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed, features=narrow)
-        given = example_of(predictor, example)
+        given = example_of(model, example)
         about = {
             "format": FORMAT,
             "brainet_pl": str(getattr(sys.modules["brainet_pl"], "__version__", "")),
             "torch": str(torch.__version__),
             "sha256": digest(made / GRAPH),
-            "task": type(predictor.task).__name__,
+            "task": MAPS if maps else type(predictor.task).__name__,
             "class_names": None if names is None else [str(name) for name in names],
             "inputs": _inputs(given),
             "outputs": [_output(predictor, name) for name in outputs],
@@ -98,7 +101,7 @@ def export_folder(
             "risk": None if predictor.risk.promise is None else predictor.risk.promise._asdict(),
             "images": None if steps is None else steps.to_dict(),
             "features": None if features is None else [one.to_dict() for one in features],
-            "held_out": _reference(predictor),
+            "held_out": None if maps else _reference(predictor),
         }
         _write(made / ABOUT, about)
         runs = ExportedModel(made, threads=1)
@@ -112,7 +115,7 @@ def export_folder(
     return place
 
 
-def _image_steps(model: BRAINet | Predictor, given: Any) -> ImageSteps | None:
+def _image_steps(model: Model, given: Any) -> ImageSteps | None:
     """How image files are prepared: as was asked for, or as the model knows."""
     if given is None and isinstance(model, BRAINet):
         return None if model.preset is None else ImageSteps(**model.preset.to_dict())

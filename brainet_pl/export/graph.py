@@ -14,7 +14,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from brainet_pl._utils import atomic, checks
 from brainet_pl.backbones import batches
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.prediction.finite import first_bad_weight
+from brainet_pl.prediction.prediction import Prediction
 from brainet_pl.prediction.predictor import Predictor
 
 INPUT = "input"  # the name of an only tensor
@@ -51,31 +52,60 @@ def input_names(example: Any) -> tuple[str, ...]:
     return tuple(example) if isinstance(example, Mapping) else (INPUT,)
 
 
-class Answers(nn.Module):
-    """A predictor as a function of tensors, in the order of `inputs`, that gives a tuple in the order of `outputs`."""
+class MapModel(Protocol):
+    """What answers with maps of what a predictor says of single cells."""
 
-    def __init__(self, predictor: Predictor, example: Any, features: bool = False) -> None:
+    rows: Predictor
+
+    @property
+    def input_signature(self) -> Mapping[str, batches.Sample] | None:
+        """Name → shape and type of a sample of the first inputs."""
+
+    def answer(self, images: Tensor) -> Prediction:
+        """Images (B, C, H, W) → maps by name."""
+
+    def eval(self) -> Any:
+        """Switch to evaluation mode."""
+
+
+Model = BRAINet | Predictor | MapModel
+
+
+def predictor_of(model: Model) -> Predictor:
+    """What has the head, the scores and all that was learned of them."""
+    if isinstance(model, Predictor):
+        return model
+    return model.predictor if isinstance(model, BRAINet) else model.rows
+
+
+class Answers(nn.Module):
+    """A model as a function of tensors, in the order of `inputs`, that gives a tuple in the order of `outputs`."""
+
+    def __init__(self, model: Model, example: Any, features: bool = False) -> None:
         super().__init__()
-        self.predictor = predictor
+        self.predictor = predictor_of(model)
+        self.maps = None if isinstance(model, BRAINet | Predictor) else model
         self.named = isinstance(example, Mapping)
         self.inputs = input_names(example)
         size = batches.size(example)
-        answer = predictor.describe(predictor.passes(example))  # no `predict`: it warns of inputs that are made up here
-        self.outputs = tuple(k for k, v in answer.items() if v.dim() and v.shape[0] == size)
-        if features:
-            self.outputs += (FEATURES,)
+        answer = self._answer(example)
+        wanted = set(answer) if features else set(answer) - {FEATURES}
+        self.outputs = tuple(k for k, v in answer.items() if k in wanted and v.dim() and v.shape[0] == size)
+
+    def _answer(self, given: Any) -> dict[str, Tensor]:
+        if self.maps is not None:
+            return self.maps.answer(given).to_dict()
+        passes = self.predictor.passes(given)  # no `predict`: it warns of inputs that are made up here
+        return self.predictor.describe(passes).to_dict() | {FEATURES: passes.features}
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Maps tensors in the order of `inputs` to a tuple in the order of `outputs`."""
         given = dict(zip(self.inputs, tensors, strict=True)) if self.named else tensors[0]
-        passes = self.predictor.passes(given)
-        answer = self.predictor.describe(passes).to_dict() | {FEATURES: passes.features}
+        answer = self._answer(given)
         return tuple(answer[name] for name in self.outputs)
 
 
-def export_program(
-    model: BRAINet | Predictor, example: Any = None, *, passes: int | None = None, seed: int = 0
-) -> Exported:
+def export_program(model: Model, example: Any = None, *, passes: int | None = None, seed: int = 0) -> Exported:
     """A model as an exported program for any batch size.
 
     Args:
@@ -94,7 +124,7 @@ def export_program(
 
 
 def export_onnx(
-    model: BRAINet | Predictor,
+    model: Model,
     path: str | Path,
     example: Any = None,
     *,
@@ -133,10 +163,10 @@ def export_onnx(
 
 @contextlib.contextmanager
 def _ready(
-    model: BRAINet | Predictor, example: Any, passes: int | None, seed: int, features: bool = False
+    model: Model, example: Any, passes: int | None, seed: int, features: bool = False
 ) -> Iterator[tuple[Answers, tuple[Tensor, ...]]]:
     """The model in evaluation with draws that stay, and example inputs; everything is put back afterwards."""
-    predictor = model.predictor if isinstance(model, BRAINet) else model
+    predictor = predictor_of(model)
     weight = first_bad_weight(predictor)
     if weight is not None:
         raise ValueError(
@@ -150,17 +180,18 @@ def _ready(
     try:
         predictor.num_passes = count
         with head.fixed_draws(count, seed), torch.no_grad():
-            given = batches.move(example_of(predictor, example), device)
+            given = batches.move(example_of(model, example), device)
             tensors = tuple(given.values()) if isinstance(given, Mapping) else (given,)
-            yield Answers(predictor, given, features).eval(), tensors
+            yield Answers(model, given, features).eval(), tensors
     finally:
         predictor.train(training)
         predictor.num_passes = before
 
 
-def example_of(predictor: Predictor, given: Any) -> Any:
+def example_of(model: Model, given: Any) -> Any:
     """Inputs of `TRACED` samples like those given, or like those that the model was given first."""
-    samples = predictor.backbone.input_signature if given is None else batches.signature(given)
+    source = predictor_of(model).backbone if isinstance(model, BRAINet | Predictor) else model
+    samples = source.input_signature if given is None else batches.signature(given)
     if samples is None:
         raise ValueError(
             "expected example inputs, because this model has not seen any: give some, export_onnx(model, path, x), or "

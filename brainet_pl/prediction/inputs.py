@@ -87,7 +87,7 @@ class InputReader:
         if isinstance(x, Image.Image | str | Path):
             return self._stacked([self._prepared(x)])
         if hasattr(x, "to_numpy") and hasattr(x, "columns"):
-            return self._checked(_of_table(x))
+            return self.checked(_of_table(x))
         if isinstance(x, list | tuple):
             if not len(x):
                 raise ValueError("expected at least one input, got an empty list: give some")
@@ -95,7 +95,7 @@ class InputReader:
         if isinstance(x, np.ndarray) and x.dtype == np.uint8 and self._is_pixels(x):
             pictures = x[None] if x.ndim == 2 or (x.ndim == 3 and x.shape[-1] in (1, 3)) else x
             return self._stacked([self._prepared(_as_image(one)) for one in pictures])
-        return self._checked(_as_tensor(x))
+        return self.checked(_as_tensor(x))
 
     def _one(self, part: Any) -> Tensor:
         """One sample of a list, without a dimension for the batch."""
@@ -130,11 +130,11 @@ class InputReader:
         if len(shapes) > 1:
             first, second, *_ = sorted(shapes)
             raise ValueError(f"expected inputs of one shape, got {first} and {second}: bring all to one shape")
-        return self._checked(torch.stack(parts))
+        return self.checked(torch.stack(parts))
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
-    def _checked(self, x: Tensor) -> Tensor:
+    def checked(self, x: Tensor) -> Tensor:
         """A tensor (N, …) as in training; one sample gets a dimension for the batch, a grey image one for its channel.
 
         Sizes of images may be others: many networks take any.

@@ -144,7 +144,7 @@ class Served:
         """Count inputs, and keep what the monitor is to see of them, at the latest when /drift or /metrics asks."""
         size = len(next(iter(outputs.values())))
         self.inputs.inc(size)
-        if "known" in outputs:
+        if "known" in outputs and np.ndim(outputs["known"]) == 1:
             self.unknown.inc(int((~np.asarray(outputs["known"], dtype=bool)).sum()))
         if self.monitor is None:
             return

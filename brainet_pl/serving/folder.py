@@ -24,6 +24,7 @@ from brainet_pl.serving.tables import Feature, encode_array, encode_rows
 
 GRAPH, ABOUT, EXAMPLE, CLIENT = "model.onnx", "model.json", "example.npz", "client.py"
 FEATURES = "features"  # the role of an output that is for the drift alarm alone
+MAPS = "Segmentation"  # the task whose answers are maps, rows of pixels
 NAMED = ("probabilities", "set")  # outputs (B, C) whose columns are classes
 CLIENT_TEXT = '''"""Ask the model in this folder: needs numpy and onnxruntime. How inputs are made is in model.json."""
 
@@ -95,10 +96,11 @@ class ExportedModel:
                 f"expected the inputs and outputs of the graph in {self.folder / ABOUT}, got {', '.join(named)}: "
                 f"{ADVICE}"
             )
-        classes = outputs.get("probabilities", [None])[-1]
-        if self.class_names is not None and isinstance(classes, int) and len(self.class_names) != classes:
+        classes = outputs.get("probabilities", [])[1:2]
+        known = classes and isinstance(classes[0], int)
+        if self.class_names is not None and known and len(self.class_names) != classes[0]:
             raise ValueError(
-                f"expected {classes} class_names in {self.folder / ABOUT}, got {len(self.class_names)}: {ADVICE}"
+                f"expected {classes[0]} class_names in {self.folder / ABOUT}, got {len(self.class_names)}: {ADVICE}"
             )
 
     @property
@@ -161,13 +163,13 @@ class ExportedModel:
         for name, value in values.items():
             if name in scores:
                 continue
-            if name == "set":
+            if name == "set" and np.ndim(value) == 1:
                 found[name] = [str(i) if names is None else names[i] for i in np.flatnonzero(value)]
             elif name in NAMED:
                 found[name] = {str(i) if names is None else names[i]: _plain(v) for i, v in enumerate(value)}
             else:
                 found[name] = _plain(value)
-        if names is not None and "class" in values:
+        if names is not None and "class" in values and np.ndim(values["class"]) == 0:
             found["class_name"] = names[int(values["class"])] if values["class"] >= 0 else None
         return found
 
@@ -256,6 +258,12 @@ def _shown(shape: Sequence[int | None]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A number as JSON has it; null where it is none."""
+    """A number, or a map of numbers to four places, as JSON has it; null where it is none."""
+    if np.ndim(value):
+        found = (
+            np.round(value, 4).astype(np.float64).astype(object) if value.dtype.kind == "f" else value.astype(object)
+        )
+        found[~np.isfinite(value)] = None
+        return found.tolist()
     plain = value.item() if hasattr(value, "item") else value
     return None if isinstance(plain, float) and not np.isfinite(plain) else plain

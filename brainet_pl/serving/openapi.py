@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brainet_pl.serving.folder import FEATURES, NAMED, ExportedModel
+from brainet_pl.serving.folder import FEATURES, MAPS, NAMED, ExportedModel
 from brainet_pl.serving.images import FORMATS
 from brainet_pl.serving.limits import Limits
 
@@ -117,12 +117,24 @@ def _answers(model: ExportedModel) -> Schema:
     """What is said of each sample."""
     outputs: list[Mapping[str, Any]] = [one for one in model.about["outputs"] if one["role"] != FEATURES]
     scores = [one["name"] for one in outputs if one["role"] == "score"]
-    found: Schema = {"scores": _object(dict.fromkeys(scores, NUMBER))}
+    maps = model.about["task"] == MAPS
+    found: Schema = {"scores": _object(dict.fromkeys(scores, _rows_of(NUMBER) if maps else NUMBER))}
     for name in [one["name"] for one in outputs if one["role"] != "score"]:
-        found[name] = _answer(name)
-    if model.class_names is not None and "class" in found:
+        found[name] = _map(name) if maps else _answer(name)
+    if model.class_names is not None and "class" in found and not maps:
         found["class_name"] = {"type": ["string", "null"]}
     return _object({"answers": {"type": "array", "items": _object(found)}})
+
+
+def _map(name: str) -> Schema:
+    """What is said of each pixel, in rows; of each class where it is said of classes."""
+    if name in NAMED:
+        return {"type": "object", "additionalProperties": _rows_of(NUMBER if name != "set" else {"type": "boolean"})}
+    return _rows_of(_answer(name))
+
+
+def _rows_of(schema: Schema) -> Schema:
+    return {"type": "array", "items": {"type": "array", "items": schema}}
 
 
 def _answer(name: str) -> Schema:

@@ -38,11 +38,16 @@ class StoredSwap(StoredPredictor):
     images: dict[str, Any] | None
     class_names: list[str] | None
     weights: dict[str, Tensor]
-    digest: str
+    digest: str | None = None
 
 
 def save_swapped(model: SwappedModel, path: str | Path) -> None:
     """Write a model with its head to a file, weights of the backbone included."""
+    write_file(path, content_of(model))
+
+
+def content_of(model: SwappedModel) -> dict[str, Any]:
+    """What rebuilds a model with its head: the fields of `StoredSwap`, but for the digest."""
     model.require_head()
     if model.settings is None:
         raise ValueError(
@@ -61,7 +66,7 @@ def save_swapped(model: SwappedModel, path: str | Path) -> None:
             "class_names": model.class_names,
         }
     )
-    write_file(path, content | {"weights": dict(model.state_dict())})
+    return {**content, "weights": dict(model.state_dict())}
 
 
 def load_swapped(path: str | Path, model: nn.Module) -> SwappedModel:
@@ -78,10 +83,11 @@ def load_swapped(path: str | Path, model: nn.Module) -> SwappedModel:
             "that whose head was swapped"
         )
     with readable_errors(f"a network like that of {path}", "build it with the same arguments"):
-        return _rebuild(stored, model)
+        return rebuild(stored, model)
 
 
-def _rebuild(stored: StoredSwap, model: nn.Module) -> SwappedModel:
+def rebuild(stored: StoredSwap, model: nn.Module) -> SwappedModel:
+    """The model that a checked content describes, on a network like that whose head was swapped."""
     features, classes = stored.in_features, stored.num_classes
     backbone = Backbone(model, layers=None, **stored.build).build()
     stored.backbone.restore_removal(backbone)
