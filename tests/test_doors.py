@@ -24,6 +24,7 @@ from brainet_pl import (
     calibrate_layer,
     export_folder,
     find_label_issues,
+    load_pixels,
     load_swapped,
     predict_layer,
     rank_for_labelling,
@@ -31,6 +32,7 @@ from brainet_pl import (
     risk_control,
     swap_head,
     swap_layer,
+    swap_pixels,
 )
 from brainet_pl._utils.framework import pl
 from brainet_pl.calibration import DensityScaling
@@ -200,6 +202,49 @@ def swapped_layer_in_a_loop(folder):
     return layer_door(model, network)
 
 
+def pixels_of(x):
+    """Samples (N, d) as the pixels of one image."""
+    return x.t()[None, :, None]
+
+
+def samples_of(maps):
+    """Maps of one row of pixels, of any of which `pixels_of` made samples, as samples again."""
+    return maps[0, :, 0].t() if maps.dim() == 4 else maps[0, 0]
+
+
+def pixel_network():
+    """`network()`, for each pixel of an image by itself."""
+    flat, made = network(), []
+    for layer in flat:
+        if isinstance(layer, nn.Linear):
+            made.append(nn.Conv2d(layer.in_features, layer.out_features, 1))
+            made[-1].load_state_dict({"weight": layer.weight[:, :, None, None], "bias": layer.bias})
+        elif isinstance(layer, nn.BatchNorm1d):
+            made.append(nn.BatchNorm2d(layer.num_features))
+            made[-1].load_state_dict(layer.state_dict())
+        else:
+            made.append(layer)
+    return nn.Sequential(*made)
+
+
+def a_head_for_every_pixel(folder):
+    train, held = ((x.reshape(40, 2, 5, COLUMNS).movedim(-1, 1), y.reshape(40, 2, 5)) for x, y in (TRAIN, HELD))
+    model = swap_pixels(pixel_network(), train, held=held, progress=False).fit(max_epochs=15, progress=False)
+    risk_control(model.rows, RISK)
+
+    def answers(model, x):
+        return {name: samples_of(maps) for name, maps in model.predict(pixels_of(x)).items()}
+
+    def again(place):
+        model.save(place / "model.pt")
+        read = load_pixels(place / "model.pt", pixel_network())
+        return lambda x: answers(read, x)
+
+    return Door(
+        lambda x: answers(model, x), model, lambda x: samples_of(model(pixels_of(x))), again, predictor=model.rows
+    )
+
+
 def estimator_door(model, answers):
     """A fitted estimator; `answers` names what it is asked: name → method."""
 
@@ -253,10 +298,11 @@ DOORS = {
     "BRAINetClassifier": classifier,
     "BRAINetRegressor": regressor,
     "exported folder": exported_folder,
+    "swap_pixels": a_head_for_every_pixel,
 }
 TORCH = [name for name in DOORS if name != "exported folder"]
 LIGHTNING_OR_LAYER = ["BRAINet", "swap_head", "SwapHead", "swap_layer"]
-FADES = ["BRAINet", "swap_head", "SwapHead", "swap_layer"]
+FADES = ["BRAINet", "swap_head", "SwapHead", "swap_layer", "swap_pixels"]
 CLASSIFIES = [name for name in DOORS if name != "BRAINetRegressor"]
 
 
@@ -335,7 +381,7 @@ def test_arrays_and_loaders_are_predicted_as_tensors_are(doors, name):
     same(door.predict(DataLoader(TensorDataset(x[:500], y[:500]), 70)), expected, rtol=1e-4, atol=1e-5)
 
 
-@promised(LIGHTNING_OR_LAYER)
+@promised([*LIGHTNING_OR_LAYER, "swap_pixels"])
 def test_softmax_of_forward_is_what_predict_says(doors, name):
     door, x = doors(name), TEST[0][:50]
     door.module.eval()  # a foreign module's own forward has the mode that it is in

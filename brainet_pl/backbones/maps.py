@@ -99,7 +99,7 @@ class FeatureMaps(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
-        if output is None or output.dim() != 4 or min(output.shape[2:]) == 1:
+        if output is None or output.dim() != 4 or max(output.shape[2:]) == 1 < max(images.shape[2:]):
             return ""
         for name, maps in reversed(given.items()):
             if maps.shape[1] == output.shape[1] and _is_resized(maps, output):
