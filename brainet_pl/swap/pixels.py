@@ -33,19 +33,26 @@ IGNORE = 255  # the value of void pixels in masks, as in PASCAL VOC and Cityscap
 PIXELS = 40_000  # cells that a fit looks at, those that are held out included
 ROWS = 16_384  # cells that the head answers at a time
 CELLS = 2**24  # numbers of feature maps that are in memory at a time: 64 MB
+TRAINING: dict[str, Any] = {  # of so many rows that are alike: chosen by the NLL of scenes that no fit had
+    "batch_size": 1024,
+    "learning_rate": 3e-3,
+    "input_dropout": 0.1,
+    "max_epochs": 12,
+    "patience": 3,
+}
 KEPT = 5_000  # pixels of an image that count in the measures of unknown pixels
 
 
-class _Cells(NamedTuple):
+class Cells(NamedTuple):
     """Cells of images: features (N, d), labels (N,), and the number of the image of each (N,)."""
 
     features: Tensor
     labels: Tensor
     image: Tensor
 
-    def of(self, images: Tensor) -> _Cells:
+    def of(self, images: Tensor) -> Cells:
         """The cells of some images."""
-        return _Cells(*(part[torch.isin(self.image, images)] for part in self))
+        return Cells(*(part[torch.isin(self.image, images)] for part in self))
 
 
 class PixelModel(nn.Module):
@@ -113,7 +120,7 @@ class PixelModel(nn.Module):
         checks.whole("pixels", pixels, 100)
         loader = labelled_batches(train, "train")
         share = 1.0 if held is None else 1 - SHARE
-        cells = self._sample(loader, "train", int(share * pixels), seed)
+        cells = self.sample_cells(loader, "train", int(share * pixels), seed)
         if held is None:
             numbers = torch.unique(cells.image)
             count = max(1, round(SHARE * len(numbers)))
@@ -122,7 +129,7 @@ class PixelModel(nn.Module):
             drawn = numbers[torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))]
             held_out, cells = cells.of(drawn[:count]), cells.of(drawn[count:])
         else:
-            held_out = self._sample(labelled_batches(held, "held"), "held", int(SHARE * pixels), seed)
+            held_out = self.sample_cells(labelled_batches(held, "held"), "held", int(SHARE * pixels), seed)
         held_out = _not_repeated(cells, held_out)
         head_layer = "classifier" if self.maps.classifier else ""
         rows = swap_head(
@@ -139,11 +146,18 @@ class PixelModel(nn.Module):
         self._given = (None, None)
         return self.eval()
 
-    def _sample(self, loader: Iterable[Any], name: str, pixels: int, seed: int) -> _Cells:
-        """Cells that are not void, as many of each image, until there are about so many."""
+    def sample_cells(self, loader: Iterable[Any], name: str, pixels: int, seed: int) -> Cells:
+        """Cells that are not void, as many of each image, until there are about so many.
+
+        Args:
+            loader: batches of images and masks.
+            name: of the data, for messages.
+            pixels: cells in all.
+            seed: of the draw.
+        """
         images = _count_images(loader, self.columns)
         per_image, generator = -(-pixels // images), torch.Generator().manual_seed(seed)
-        parts: list[_Cells] = []
+        parts: list[Cells] = []
         first = void = 0
         with isolated_rng(seed):
             for given, masks in self._labelled(loader, name):
@@ -155,7 +169,7 @@ class PixelModel(nn.Module):
                     there = (cell_labels != self.ignore_index).nonzero()[:, 0]
                     chosen = there[torch.randperm(len(there), generator=generator)[:per_image]]
                     rows = maps.flatten(1).t()[chosen].float().cpu()
-                    parts.append(_Cells(rows, cell_labels[chosen], torch.full((len(chosen),), first)))
+                    parts.append(Cells(rows, cell_labels[chosen], torch.full((len(chosen),), first)))
                     void += not len(there)
                     first += 1
         if void == first:
@@ -165,7 +179,7 @@ class PixelModel(nn.Module):
             )
         if void:
             warn(f"left out {void} of {first} images of {name}: all of their pixels are void ({self.ignore_index})")
-        cells = _Cells(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        cells = Cells(*(torch.cat(part) for part in zip(*parts, strict=True)))
         rank_zero_info(f"{name}: {len(cells.labels):,} cells of {first - void} images")
         return cells
 
@@ -293,9 +307,6 @@ class PixelModel(nn.Module):
         return report_pixels(self, path, data, unknown, images)
 
 
-TRAINING: dict[str, Any] = {}
-
-
 def swap_pixels(
     network: nn.Module,
     data: Any = None,
@@ -383,11 +394,11 @@ def _count_images(loader: Iterable[Any], columns: Columns | None) -> int:
     return count
 
 
-def _not_repeated(train: _Cells, held: _Cells) -> _Cells:
+def _not_repeated(train: Cells, held: Cells) -> Cells:
     """The held-out cells that differ from all training cells: flat areas, such as black borders, are alike anywhere."""
     known = set(hash_rows(train.features))
     fresh = torch.tensor([one not in known for one in hash_rows(held.features)], dtype=torch.bool)
-    return _Cells(*(part[fresh] for part in held))
+    return Cells(*(part[fresh] for part in held))
 
 
 def _folded(values: Tensor, maps: Tensor, size: tuple[int, int]) -> Tensor:

@@ -138,7 +138,7 @@ def test_a_fit_learns_the_scenes_and_a_file_keeps_every_bit(model, tmp_path):
 
 def test_whole_images_are_held_out():
     model = swap_pixels(classifier(), progress=False)
-    cells = model._sample([scenes(10, 1)], "train", 300, 0)
+    cells = model.sample_cells([scenes(10, 1)], "train", 300, 0)
     assert torch.bincount(cells.image).tolist() == [30] * 10
     assert not (cells.labels == VOID).any()
     some = cells.of(torch.tensor([3, 5]))
@@ -195,7 +195,7 @@ def test_images_that_are_void_are_told_of_and_images_of_8_bits_refused():
     x, y = scenes(8, 1)
     y[2] = VOID
     with pytest.warns(UserWarning, match="left out 1 of 8 images of train: all of their pixels are void"):
-        swap_pixels(classifier(), progress=False)._sample([(x, y)], "train", 300, 0)
+        swap_pixels(classifier(), progress=False).sample_cells([(x, y)], "train", 300, 0)
     with pytest.raises(ValueError, match=r"expected images of real numbers.*got torch.uint8"):
         swap_pixels(classifier(), ((x * 99).byte(), y), progress=False).fit(progress=False)
     with pytest.raises(ValueError, match="expected a fitted model"):
