@@ -349,7 +349,7 @@ class _Planner:
         """All levels: that of the fields, if there are any, then height by height."""
         ggt, structures = self.ggt, []
         if self.fields is not None:
-            structures = _structures(ggt, self.first_row, self.fields)
+            structures = _structures(ggt, self.first_row, self.fields) if len(self.fields.reads) > 1 else []
             self._add_fields(self.fields)
         shared = self.first_row  # rows of no node
         for height in range(1, max(ggt.heights) + 1):
@@ -362,7 +362,8 @@ class _Planner:
         of_branch = root_branch_of(self.ggt)
         for i, node in enumerate(self.ggt.nodes):
             if isinstance(node, Leaf):
-                field = of_branch[i] * self.ggt.num_variables + np.asarray(node.variables)
+                own = of_branch[i] if len(fields.reads) > 1 else 0
+                field = own * self.ggt.num_variables + np.asarray(node.variables)
                 self.rows[i] = (self.first_row + field[:, None] * fields.width + np.arange(fields.width)).ravel()
         self.levels.append(level)
         self.first_row += level.width
