@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -41,7 +40,7 @@ from brainet_pl.backbones.loading import make_backbone
 from brainet_pl.backbones.taps import Taps, pooled
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.metrics import curves
-from brainet_pl.network import MLP, BRAINetHead, Ensemble, Head, HeadSettings, Linear, MCDropout, Tree, widths
+from brainet_pl.network import MLP, Ensemble, Head, HeadSettings, Linear, MCDropout, Tree
 from brainet_pl.network.base import HeadInputs
 from brainet_pl.network.training import TrainingSettings, fit_head
 from brainet_pl.structure import GGT, learn_structure
@@ -65,18 +64,8 @@ HEADS: dict[str, Callable[[int], HeadSettings]] = {  # budget → settings
     "TabM": lambda budget: TabM(num_params=budget),
     "BRAINet": lambda budget: Tree(),
     "shuffled": lambda budget: Tree(),
-    "one set": lambda budget: OneSet(),
     "shared": lambda budget: Shared(budget),
 }
-
-
-class OneSet(Tree):
-    """A BRAINet whose structures share their fields."""
-
-    def build(self, in_features: int, out_features: int, ggt: GGT | None = None) -> BRAINetHead:
-        """The head of a tree."""
-        with patch.object(widths, "SHARED_FROM", 0):
-            return super().build(in_features, out_features, ggt)
 
 
 class Case(NamedTuple):

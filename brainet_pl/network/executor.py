@@ -11,7 +11,7 @@ Activations have features first: a part is (M, rows, B), part 0 the inputs and p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from brainet_pl.network.kernels import bags, batch_norm, has_kernels
+from brainet_pl.network.kernels import has_kernels
 from brainet_pl.network.plan import BranchBucket, Level
+from brainet_pl.network.step import run_level
 from brainet_pl.network.weights import ACTIVATIONS, LayerWeights, LevelTensors, join_rows, repeat_columns
 from brainet_pl.structure.ggt import SubNetwork
+
+RunLevel = Callable[[LevelTensors, Sequence[Tensor], list[Tensor], int], Tensor]
 
 
 class Versions(NamedTuple):
@@ -110,18 +113,28 @@ class Executor(LayerWeights):
                 "training loader, or norm=None"
             )
         self._cache_key = ()  # batch norm moves its statistics without a trace in their version counters
-        columns, last = 1, len(self.ordered) - 1
+        if self.norm and has_kernels(parts[0]) and not torch.is_autocast_enabled("cpu"):
+            step = _Step(self)
+            return step.end(self._run_train([parts[0].contiguous()], choices, dropout, step.run))
+        return self._run_train(parts, choices, dropout, self._level)
+
+    def _run_train(self, parts: list[Tensor], choices: Sequence[Tensor], dropout: float, run: RunLevel) -> Tensor:
+        """`run_train` of inputs as a part (M, d, B), by one of two ways to run a level."""
+        columns, last, batch = 1, len(self.ordered) - 1, parts[0].shape[2]
         for level, blocks, choice in zip(self.ordered, self._assemble(), choices, strict=True):
             emitted = choice.shape[1]
-            products = [(block, None) for block in blocks]
-            y = self._normalise(level, self._multiply(level, parts, products, columns * batch))
-            y = level.by_branch(self.activate(y))
+            y = level.by_branch(run(level, blocks, parts, columns * batch))
             if level.number == last and self._in_turn(emitted, columns):
                 return F.dropout(y, dropout, training=True) if dropout else y
             y = level.choose(y, choice, columns)
             columns = emitted
             parts.append(F.dropout(y, dropout, training=True) if dropout else y)
         return self._root(parts).unsqueeze(1)
+
+    def _level(self, level: LevelTensors, blocks: Sequence[Tensor], parts: list[Tensor], batch: int) -> Tensor:
+        """Parts so far → (M, neurons, `batch`): product, norm by the batch, activation, in plain operations."""
+        y = self._multiply(level, parts, [(block, None) for block in blocks], batch)
+        return self.activate(self._normalise(level, y))
 
     def _in_turn(self, emitted: int, columns: int) -> bool:
         """Whether the root emits each of its columns through each of its branches."""
@@ -275,13 +288,44 @@ class Executor(LayerWeights):
         if self.scale is None:
             return (flat + self.bias[at].unsqueeze(-1)).view_as(y)
         mean, var = self.running_mean[at], self.running_var[at]
-        flat = batch_norm(flat, mean, var, self.scale[at], self.bias[at], self.momentum, self.eps)
+        flat = F.batch_norm(flat, mean, var, self.scale[at], self.bias[at], True, self.momentum, self.eps)
         return flat.view_as(y)
 
     def _root(self, parts: list[Tensor]) -> Tensor:
         """The root's output: the last part, or features where the whole tree is a leaf."""
         root = parts[-1] if self.plan.levels else parts[0].index_select(1, self._root_rows)
         return _of_each(root, self.members)
+
+
+class _Step:
+    """The levels of one training step as a CPU does them fastest; see `run_level`."""
+
+    def __init__(self, executor: Executor) -> None:
+        assert executor.scale is not None
+        sizes = [level.neurons.stop - level.neurons.start for level in executor.ordered]
+        self.executor, self.relu = executor, executor.activation == "relu"
+        self.scales = executor.scale.split(sizes)  # type: ignore[no-untyped-call]
+        self.biases = executor.bias.split(sizes)  # type: ignore[no-untyped-call]
+        self.means: list[Tensor] = []
+        self.variances: list[Tensor] = []
+
+    def run(self, level: LevelTensors, blocks: Sequence[Tensor], parts: list[Tensor], batch: int) -> Tensor:
+        """Parts so far → (M, neurons, `batch`), after norm and activation."""
+        executor, number = self.executor, level.number
+        read = [repeat_columns(part, batch) if i in level.reads else part for i, part in enumerate(parts)]
+        scale, bias = self.scales[number], self.biases[number]
+        y, mean, var = run_level(level, read, blocks, scale, bias, executor.eps, self.relu)
+        self.means.append(mean)
+        self.variances.append(var * (batch / (batch - 1)))
+        return y if self.relu else executor.activate(y)
+
+    def end(self, root: Tensor) -> Tensor:
+        """Move the kept statistics of all levels; gives what it was given."""
+        if self.means:
+            with torch.no_grad():
+                self.executor.running_mean.lerp_(torch.cat(self.means), self.executor.momentum)
+                self.executor.running_var.lerp_(torch.cat(self.variances), self.executor.momentum)
+        return root
 
 
 class _Walk:
@@ -394,7 +438,7 @@ def _reads_few(weight: Tensor, rows: Tensor) -> bool:
 def _sparse_product(weight: Tensor, rows: Tensor, reads: Tensor, bias: Tensor | None) -> Tensor:
     """(G, 1, I) weights and rows (R, B), of which block g reads `reads`[g·I : (g + 1)·I] → (G, B), plus (G, 1, 1)."""
     weight = weight.squeeze(1)
-    y = bags(weight, rows.contiguous(), reads.view(weight.shape))
+    y = F.embedding_bag(reads.view(weight.shape), rows.contiguous(), per_sample_weights=weight, mode="sum")
     return y if bias is None else y + bias.squeeze(2).to(y.dtype)
 
 

@@ -1,14 +1,12 @@
-"""Products, norms and gathers of a training step as a CPU does them fastest; compilers get plain operations."""
+"""Weights into blocks as a CPU does it fastest; compilers get plain operations."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def is_traced() -> bool:
@@ -68,70 +66,3 @@ def place(flat: Tensor, places: Sequence[Place]) -> Sequence[Tensor]:
             weights if p.whole else flat.new_zeros(len(flat), len(p.source)).index_copy(1, p.position, weights)
         )
     return found
-
-
-class _Bags(torch.autograd.Function):
-    """Sums of bags of rows, each with its weight; the gradient of the weights alone is a sampled matrix product."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, rows: Tensor, reads: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, reads)
-        return F.embedding_bag(reads, rows, per_sample_weights=weight, mode="sum")
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        rows, reads = ctx.saved_tensors
-        bags, size = reads.shape
-        starts = torch.arange(0, bags * size + 1, size)
-        pattern = _sparse(starts, reads.flatten(), rows.new_zeros(bags * size), (bags, len(rows)))
-        found = torch.sparse.sampled_addmm(pattern, grads[0].contiguous(), rows.t(), beta=0.0)
-        return found.values().view(bags, size), None, None
-
-
-def _sparse(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A sparse matrix by rows, without the warning that torch gives for the first."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-        return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
-
-
-def bags(weight: Tensor, rows: Tensor, reads: Tensor) -> Tensor:
-    """Weights (G, I) and rows (R, B), of which bag g reads `reads` (G, I) → (G, B): a product of a sparse matrix."""
-    if rows.requires_grad:
-        return F.embedding_bag(reads, rows, per_sample_weights=weight, mode="sum")
-    return torch.as_tensor(_Bags.apply(weight, rows, reads))
-
-
-class _BatchNorm(torch.autograd.Function):
-    """Batch norm of each row; torch's own takes most of its time for sums that it does not vectorise."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, scale: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        mean = y.mean(dim=2)
-        centred = y - mean.unsqueeze(2)
-        mean, var = mean[0], torch.linalg.vecdot(centred, centred)[0] / y.shape[2]
-        ctx.save_for_backward(y, scale, mean, torch.rsqrt(var + eps))
-        ctx.eps = eps
-        ctx.mark_non_differentiable(mean, var)
-        return F.batch_norm(y, mean, var, scale, bias, False, 0.0, eps), mean, var
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        y, scale, mean, inverse = ctx.saved_tensors
-        found = torch.ops.aten.native_batch_norm_backward(
-            grads[0], y, scale, None, None, mean, inverse, True, ctx.eps, [True, True, True]
-        )
-        return *found, None
-
-
-def batch_norm(
-    y: Tensor, mean: Tensor, var: Tensor, scale: Tensor, bias: Tensor, momentum: float, eps: float
-) -> Tensor:
-    """Batch norm of (1, neurons, N) over N while training; the kept statistics `mean` and `var` (neurons,) move."""
-    if not has_kernels(y):
-        return F.batch_norm(y, mean, var, scale, bias, True, momentum, eps)
-    out, here, spread = _BatchNorm.apply(y, scale, bias, eps)
-    with torch.no_grad():
-        mean.lerp_(here, momentum)
-        var.lerp_(spread * (y.shape[2] / max(1, y.shape[2] - 1)), momentum)
-    return torch.as_tensor(out)

@@ -55,16 +55,16 @@ class Skip(nn.Module):
         x = x.to(self.weight.dtype)
         if self.norm is None:
             return F.linear(x, self.weight)
-        if self.training:
-            mean = x.mean(dim=0)
-            var = (x - mean).square().mean(dim=0)  # many times as fast as torch.var
-            with torch.no_grad():
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-                self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
-        else:
-            mean, var = self.running_mean, self.running_var
-        weight = self.weight * torch.rsqrt(var.mean() + self.eps)
-        return F.linear(x, weight, -(weight @ mean))
+        if not self.training:
+            weight = self.weight * torch.rsqrt(self.running_var.mean() + self.eps)
+            return F.linear(x, weight, -(weight @ self.running_mean))
+        mean = x.mean(dim=0)
+        centred = x - mean
+        var = centred.square().mean(dim=0)  # many times as fast as torch.var
+        with torch.no_grad():
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
+        return F.linear(centred, self.weight) * torch.rsqrt(var.mean() + self.eps)
 
 
 class BranchOutput(nn.Module):
@@ -94,7 +94,7 @@ class BranchOutput(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows (s, R, N) of every branch → outputs (s, N, O)."""
-        return self._add_bias(torch.bmm(self.weight, rows).transpose(1, 2))
+        return self._add_bias(torch.bmm(rows.transpose(1, 2), self.weight.transpose(1, 2)))
 
     def of(self, rows: Tensor, branch: Tensor) -> Tensor:
         """Rows (U, R, N) of the branches (U,) → outputs (U, N, O)."""

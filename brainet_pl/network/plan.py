@@ -31,6 +31,7 @@ Ints = NDArray[np.int64]
 # Cost of a block product in units of one multiply-add of a large matrix product, measured on CPU at batch 256.
 _GROUPED_PENALTY = 1.6  # small batched products run slower than one large one
 _ROW_COST = 30.0  # copying one input row into place, in multiply-adds a sample
+DENSE = 4  # times as many features as a field reads, up to which one product of all fields is faster than sparse ones
 _BLOCK_COST = 20000.0  # one more kernel launch, forward and backward
 
 
@@ -349,7 +350,7 @@ class _Planner:
         """All levels: that of the fields, if there are any, then height by height."""
         ggt, structures = self.ggt, []
         if self.fields is not None:
-            structures = _structures(ggt, self.first_row, self.fields) if len(self.fields.reads) > 1 else []
+            structures = _structures(ggt, self.first_row, self.fields)
             self._add_fields(self.fields)
         shared = self.first_row  # rows of no node
         for height in range(1, max(ggt.heights) + 1):
@@ -362,8 +363,7 @@ class _Planner:
         of_branch = root_branch_of(self.ggt)
         for i, node in enumerate(self.ggt.nodes):
             if isinstance(node, Leaf):
-                own = of_branch[i] if len(fields.reads) > 1 else 0
-                field = own * self.ggt.num_variables + np.asarray(node.variables)
+                field = of_branch[i] * self.ggt.num_variables + np.asarray(node.variables)
                 self.rows[i] = (self.first_row + field[:, None] * fields.width + np.arange(fields.width)).ravel()
         self.levels.append(level)
         self.first_row += level.width
@@ -419,6 +419,7 @@ def _field_level(ggt: GGT, fields: Fields, rows: list[Ints], *, masked: bool) ->
         layers.append(Layer(FIELDS, t, sources, len(sources), fields.width, neuron, weight))
         neuron += fields.width
         weight += len(sources) * fields.width
+    masked = masked or ggt.num_variables <= DENSE * max(len(layer.sources) for layer in layers)
     single = None if masked else single_neurons(layers, rows)
     buckets = choose_buckets(layers, rows, ggt.num_variables, masked=masked) if single is None else (single,)
     # No branch buckets: nothing in this level is drawn, so that all passes share it.

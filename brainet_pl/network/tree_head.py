@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -391,8 +392,7 @@ class BRAINetHead(ResidualHead):
                 "stochastic, simultaneous, or a larger limit"
             )
         temperature = self.temperature if temperature is None else temperature
-        everything = list(self.ggt.enumerate(limit))
-        weights = [math.exp(self.ggt.log_prob(subnetwork, temperature)) for subnetwork in everything]
+        everything, weights = _posterior(self.ggt, temperature, limit)
         parts = [everything[i : i + 64] for i in range(0, len(everything), 64)]
         logits = torch.cat([self.run_subnetworks(x, part, base_logits) for part in parts])
         return Enumerated(logits, torch.tensor(weights, device=x.device))
@@ -433,6 +433,13 @@ class BRAINetHead(ResidualHead):
                 "give those of the same samples and for the same classes, or use skip='linear'"
             )
         return outputs + base_logits.to(outputs.dtype)
+
+
+@lru_cache(maxsize=64)
+def _posterior(ggt: GGT, temperature: float, limit: int) -> tuple[list[SubNetwork], list[float]]:
+    """All sub-networks and their probabilities; for few samples finding these took longer than the passes."""
+    everything = list(ggt.enumerate(limit))
+    return everything, [math.exp(ggt.log_prob(subnetwork, temperature)) for subnetwork in everything]
 
 
 def check_fields(fields: int | Literal["auto"] | None) -> int | None:

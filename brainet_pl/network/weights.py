@@ -86,7 +86,7 @@ class LevelTensors(nn.Module):
 
     def __init__(self, h: int, level: Level, plan: Plan, members: int) -> None:
         super().__init__()
-        self.number, self.level = h, level
+        self.number, self.level, self.members = h, level, members
         first = members * level.first_neuron
         # Where the level's neurons lie in the vectors over all neurons, which go by level, then by member.
         self.neurons = slice(first, first + members * level.num_neurons)
@@ -143,6 +143,10 @@ class LevelTensors(nn.Module):
                 parts |= set((np.searchsorted(starts, bucket.rows.ravel(), side="right") - 1).tolist())
         self.zeros = h + 1 in parts  # padding points just behind the last part
         self.gathered = sorted(parts - {h + 1})  # parts that buckets without a slice pick their rows from
+        self.reads = {*self.gathered, *(one.slice.part for one in self.ordered if one.slice is not None)}
+        alone = len(self.ordered) == 1 and self.ordered[0].slice is None and self.in_order and self.members == 1
+        # Whether the level is one bucket of neurons that read a few rows each: a product of a sparse matrix.
+        self.reads_few = alone and self.ordered[0].shape[1] == 1 < self.ordered[0].shape[0]
         place = np.cumsum([0, *(starts[part + 1] - starts[part] for part in self.gathered)])
         for bucket, tensors in zip(level.buckets, self.ordered, strict=True):
             if tensors.slice is None:
@@ -163,8 +167,8 @@ class LevelTensors(nn.Module):
         """Branches (M, s, W, C·B) → (M, W, V·B), the versions that `choice` (nodes, V, samples) names."""
         members, s, width, total = branches.shape
         emitted, batch = choice.shape[1], total // columns
-        if s == 1:
-            return repeat_columns(branches[:, 0], emitted * batch)
+        if s == 1:  # no index, whose gradient would be a copy into zeros
+            return repeat_columns(branches.squeeze(1), emitted * batch)
         if choice.shape[2] == 1:
             row, column = (torch.arange(n, device=choice.device) for n in (width, emitted))
             place = (choice[self.owner, :, 0] * width + row[:, None]) * columns + column % columns  # (W, V)

@@ -18,7 +18,6 @@ from brainet_pl.structure.ggt import GGT, Leaf, Node, Tree
 Widths = Callable[[Tree], int]
 WIDE = 2  # neurons of a layer at the least, where the budget allows it
 READS = 16  # neighbours that a field reads beside its own variable, where the settings leave it open
-SHARED_FROM = 10**9  # features from which on all structures have one set of fields
 NEURONS = 64  # of a set of fields at the least: a table of few columns has several a column
 
 
@@ -47,18 +46,7 @@ def fields_of(ggt: GGT, reads: int | None) -> Fields | None:
         for x, near in zip(leaf.variables, leaf.neighbours, strict=True):
             found[of_branch[i]].setdefault(x, (x, *near[:reads]))
     each = tuple(tuple(own[x] for x in range(ggt.num_variables)) for own in found)
-    if ggt.num_variables >= SHARED_FROM:
-        each = (tuple(_in_common(own) for own in zip(*each, strict=True)),)
     return Fields(each, max(1, -(-NEURONS // ggt.num_variables)))
-
-
-def _in_common(reads: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """What the fields of one variable read in common: those that are near in most structures, as many as in the first."""
-    rank: dict[int, float] = {}
-    for own in reads:
-        for place, x in enumerate(own):
-            rank[x] = rank.get(x, 0.0) - 1.0 / (1 + place)
-    return tuple(sorted(rank, key=lambda x: (rank[x], x))[: len(reads[0])])
 
 
 def root_branch_of(ggt: GGT) -> dict[int, int]:

@@ -257,7 +257,7 @@ def test_differences_are_paired(load):
 def test_head(load, tmp_path):
     load("head").main(["--smoke", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "head.json").read_text())
-    assert len(found["rows"]) == 4
+    assert [row["batch"] for row in found["rows"]] == [64, 128, 512]
     assert all(row["step / MLP"] > 0 for row in found["rows"])
     assert [row["features"] for row in found["networks"]] == [512, 960]
     assert all(row["predict / network, 1"] > 0.8 for row in found["networks"])

@@ -1,61 +1,67 @@
 """What a CPU does in its own way in a training step, beside torch's plain operations: values, gradients, statistics."""
 
+import copy
 import warnings
 
 import pytest
 import torch
-from torch.nn import functional as F
+from torch import nn
 
-from brainet_pl.network.kernels import Place, bags, batch_norm, place
+from brainet_pl.network import Ensemble, Tree, executor, step
+from brainet_pl.network.kernels import Place, place
+from brainet_pl.structure import learn_structure
 
 DOUBLE = torch.float64
 
 
-def leaves(*tensors):
-    return [t.clone().requires_grad_() for t in tensors]
+@pytest.fixture(params=[10**9, 24], ids=["whole", "in chunks"])
+def chunk(request, monkeypatch):
+    monkeypatch.setattr(step, "CHUNK", request.param)
 
 
-@pytest.mark.parametrize("shift", [0.0, 1e4])
-def test_batch_norm_is_torch_s(shift):
-    torch.manual_seed(0)
-    y, scale, bias = (
-        torch.randn(1, 5, 9, dtype=DOUBLE) + shift,
-        torch.rand(5, dtype=DOUBLE),
-        torch.randn(5, dtype=DOUBLE),
-    )
-    weight = torch.randn(1, 5, 9, dtype=DOUBLE)
+def both_ways(monkeypatch, head, x, weight):
+    """Outputs, gradients and kept statistics of a training pass by hand and by plain operations."""
     found = []
-    for norm in (batch_norm, lambda y, m, v, s, b, momentum, eps: F.batch_norm(y, m, v, s, b, True, momentum, eps)):
-        mean, var = torch.zeros(5, dtype=DOUBLE), torch.ones(5, dtype=DOUBLE)
-        inputs = leaves(y, scale, bias)
-        out = norm(inputs[0], mean, var, *inputs[1:], 0.1, 1e-5)
-        found.append([out, mean, var, *torch.autograd.grad((out * weight).sum(), inputs)])
-    for ours, theirs in zip(*found, strict=True):
+    for by_hand in (True, False):
+        monkeypatch.setattr(executor, "has_kernels", lambda x, by_hand=by_hand: by_hand)
+        one, inputs = copy.deepcopy(head).train(), x.clone().requires_grad_()
+        torch.manual_seed(1)
+        outputs = one(inputs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            (outputs * weight[: len(outputs)]).sum().backward()
+        found.append([outputs, inputs.grad, *(p.grad for p in one.parameters()), *one.buffers()])
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"fields": None}, {"activation": "gelu"}, {"draws": 1}, {"dropout": 0.2}])
+@pytest.mark.parametrize(("features", "inner"), [(7, 1), (90, 1), (12, 2)])
+def test_a_level_by_hand_is_one_in_plain_operations(chunk, monkeypatch, features, inner, settings):
+    """Dense fields, sparse ones, alternatives below the root: values, gradients of weights and inputs, statistics."""
+    torch.manual_seed(0)
+    rows = torch.randn(60, features).cumsum(1)
+    ggt = learn_structure(rows, s=(2, inner), test="gaussian", threshold=0.3, progress=False)
+    head = Tree(**settings).build(features, 3, ggt).double()
+    nn.init.normal_(head.output.weight)  # which starts at zero, where no gradient passes
+    x, weight = rows[:9].double() + 3, torch.randn(8, 9, 3, dtype=DOUBLE)
+    for ours, theirs in zip(*both_ways(monkeypatch, head, x, weight), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_members_by_hand_are_members_in_plain_operations(chunk, monkeypatch, apart):
+    torch.manual_seed(0)
+    head = Ensemble(members=3, num_params=600).build(5, 3).double()
+    x = torch.randn(3, 9, 5, dtype=DOUBLE) if apart else torch.randn(9, 5, dtype=DOUBLE)
+    for ours, theirs in zip(*both_ways(monkeypatch, head, x, torch.randn(3, 9, 3, dtype=DOUBLE)), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
 def test_statistics_far_from_zero_keep_their_digits():
-    y = torch.randn(1, 3, 64, generator=torch.Generator().manual_seed(0)) + 1e3  # squares alone would leave nothing
-    mean, var = torch.zeros(3), torch.zeros(3)
-    batch_norm(y, mean, var, torch.ones(3), torch.zeros(3), 1.0, 1e-5)
-    torch.testing.assert_close(var, y[0].double().var(dim=1).float(), rtol=1e-3, atol=0)
-
-
-@pytest.mark.parametrize("of_rows", [False, True])
-def test_bags_are_products_with_what_each_reads(of_rows):
-    torch.manual_seed(0)
-    weight, rows = torch.randn(6, 3, dtype=DOUBLE), torch.randn(8, 4, dtype=DOUBLE)
-    reads = torch.stack([torch.randperm(8)[:3] for _ in range(6)])
-    inputs = leaves(weight, rows) if of_rows else [*leaves(weight), rows]
-    wanted = inputs if of_rows else inputs[:1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ours = bags(*inputs, reads)
-        mine = torch.autograd.grad(ours.square().sum(), wanted)
-    theirs = torch.einsum("gi,gib->gb", inputs[0], inputs[1][reads])
-    torch.testing.assert_close(ours, theirs)
-    for a, b in zip(mine, torch.autograd.grad(theirs.square().sum(), wanted), strict=True):
-        torch.testing.assert_close(a, b)
+    y = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)) + 1e3  # squares alone would leave nothing
+    exact = y.double().var(dim=1, correction=0).float()
+    _, _, var = step.Norm(torch.ones(3), torch.zeros(3), 1e-5, True).run(y)
+    torch.testing.assert_close(var, exact, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("members", [1, 3])
