@@ -647,12 +647,13 @@ def scale(cells: Cells) -> str:
 
 def head(cells: Cells) -> str:
     """Steps, passes and memory beside an MLP of equal size."""
-    ratios = ("step / MLP", "step / MLP, one a batch", "simultaneous / MLP", "prediction / MC-dropout")
-    ratios += ("15 passes / MC-dropout", "memory / MLP")
+    ratios = ("step / MLP", "step / MLP, one a batch", "simultaneous / MLP", "15 passes / MC-dropout")
+    ratios += ("memory / MLP", "operations of a sampled network")
     rows = [
-        [r["features"], r["batch"], f"{r['parameters']:,}", *(f"{r[k]:.2f}" for k in ratios)] for r in cells["rows"]
+        [r["features"], f"{r['parameters']:,}", r["threshold"], r["sub-networks"], *(f"{r[k]:.2f}" for k in ratios)]
+        for r in cells["rows"]
     ]
-    return markdown(["features", "batch", "parameters", *ratios], rows)
+    return markdown(["features", "parameters", "threshold", "sub-networks", *ratios], rows)
 
 
 def whole_network(cells: Cells) -> str:

@@ -257,10 +257,19 @@ def test_differences_are_paired(load):
 def test_head(load, tmp_path):
     load("head").main(["--smoke", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "head.json").read_text())
-    assert [row["batch"] for row in found["rows"]] == [64, 128, 512]
+    assert len(found["rows"]) == 4
     assert all(row["step / MLP"] > 0 for row in found["rows"])
     assert [row["features"] for row in found["networks"]] == [512, 960]
     assert all(row["predict / network, 1"] > 0.8 for row in found["networks"])
+
+
+def test_sharing(load, tmp_path):
+    load("sharing").main(["--smoke", "--out", str(tmp_path), "--heads", "TabM", "BRAINet", "shared"])
+    cells = json.loads((tmp_path / "sharing.json").read_text())["cells"]
+    assert list(cells) == ["digits/BRAINet/0", "digits/TabM/0", "digits/shared/0"]  # sorted
+    for cell in cells.values():
+        assert cell["without quarter 3/nll"] > 0
+        assert 0 <= cell["8 and 9/mutual_information"] <= 100
 
 
 def test_battery(load, tmp_path, capsys):
