@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl.network.widths import Fields, Widths, root_branch_of, split_width, width_rule
 from brainet_pl.structure.ggt import GGT, Leaf, Node, Tree
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 LAYOUT = 2  # of weights within a layer: neuron by neuron, each reading the rows of its sources in order
 FIELDS = -1  # in place of a node's number, where a layer belongs to no node: a field, which all leaves may read
@@ -35,10 +32,13 @@ DENSE = 4  # times as many features as a field reads, up to which one product of
 _BLOCK_COST = 20000.0  # one more kernel launch, forward and backward
 
 
+T = TypeVar("T", bound="Unchanging")
+
+
 class Unchanging:
     """What is planned never changes: copies of a head share it."""
 
-    def __deepcopy__(self, memo: object) -> Self:
+    def __deepcopy__(self: T, memo: object) -> T:
         return self
 
 
