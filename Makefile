@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo docs notebooks lock release release-check results results-pages test test-all test-engines test-integration test-min lint clean help
+.PHONY: demo docs docs-examples notebooks lock release release-check results results-pages test test-all test-engines test-integration test-min lint clean help
 
 help:
 	@echo "make demo      fit and test on digits, and write a report of it"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  the same with the slow tests, and all that touches Lightning once more under \`lightning\`"
 	@echo "make docs      the documentation as pages, in site/"
 	@echo "make results   which measurements of the pages are stale; with DATA=DIR it makes them, short ones first, and goes on"
+	@echo "make docs-examples  every block of code of README and docs, and examples/*.py"
 	@echo "make results-pages  tables of README and docs from docs/results"
 	@echo "make notebooks  runs examples/notebooks and stores what they print and draw"
 	@echo "make release-check  builds sdist and wheel, installs each in an environment of its own, runs the first commands"
@@ -71,6 +72,9 @@ docs: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
+
+docs-examples: $(READY)
+	OMP_NUM_THREADS=1 MPLBACKEND=agg $(BIN)/python -m pytest tests/test_readme.py tests/test_docs.py tests/test_examples.py -m "slow or not slow"
 
 results: $(READY)
 	$(BIN)/python benchmarks/results.py $(if $(DATA),--data "$(DATA)")

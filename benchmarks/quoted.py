@@ -15,7 +15,7 @@ from common.pages import Quoted, benchmark
 Cells = Mapping[str, Any]
 Number = Callable[[Cells], float | str]
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-README, INDEX, LIMITS = "README.md", "docs/index.md", "docs/explanation/limits.md"
+README, LIMITS = "README.md", "docs/explanation/limits.md"
 SWAP, UNKNOWN, PRETRAINED = "docs/howto/swap.md", "docs/howto/unknown.md", "docs/tutorials/pretrained.md"
 DEFAULTS, HONEST = "docs/benchmarks/defaults.md", "docs/benchmarks/honest.md"
 MEASUREMENTS = "docs/benchmarks/measurements.md"
@@ -75,8 +75,6 @@ OURS_AT, MORE, TEMPERATURE = "stages, learned, 0.01", "stages, learned, 0.04", "
 SHIFT = [
     *quotes(README, "tempered.json", [("| {} of its calibration error", fitted("ratio"), "{:.2f}")]),
     *quotes(README, "tempered.json", [("at a price of {} in the NLL of clean test", fitted("price"), "{:.1%}")]),
-    *quotes(INDEX, "tempered.json", [("error is {} of temperature scaling's", fitted("ratio"), "{:.2f}")]),
-    *quotes(INDEX, "tempered.json", [("at a price of {} in the NLL of clean ones", fitted("price"), "{:.1%}")]),
     *quotes(
         UNKNOWN,
         "tempered.json",

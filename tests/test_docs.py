@@ -66,7 +66,14 @@ def some_slow(names, slow):
     return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
-LONG = {"howto/export.md-0", "howto/production.md-0", "howto/wandb.md-0", "tutorials/pretrained.md-0"}
+LONG = {
+    "gallery/drift.md-0",
+    "gallery/region.md-0",
+    "howto/export.md-0",
+    "howto/production.md-0",
+    "howto/wandb.md-0",
+    "tutorials/pretrained.md-0",
+}
 
 
 @pytest.mark.parametrize("name", some_slow(PYTHON, LONG))
