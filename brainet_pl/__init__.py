@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from brainet_pl.storage.runs import continue_run
     from brainet_pl.structure import GGT, learn_structure
     from brainet_pl.swap.file import load_swapped
-    from brainet_pl.swap.in_place import calibrate_layer, predict_layer, swap_layer
+    from brainet_pl.swap.in_place import calibrate_layer, explain_layer, predict_layer, swap_layer
     from brainet_pl.swap.layer import restore_layers
     from brainet_pl.swap.model import SwappedModel, swap_head
     from brainet_pl.swap.pixel_file import load_pixels
@@ -51,6 +51,7 @@ __all__ = [
     "__version__",
     "calibrate_layer",
     "continue_run",
+    "explain_layer",
     "export_folder",
     "export_onnx",
     "export_program",
@@ -83,6 +84,7 @@ _HOMES = {
     "TreeDensity": "scores",
     "calibrate_layer": "swap.in_place",
     "continue_run": "storage.runs",
+    "explain_layer": "swap.in_place",
     "export_folder": "export.folder",
     "export_onnx": "export.graph",
     "export_program": "export.graph",

@@ -27,6 +27,7 @@ from brainet_pl.evaluation.record import Measured, SampleBatch, TestRecord, grou
 from brainet_pl.evaluation.report.read import read_history, read_record
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
 from brainet_pl.evaluation.terminal import lines_of_test
+from brainet_pl.explain.strangest import MOST_UNKNOWN, StrangestSamples
 from brainet_pl.features.extraction import inputs_of, is_sharded
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.lightning.steps import refuse_empty
@@ -120,6 +121,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         self._names: list[str] = []
         self._places = Places()
         self._doubtful = DoubtfulSamples(most_uncertain, score, self.image_shape)
+        self._strangest = StrangestSamples(most_uncertain, self.image_shape)
         self._separations: dict[str, Measured] = {}
         self._costs: costs.Costs | None = None
 
@@ -140,6 +142,7 @@ class Evaluation(Callback, EvaluatesAllSets):
         sets = test_sets(trainer)
         self._names, self._costs, self._separations = list(sets), None, {}
         self._doubtful = DoubtfulSamples(self.most_uncertain, self.score, self.image_shape)
+        self._strangest = StrangestSamples(self.most_uncertain, self.image_shape)
         check_set_names([*self.unknown, *(name for name in self._names if name in self.unknown)])
         predictor = predictor_of(pl_module)
         units = Classification.units if predictor is None else predictor.scores.units
@@ -178,6 +181,8 @@ class Evaluation(Callback, EvaluatesAllSets):
         self.record.add(name, numbers, outputs)
         if known and self.figures and self.most_uncertain:
             self._doubtful.add(outputs, numbers, _shown(self._test.inputs(batch)))
+        if isinstance(pl_module, BRAINet) and self.figures and self.most_uncertain and not is_sharded(pl_module):
+            self._strangest.add(name, pl_module.predictor, outputs, numbers, self._test.inputs(batch))
 
     def _measure_costs(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any) -> None:
         """Measure what a prediction costs."""
@@ -224,6 +229,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             pl_module.log(key, metric, add_dataloader_idx=False, rank_zero_only=True)
         record = self.record.gather()
         self._doubtful.merge(all_gather(self._doubtful.samples))
+        self._strangest.merge(all_gather(self._strangest.samples))
         _check_complete(record, self._names)
         separations = record.separations()
         self._separations = separations | group_means(separations, list(record.unknown))
@@ -270,6 +276,8 @@ class Evaluation(Callback, EvaluatesAllSets):
         if self.figures:
             files = self._log_figures(trainer, made, matrix, ggt, model["temperature"])
             tables = self._tables(record, ranking, rows, names)
+            strangest = None if predictor is None else self._strangest.table(predictor)
+            tables |= {} if strangest is None else {MOST_UNKNOWN: strangest}
         for name, table in tables.items():
             files |= logs.log_table(trainer, name, table.columns, table.rows) or {}
         logs.log_config(trainer, {"samples": {part.name: len(part) for part in record.sets.values()}})
@@ -288,7 +296,7 @@ class Evaluation(Callback, EvaluatesAllSets):
             charts=made,
             matrix=matrix,
             ggt=ggt,
-            tables={name: tables[name] for name in (MOST_UNCERTAIN, CLASSES) if name in tables},
+            tables={name: tables[name] for name in (MOST_UNKNOWN, MOST_UNCERTAIN, CLASSES) if name in tables},
             files=files,
             settings=json.loads(json.dumps(dict(pl_module.hparams), default=str)),
         )

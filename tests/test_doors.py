@@ -22,6 +22,7 @@ from brainet_pl import (
     BRAINetRegressor,
     ExportedModel,
     calibrate_layer,
+    explain_layer,
     export_folder,
     find_label_issues,
     load_pixels,
@@ -88,6 +89,7 @@ class Door(NamedTuple):
         again: a folder → `predict` of the model that was written there and read; None where a door writes no file.
         export: a folder → `predict` of the exported model; None where that is the door.
         predictor: what answers inside; None where there is no torch.
+        explain: inputs → why they look known or unknown; None where there is no torch.
         told: what was logged of the comparison with other heads; None where a door makes none.
         takes_nan: whether NaN is a missing number for it, which it fills.
     """
@@ -99,6 +101,7 @@ class Door(NamedTuple):
     export: Callable[[Path], Callable[[Tensor], Mapping[str, Any]]] | None = None
     predictor: Predictor | None = None
     told: str | None = None
+    explain: Callable[[Tensor], Any] | None = None
     takes_nan: bool = False
 
 
@@ -128,7 +131,7 @@ def brainet_in_a_trainer(folder):
     def export(place):
         return runs(ExportedModel(export_folder(model, place / "model", TEST[0][:4])))
 
-    return Door(model.predict, model, model, again, export, model.predictor)
+    return Door(model.predict, model, model, again, export, model.predictor, explain=model.explain)
 
 
 def swapped_in_one_call(folder):
@@ -145,7 +148,7 @@ def swapped_in_one_call(folder):
     def export(place):
         return runs(ExportedModel(export_folder(model, place / "model")))
 
-    return Door(model.predict, model, model, again, export, model, told="\n".join(lines))
+    return Door(model.predict, model, model, again, export, model, "\n".join(lines), model.explain)
 
 
 class Foreign(pl.LightningModule):
@@ -178,7 +181,14 @@ def layer_door(model, make):
         return lambda x: predict_layer(restored, x)
 
     (layer,) = [part for part in model.modules() if type(part).__name__ == "SwappedLayer"]
-    return Door(lambda x: predict_layer(model, x), model, model, again, predictor=layer.predictor)
+    return Door(
+        lambda x: predict_layer(model, x),
+        model,
+        model,
+        again,
+        predictor=layer.predictor,
+        explain=lambda x: explain_layer(model, x),
+    )
 
 
 def swap_head_in_a_foreign_module(folder):
@@ -260,7 +270,16 @@ def estimator_door(model, answers):
         return runs(ExportedModel(model.export(place / "model")), lambda x: x.float())
 
     network_ = model.network_
-    return Door(lambda x: predict(model, x), network_, None, again, export, network_, takes_nan=True)
+    return Door(
+        lambda x: predict(model, x),
+        network_,
+        None,
+        again,
+        export,
+        network_,
+        explain=lambda x: model.explain(x.numpy()),
+        takes_nan=True,
+    )
 
 
 def classifier(folder):
@@ -430,6 +449,22 @@ def test_an_exported_model_says_the_same(doors, name, tmp_path):
     pytest.importorskip("onnxscript")
     door, x = doors(name), torch.cat([TEST[0][:30], TEST[0][:10] + 9])
     same(door.export(tmp_path)(x), door.predict(x), rtol=1e-3, atol=1e-4)
+
+
+@promised(TORCH)
+def test_a_verdict_has_a_reason_whose_parts_add_up(doors, name):
+    door, x = doors(name), torch.cat([TEST[0][:30], TEST[0][:10] + 9])
+    found, expected = door.explain(x), numbers(door.predict(x))
+    torch.testing.assert_close(found.prediction["known_p"], expected["known_p"], check_dtype=False)
+    torch.testing.assert_close(sum(found.shares.values()), found.prediction[found.score], check_dtype=False)
+    least = 1 / (len(found.reference) + 1)
+    for sentence, p in zip(found.sentences, found.prediction["known_p"].tolist(), strict=True):
+        assert sentence.startswith("Stranger than all ") == (p < 1.5 * least), (sentence, p)
+    assert found.resembled.numbers.shape == (40, 3)
+    if found.columns is not None:
+        parts = found.columns.parts.sum(dim=1)
+        torch.testing.assert_close(parts, found.prediction["generative"], check_dtype=False, rtol=1e-4, atol=1e-4)
+    assert (found.columns is None) == (name in LIGHTNING_OR_LAYER)  # there a network is between
 
 
 def test_the_exported_folder_says_what_the_model_says(doors):

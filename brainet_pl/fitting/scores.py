@@ -10,11 +10,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from brainet_pl._utils.framework import rank_zero_warn
+from brainet_pl.explain.places import learn_places
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.prediction.finite import finite_rows, finite_samples
 from brainet_pl.prediction.predictor import Predictor
-from brainet_pl.scores import Score, ScoreContext
+from brainet_pl.scores import Score, ScoreContext, Stages
 from brainet_pl.scores.base import LastLayer
 from brainet_pl.scores.fitting import fit_score, fit_score_on_shares
 from brainet_pl.scores.robust import name_rows, warn_of_far_rows
@@ -56,6 +57,10 @@ def fit_scores(
         score.set_context(score_context(predictor, score, num_classes))
         far = fit_one(score)
         left_out |= set() if far is None else set(far.tolist())
+    if any(isinstance(score, Stages) for score in wanted):
+        learn_places(predictor, features, len(labels))
+    if features.processes == 1:
+        _keep_known(predictor, wanted, features)
     if left_out:
         numbers = torch.tensor(sorted(left_out))
         warn_of_far_rows(numbers if features.numbers is None else features.numbers[numbers], len(labels))
@@ -71,6 +76,17 @@ def _finite(samples: Extracted) -> Extracted:
             f"{name_rows(left_out)}: their features have NaN or infinity; correct or drop them"
         )
     return finite_samples(samples)
+
+
+def _keep_known(predictor: Predictor, wanted: Sequence[Score], features: TrainingFeatures) -> None:
+    """Keep a few training samples by the features of the first density, to name what a new sample resembles."""
+    output = features.all().output
+    finite = finite_rows(output)
+    numbers = (torch.arange(len(finite)) if features.numbers is None else features.numbers)[finite]
+    for score in wanted:
+        if isinstance(score, Stages) or score.densities:
+            predictor.scores.known.fit(output.view(score.taps)[finite], numbers)
+            return
 
 
 def score_context(predictor: Predictor, score: Score, num_classes: int) -> ScoreContext:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -39,6 +39,8 @@ from brainet_pl.calibration import Calibrator, Conformal
 from brainet_pl.distributed.samples import Places, active_loaders
 from brainet_pl.evaluation.record import SampleBatch
 from brainet_pl.evaluation.sets import EvaluatesAllSets, test_sets
+from brainet_pl.explain import Explanation
+from brainet_pl.explain.road import explain_batch
 from brainet_pl.features.extraction import data_source, inputs_and_target, inputs_of
 from brainet_pl.fitting.settle import Answered
 from brainet_pl.lightning import sharding, steps
@@ -288,10 +290,23 @@ class BRAINet(FittedModule):
                 batch by batch.
             passes: sub-networks that a prediction averages; None is the model's own number.
         """
+        return Prediction.concat([self.predictor.predict(batch, passes) for batch in self._batches(x)])
+
+    @torch.no_grad()
+    def explain(self, x: Any, passes: int | None = None) -> Explanation:
+        """Inputs as `predict` takes them → why they look known or unknown, in words, maps and resembling samples.
+
+        Args:
+            x: images or rows, as for `predict`.
+            passes: sub-networks that a prediction averages; None is the model's own number.
+        """
+        return Explanation.concat([explain_batch(self.predictor, batch, passes) for batch in self._batches(x)])
+
+    def _batches(self, x: Any) -> Iterator[Any]:
+        """Inputs of any form as batches, where the model is."""
         images = None if self.preset is None else ImageSteps(**self.preset.to_dict())
-        reader = InputReader(self.backbone.input_signature, images, self.columns)
-        answers = [self.predictor.predict(batching.move(batch, self.device), passes) for batch in reader.batches(x)]
-        return Prediction.concat(answers)
+        for batch in InputReader(self.backbone.input_signature, images, self.columns).batches(x):
+            yield batching.move(batch, self.device)
 
     def _compiled(self, name: str) -> Any:
         """A method of the predictor, compiled where the user has compiled the model."""

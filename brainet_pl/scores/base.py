@@ -22,6 +22,7 @@ from brainet_pl._utils.precision import full_precision, wide
 from brainet_pl.backbones.taps import Taps
 from brainet_pl.distributed.epoch_buffer import EpochBuffer
 from brainet_pl.scores.expectation import Expected
+from brainet_pl.scores.known import KnownSamples
 from brainet_pl.scores.reference import Reference, Verdict, p_values
 from brainet_pl.scores.robust import far_scores
 from brainet_pl.structure.ggt import GGT
@@ -119,6 +120,11 @@ class Score(Part, DataSizedBuffers, ABC):
         """Say whether it can be used, here and in every checkpoint."""
         self._ready = ready
         self.fitted.fill_(ready)
+
+    @property
+    def densities(self) -> Sequence[Score]:
+        """The densities of columns that it is the mean of; nothing where it is none."""
+        return ()
 
     def check(self, has_classes: bool, raw: bool) -> None:
         """Refuse a model that the score can't be one of.
@@ -229,6 +235,7 @@ class ScoreSet(nn.Module):
     Attributes:
         reference: all scores of the last validation epoch of a fit.
         expected: what share of unknown inputs the verdict will notice, where that was estimated.
+        known: some training samples, by the features that the verdict reads.
     """
 
     def __init__(self, scores: Iterable[Score], task_units: Mapping[str, str] | None = None) -> None:
@@ -237,6 +244,7 @@ class ScoreSet(nn.Module):
         self.members = nn.ModuleDict()
         self.reference = Reference()
         self.expected = Expected()
+        self.known = KnownSamples()
         self._observed = EpochBuffer()
         self._warned_of_errors = False
         for score in scores:

@@ -83,11 +83,14 @@ class Combined(JoinedScore):
         """All other scores (B,) → `joint` (B,); NaN where one of them is."""
         if not self.names:  # no validation data has come yet
             return {}
-        fitted = zip(self.names, self.knots, self.heights, self.slopes, strict=True)
-        parts = [Surprise(*one)(scores[name]) for name, *one in fitted]
-        joint = torch.stack(parts).sum(dim=0)
+        joint = torch.stack(list(self.parts(scores).values())).sum(dim=0)
         unknown = torch.stack([scores[name].isnan() for name in self.names]).any(dim=0)
         return {"joint": joint.masked_fill(unknown, torch.nan)}
+
+    def parts(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All other scores (B,) → the surprise (B,) of each that is added."""
+        fitted = zip(self.names, self.knots, self.heights, self.slopes, strict=True)
+        return {name: Surprise(*one)(scores[name]) for name, *one in fitted}
 
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
         """Read the names of the scores that are added."""

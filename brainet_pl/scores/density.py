@@ -257,10 +257,13 @@ class _Step(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """Values of all nodes so far (rows, B, C) → those of this height (n, B, C)."""
+        return torch.logsumexp(self.branches(state), dim=1)
+
+    def branches(self, state: Tensor) -> Tensor:
+        """Values of all nodes so far (rows, B, C) → log P(t) + f(branch t) of those of this height, (n, s, B, C)."""
         nodes, most = self.log_prior.shape
         branches = state.new_zeros(nodes * most, *state.shape[1:]).index_add(0, self.slot, state[self.child])
-        mixed = branches.view(nodes, most, *state.shape[1:]) + self.log_prior[:, :, None, None]
-        return torch.logsumexp(mixed, dim=1)
+        return branches.view(nodes, most, *state.shape[1:]) + self.log_prior[:, :, None, None]
 
 
 class TreeAverage(nn.Module):
@@ -301,11 +304,33 @@ class TreeAverage(nn.Module):
 
     def forward(self, families: Tensor) -> Tensor:
         """Averages log-densities of families (F, B, C) over all sub-networks of the tree, (B, C)."""
+        return self._states(families)[self.root]
+
+    def _states(self, families: Tensor) -> Tensor:
+        """Log-densities of families (F, B, C) → f of all nodes, leaves first, (nodes, B, C)."""
         found = families.index_select(0, self._family)
         state = families.new_zeros(self.num_leaves, *families.shape[1:]).index_add(0, self._leaf, found)
         for step in self.steps:
             state = torch.cat([state, step(state)])
-        return state[self.root]
+        return state
+
+    def shares(self, families: Tensor) -> Tensor:
+        """Log-densities of families (F, B, C) → the posterior weight of the networks that have each, (F, B, C).
+
+        It is the gradient of `forward`, from the root down, and needs no autograd, which inference mode has none of.
+        """
+        state = self._states(families)
+        weight = torch.zeros_like(state)
+        weight[self.root] = 1
+        end = len(state)
+        steps: list[_Step] = list(self.steps)  # type: ignore[arg-type]
+        for step in reversed(steps):
+            start = end - len(step.log_prior)
+            of_branch = step.branches(state[:start]).softmax(dim=1) * weight[start:end, None]
+            weight[:start].index_add_(0, step.child, of_branch.flatten(0, 1)[step.slot])
+            end = start
+        found = weight[self._leaf]
+        return torch.zeros_like(families).index_add(0, self._family, found)
 
 
 def _members(node: Any) -> Iterator[Family]:

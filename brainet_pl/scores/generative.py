@@ -111,16 +111,21 @@ class Generative(Score):
         self.blueprint = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.reference.device)
         return self
 
+    @property
+    def densities(self) -> tuple[Generative, ...]:
+        """Itself: it is a density of columns."""
+        return (self,)
+
     def moved(self, features: Tensor, classes: Tensor, most: int = 5) -> list[Moved]:
         """Features (B, d) of new inputs and predicted classes (B,) → the features that moved most since the fit."""
         assert self.density is not None
-        found = moved_features(self.density, self._read(features), classes, most)
+        found = moved_features(self.density, self.read(features), classes, most)
         if not len(self.chosen):
             return found
         number = self.chosen.tolist()
         return [Moved(number[one.feature], tuple(number[p] for p in one.parents), one.excess) for one in found]
 
-    def _read(self, features: Tensor) -> Tensor:
+    def read(self, features: Tensor) -> Tensor:
         """All features (B, d) → those that are read."""
         return features.index_select(1, self.chosen.to(features.device)) if len(self.chosen) else features
 
@@ -180,7 +185,7 @@ class Generative(Score):
         """Gives the scores of a batch by name, each (B,)."""
         assert self.density is not None
         energy = passes.scores.get("energy")
-        found = self.density.scores(self._read(passes.features), None if energy is None else passes.predicted)
+        found = self.density.scores(self.read(passes.features), None if energy is None else passes.predicted)
         if energy is not None and self._refers:
             found["combined"] = self._combined(found["generative"], energy)
         return found
@@ -188,7 +193,7 @@ class Generative(Score):
     def without_classes(self, passes: Passes, hidden: Tensor) -> Tensor:
         """`generative` (K, B) by the densities of the other classes."""
         assert self.density is not None
-        return self.density.without_classes(self._read(passes.features), hidden)
+        return self.density.without_classes(self.read(passes.features), hidden)
 
     def before_load(self, stored: Mapping[str, Tensor]) -> None:
         """Build the density that the tensors belong to."""

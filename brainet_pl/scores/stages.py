@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import primitive
 from brainet_pl.scores.base import Score, ScoreContext, set_source
+from brainet_pl.scores.cells import StageMaps
 from brainet_pl.scores.density import reducer
 from brainet_pl.scores.generative import Generative
 from brainet_pl.structure.settings import MOST_SAMPLES
@@ -70,6 +71,7 @@ class Stages(Score):
         self.max_features = checks.whole_or_none("max_features", max_features, 1, "None reads all features")
         self.progress = checks.flag("progress", progress)
         self.parts = nn.ModuleList()
+        self.maps = StageMaps()  # where in an image it is strange; nothing of it enters the score
         self._split: list[int] = []  # the widths outside the tensor: an exported graph can't split by one
         self._context = ScoreContext(num_classes=1)
         self.register_buffer("widths", torch.empty(0, dtype=torch.long))
@@ -107,7 +109,7 @@ class Stages(Score):
     def _surprise(part: Generative, x: Tensor) -> Tensor:
         """Features (B, d) of a layer → minus their log-density (B,)."""
         assert part.density is not None
-        return part.density.scores(part._read(x).to(part.reference))["generative"]
+        return part.density.scores(part.read(x).to(part.reference))["generative"]
 
     def forward(self, passes: Passes) -> dict[str, Tensor]:
         """Gives the score `stages` of a batch, (B,)."""

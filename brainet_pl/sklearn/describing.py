@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from sklearn.utils.validation import check_is_fitted
 from brainet_pl.sklearn.display import columns_html
 from brainet_pl.sklearn.importance import FitRows, parts_of, permutation_importances
 from brainet_pl.sklearn.rows import RowEncoder
+
+if TYPE_CHECKING:
+    from brainet_pl.explain import Explanation, Units
 
 Floats = NDArray[np.float64]
 
@@ -66,6 +69,38 @@ class Describing:
             return shown
         names = getattr(self, "feature_names_in_", None)
         return shown + columns_html(self.encoder_, None if names is None else [str(name) for name in names])
+
+    def explain(self, X: Any) -> Explanation:
+        """Why each row (N, d) looks known or unknown: its strangest columns, in their units, and rows that are like it.
+
+        Args:
+            X: rows as for `predict`.
+        """
+        check_is_fitted(self)
+        found: Explanation = self.network_.explain(self.encoded_rows(X), self._units())  # type: ignore[attr-defined]
+        return found
+
+    def _units(self) -> list[Units]:
+        """What the network reads, as columns of the user."""
+        from brainet_pl.explain import Units
+
+        screen, _, scales = self.network_.backbone.model
+        features, kept = self.encoder_.features(), screen.kept.tolist()
+        places: dict[str, list[int]] = {}
+        for place, number in enumerate(kept):
+            places.setdefault(features[number].column, []).append(place)
+        found = []
+        for name, own in places.items():
+            parts = [features[kept[place]] for place in own]
+            means, deviations = scales.mean[own].tolist(), scales.scale[own].tolist()
+            centres = [part.center + part.scale * mean for part, mean in zip(parts, means, strict=True)]
+            steps = [part.scale * deviation for part, deviation in zip(parts, deviations, strict=True)]
+            is_category = parts[0].kind in ("category", "other")
+            values = tuple(part.value or "another value" for part in parts) if is_category else ()
+            is_date = parts[0].kind == "date"
+            found.append(Units(name, tuple(own), tuple(centres), tuple(steps), values, is_date))
+        directions = range(len(kept), screen.columns)
+        return found + [Units(f"direction {number - len(kept) + 1}", (number,)) for number in directions]
 
     def describe_known_p(self) -> str:
         """What `known_p` should notice, in a sentence: each class was left out in turn, without unknown rows."""

@@ -23,6 +23,8 @@ from brainet_pl._utils.warn import warn
 from brainet_pl.backbones import FeatureExtractor
 from brainet_pl.calibration import TemperatureScaling
 from brainet_pl.calibration.temperature import scale
+from brainet_pl.explain import Explanation, Units
+from brainet_pl.explain.road import explain_passes
 from brainet_pl.fitting.settle import Answered, settle
 from brainet_pl.fitting.structure import learn_tree
 from brainet_pl.network import BRAINetHead, HeadSettings
@@ -194,6 +196,11 @@ class PerFold(Score):
         return {name: torch.stack([one(passes)[name] for one in self._scores]).mean(dim=0)}
 
     @property
+    def densities(self) -> list[Score]:
+        """Those of all folds, where they are densities."""
+        return [one for score in self._scores for one in score.densities]
+
+    @property
     def _scores(self) -> list[Score]:
         """Those of all folds, or of the fold that was chosen."""
         return list(self.of) if self.chosen is None else [self.of[self.chosen]]  # type: ignore[arg-type, list-item]
@@ -312,6 +319,11 @@ class TablePredictor(Predictor):
         """
         if self.head.chosen is not None:
             return super().all_scores(passes)
+        found = self.scores_of_folds(passes)
+        return {name: torch.stack([scores[name] for scores in found]).mean(dim=0) for name in found[0]}
+
+    def scores_of_folds(self, passes: Passes) -> list[dict[str, Tensor]]:
+        """Every score (B,) of a prediction by name, as the members of each fold give it."""
         parts = zip(passes.outputs.chunk(self.head.folds), _all_weights(passes).chunk(self.head.folds), strict=True)
         found = []
         for number, (outputs, weights) in enumerate(parts):
@@ -320,7 +332,7 @@ class TablePredictor(Predictor):
             one = replace(passes, outputs=outputs, weights=weights, predicted=predicted, scores=scores)
             with self.fold(number):
                 found.append(super().all_scores(one))
-        return {name: torch.stack([scores[name] for scores in found]).mean(dim=0) for name in found[0]}
+        return found
 
     @torch.no_grad()
     def final_rows(self, rows: Tensor) -> Tensor:
@@ -351,6 +363,14 @@ class TablePredictor(Predictor):
             assert name is not None
             p.append(p_values(scores[name], self.scores.reference[name]))
         return torch.cat(p)
+
+    @torch.no_grad()
+    def explain(self, rows: Tensor, units: Sequence[Units]) -> Explanation:
+        """Why rows (N, d) look known or unknown, by columns as a user knows them."""
+        parts = []
+        for passes in self._passes_of(rows):
+            parts.append(explain_passes(self, passes, units, members=self.scores_of_folds(passes)))
+        return Explanation.concat(parts)
 
     @torch.no_grad()
     def answered(self, rows: Tensor) -> Tensor:
@@ -617,6 +637,7 @@ def fit_network(task: Task, table: Table, settings: FitSettings) -> tuple[TableP
     for number, fold in enumerate(table.folds):
         for score in network.fold_scores:
             score.fit_fold(number, context, features[fold.train], labels[fold.train])
+    network.scores.known.fit(features[:, :columns])
     trained = []
     for kind in range(len(trees)):
         deadline = settings.clock.deadline(1 / (len(trees) - kind))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,6 +18,8 @@ from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.removal import FeaturesReached
 from brainet_pl.calibration import Calibrator
+from brainet_pl.explain import Explanation
+from brainet_pl.explain.road import FEATURES_ALONE, explain_passes
 from brainet_pl.features.extraction import extract, inputs_of, is_sharded
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.fitting.build import base_logits_help
@@ -44,6 +46,7 @@ from brainet_pl.swap.layer import (
     watch_state,
 )
 from brainet_pl.tasks import Classification
+from brainet_pl.tasks.passes import Passes
 
 Forward = Callable[[Any, Any], Any]  # the model and the inputs of a batch → anything, through the layer
 Learn = Callable[[TrainingFeatures], GGT]
@@ -296,15 +299,30 @@ def predict_layer(model: nn.Module, x: Any, layer: str | None = None, *, forward
         layer: path of the swapped layer; None where there is one.
         forward: runs the model on inputs; None calls it.
     """
+    predictor = swapped_layer(model, layer)[1].predictor
+    return Prediction.concat([predictor.describe(passes) for passes in _passes_of(model, x, layer, forward)])
+
+
+@torch.no_grad()
+def explain_layer(model: nn.Module, x: Any, layer: str | None = None, *, forward: Forward | None = None) -> Explanation:
+    """Why inputs look known or unknown to a model with a swapped layer: in words, and the known samples they resemble.
+
+    The arguments are those of `predict_layer`.
+    """
+    predictor = swapped_layer(model, layer)[1].predictor
+    passes = _passes_of(model, x, layer, forward)
+    return Explanation.concat([explain_passes(predictor, part, why_no_map=FEATURES_ALONE) for part in passes])
+
+
+def _passes_of(model: nn.Module, x: Any, layer: str | None, forward: Forward | None) -> Iterator[Passes]:
+    """The passes of inputs through a model up to its swapped layer, batch by batch."""
     name, swapped = swapped_layer(model, layer)
-    predictor, reader = swapped.predictor, LayerInputs(model, name, forward)
-    answers = []
+    reader = LayerInputs(model, name, forward)
     with evaluation_mode(model):
         for batch in InputReader(None).batches(x):
             inputs = batches.move(batch, device_of(model))
-            passes = predictor.passes(reader(inputs, more=True))
-            answers.append(predictor.describe(replace(passes, nan_inputs=nan_rows(inputs, len(passes.predicted)))))
-    return Prediction.concat(answers)
+            passes = swapped.predictor.passes(reader(inputs, more=True))
+            yield replace(passes, nan_inputs=nan_rows(inputs, len(passes.predicted)))
 
 
 def swapped_layer(model: nn.Module, layer: str | None) -> tuple[str, SwappedLayer]:

@@ -19,6 +19,8 @@ from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
 from brainet_pl.backbones.removal import HeadLayer
 from brainet_pl.calibration import Calibrator, Conformal
+from brainet_pl.explain import Explanation
+from brainet_pl.explain.road import explain_batch
 from brainet_pl.features.extraction import extract, extract_output, inputs_of, is_sized, run_backbone
 from brainet_pl.features.training import TrainingFeatures
 from brainet_pl.fitting.calibrate import calibrate
@@ -111,6 +113,18 @@ class SwappedModel(Predictor):
             self.input_scale.warn_if_far(batch)
             answers.append(super().predict(batching.move(batch, device_of(self)), passes))
         return Prediction.concat(answers)
+
+    @torch.no_grad()
+    def explain(self, x: Any, passes: int | None = None) -> Explanation:
+        """Inputs as `predict` takes them → why they look known or unknown, in words, maps and resembling samples.
+
+        Args:
+            x: images or rows, as for `predict`.
+            passes: sub-networks that a prediction averages; None is the model's own number.
+        """
+        reader = InputReader(self.backbone.input_signature, self.images, self.columns)
+        moved = (batching.move(batch, device_of(self)) for batch in reader.batches(x))
+        return Explanation.concat([explain_batch(self, batch, passes) for batch in moved])
 
     @torch.no_grad()
     def probabilities(self, x: Any, passes: int = 15) -> Tensor:

@@ -41,7 +41,8 @@ UNLISTED = {  # figures drawn outside a test, which no record lists: file → na
     "structure_tree.png": ("structure/tree", "structure"),
     "structure_network.png": ("structure/network", "structure"),
 }
-DOUBTFUL, CLASSES = "test/most_uncertain", "test/classes"
+LONG = 60  # letters of a cell, above which it has several lines
+UNKNOWN, DOUBTFUL, CLASSES = "test/most_unknown", "test/most_uncertain", "test/classes"
 MOST_COLUMNS = 10  # of single samples, that fit on a desktop
 MOST_ROWS = 40  # of a table that is not folded away
 COLUMNS = 3  # of charts, on a wide screen
@@ -186,8 +187,8 @@ def page_of(run: Run) -> Page:
 
 
 ORDER = (
-    "test", "shift", "unknown", "classes", "doubtful", "training", "costs", "structure", "others", "tables", "metrics",
-    "configuration",
+    "test", "shift", "unknown", "strangest", "classes", "doubtful", "training", "costs", "structure", "others",
+    "tables", "metrics", "configuration",
 )  # fmt: skip
 
 
@@ -195,13 +196,14 @@ def _sections_of_test(run: Run, record: Record) -> list[Section]:
     """What a page shows of a test."""
     styles = _styles(run)
     tables = {table.name: table for table in record.tables}
-    doubtful, classes = tables.pop(DOUBTFUL, None), tables.pop(CLASSES, None)
+    strangest, doubtful, classes = (tables.pop(name, None) for name in (UNKNOWN, DOUBTFUL, CLASSES))
     matrix = [grid_of(record.confusion)] if record.confusion else []
     return [
         Section("test", "Calibration and certainty", _charts(record, "test", styles)),
         Section("shift", "After a shift of the inputs", _charts(record, "shift", styles)),
         Section("unknown", "Inputs unlike the training data", [*_unknown(record, styles), *_separation(record)]),
         Section("classes", "Classes", [*matrix, *_tables(run.folder, [classes])]),
+        Section("strangest", "Most unknown inputs", _tables(run.folder, [strangest])),
         Section("doubtful", "Most uncertain samples", _tables(run.folder, [few_columns(record, doubtful)])),
         Section("costs", "What a prediction costs", _costs(record)),
         Section("tables", "Other tables", _tables(run.folder, list(tables.values()))),
@@ -474,7 +476,8 @@ def _tables(folder: Path, tables: Sequence[RecordTable | None]) -> list[Block]:
             answered = {"predicted", "label"} <= set(table.columns)
             caption = f"{table.caption}. ✗ marks a wrong prediction." if answered else f"{table.caption}."
             rows = [_row(folder, table.columns, row) for row in table.rows]
-            shown.append(PageTable(caption, list(map(readable, table.columns)), rows))
+            texts = len(table.columns) if any(cell.long for row in rows for cell in row) else 1
+            shown.append(PageTable(caption, list(map(readable, table.columns)), rows, texts))
     return shown
 
 
@@ -501,7 +504,8 @@ def _row(folder: Path, columns: list[str], row: list[CellValue]) -> list[Cell]:
             path = find_inside(folder, f"tables/{value.picture}")
             cells.append(Cell("", picture=picture(path.read_bytes(), alt) if path else None))
         else:
-            cells.append(Cell(_plain(value), wrong=wrong and column == "predicted"))
+            is_sentence = isinstance(value, str) and len(value) > LONG
+            cells.append(Cell(_plain(value), wrong=wrong and column == "predicted", long=is_sentence))
     return cells
 
 
