@@ -273,7 +273,7 @@ def test_the_page_of_a_real_run_holds_every_number(run, tmp_path):
         assert image["alt"] == figure["alt"]
     assert len(page.all("img")) == len(record["figures"]) + 8  # and thumbnails: 4 uncertain and 4 strange samples
     assert len([f for f in page.all("figure") if "chart" in f.get("class", "")]) == len(record["charts"]) + 1
-    doubtful, classes = record["tables"]
+    _, doubtful, classes = record["tables"]
     assert [row[0] for row in cells(section(text, "classes"))[-8:]] == [row[0] for row in classes["rows"]]
     told = cells(section(text, "doubtful"))
     assert [float(row[0].replace(",", "")) for row in told[1:]] == [row[0] for row in doubtful["rows"]]
