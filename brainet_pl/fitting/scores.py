@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from brainet_pl._utils.framework import rank_zero_warn
+from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.explain.places import learn_places
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.features.training import TrainingFeatures
@@ -42,7 +43,8 @@ def fit_scores(
         labels, num_classes = task.classes(share.concat()[1])
         fit_one = partial(fit_score_on_shares, share=share, labels=labels)
     else:
-        samples = _finite(features.all(progress=progress))
+        every = features.all(progress=progress)
+        samples = _finite(every)
         labels, num_classes = task.classes(samples.targets)
 
         def fit_one(score: Score) -> Tensor:
@@ -60,7 +62,7 @@ def fit_scores(
     if any(isinstance(score, Stages) for score in wanted):
         learn_places(predictor, features, len(labels))
     if features.processes == 1:
-        _keep_known(predictor, wanted, features)
+        _keep_known(predictor, wanted, every.output, features.numbers)
     if left_out:
         numbers = torch.tensor(sorted(left_out))
         warn_of_far_rows(numbers if features.numbers is None else features.numbers[numbers], len(labels))
@@ -78,11 +80,10 @@ def _finite(samples: Extracted) -> Extracted:
     return finite_samples(samples)
 
 
-def _keep_known(predictor: Predictor, wanted: Sequence[Score], features: TrainingFeatures) -> None:
+def _keep_known(predictor: Predictor, wanted: Sequence[Score], output: BackboneOutput, numbers: Tensor | None) -> None:
     """Keep a few training samples by the features of the first density, to name what a new sample resembles."""
-    output = features.all().output
     finite = finite_rows(output)
-    numbers = (torch.arange(len(finite)) if features.numbers is None else features.numbers)[finite]
+    numbers = (torch.arange(len(finite)) if numbers is None else numbers)[finite]
     for score in wanted:
         if isinstance(score, Stages) or score.densities:
             predictor.scores.known.fit(output.view(score.taps)[finite], numbers)
