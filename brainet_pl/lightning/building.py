@@ -10,8 +10,7 @@ from torch import nn
 from brainet_pl._utils.parts import make_part, primitive
 from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.calibration import Calibrator, DensityScaling
-from brainet_pl.prediction.defaults import AUTO_CALIBRATION
-from brainet_pl.scores import Generative
+from brainet_pl.prediction.defaults import AUTO_CALIBRATION, default_scores
 from brainet_pl.tasks import Classification, Task
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def scores_or_density(scores: Any, backbone: FeatureExtractor, calibration: Any)
     if scores is not None:
         return scores
     named = None if calibration in (None, AUTO_CALIBRATION) else make_part(Calibrator, calibration, "calibration")
-    return [Generative()] if backbone.frozen and not isinstance(named, DensityScaling) else []
+    return default_scores(backbone) if backbone.frozen and not isinstance(named, DensityScaling) else []
 
 
 def settings_of(model: BRAINet, backbone: Backbone) -> dict[str, Any]:

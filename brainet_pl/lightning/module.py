@@ -108,9 +108,9 @@ class BRAINet(FittedModule):
         head: Settings of the head; null is `Tree()`, a BRAINet sized by the number of features.
         task: `Classification` or `Regression` with their settings; null is a classification of `num_classes`.
         scores: Further scores of inputs unlike the training data: `Generative`, `Stages`, `KNN`, `Mahalanobis`, `Own`,
-            `ViM` …; null is `Generative`, a density of the features, where these do not move: of a backbone that trains
-            it would read all training data again in every epoch. "all" is every one that the model can have, and an
-            empty list has none.
+            `ViM` …; null is a density where features do not move, `Stages` of a convolutional backbone and `Generative`
+            of others: of a backbone that trains it would read all training data again in every epoch. "all" is every
+            one that the model can have, and an empty list has none.
         calibration: The calibrator fitted on validation data, such as `TemperatureScaling`; "auto" is for classes a
             temperature, and confidence that fades by a density among `scores` (`Generative`, `Stages`), and none for
             numbers; null predicts as it is.

@@ -83,6 +83,8 @@ class RestorableModule(pl.LightningModule):
         checkpoint = Checkpoint.read(checkpoint_path)  # refuses another format before its settings are tried
         if "backbone" not in kwargs:
             check_stored_backbone(checkpoint.hparams.get("backbone"))
+            if checkpoint.hparams.get("backbone") is None:
+                refuse_missing(checkpoint.backbone)  # before parts are made that read its layers
         if not weights_only:
             raise ValueError(
                 "expected weights_only=True, got False: a checkpoint of BRAINet holds no code, and runs none"
@@ -147,11 +149,8 @@ class RestorableModule(pl.LightningModule):
         if trainer is not None:
             check_callback_states(checkpoint.get("callbacks"), trainer)
         predictor, backbone = self.predictor, self.predictor.backbone
-        if stored.backbone.network is not None and backbone.raw:
-            raise ValueError(
-                f"expected a backbone of the class {stored.backbone.network}, got none: it was given as a module, "
-                "which a checkpoint can't rebuild; give it again, BRAINet.load_from_checkpoint(path, backbone=module)"
-            )
+        if backbone.raw:
+            refuse_missing(stored.backbone)
         if backbone.needs_sample:
             stored.backbone.restore_removal(backbone)
         self.restore_layers(stored.backbone)
@@ -230,3 +229,12 @@ class RestorableModule(pl.LightningModule):
             head, outputs = settings.resolve_skip(stored.base_logits), predictor.task.out_features
             tree = stored.checked_tree(lambda tree: head.build(features, outputs, tree), settings.settings(), weights)
             predictor.build_head(settings, features, tree, stored.base_logits)
+
+
+def refuse_missing(stored: StoredBackbone) -> None:
+    """Refuse a checkpoint whose backbone is not in the file, and was not given."""
+    if stored.network is not None:
+        raise ValueError(
+            f"expected a backbone of the class {stored.network}, got none: it was given as a module, "
+            "which a checkpoint can't rebuild; give it again, BRAINet.load_from_checkpoint(path, backbone=module)"
+        )

@@ -46,7 +46,9 @@ class Body(nn.Module):
 
 def small(**settings):
     torch.manual_seed(0)
-    return BRAINet(8, **({"backbone": Backbone(Body(), layers=None), "head": Tree(num_params=6000)} | settings))
+    return BRAINet(
+        8, **({"backbone": Backbone(Body(), layers=None), "head": Tree(num_params=6000), "scores": []} | settings)
+    )
 
 
 def structure(**settings):
