@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brainet_pl.backbones.loading import Backbone
+    from brainet_pl.backbones.texts import TextEncoder
     from brainet_pl.batch import BatchPredictor
     from brainet_pl.decisions import find_label_issues, rank_for_labelling, risk_control
     from brainet_pl.export.folder import export_folder
@@ -47,6 +48,7 @@ __all__ = [
     "ExportedModel",
     "PixelModel",
     "SwappedModel",
+    "TextEncoder",
     "TreeDensity",
     "__version__",
     "calibrate_layer",
@@ -81,6 +83,7 @@ _HOMES = {
     "ExportedModel": "serving",
     "PixelModel": "swap.pixels",
     "SwappedModel": "swap.model",
+    "TextEncoder": "backbones.texts",
     "TreeDensity": "scores",
     "calibrate_layer": "swap.in_place",
     "continue_run": "storage.runs",

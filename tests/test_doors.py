@@ -21,6 +21,7 @@ from brainet_pl import (
     BRAINetClassifier,
     BRAINetRegressor,
     ExportedModel,
+    TextEncoder,
     calibrate_layer,
     explain_layer,
     export_folder,
@@ -535,3 +536,72 @@ def test_flipped_labels_look_worst(doors, name):
 def test_the_comparison_with_other_heads_is_told(doors, name):
     assert "the network's own layer" in doors(name).told
     assert "linear layer on the same features" in doors(name).told
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+
+def text_doors(folder):
+    """Name → a door that takes sentences, and a second one from its file."""
+    from tiny_texts import Bag, sentences, tiny_steps
+
+    def encoder():
+        torch.manual_seed(0)
+        return TextEncoder(Bag(), tiny_steps())
+
+    train, held = sentences(240, 1), sentences(120, 2)
+    parts = [DataLoader(list(zip(*part, strict=True)), batch_size=40) for part in (train, held)]
+    model = BRAINet(3, backbone=encoder(), scores=["Generative"], lr=0.01)
+    trainer = trainer_of(folder, StructureLearning(progress=False), epochs=10)
+    trainer.fit(model, *parts)
+    trainer.save_checkpoint(folder / "model.ckpt")
+    again = BRAINet.load_from_checkpoint(folder / "model.ckpt", backbone=encoder())
+    swapped = swap_head(encoder(), train, held=held, progress=False).fit(max_epochs=10, progress=False)
+    swapped.save(folder / "model.pt")
+    read = load_swapped(folder / "model.pt", encoder())
+    return {"BRAINet": (model, again), "swap_head": (swapped, read)}
+
+
+@pytest.fixture(scope="module")
+def sentence_doors(tmp_path_factory):
+    pytest.importorskip("tokenizers")
+    return text_doors(tmp_path_factory.mktemp("texts"))
+
+
+@promised(["BRAINet", "swap_head"])
+def test_sentences_are_answered_as_they_are(sentence_doors, name):
+    from tiny_texts import sentences
+
+    model, again = sentence_doors[name]
+    x, y = sentences(300, 3)
+    found = model.predict(x)
+    assert float((found["class"] == y).double().mean()) > 0.65
+    assert float(found["known"].double().mean()) > 0.8
+    same(again.predict(x), found, rtol=0, atol=0)
+    single = [numbers(model.predict(one)) for one in x[:5]]
+    first = {key: value[:5] for key, value in numbers(found).items()}
+    same({key: torch.cat([one[key] for one in single]) for key in first}, first, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.integration
+@promised(["BRAINet", "swap_head"])
+def test_an_exported_model_and_its_server_take_sentences(sentence_doors, name, tmp_path):
+    for package in ("onnxruntime", "onnxscript", "fastapi", "httpx"):
+        pytest.importorskip(package)
+    from fastapi.testclient import TestClient
+    from tiny_texts import sentences
+
+    from brainet_pl.serving.app import make_app
+
+    model, _ = sentence_doors[name]
+    x, _ = sentences(50, 3)
+    exported = ExportedModel(export_folder(model, tmp_path / "model"))
+    expected = model.predict(x)
+    same({key: torch.as_tensor(value) for key, value in exported.predict(x).items()}, expected, rtol=1e-3, atol=1e-4)
+    with TestClient(make_app(exported)) as client:
+        asked = client.post("/predict", json={"texts": [x[0], "rain " * 10_000]})
+        answers = asked.json()["answers"]
+        assert [one["cut"] for one in answers] == [False, True]
+        assert answers[0]["class"] == int(expected["class"][0])
+        refused = client.post("/predict", json={"texts": ["the rain", ""]})
+        assert (refused.status_code, "at least one word" in refused.json()["detail"]) == (422, True)

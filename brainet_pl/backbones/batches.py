@@ -1,7 +1,7 @@
 """Batches of any form: which part is the input of a model, and which the target.
 
 Batches are tensors, (inputs, targets) or any other tuple, dictionaries (`{"pixel_values": …, "labels": …}`, tokenised
-text) or dataclasses. Inputs are then a tensor, or a dictionary of tensors that the model takes by name.
+text) or dataclasses. Inputs are then a tensor, texts, or a dictionary of tensors that the model takes by name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.texts import Texts, are_texts
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.stages import output_parts
 
@@ -66,6 +67,8 @@ def split(batch: Any, columns: Columns | None = None) -> Split:
     tensor([1., 1.])
     """
     columns = columns or Columns()
+    if are_texts(batch):
+        return Split(Texts(batch), None)
     named = as_mapping(batch, columns)
     if named is None:
         return _split_pair(batch, columns) if isinstance(batch, list | tuple) else Split(batch, None)
@@ -81,8 +84,12 @@ def _split_pair(batch: Any, columns: Columns) -> Split:
     if not batch:
         raise ValueError("expected batches (inputs, targets), got an empty one: return both from the dataset")
     first = as_mapping(batch[0], columns)
-    inputs = batch[0] if first is None else _chosen(first, columns, first)
+    inputs = _with_texts(batch[0]) if first is None else _chosen(first, columns, first)
     return Split(inputs, batch[1] if len(batch) > 1 else None)
+
+
+def _with_texts(inputs: Any) -> Any:
+    return Texts(inputs) if are_texts(inputs) else inputs
 
 
 def as_mapping(batch: Any, columns: Columns) -> dict[str, Any] | None:
@@ -103,6 +110,9 @@ def _chosen(rest: dict[str, Any], columns: Columns, named: Mapping[str, Any]) ->
     if columns.inputs is not None:
         return _named_inputs(columns.inputs, named)
     tensors = {name: value for name, value in rest.items() if isinstance(value, Tensor)}
+    texts = [value for value in rest.values() if are_texts(value)]
+    if not tensors and len(texts) == 1:
+        return Texts(texts[0])
     if not tensors:
         listed = ", ".join(f"{name} ({type(value).__name__})" for name, value in named.items())
         raise ValueError(
@@ -118,7 +128,7 @@ def _named_inputs(wanted: str | list[str], named: Mapping[str, Any]) -> Any:
     for name in names:
         if name not in named:
             _missing("inputs", name, named)
-    return named[wanted] if isinstance(wanted, str) else {name: named[name] for name in names}
+    return _with_texts(named[wanted]) if isinstance(wanted, str) else {name: named[name] for name in names}
 
 
 def _missing(what: str, name: str, named: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from brainet_pl._utils.texts import Texts
 from brainet_pl.backbones import batches, removal
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.removal import FeaturesReached, HeadLayer
@@ -27,7 +28,10 @@ from brainet_pl.backbones.taps import (
     pooled,
     width_of,
 )
+from brainet_pl.backbones.texts import TextEncoder
 from brainet_pl.distributed.collectives import all_gather
+
+CHUNK = 64  # texts of about one length that run at a time
 
 
 class FeatureExtractor(nn.Module):
@@ -89,6 +93,22 @@ class FeatureExtractor(nn.Module):
             self.requires_grad_(False)
             self.eval()
 
+    @property
+    def takes_texts(self) -> bool:
+        """Whether texts can be its inputs, as they are."""
+        return isinstance(self.model, TextEncoder)
+
+    def _given(self, x: Any) -> Any:
+        """Inputs as the model takes them: tokens of texts, numbers in the type of its weights."""
+        if not isinstance(x, Texts):
+            return batches.cast_for(self, _checked(x))
+        if not isinstance(self.model, TextEncoder):
+            raise ValueError(
+                f"expected tensors, got texts, which {type(self.model).__name__} does not read: give a network with "
+                "its tokenizer, TextEncoder(network, tokenizer)"
+            )
+        return self.model.tokens(x)
+
     def add_view(self, taps: Taps) -> None:
         """Read these layers as well, for a score."""
         if self.raw:
@@ -107,7 +127,7 @@ class FeatureExtractor(nn.Module):
 
     def layer_uses(self, x: Any) -> dict[str, LayerUse]:
         """How each layer is used in a pass over two of some inputs."""
-        few = _two_samples(batches.cast_for(self, _checked(x)))
+        few = _two_samples(self._given(x))
         with self._explained(few), removal.eval_without_grad(self.model):
             return trace_layers(self.model, lambda: self._call(few), 2)
 
@@ -115,7 +135,7 @@ class FeatureExtractor(nn.Module):
         """Inputs → features (B, d) of the last layer, and of each of some taps that nobody else reads."""
         hooks = [self.model.get_submodule(t.layer).register_forward_hook(Hook(self._catcher, t)) for t in taps]
         try:
-            x = batches.cast_for(self, _checked(x))
+            x = self._given(x)
             self._prepare(x)
             last, caught = self._run(x)
         finally:
@@ -171,7 +191,7 @@ class FeatureExtractor(nn.Module):
 
     def trace(self, x: Any) -> None:
         """Find the tapped layers and the layer to remove by a pass over some inputs, unless they are known."""
-        self._prepare(batches.cast_for(self, _checked(x)))
+        self._prepare(self._given(x))
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The parameters that an optimizer may change: all but those of the layer that was removed."""
@@ -205,11 +225,15 @@ class FeatureExtractor(nn.Module):
         return self
 
     def forward(self, x: Any, more: bool = False) -> Any:
-        """Inputs, a tensor (B, …) or a dictionary of tensors, → features (B, d).
+        """Inputs, a tensor (B, …), a dictionary of tensors or texts, → features (B, d).
 
         With `more`, a `BackboneOutput`: features, those of every other view, and the logits of the removed layer.
         """
-        x = batches.cast_for(self, _checked(x))
+        given = self._given(x)
+        if isinstance(x, Texts) and len(x) > CHUNK:
+            output = self._by_length(given)
+            return output if more else output.features
+        x = given
         self._prepare(x)
         if self.input_signature is None:
             self.input_signature = batches.signature(x)
@@ -224,6 +248,16 @@ class FeatureExtractor(nn.Module):
             else:
                 features = self._last_features(last, batches.size(x), _mask_of(x))
             return BackboneOutput(features, dict(views), self._base_logits(last)) if more else features
+
+    def _by_length(self, tokens: Mapping[str, Tensor]) -> BackboneOutput:
+        """Tokens of many texts: those of about one length run together, so that little of what runs is padding."""
+        lengths = tokens["attention_mask"].sum(dim=1)
+        order = lengths.argsort(stable=True)
+        parts = []
+        for rows in order.split(CHUNK):  # type: ignore[no-untyped-call]
+            longest = int(lengths[rows].max())
+            parts.append(self.forward({name: part[rows, :longest] for name, part in tokens.items()}, more=True))
+        return BackboneOutput.concat(parts)[order.argsort()]
 
     def _base_logits(self, last: Any) -> Tensor | None:
         """The logits of the removed layer, (B, C); None without one, or where it does not give one row a sample."""

@@ -28,8 +28,8 @@ class Backbone:
     """The settings of a feature extractor.
 
     Args:
-        model: a module, a name (`cifar_resnet20`, `torchvision/resnet18`, `timm/…`), `package.module:Class` for a class
-            or a function of your own, or null for raw features.
+        model: a module (`TextEncoder` for texts), a name (`cifar_resnet20`, `torchvision/resnet18`, `timm/…`),
+            `package.module:Class` for a class or a function of your own, or null for raw features.
         weights: a file of weights, or for torchvision and timm the name of published ones.
         head_layer: the classification layer to remove, by its path; null finds the dense layer that is used last, with
             the first inputs; "" removes nothing.
@@ -98,7 +98,7 @@ class Backbone:
         return FeatureExtractor(
             model,
             frozen=self.freeze or model is None,
-            head_layer=self.head_layer,
+            head_layer=getattr(model, "head_layer", None) if self.head_layer is None else self.head_layer,
             taps=taps,
             pool=pool,
             search=search if self.layers == AUTO and self.freeze else None,

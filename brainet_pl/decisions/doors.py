@@ -62,9 +62,9 @@ def passes_of(model: Any, x: Any) -> Iterator[Passes]:
     is_estimator = hasattr(model, "network_")
     reader = None if is_estimator else _reader(model)
     module = predictor if is_estimator else model
-    for batch in InputReader(None, getattr(model, "images", None), columns).batches(
-        model.encoded_rows(x) if is_estimator else x
-    ):
+    images, takes_texts = getattr(model, "images", None), predictor.backbone.takes_texts
+    rows = model.encoded_rows(x) if is_estimator else x
+    for batch in InputReader(None, images, columns, takes_texts).batches(rows):
         inputs = batching.move(batch, device_of(module))
         with torch.no_grad(), evaluation_mode(module):
             yield predictor.passes(inputs if reader is None else reader(inputs, more=True))

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from brainet_pl._utils import checks
 from brainet_pl._utils.atomic import atomic_folder
+from brainet_pl._utils.texts import Texts, are_texts
 from brainet_pl.backbones import batches
+from brainet_pl.backbones.texts import TextEncoder
 from brainet_pl.export.graph import FEATURES, Model, example_of, export_onnx, input_names, predictor_of
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.monitoring.columns import Columns
@@ -24,7 +26,7 @@ from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.prediction.transforms import read_transform
 from brainet_pl.serving import ExportedModel
 from brainet_pl.serving.about import FORMAT
-from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, GRAPH, MAPS, digest
+from brainet_pl.serving.folder import ABOUT, CLIENT, CLIENT_TEXT, EXAMPLE, GRAPH, MAPS, TOKENIZER, digest
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.serving.tables import Feature, features_of
 
@@ -82,7 +84,13 @@ def export_folder(
     place = Path(folder)
     steps = _image_steps(model, images)
     names = class_names if class_names is not None else getattr(predictor if maps else model, "class_names", None)
-    with atomic_folder(place, (GRAPH, ABOUT, EXAMPLE, CLIENT)) as made:
+    encoder = predictor.backbone.model
+    texts = encoder.steps if isinstance(encoder, TextEncoder) else None
+    with atomic_folder(place, (GRAPH, ABOUT, EXAMPLE, CLIENT, TOKENIZER)) as made:
+        if texts is not None:
+            (made / TOKENIZER).write_text(texts.tokenizer, encoding="utf-8")
+        if isinstance(encoder, TextEncoder) and are_texts(held):
+            held = encoder.tokens(Texts(held))
         given_held = None if held is None else list(_batches(held))
         narrow = held is not None and (predictor.in_features or 0) <= MOST_FEATURES
         outputs = export_onnx(model, made / GRAPH, example, passes=passes, seed=seed, features=narrow)
@@ -94,13 +102,14 @@ def export_folder(
             "sha256": digest(made / GRAPH),
             "task": MAPS if maps else type(predictor.task).__name__,
             "class_names": None if names is None else [str(name) for name in names],
-            "inputs": _inputs(given),
+            "inputs": _inputs(given, free=texts is not None),
             "outputs": [_output(predictor, name) for name in outputs],
             "verdict": {"score": _verdict_score(predictor), "level": predictor.verdict.level},
             "conformal": None if predictor.conformal is None else predictor.conformal.settings(),
             "risk": None if predictor.risk.promise is None else predictor.risk.promise._asdict(),
             "images": None if steps is None else steps.to_dict(),
             "features": None if features is None else [one.to_dict() for one in features],
+            "texts": None if texts is None else {"max_tokens": texts.max_tokens, "pad": texts.pad},
             "held_out": None if maps else _reference(predictor),
         }
         _write(made / ABOUT, about)
@@ -135,11 +144,13 @@ def named(inputs: Any) -> dict[str, Tensor]:
     return dict(zip(input_names(inputs), inputs.values() if isinstance(inputs, Mapping) else [inputs], strict=True))
 
 
-def _inputs(given: Any) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": [None, *tensor.shape[1:]]}
-        for name, tensor in named(given).items()
-    ]
+def _inputs(given: Any, free: bool) -> list[dict[str, Any]]:
+    """Name, type and shape of each input; `free` says that texts may have any number of tokens."""
+    found = []
+    for name, tensor in named(given).items():
+        shape = [None, None] if free else [None, *tensor.shape[1:]]
+        found.append({"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape})
+    return found
 
 
 def _output(predictor: Predictor, name: str) -> dict[str, Any]:

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from brainet_pl._utils import atomic, checks
+from brainet_pl._utils.texts import Texts, are_texts
 from brainet_pl.backbones import batches
+from brainet_pl.backbones.texts import TextEncoder
 from brainet_pl.lightning.module import BRAINet
 from brainet_pl.prediction.finite import first_bad_weight
 from brainet_pl.prediction.prediction import Prediction
@@ -29,6 +31,7 @@ from brainet_pl.prediction.predictor import Predictor
 INPUT = "input"  # the name of an only tensor
 FEATURES = "features"  # the name of what the head reads
 TRACED = 4  # samples of the example that a graph is made from: neither 0 nor 1, which compilers take for special
+SENTENCES = ("a text", "another one, which is longer", "and a third", "the last of the four that stand for all texts")
 CHECKED = (1, 7)  # samples with which the graph is run before it is handed out
 CLOSE = 1e-3  # relative and absolute difference that rounding may make
 
@@ -86,6 +89,7 @@ class Answers(nn.Module):
         self.predictor = predictor_of(model)
         self.maps = None if isinstance(model, BRAINet | Predictor) else model
         self.named = isinstance(example, Mapping)
+        self.reads_texts = self.predictor.backbone.takes_texts
         self.inputs = input_names(example)
         size = batches.size(example)
         answer = self._answer(example)
@@ -115,8 +119,10 @@ def export_program(model: Model, example: Any = None, *, passes: int | None = No
         seed: of their draw.
     """
     with _ready(model, example, passes, seed) as (answers, tensors):
-        free = torch.export.Dim("batch", min=1)
-        shapes = {"tensors": tuple({0: free} for _ in tensors)}
+        free = {0: torch.export.Dim("batch", min=1)}
+        if answers.reads_texts:
+            free[1] = torch.export.Dim("tokens", min=2)
+        shapes = {"tensors": tuple(free for _ in tensors)}
         program = torch.export.export(answers, tensors, dynamic_shapes=shapes)
         graph = program.module()
         _check(answers, tensors, lambda given: graph(*given))
@@ -146,13 +152,14 @@ def export_onnx(
         raise ImportError("ONNX needs the packages onnx and onnxscript: pip install onnx onnxscript") from error
     ready = _ready(model, example, passes, seed, features)
     with ready as (answers, tensors), atomic.atomic_write(path) as temporary, _quiet():
+        axes = {0: "batch", 1: "tokens"} if answers.reads_texts else {0: "batch"}
         torch.onnx.export(
             answers,
             tensors,
             str(temporary),
             input_names=list(answers.inputs),
             output_names=list(answers.outputs),
-            dynamic_shapes={"tensors": tuple({0: "batch"} for _ in tensors)},
+            dynamic_shapes={"tensors": tuple(axes for _ in tensors)},
             dynamo=True,
             external_data=False,
             verbose=False,
@@ -191,6 +198,9 @@ def _ready(
 def example_of(model: Model, given: Any) -> Any:
     """Inputs of `TRACED` samples like those given, or like those that the model was given first."""
     source = predictor_of(model).backbone if isinstance(model, BRAINet | Predictor) else model
+    encoder = getattr(source, "model", None)
+    if isinstance(encoder, TextEncoder) and (given is None or are_texts(given)):
+        given = encoder.tokens(Texts(SENTENCES if given is None else given))
     samples = source.input_signature if given is None else batches.signature(given)
     if samples is None:
         raise ValueError(
@@ -207,6 +217,8 @@ def _check(answers: Answers, tensors: tuple[Tensor, ...], graph: Any) -> None:
     """Run the graph with other batch sizes than the one it was made from, and compare."""
     for size in CHECKED:
         given = tuple(tensor[torch.arange(size) % len(tensor)] for tensor in tensors)
+        if answers.reads_texts and size == CHECKED[0]:
+            given = tuple(tensor[:, : max(2, tensor.shape[1] - 1)] for tensor in given)
         ours = dict(zip(answers.outputs, answers(*given), strict=True))
         theirs = {name: torch.as_tensor(value) for name, value in zip(answers.outputs, graph(given), strict=True)}
         for name in answers.outputs:

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from brainet_pl._utils.framework import pl, rank_zero_warn
 from brainet_pl._utils.lightning_private import data_given
+from brainet_pl._utils.texts import Texts
 from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns, split
 from brainet_pl.backbones.output import BackboneOutput
@@ -343,9 +344,9 @@ def in_lockstep(backbone: nn.Module, batches: Iterable[Any]) -> Iterator[tuple[A
 
 
 def inputs_of(batch: Any, columns: Columns | None = None) -> Any:
-    """The inputs of a batch: a tensor, a dictionary of tensors, or features in their place."""
+    """The inputs of a batch: a tensor, a dictionary of tensors, texts, or features in their place."""
     inputs = split(batch, columns).inputs
-    if not isinstance(inputs, Tensor | BackboneOutput | Mapping):
+    if not isinstance(inputs, Tensor | BackboneOutput | Mapping | Texts):
         raise ValueError(
             f"expected batches (inputs, labels) of tensors, got {type(inputs).__name__} as inputs: return tensors from "
             "the loader"

@@ -31,6 +31,7 @@ from torch import Tensor
 from brainet_pl._utils import digest
 from brainet_pl._utils.framework import rank_zero_info
 from brainet_pl._utils.shared import warn_if_shared
+from brainet_pl._utils.texts import Texts
 from brainet_pl._utils.warn import warn
 from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
@@ -144,6 +145,8 @@ def _name_of(backbone: Any, device: torch.device) -> str:
 
 def digest_of(inputs: Any) -> str:
     """The digest of a batch of inputs: types, shapes and bytes of its tensors, and their names where they have some."""
+    if isinstance(inputs, Texts):
+        return digest.fingerprint(list(inputs))
     for value in inputs.values() if isinstance(inputs, Mapping) else [inputs]:
         if not isinstance(value, Tensor):
             raise NotStored(f"expected inputs of tensors alone, got {type(value).__name__}")

@@ -305,7 +305,8 @@ class BRAINet(FittedModule):
     def _batches(self, x: Any) -> Iterator[Any]:
         """Inputs of any form as batches, where the model is."""
         images = None if self.preset is None else ImageSteps(**self.preset.to_dict())
-        for batch in InputReader(self.backbone.input_signature, images, self.columns).batches(x):
+        reader = InputReader(self.backbone.input_signature, images, self.columns, self.backbone.takes_texts)
+        for batch in reader.batches(x):
             yield batching.move(batch, self.device)
 
     def _compiled(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Inputs as people have them: tensors, arrays, images, files, data sets, loaders and tables, in batches for a model.
+"""Inputs as people have them: tensors, arrays, images, texts, data sets, loaders and tables, in batches for a model.
 
 `predict` of every model takes them by `InputReader`. `forward` takes tensors alone.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from brainet_pl._utils import checks
+from brainet_pl._utils.texts import Texts, are_texts
 from brainet_pl.backbones.batches import Columns, Sample, rows, size
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import inputs_of
@@ -38,17 +39,25 @@ class InputReader:
         signature: name → shape and type of a training sample, "" for a single tensor; None where nobody knows them.
         images: how images were prepared in training; None where nobody knows.
         columns: the names of inputs, where batches have names that can't be guessed.
+        takes_texts: whether a text is an input as it is, and no path of an image.
     """
 
     def __init__(
-        self, signature: Mapping[str, Sample] | None, images: ImageSteps | None = None, columns: Columns | None = None
+        self,
+        signature: Mapping[str, Sample] | None,
+        images: ImageSteps | None = None,
+        columns: Columns | None = None,
+        takes_texts: bool = False,
     ) -> None:
         single = signature is not None and list(signature) == [""]
         self.sample = signature[""] if signature is not None and single else None
-        self.images, self.columns = images, columns
+        self.images, self.columns, self.takes_texts = images, columns, takes_texts
 
     def batches(self, x: Any) -> Iterator[Any]:
-        """Inputs of any form → tensors (B, …), or dictionaries of tensors, of at most `BATCH` samples each."""
+        """Inputs of any form → tensors (B, …), dictionaries of tensors or texts, of at most `BATCH` samples each."""
+        if self.takes_texts and (isinstance(x, str) or are_texts(x)):
+            yield from self._split(Texts([x] if isinstance(x, str) else x))
+            return
         if isinstance(x, Dataset):
             x = DataLoader(x, batch_size=BATCH)
         if isinstance(x, DataLoader):
@@ -69,7 +78,8 @@ class InputReader:
         count = 0
         for batch in loader:
             count += 1
-            yield from self._split(self._tensors(inputs_of(batch, self.columns)))
+            inputs = inputs_of(batch, self.columns)
+            yield from self._split(inputs if isinstance(inputs, Texts) else self._tensors(inputs))
         if not count:
             raise ValueError("expected at least one input, got an empty data set: give some")
 

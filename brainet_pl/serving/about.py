@@ -59,6 +59,13 @@ class AboutImages(Struct, forbid_unknown_fields=True):
             raise ValueError("Expected a mean and a deviation above 0 for each channel")
 
 
+class AboutTexts(Struct, forbid_unknown_fields=True):
+    """What `TextSteps` takes beside the tokenizer, which is a file of its own."""
+
+    max_tokens: Annotated[int, Meta(ge=3, le=10**5)]
+    pad: Annotated[int, Meta(ge=0)]
+
+
 class AboutColumns(Struct, forbid_unknown_fields=True):
     """Held-out features, as `Columns.to_dict` gives them."""
 
@@ -104,6 +111,7 @@ class About(Struct, forbid_unknown_fields=True):
     features: list[Feature] | None
     held_out: dict[str, Annotated[list[float], Meta(min_length=1)] | AboutColumns] | None
     risk: AboutRisk | None = None
+    texts: AboutTexts | None = None
 
     def __post_init__(self) -> None:
         watched = {one.name for one in self.outputs}

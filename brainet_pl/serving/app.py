@@ -119,13 +119,14 @@ class Served:
         return json.dumps({"answers": self.model.as_answers(outputs)}, allow_nan=False).encode()
 
     def ask_json(self, body: bytearray, given_up: threading.Event) -> Outputs:
-        """What the model says of the inputs or rows in a body of JSON."""
+        """What the model says of the inputs, rows or texts in a body of JSON."""
         asked = read_json(body, self.containers)
         kind = next(iter(asked)) if isinstance(asked, dict) and len(asked) == 1 else None
-        if kind not in ("inputs", "rows"):
-            raise Refused(422, 'expected {"inputs": …} or {"rows": …}, got others: send one of the two')
+        ways = {"inputs": self.model.predict, "rows": self.model.predict_rows, "texts": self.model.predict_texts}
+        if kind not in ways:
+            raise Refused(422, 'expected {"inputs": …}, {"rows": …} or {"texts": …}, got others: send one of them')
         check_batch(asked[kind], self.limits.batch)
-        return self.model.predict(asked[kind]) if kind == "inputs" else self.model.predict_rows(asked[kind])
+        return ways[kind](asked[kind])
 
     def ask_images(self, content_type: str, body: bytearray, given_up: threading.Event) -> Outputs:
         """What the model says of the image files in a form."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brainet_pl._utils.stored import readable_errors
+from brainet_pl._utils.texts import TextSteps, are_texts
 from brainet_pl.monitoring import DriftMonitor
 from brainet_pl.monitoring.signals import half_for_the_first, signals_of
 from brainet_pl.serving.about import ADVICE, check_about
@@ -23,6 +24,8 @@ from brainet_pl.serving.images import ImageSteps
 from brainet_pl.serving.tables import Feature, encode_array, encode_rows
 
 GRAPH, ABOUT, EXAMPLE, CLIENT = "model.onnx", "model.json", "example.npz", "client.py"
+TOKENIZER = "tokenizer.json"  # of a model of texts alone
+CUT = "cut"  # whether a text is longer than the model reads
 FEATURES = "features"  # the role of an output that is for the drift alarm alone
 MAPS = "Segmentation"  # the task whose answers are maps, rows of pixels
 NAMED = ("probabilities", "set")  # outputs (B, C) whose columns are classes
@@ -77,6 +80,9 @@ class ExportedModel:
         self.images = None if images is None else ImageSteps(**images)
         with readable_errors(f"features in {self.folder / ABOUT}", ADVICE):
             self.features = None if features is None else [Feature(**one) for one in features]
+        self.texts: TextSteps | None = None
+        if self.about.get("texts") is not None:
+            self.texts = TextSteps((self.folder / TOKENIZER).read_text(encoding="utf-8"), **self.about["texts"])
         options = onnxruntime.SessionOptions()
         if threads is not None:
             options.intra_op_num_threads = threads
@@ -111,8 +117,11 @@ class ExportedModel:
     def predict(self, inputs: Mapping[str, Any] | Any) -> dict[str, NDArray[Any]]:
         """Inputs (B, …), or several by name → all that the model says of each, by name.
 
-        An array for a model of a table holds rows (B, columns) as `fit` had them, in the order of the columns.
+        An array for a model of a table holds rows (B, columns) as `fit` had them, in the order of the columns. A model
+        of texts takes a list of them.
         """
+        if self.texts is not None and are_texts(inputs):
+            return self.predict_texts(list(inputs))
         names = [one["name"] for one in self.about["outputs"]]
         return dict(zip(names, self._session.run(names, self.tensors(inputs)), strict=True))
 
@@ -141,6 +150,14 @@ class ExportedModel:
         shape = self.images.channels, self.images.crop, self.images.crop
         prepared = (self.images(file) for file in files)
         return self.predict(np.fromiter(prepared, dtype=np.dtype((np.float32, shape))))  # each is held once
+
+    def predict_texts(self, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Texts → all that the model says of each, and whether it was `cut`: longer than the model reads."""
+        if self.texts is None:
+            raise ValueError("expected numbers: this model was exported without a tokenizer; send inputs")
+        tokens = self.texts(texts)
+        self.texts.warn_of_cut(tokens.cut)
+        return self.predict(tokens.inputs()) | {CUT: tokens.cut}
 
     def predict_rows(self, rows: Sequence[Mapping[str, Any] | Sequence[Any]]) -> dict[str, NDArray[Any]]:
         """Rows of a table, by the names of columns or in their order → all that the model says of each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brainet_pl.serving.folder import FEATURES, MAPS, NAMED, ExportedModel
+from brainet_pl.serving.folder import CUT, FEATURES, MAPS, NAMED, ExportedModel
 from brainet_pl.serving.images import FORMATS
 from brainet_pl.serving.limits import Limits
 
@@ -25,7 +25,7 @@ STATUSES = {
 }
 NUMBER: Schema = {"type": ["number", "null"]}  # null where it is none, or infinite
 INTEGERS = ("class",)
-FLAGS = ("known",)
+FLAGS = ("known", "answered")
 
 
 def openapi_of(model: ExportedModel, limits: Limits) -> dict[str, Any]:
@@ -94,6 +94,8 @@ def _asking(model: ExportedModel, limits: Limits) -> Schema:
         row = {"type": "object", "properties": dict.fromkeys(names, cells), "required": names}
         ordered = {"type": "array", "items": cells, "minItems": len(names), "maxItems": len(names)}
         ways.append(_only("rows", {"type": "array", "items": {"anyOf": [row, ordered]}} | _sizes(limits)))
+    if model.texts is not None:
+        ways.append(_only("texts", {"type": "array", "items": {"type": "string"}} | _sizes(limits)))
     return {"anyOf": ways}
 
 
@@ -123,7 +125,10 @@ def _answers(model: ExportedModel) -> Schema:
         found[name] = _map(name) if maps else _answer(name)
     if model.class_names is not None and "class" in found and not maps:
         found["class_name"] = {"type": ["string", "null"]}
-    return _object({"answers": {"type": "array", "items": _object(found)}})
+    answer = _object(found)
+    if model.texts is not None:  # of token numbers nobody knows it
+        answer["properties"] = found | {CUT: {"type": "boolean"}}
+    return _object({"answers": {"type": "array", "items": answer}})
 
 
 def _map(name: str) -> Schema:

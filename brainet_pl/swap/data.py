@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from brainet_pl._utils import checks
 from brainet_pl._utils.data_sized import DataSizedBuffers
 from brainet_pl._utils.rng import isolated_rng
+from brainet_pl._utils.texts import Texts, are_texts
 from brainet_pl._utils.warn import warn
 from brainet_pl.backbones.batches import Columns, rows, size
 from brainet_pl.backbones.output import BackboneOutput
@@ -40,7 +41,8 @@ def labelled_batches(data: Any, name: str) -> Iterable[Any]:
         x, y = _inputs_of_pair(data[0]), _labels_of_pair(data[1], name)
         if len(x) != len(y):
             raise ValueError(f"expected as many labels as inputs in {name}, got {len(y)} for {len(x)}: give both alike")
-        return DataLoader(TensorDataset(x, y), batch_size=BATCH)
+        pairs: Dataset[Any] = LabelledTexts(x, y) if isinstance(x, Texts) else TensorDataset(x, y)
+        return DataLoader(pairs, batch_size=BATCH)
     if isinstance(data, Iterable) and not isinstance(data, str | Mapping | Tensor | np.ndarray):
         return data
     raise ValueError(
@@ -49,12 +51,25 @@ def labelled_batches(data: Any, name: str) -> Iterable[Any]:
     )
 
 
+class LabelledTexts(Dataset[tuple[str, Tensor]]):
+    """Texts (N,) and their labels (N, …)."""
+
+    def __init__(self, texts: Texts, labels: Tensor) -> None:
+        self.texts, self.labels = texts, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> tuple[str, Tensor]:
+        return self.texts[i], self.labels[i]
+
+
 def is_labelled_pair(data: Any) -> bool:
     """Whether data are all inputs and all labels, and not two batches."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         return False
     inputs, labels = data
-    if not isinstance(inputs, Tensor | np.ndarray):
+    if not (isinstance(inputs, Tensor | np.ndarray) or are_texts(inputs)):
         return False
     return isinstance(labels, Tensor | np.ndarray) or _are_labels(labels)
 
@@ -68,7 +83,9 @@ def _are_labels(labels: Any) -> bool:
     return isinstance(labels, list | tuple) and all(isinstance(one, str | int | np.integer) for one in labels)
 
 
-def _inputs_of_pair(inputs: Any) -> Tensor:
+def _inputs_of_pair(inputs: Any) -> Tensor | Texts:
+    if are_texts(inputs):
+        return Texts(inputs)
     return _as_tensor(inputs) if isinstance(inputs, np.ndarray) else inputs
 
 
@@ -89,6 +106,9 @@ def input_batches(data: Any, max_rows: int | None) -> Iterable[Any]:
     """What a user gives as data, in batches; of a stream of unknown length at most `max_rows` rows."""
     if is_labelled_pair(data) and are_classes(data[1]):
         return labelled_batches(data, "data")
+    if are_texts(data):
+        texts = Texts(data)
+        return [texts[first : first + BATCH] for first in range(0, len(texts), BATCH)]
     if isinstance(data, np.ndarray):
         data = _as_tensor(data)
     if isinstance(data, Tensor):
@@ -226,7 +246,9 @@ class DataLog:
 
 
 def hash_rows(inputs: Any) -> list[bytes]:
-    """A hash of each sample of inputs, a tensor, a dictionary of tensors, or features."""
+    """A hash of each sample of inputs, a tensor, a dictionary of tensors, texts, or features."""
+    if isinstance(inputs, Texts):
+        return [hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest() for text in inputs]
     if isinstance(inputs, BackboneOutput):
         inputs = inputs.features
     named = dict(sorted(inputs.items())) if isinstance(inputs, Mapping) else {"": inputs}

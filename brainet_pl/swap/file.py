@@ -12,6 +12,7 @@ from brainet_pl._utils.parts import make_part, primitive
 from brainet_pl._utils.stored import readable_errors
 from brainet_pl.backbones import Backbone
 from brainet_pl.backbones.batches import Columns
+from brainet_pl.backbones.texts import TextEncoder, restored_encoder
 from brainet_pl.network import HeadSettings
 from brainet_pl.prediction.finite import first_bad_weight
 from brainet_pl.serving.images import ImageSteps
@@ -69,19 +70,24 @@ def content_of(model: SwappedModel) -> dict[str, Any]:
     return {**content, "weights": dict(model.state_dict())}
 
 
-def load_swapped(path: str | Path, model: nn.Module) -> SwappedModel:
+def load_swapped(path: str | Path, model: nn.Module | None = None) -> SwappedModel:
     """The model that `SwappedModel.save` wrote, ready to predict. No code of the file is run.
 
     Args:
         path: the file; one that is damaged or holds more than tensors and plain values is refused.
         model: a network of the class that was swapped; its weights come from the file, and it is copied, never changed.
+            None is for a `TextEncoder` of `transformers`, which the file itself can build.
     """
     stored = read_file(path, StoredSwap, KIND, "a swapped model")
+    if model is None and stored.backbone.network == TextEncoder.__name__:
+        with readable_errors(f"the encoder in {path}", "take another copy"):
+            model = restored_encoder(stored.weights)
     if type(model).__name__ != stored.backbone.network:
         raise ValueError(
             f"expected a network of the class {stored.backbone.network}, got {type(model).__name__}: give one like "
             "that whose head was swapped"
         )
+    assert model is not None
     with readable_errors(f"a network like that of {path}", "build it with the same arguments"):
         return rebuild(stored, model)
 

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part
 from brainet_pl._utils.rng import isolated_rng
+from brainet_pl._utils.texts import are_texts
 from brainet_pl.backbones import Backbone, FeatureExtractor
 from brainet_pl.backbones import batches as batching
 from brainet_pl.backbones.batches import Columns
@@ -102,12 +103,12 @@ class SwappedModel(Predictor):
 
         Args:
             x: a tensor or an array, (B, …) or one sample; a dictionary of tensors; a dataset or a loader, with or
-                without labels; a table of numbers. Images as Pillow has them, paths of images, pixels of 8 bits, or
-                lists of these are prepared as those of `fit`, where its data set said how. All are predicted batch by
-                batch.
+                without labels; a table of numbers; texts, of a `TextEncoder`. Images as Pillow has them, paths of
+                images, pixels of 8 bits, or lists of these are prepared as those of `fit`, where its data set said how.
+                All are predicted batch by batch.
             passes: sub-networks that a prediction averages; None is the model's own number.
         """
-        reader = InputReader(self.backbone.input_signature, self.images, self.columns)
+        reader = InputReader(self.backbone.input_signature, self.images, self.columns, self.backbone.takes_texts)
         answers = []
         for batch in reader.batches(x):
             self.input_scale.warn_if_far(batch)
@@ -347,7 +348,8 @@ def swap_head(
 
     Args:
         model: any classifier; it is copied, never changed.
-        data: inputs and labels for `fit`: a loader, a dataset or a pair of tensors. To build the head at once also
+        data: inputs and labels for `fit`: a loader, a dataset or a pair of tensors, or of texts and labels for a
+            `TextEncoder`. To build the head at once also
             inputs alone, as a tensor or NumPy array, a dictionary of tensors or batches, or a learned tree. All of it
             is read; of a stream of unknown length `max_rows` rows, or 50,000.
         num_classes: outputs of the new head; None counts the classes of the labels.
@@ -401,8 +403,9 @@ def most_features(data: Any) -> int:
     """How many features layers may have together: a structure of more columns than half the rows is mostly chance."""
     source = getattr(data, "dataset", data)
     if isinstance(source, tuple | list):
-        source = source[0] if len(source) == 2 and isinstance(source[0], Tensor | np.ndarray) else None
-    is_rows = source.ndim > 0 if isinstance(source, Tensor | np.ndarray) else isinstance(source, Dataset)
+        source = source[0] if is_labelled_pair(source) else None
+    is_rows = source.ndim > 0 if isinstance(source, Tensor | np.ndarray) else are_texts(source)
+    is_rows |= isinstance(source, Dataset)
     if not is_rows or not hasattr(source, "__len__"):
         return MOST_FEATURES
     return min(MOST_FEATURES, max(LEAST_FEATURES, len(source) // 2))
