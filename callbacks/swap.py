@@ -44,7 +44,7 @@ from brainet_pl.prediction.modes import evaluation_mode
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Score, Verdict
 from brainet_pl.storage.sharded import WEIGHTS, read_parts
-from brainet_pl.swap.in_place import Forward, LayerInputs, build_layer, find_layer, first_inputs
+from brainet_pl.swap.in_place import Forward, Kind, LayerInputs, build_layer, find_layer, first_inputs
 from brainet_pl.swap.layer import SwappedLayer, rebuild_layers, swapped_layers, watch_state
 
 
@@ -64,6 +64,8 @@ class SwapHead(Callback):
         head: settings of the head; null is `Tree()`.
         structure: how the structure is learned; null is `StructureLearning()`.
         num_classes: number of classes, where the layer does not tell.
+        task: "MultiLabel" where each logit is of a label that may be there or not, whatever the others: a plain binary
+            cross-entropy then trains all branches.
         scores: scores of inputs unlike the training data; null is a density of what the layer is given, an empty list
             none.
         calibration: calibrator that learns from the validations of a fit; "auto" is a temperature, and confidence that
@@ -82,6 +84,7 @@ class SwapHead(Callback):
         head: HeadSettings | str | Mapping[str, Any] | None = None,
         structure: StructureLearning | None = None,
         num_classes: int | None = None,
+        task: Kind = "Classification",
         scores: Sequence[Score | str | Mapping[str, Any]] | None = None,
         calibration: Calibrator | str | Mapping[str, Any] | None = "auto",
         conformal: Conformal | str | Mapping[str, Any] | None = None,
@@ -92,6 +95,7 @@ class SwapHead(Callback):
     ) -> None:
         watch_mixes()
         self.layer, self.num_classes, self.forward, self.columns = layer, num_classes, forward, columns
+        self.task: Kind = task
         self.head = make_part(HeadSettings, "Tree" if head is None else head, "head")
         self.structure = StructureLearning() if structure is None else structure
         self.parts: dict[str, Any] = {
@@ -153,7 +157,7 @@ class SwapHead(Callback):
         def learn(features: TrainingFeatures) -> Any:
             return self.structure.learn(trainer, features)
 
-        given: dict[str, Any] = {"num_classes": self.num_classes, "passes": self.passes}
+        given: dict[str, Any] = {"num_classes": self.num_classes, "task": self.task, "passes": self.passes}
         layer = build_layer(self._features, learn, self.head, **given, progress=self.structure.progress, **self.parts)
         self._features.release()
         rank_zero_info(f"{name}: {layer.original} → {layer.settings.describe()}, {layer.head.num_params:,} parameters")

@@ -37,10 +37,12 @@ from brainet_pl import (
     swap_pixels,
 )
 from brainet_pl._utils.framework import pl
-from brainet_pl.calibration import DensityScaling
+from brainet_pl.calibration import Conformal, DensityScaling
 from brainet_pl.callbacks import StructureLearning, SwapHead
 from brainet_pl.metrics.curves import calibration_error, calibration_sums
+from brainet_pl.metrics.multilabel import LabelCalibrationError, share_found
 from brainet_pl.prediction.predictor import Predictor
+from brainet_pl.tasks import MultiLabel
 
 COLUMNS, CLASSES = 6, 4
 FRESH = 2000  # known samples that no fit saw
@@ -536,6 +538,105 @@ def test_flipped_labels_look_worst(doors, name):
 def test_the_comparison_with_other_heads_is_told(doors, name):
     assert "the network's own layer" in doors(name).told
     assert "linear layer on the same features" in doors(name).told
+
+
+# -- several labels ---------------------------------------------------------------------------------------------------
+
+LABELS, LEVEL = 3, 0.8
+
+
+def label_rows(count, seed):
+    """Three labels of six columns, the second rare; a tenth is not known. Gives also how probable each is."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, COLUMNS, generator=draw)
+    chances = torch.stack([2 * x[:, 0] + x[:, 1], 2 * x[:, 2] - 2, x[:, 0] - x[:, 3]], dim=1).sigmoid()
+    y = (torch.rand(count, LABELS, generator=draw) < chances).float()
+    return x, y.masked_fill(torch.rand(count, LABELS, generator=draw) < 0.1, math.nan), chances
+
+
+def known_loss(logits, y):
+    known = ~y.isnan()
+    return F.binary_cross_entropy_with_logits(logits[known], y[known])
+
+
+def label_network():
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(COLUMNS, 16), nn.ReLU(), nn.Linear(16, LABELS))
+    x, y, _ = label_rows(600, 1)
+    optimizer = torch.optim.Adam(made.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        known_loss(made(x), y).backward()
+        optimizer.step()
+    return made
+
+
+class ForeignLabels(Foreign):
+    def __init__(self):
+        super().__init__()
+        self.model = label_network()
+
+    def training_step(self, batch, batch_idx):
+        return known_loss(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", known_loss(self(batch[0]), batch[1]))
+
+
+def label_door(name, folder):
+    """A fitted model of several labels: what predicts, and what predicts from its file, or from its state."""
+    train, held = label_rows(600, 1)[:2], label_rows(400, 2)[:2]
+    parts = [DataLoader(TensorDataset(*part), batch_size=50) for part in (train, held)]
+    sets = {"conformal": Conformal(level=LEVEL)}
+    if name == "BRAINet":
+        model = BRAINet(task=MultiLabel(LABELS), backbone=label_network(), scores=["Generative"], lr=0.01, **sets)
+        trainer = trainer_of(folder, StructureLearning(progress=False), epochs=10)
+        trainer.fit(model, *parts)
+        trainer.save_checkpoint(folder / "model.ckpt")
+        return model, BRAINet.load_from_checkpoint(folder / "model.ckpt", backbone=label_network()).predict, model
+    if name == "swap_head":
+        model = swap_head(label_network(), train, held=held, task="MultiLabel", progress=False)
+        model.fit(max_epochs=20, progress=False, **sets).save(folder / "model.pt")
+        return model, load_swapped(folder / "model.pt", label_network()).predict, model
+    if name == "SwapHead":
+        model = ForeignLabels()
+        swapping = SwapHead("model.2", task="MultiLabel", conformal=Conformal(level=LEVEL))
+        trainer_of(folder, swapping, epochs=10).fit(model, *parts)
+        restored = restore_layers(ForeignLabels(), model.state_dict())
+    else:
+        model = label_network()
+        swap_layer(model, train, "2", task="MultiLabel", progress=False)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(10):
+            for x, y in parts[0]:
+                optimizer.zero_grad()
+                known_loss(model.train()(x), y).backward()
+                optimizer.step()
+        calibrate_layer(model, train, held, progress=False)
+        restored = restore_layers(label_network(), model.state_dict())
+    (layer,) = [part for part in model.modules() if type(part).__name__ == "SwappedLayer"]
+    assert int(layer.seen[1]) == 0  # a plain binary cross-entropy trains every branch, also where labels are not known
+    return model, lambda x: predict_layer(restored, x), lambda x: model.eval()(x)
+
+
+@promised(LIGHTNING_OR_LAYER)
+def test_several_labels_are_learned_calibrated_and_kept(name, tmp_path):
+    torch.manual_seed(0)
+    model, again, forward = label_door(name, tmp_path)
+    x, y, chances = label_rows(FRESH, 3)
+    found = predict_layer(model, x) if "layer" in name or name == "SwapHead" else model.predict(x)
+    best = MultiLabel(LABELS).nll(chances, y).mean()
+    assert float(MultiLabel(LABELS).nll(found["probabilities"], y).mean() - best) < 0.08
+    error = LabelCalibrationError(LABELS)
+    error.update(found["probabilities"], y)
+    assert float(error.compute()) < 0.05
+    assert torch.equal(found["labels"], found["probabilities"] >= 0.5)
+    assert 0.9 < float(found["known"].float().mean()) < 0.99
+    if "set" in found:
+        assert LEVEL - 0.03 < float(share_found(found["set"], y).nanmean()) < LEVEL + 0.05
+    with torch.no_grad():
+        torch.testing.assert_close(forward(x[:50]).sigmoid(), found["probabilities"][:50], rtol=1e-4, atol=1e-5)
+    same(again(x), found, rtol=0, atol=0)
 
 
 # -- sentences --------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ OPTIONAL = {"timm", "pandas", "onnx", "onnxscript", "onnxruntime"}  # for a kind
 SERVER = {"fastapi", "starlette", "uvicorn", "prometheus-client", "h11"}  # of `brainet serve`, in these files alone
 SERVED = ["brainet_pl/serving/app.py", "brainet_pl/serving/server.py"]
 OPTIONAL |= SERVER | {"safetensors", "networkx", "pgmpy", "huggingface-hub", "mlflow-skinny", "pyarrow", "pyspark"}
+OPTIONAL |= {"tokenizers", "transformers"}
 UNSEEN = {"jsonargparse"}  # needed by LightningCLI, which does not depend on it
 ENGINES = ("benchmarks", "timm", "text", "ray", "spark", "mlflow", "parquet")  # extras of tests that skip without them
 INSTEAD = {"lightning"}  # of pytorch-lightning, where the user has imported it; see brainet_pl._utils.framework

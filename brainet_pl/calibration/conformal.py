@@ -35,11 +35,12 @@ from brainet_pl.metrics.measures import (
     check_classes,
     check_numbers,
 )
-from brainet_pl.tasks import Classification, Regression, Task
+from brainet_pl.metrics.multilabel import LabelsFound, LabelsInSet, share_found
+from brainet_pl.tasks import Classification, MultiLabel, Regression, Task
 
-Method = Literal["auto", "lac", "aps", "raps", "scaled", "quantile"]
+Method = Literal["auto", "lac", "aps", "raps", "fnr", "scaled", "quantile"]
 FOLDS = 5  # of the validation data, where a calibrator learns from them too
-SETS, INTERVALS = ("lac", "aps", "raps"), ("scaled", "quantile")
+SETS, INTERVALS, LABELS = ("lac", "aps", "raps"), ("scaled", "quantile"), ("fnr",)
 
 
 # -- thresholds -------------------------------------------------------------------------------------------------------
@@ -64,6 +65,28 @@ def threshold(values: Tensor, level: float) -> Tensor:
     if place > len(values):
         return values.new_tensor(math.inf)
     return values.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf).kthvalue(place).values
+
+
+def miss_threshold(values: Tensor, level: float) -> Tensor:
+    """Minus the probabilities of the labels that N samples have, (N, L), NaN elsewhere → the limit () of a set.
+
+    Conformal risk control (Angelopoulos et al. 2022) of the false-negative rate. A set holds the labels of at most the
+    limit. A sample loses the share of its labels that its set misses; the limit is the smallest for which the mean loss
+    of N + 1 samples, the unseen one losing all, is at most 1 - level.
+
+    >>> miss_threshold(torch.tensor([[-0.9, -0.2], [-0.8, torch.nan], [-0.7, -0.6], [-0.5, torch.nan]]), 0.5)
+    tensor(-0.5000)
+    """
+    has = ~values.isnan()
+    values, has = values[has.any(dim=1)], has[has.any(dim=1)]
+    share = (1.0 / has.sum(dim=1, keepdim=True).double()).expand_as(has)[has]
+    room = (len(values) + 1) * (1 - Fraction(repr(level))) - 1
+    if room < 0:
+        return values.new_tensor(math.inf)
+    ordered, order = values[has].sort(descending=True)
+    missed = share[order].cumsum(0) - share[order]  # by sets of this limit, of labels that fit worse
+    first = torch.searchsorted(ordered.neg(), ordered.neg())  # equal ones are missed together, or not at all
+    return ordered[missed[first] <= float(room) + 1e-9].min()
 
 
 def least_samples(level: float) -> int:
@@ -190,6 +213,9 @@ def cross_fitted(calibration: Calibrator, batches: Sequence[UncalibratedBatch]) 
 class Conformal(Part, DataSizedBuffers):
     """Sets of classes, or intervals of numbers, that hold the truth for at least `level` of the samples.
 
+    Of several labels the sets hold at least the share `level` of the labels that a sample has, on average over samples
+    that have some: conformal risk control of the false-negative rate.
+
     It learns from the validation data of a fit, after calibration, at the end of every validation. Predictions
     then have `set` (B, C), which always holds the most probable class, or `lower` and `upper` (B,). With too few
     validation samples for the level, sets hold all classes and intervals have no end. Without Lightning, `fit` it.
@@ -201,7 +227,8 @@ class Conformal(Part, DataSizedBuffers):
             [ True, False]])
 
     Args:
-        method: "lac", "aps" or "raps" for classes, "scaled" or "quantile" for numbers; "auto" is "lac" or "scaled".
+        method: "lac", "aps" or "raps" for classes, "scaled" or "quantile" for numbers, "fnr" for several labels; "auto"
+            is "lac", "scaled" or "fnr".
         level: The share of samples whose set or interval is to hold the truth, above 0 and below 1.
         per_class: A threshold for each class, from its own validation samples, so that the level holds for every class;
             sets are larger, and a class with few samples is in all of them.
@@ -222,7 +249,7 @@ class Conformal(Part, DataSizedBuffers):
         free_places: int = 1,
     ) -> None:
         super().__init__()
-        checks.one_of("method of Conformal", method, ("auto", *SETS, *INTERVALS))
+        checks.one_of("method of Conformal", method, ("auto", *SETS, *INTERVALS, *LABELS))
         self.method: Method = method
         self.level = checks.share("level", level)
         if not self.level:
@@ -243,14 +270,17 @@ class Conformal(Part, DataSizedBuffers):
 
     def check(self, task: Task) -> None:
         """Refuse a task that the method is not made for; "auto" chooses by the task."""
-        known = SETS if isinstance(task, Classification) else INTERVALS if isinstance(task, Regression) else ()
+        methods = {Classification: SETS, Regression: INTERVALS, MultiLabel: LABELS}
+        known = next((found for kind, found in methods.items() if isinstance(task, kind)), ())
         if not known or self.method not in ("auto", *known):
             raise ValueError(
                 f"expected a method of Conformal for {type(task).__name__} ({', '.join(known) or 'it has none'}), got "
                 f"{self.method!r}: take one of these, or leave conformal out"
             )
-        if self.per_class and known is INTERVALS:
-            raise ValueError("expected per_class of Conformal for a classification, got a regression: leave it out")
+        if self.per_class and known is not SETS:
+            raise ValueError(
+                f"expected per_class of Conformal for a classification, got a {type(task).__name__}: leave it out"
+            )
         self._chosen = known[0] if self.method == "auto" else self.method
         if self.per_class and isinstance(task, Classification):
             self._widen(task.num_classes)
@@ -263,7 +293,12 @@ class Conformal(Part, DataSizedBuffers):
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def nonconformity(self, final: Tensor, target: Tensor) -> Tensor:
-        """Predictions as a user gets them, (B, C) or (B, 2), and targets (B,) → (B,) how badly they fit."""
+        """Predictions as a user gets them, (B, C) or (B, 2), and targets (B,) → (B,) how badly they fit.
+
+        Of several labels (B, L) with NaN for those that a sample has not, or that nobody knows.
+        """
+        if self._chosen in LABELS:
+            return torch.where(target == 1, -final.float(), torch.nan)
         if self._chosen in SETS:
             check_classes(final, target)
             return self._of_classes(final).gather(1, target.long()[:, None]).squeeze(1)
@@ -295,7 +330,7 @@ class Conformal(Part, DataSizedBuffers):
             )
 
     def _add(self, final: Tensor, target: Tensor) -> None:
-        labels = target if self._chosen in SETS else torch.zeros_like(target)
+        labels = target if self._chosen in SETS else target.new_zeros(len(target))
         self._observed.append({"values": self.nonconformity(final, target), "labels": labels.long()})
 
     def finalize(self, calibration: Calibrator | None = None) -> dict[str, Tensor]:
@@ -309,7 +344,8 @@ class Conformal(Part, DataSizedBuffers):
         values, labels = columns["values"], columns["labels"]
         parts = [values[labels == c] for c in range(len(self.limits))] if self.per_class else [values]
         # In place: a validation in inference mode would leave a tensor that nobody may write to later.
-        self.limits.copy_(torch.stack([threshold(part, self.level) for part in parts]))
+        limit_of = miss_threshold if self._chosen in LABELS else threshold
+        self.limits.copy_(torch.stack([limit_of(part, self.level) for part in parts]))
         self.samples.fill_(len(values))
         self._seen = len(values) > 0
         endless = int(self.limits.isinf().sum())
@@ -323,7 +359,7 @@ class Conformal(Part, DataSizedBuffers):
         return {"threshold": self.limits.max(), "samples": self.samples.float()}
 
     def _few(self, count: int, endless: int) -> str:
-        what = "hold all classes" if self._chosen in SETS else "have no end"
+        what = "have no end" if self._chosen in INTERVALS else "hold all classes"
         if self.per_class:
             what = f"all hold the {endless} classes without a threshold"
         return (
@@ -365,6 +401,8 @@ class Conformal(Part, DataSizedBuffers):
                 "expected Conformal to have seen validation data, got none: sets hold all classes, and intervals have "
                 "no end; fit with validation data, or call Conformal.fit"
             )
+        if self._chosen in LABELS:
+            return {"set": ~(-final.float() > self.limits)}
         if self._chosen in SETS:
             inside = ~(self._of_classes(final) > self.limits)
             return {"set": inside.scatter(1, final.argmax(dim=1, keepdim=True), True)}
@@ -385,6 +423,8 @@ class Conformal(Part, DataSizedBuffers):
 
     def measures(self, task: Task) -> list[Measure]:
         """Fresh metrics of what `measured` gives and targets."""
+        if isinstance(task, MultiLabel):
+            return [LabelsFound(), LabelsInSet()]
         if isinstance(task, Classification):
             return [SetCoverage(), SetSize(), WorstClassCoverage(task.num_classes)]
         return [BoundCoverage(), BoundWidth()]
@@ -399,5 +439,7 @@ class Conformal(Part, DataSizedBuffers):
         """What `forward` gave as columns (B,) of a record: `set_size` and `covered`, or `lower` and `upper`."""
         if "set" not in found:
             return dict(found)
+        if target.dim() == 2:
+            return {"set_size": found["set"].sum(dim=1), "covered": share_found(found["set"], target).nan_to_num(1.0)}
         held = found["set"].gather(1, target.long()[:, None]).squeeze(1)
         return {"set_size": found["set"].sum(dim=1), "covered": held.float()}

@@ -28,6 +28,12 @@ def fit_label_temperature(odds: Tensor, target: Tensor) -> Tensor:
     return best_temperature(slope).float()
 
 
+def scale_labels(predicted: Tensor, target: Tensor) -> Tensor:
+    """Probabilities (N, L) at the one temperature that is best for these samples, whose targets are (N, L)."""
+    odds, known = log_odds(predicted), ~target.isnan() & predicted.isfinite()
+    return (odds / fit_label_temperature(odds[known], target[known]).to(odds)).sigmoid()
+
+
 class LabelScaling(Calibrator):
     """A temperature that all labels share, and for each label one of its own, as far as its samples say so.
 

@@ -35,6 +35,7 @@ MOST_FEATURES = 512  # that the drift alarm watches; of more, each would have to
 MEANINGS = {
     "class": "number of the most probable class; -1 where there is none",
     "probabilities": "calibrated probability of each class",
+    "labels": "labels that are said to be there",
     "set": "classes that hold the true one at the level of the conformal sets",
     "known_p": "share of held-out samples at least as strange; small is unlike the training data",
     "known": "whether known_p is above the level of the verdict",

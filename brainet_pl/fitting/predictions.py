@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from brainet_pl._utils.rng import isolated_rng
+from brainet_pl.calibration.label_scaling import scale_labels
 from brainet_pl.calibration.temperature import fit_temperature, scale
 from brainet_pl.features.extraction import Extracted
 from brainet_pl.network.base import Outputs
 from brainet_pl.prediction.modes import evaluation_mode
 from brainet_pl.prediction.network import device_of
 from brainet_pl.prediction.predictor import Predictor
-from brainet_pl.tasks import Task
+from brainet_pl.tasks import MultiLabel, Task
 
 BATCH = 512  # samples predicted at a time
 
@@ -34,7 +35,9 @@ def predict_rows(predictor: Predictor, samples: Extracted) -> Outputs:
 
 def tempered_nll(task: Task, predicted: Tensor, target: Tensor) -> Tensor:
     """The NLL (N,) of probabilities (N, C) at their best temperature for these samples, in 64 bits."""
-    if bool(predicted.isfinite().all()):
+    if isinstance(task, MultiLabel):
+        predicted = scale_labels(predicted, target)
+    elif bool(predicted.isfinite().all()):
         predicted = scale(predicted, fit_temperature(predicted, target))
     nll = task.nll(predicted, target)
     assert nll is not None

@@ -77,8 +77,22 @@ def take_from_training(labels: Tensor, free: Tensor, given: int) -> Taken:
     return Taken(held_out, stratified_share(labels, left, seed=1))
 
 
+def strata(labels: Tensor) -> Tensor:
+    """Classes (N,) as they are; of several labels (N, L) the rarest that each row has, from 1, and 0 of none, (N,).
+
+    >>> strata(torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, torch.nan], [0.0, 0.0]]))
+    tensor([1, 2, 1, 0])
+    """
+    if labels.dim() == 1:
+        return labels
+    has = labels == 1
+    frequency = has.sum(dim=0).expand_as(has).masked_fill(~has, len(has) + 1)
+    return torch.where(has.any(dim=1), frequency.argmin(dim=1) + 1, 0)
+
+
 def stratified_share(labels: Tensor, free: Tensor, seed: int = 0) -> Tensor:
     """The numbers of `SHARE` of the rows of each class of labels (N,), among those that are free (N,)."""
+    labels = strata(labels)
     generator = torch.Generator().manual_seed(seed)
     chosen = []
     for label in torch.unique(labels):
@@ -90,7 +104,7 @@ def stratified_share(labels: Tensor, free: Tensor, seed: int = 0) -> Tensor:
 
 def split_held_out(held_out: Extracted) -> tuple[Extracted, Extracted]:
     """Two halves of held-out samples with the same share of each class: one that selects, one that calibrates."""
-    select, calibrate = (rows_of(held_out, rows) for rows in deal_folds(held_out.targets, count=2))
+    select, calibrate = (rows_of(held_out, rows) for rows in deal_folds(strata(held_out.targets), count=2))
     return select, calibrate
 
 

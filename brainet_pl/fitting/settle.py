@@ -29,7 +29,7 @@ from brainet_pl.network.base import Head
 from brainet_pl.prediction.network import device_of
 from brainet_pl.prediction.predictor import Predictor
 from brainet_pl.scores import Own
-from brainet_pl.tasks import Classification
+from brainet_pl.tasks import Classification, MultiLabel
 from brainet_pl.tasks.passes import Passes
 
 
@@ -97,7 +97,7 @@ class Settling:
         """
         predictor = self.predictor
         predicted = predictor.task.predictive(outputs, weights)
-        if isinstance(predictor.task, Classification) and predictor.calibration is not None:
+        if isinstance(predictor.task, Classification | MultiLabel) and predictor.calibration is not None:
             return tempered_nll(predictor.task, predicted, target)
         nll = predictor.task.nll(predicted, target)
         return predicted.new_zeros(len(target)) if nll is None else nll

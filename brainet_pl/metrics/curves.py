@@ -26,10 +26,11 @@ def _check_pair(values: Tensor, hits: Tensor, what: str) -> None:
         )
 
 
-def calibration_sums(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) -> Tensor:
+def calibration_sums(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS, known: Tensor | None = None) -> Tensor:
     """Confidences and hits (…, N) → (…, n_bins, 3): count, sum of confidences and hits in equal bins, in 64 bits.
 
     A confidence of 1, or above it by rounding, belongs to the last bin. Sums of two batches simply add.
+    Only those count that are `known` (…, N), where that is given.
     """
     if confidence.shape != correct.shape:
         raise ValueError(
@@ -40,6 +41,8 @@ def calibration_sums(confidence: Tensor, correct: Tensor, n_bins: int = N_BINS) 
     rows = torch.stack(
         [torch.ones_like(confidence), confidence.clamp(0.0, 1.0), correct.to(confidence)], dim=-1
     ).double()
+    if known is not None:
+        rows = torch.where(known.unsqueeze(-1), rows, 0.0)
     sums = torch.zeros(*confidence.shape[:-1], n_bins, 3, dtype=torch.float64, device=confidence.device)
     return sums.scatter_add(-2, place.unsqueeze(-1).expand(*place.shape, 3), rows)
 

@@ -33,6 +33,16 @@ def binary_nll(preds: Tensor, target: Tensor) -> Tensor:
     return torch.where(target.isnan(), torch.zeros_like(losses), losses)
 
 
+def share_found(sets: Tensor, target: Tensor) -> Tensor:
+    """Sets and targets (B, L) → (B,) the share of a sample's labels that are in its set; NaN where it has none.
+
+    >>> share_found(torch.tensor([[True, False], [True, True]]), torch.tensor([[1.0, 1.0], [0.0, torch.nan]]))
+    tensor([0.5000,    nan])
+    """
+    has = target == 1
+    return (sets & has).sum(dim=1) / has.sum(dim=1)
+
+
 def mean_of_known(values: Tensor, target: Tensor) -> Tensor:
     """The mean of values (…) that are 0 where the target is NaN, over the others."""
     return values.sum() / (~target.isnan()).sum().clamp_min(1)
@@ -99,6 +109,33 @@ class LabelBrier(_LabelMean):
         return (preds - target) ** 2
 
 
+class LabelsFound(_LabelMean):
+    """The share of a sample's labels that are in its set (B, L), the mean over samples that have some."""
+
+    key = "conformal/LabelsFound"
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch of sets and targets (B, L)."""
+        values = self.values(preds, target)
+        there = ~values.isnan()
+        self.total = self.total + values[there].double().sum()
+        self.count = self.count + there.sum()
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,) of each sample, NaN where it does not count."""
+        return share_found(preds, target)
+
+
+class LabelsInSet(LabelsFound):
+    """The mean number of labels in a set (B, L)."""
+
+    key = "conformal/Size"
+
+    def values(self, preds: Tensor, target: Tensor) -> Tensor:
+        """(B,) the number of labels of each set."""
+        return preds.sum(dim=1).float()
+
+
 class LabelCalibrationError(Measure):
     """Expected calibration error of the probabilities that labels are there: over all labels, and label by label.
 
@@ -126,11 +163,7 @@ class LabelCalibrationError(Measure):
         if not self.by_label:
             self.sums = self.sums + curves.calibration_sums(preds[known], target[known])
             return
-        added = []
-        for label in range(preds.shape[1]):
-            rows = known[:, label]
-            added.append(curves.calibration_sums(preds[rows, label], target[rows, label]))
-        self.sums = self.sums + torch.stack(added)
+        self.sums = self.sums + curves.calibration_sums(preds.T, target.T, known=known.T)
 
     def compute(self) -> Tensor:
         """The error of all batches so far."""

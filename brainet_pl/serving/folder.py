@@ -180,7 +180,7 @@ class ExportedModel:
         for name, value in values.items():
             if name in scores:
                 continue
-            if name == "set" and np.ndim(value) == 1:
+            if name in ("set", "labels") and np.ndim(value) == 1:
                 found[name] = [str(i) if names is None else names[i] for i in np.flatnonzero(value)]
             elif name in NAMED:
                 found[name] = {str(i) if names is None else names[i]: _plain(v) for i, v in enumerate(value)}

@@ -143,7 +143,7 @@ def _rows_of(schema: Schema) -> Schema:
 
 
 def _answer(name: str) -> Schema:
-    if name == "set":
+    if name in ("set", "labels"):
         return {"type": "array", "items": {"type": "string"}}
     if name in NAMED:
         return {"type": "object", "additionalProperties": NUMBER}

@@ -143,7 +143,12 @@ class StoredModel(StoredHead):
 
 
 class StoredPredictor(StoredHead):
-    """What rebuilds a head with all that is said of its predictions; a swapped layer is this alone."""
+    """What rebuilds a head with all that is said of its predictions; a swapped layer is this alone.
+
+    Attributes:
+        num_classes: How many outputs the head has.
+        task: Several labels at once; None is one of the classes.
+    """
 
     head: dict[str, Any]
     in_features: Count
@@ -153,6 +158,7 @@ class StoredPredictor(StoredHead):
     conformal: dict[str, Any] | None
     verdict: dict[str, Any]
     passes: Count
+    task: dict[str, Any] | None
 
     @property
     def parts(self) -> dict[str, Any]:

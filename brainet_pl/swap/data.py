@@ -21,12 +21,13 @@ from brainet_pl._utils.warn import warn
 from brainet_pl.backbones.batches import Columns, rows, size
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.features.extraction import bounded, inputs_and_target, inputs_of, unshuffled
-from brainet_pl.tasks import Classification
+from brainet_pl.tasks import Classification, MultiLabel, Task
 
 BATCH = 256  # inputs at a time while features are extracted
 MOST_CLASSES = 10**7
 MOST_REPEATED = 0.01  # share of held-out samples that may be in the training data by chance; they are left out
 FAR = 1.0, 3.0  # deviations from training inputs that are far: for many samples, and more of them for a single one
+Classes = int | MultiLabel | None  # number of classes, where it is known; or the task of several labels
 CLIP = 10.0  # deviations of one channel that count at the most
 
 
@@ -137,7 +138,7 @@ def _is_mapping_of_tensors(data: Any) -> bool:
     return isinstance(data, Mapping) and len(data) > 0 and all(isinstance(part, Tensor) for part in data.values())
 
 
-def check_first_labels(loader: Iterable[Any], num_classes: int | None, columns: Columns | None, name: str) -> Any:
+def check_first_labels(loader: Iterable[Any], classes: Classes, columns: Columns | None, name: str) -> Any:
     """Refuse wrong labels before any work: all of them where they are at hand, else those of the first batch.
 
     Gives the inputs of that batch.
@@ -149,20 +150,21 @@ def check_first_labels(loader: Iterable[Any], num_classes: int | None, columns: 
         )
     data = getattr(loader, "dataset", None)
     if isinstance(data, TensorDataset) and len(data.tensors) == 2 and _collates_plainly(loader):
-        check_labels(data.tensors[1], num_classes, name)
+        check_labels(data.tensors[1], classes, name)
         if name != "held":
-            count_classes(data.tensors[1], num_classes)
-    _check_names(data, num_classes, name)
+            task_of(data.tensors[1], classes)
+    _check_names(data, classes, name)
     for batch in unshuffled(loader):
         inputs, target = inputs_and_target(batch, columns)
-        check_labels(torch.as_tensor(target), num_classes, name)
+        check_labels(torch.as_tensor(target), classes, name)
         return inputs
     raise ValueError(f"expected samples in {name}, got an empty loader: check the data")
 
 
-def _check_names(data: Any, num_classes: int | None, name: str) -> None:
+def _check_names(data: Any, classes: Classes, name: str) -> None:
     """Refuse a data set that names another number of classes."""
     names: Any = getattr(data, "classes", None)
+    num_classes = classes.num_labels if isinstance(classes, MultiLabel) else classes
     if num_classes is not None and checks.are_texts(names) and len(names) != num_classes:
         raise ValueError(
             f"expected num_classes={num_classes} to be the classes of {name}, got {len(names)} "
@@ -177,17 +179,30 @@ def _collates_plainly(loader: Any) -> bool:
 # -- labels -----------------------------------------------------------------------------------------------------------
 
 
-def check_labels(labels: Tensor, num_classes: int | None, name: str) -> None:
-    """Refuse labels (B,) that are no classes, or beyond `num_classes` where that is known."""
-    if num_classes is None and labels.dim() == 1 and len(labels) and float(labels.min()) < 0:
+def check_labels(labels: Tensor, classes: Classes, name: str) -> None:
+    """Refuse labels (B,) that are no classes, or beyond those that there are; or a matrix of several labels (B, L)."""
+    if classes is None and labels.dim() == 1 and len(labels) and float(labels.min()) < 0:
         raise ValueError(
             f"expected labels of {name} to be 0 or more, got {float(labels.min()):g}: number the classes from 0, and "
             "leave samples without a class out"
         )
     try:
-        Classification(MOST_CLASSES if num_classes is None else num_classes).check(labels)
+        first_task(classes).check(labels)
     except ValueError as error:
         raise ValueError(f"labels of {name}: {error}") from error
+
+
+def first_task(classes: Classes) -> Task:
+    """The task that labels are checked by before all of them are known."""
+    return classes if isinstance(classes, MultiLabel) else Classification(classes or MOST_CLASSES)
+
+
+def task_of(labels: Tensor, classes: Classes) -> Classification | MultiLabel:
+    """The task of all training labels, (N,) or (N, L)."""
+    if isinstance(classes, MultiLabel):
+        classes.prepare(labels)
+        return classes
+    return Classification(count_classes(labels, classes))
 
 
 def count_classes(labels: Tensor, num_classes: int | None) -> int:
@@ -223,21 +238,21 @@ class DataLog:
 
     Args:
         name: of the data set, for messages.
-        num_classes: number of classes, or None where labels tell it.
+        classes: number of classes, None where labels tell it, or the task of several labels.
 
     Attributes:
         hashes: a hash of the inputs of each sample.
         sums: number of samples, and sums and sums of squares of `sample_moments`; None before the first batch.
     """
 
-    def __init__(self, name: str, num_classes: int | None) -> None:
-        self.name, self.num_classes = name, num_classes
+    def __init__(self, name: str, classes: Classes) -> None:
+        self.name, self.classes = name, classes
         self.hashes: list[bytes] = []
         self.sums: tuple[int, Tensor, Tensor] | None = None
 
     def __call__(self, inputs: Any, target: Tensor) -> None:
         """See a batch."""
-        check_labels(target, self.num_classes, self.name)
+        check_labels(target, self.classes, self.name)
         self.hashes += hash_rows(inputs)
         moments = sample_moments(inputs)
         if moments is not None:

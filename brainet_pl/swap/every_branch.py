@@ -53,11 +53,50 @@ class _EveryBranch(torch.autograd.Function):
         return torch.where(plain, every, alone), None, None
 
 
-def every_branch(outputs: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Logits (B, C) or, of M draws, (M, B, C) → (B, C), of a draw by chance for each sample; see `_EveryBranch`."""
+class _EveryLabel(torch.autograd.Function):
+    """Logits (M, B, L) of M draws → those of one of them for each sample, (B, L), of labels on their own.
+
+    As `_EveryBranch`, by the gradient of w · binary cross-entropy, w · (σ(z) − y) in each logit; labels that a loss
+    leaves out have none.
+    """
+
+    @staticmethod
+    def forward(outputs: Tensor, chosen: Tensor, seen: Tensor | None) -> Tensor:
+        return outputs[chosen, torch.arange(len(chosen), device=chosen.device)]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.seen = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        outputs, chosen = ctx.saved_tensors
+        rows = torch.arange(len(chosen), device=chosen.device)
+        probs, label = outputs.sigmoid(), (grad < 0).to(grad)
+        away = probs[chosen, rows] - label
+        tells = (grad != 0) & (away.abs() > SURE)
+        weights = grad / away
+        weight = torch.where(tells, weights, -torch.inf).amax()
+        least = torch.where(tells, weights, torch.inf).amin()
+        plain = (weight - least <= SAME * weight) & tells.any() & (least > 0)
+        every = weight * (probs - label) * (grad != 0) / len(outputs)
+        alone = torch.zeros_like(outputs)
+        alone[chosen, rows] = grad
+        if ctx.seen is not None:
+            ctx.seen += torch.stack([plain, ~plain])
+        return torch.where(plain, every, alone), None, None
+
+
+def every_branch(outputs: Tensor, seen: Tensor | None = None, loss: str = "cross-entropy") -> Tensor:
+    """Logits (B, C) or, of M draws, (M, B, C) → (B, C), of a draw by chance for each sample.
+
+    The plain loss that trains all draws is a "cross-entropy", see `_EveryBranch`, or a "binary" one for each logit.
+    """
     if outputs.dim() == 2:
         return outputs
     if len(outputs) == 1:
         return outputs[0]
     chosen = torch.randint(len(outputs), (outputs.shape[1],), device=outputs.device)
-    return cast(Tensor, _EveryBranch.apply(outputs, chosen, seen))
+    function = _EveryBranch if loss == "cross-entropy" else _EveryLabel
+    return cast(Tensor, function.apply(outputs, chosen, seen))

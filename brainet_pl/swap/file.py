@@ -17,7 +17,7 @@ from brainet_pl.network import HeadSettings
 from brainet_pl.prediction.finite import first_bad_weight
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.storage.container import StoredBackbone, StoredPredictor, read_file, write_file
-from brainet_pl.swap.layer import described
+from brainet_pl.swap.layer import described, stored_task
 from brainet_pl.swap.model import SwappedModel
 from brainet_pl.tasks.classification import check_class_names
 
@@ -104,7 +104,8 @@ def rebuild(stored: StoredSwap, model: nn.Module) -> SwappedModel:
         lambda tree: settings.build(features, classes, tree), settings.settings() | stored.sizes, stored.weights
     )
     columns = None if stored.columns is None else Columns(**stored.columns)
-    made = SwappedModel(backbone, settings.build(features, classes, tree), classes, settings=settings, columns=columns)
+    head, task = settings.build(features, classes, tree), stored_task(stored)
+    made = SwappedModel(backbone, head, task, settings=settings, columns=columns)
     made.in_features, made.num_passes = features, stored.passes
     made.attach(**stored.parts)
     made.class_names = check_class_names(stored.class_names, made.task)

@@ -16,7 +16,7 @@ from brainet_pl.backbones.batches import move, rows
 from brainet_pl.backbones.output import BackboneOutput
 from brainet_pl.backbones.stages import find_stages
 from brainet_pl.calibration.density import make_density
-from brainet_pl.features.extraction import Extracted, extract, unshuffled
+from brainet_pl.features.extraction import Extracted, extract, inputs_and_target, unshuffled
 from brainet_pl.features.training import SAMPLE_ROWS, TrainingFeatures
 from brainet_pl.fitting.blend import choose_blend
 from brainet_pl.fitting.build import build_head
@@ -34,8 +34,8 @@ from brainet_pl.prediction.finite import finite_rows, finite_samples
 from brainet_pl.scores import Generative, Score, Stages
 from brainet_pl.scores.robust import name_rows
 from brainet_pl.swap import data as swap_data
-from brainet_pl.swap.data import MOST_CLASSES, DataLog, labelled_batches
-from brainet_pl.tasks import Classification
+from brainet_pl.swap.data import Classes, DataLog, labelled_batches
+from brainet_pl.tasks import Classification, MultiLabel
 
 if TYPE_CHECKING:
     from brainet_pl.swap.model import SwappedModel
@@ -65,20 +65,31 @@ class Given:
         self,
         train: Any = None,
         held: Any = None,
-        num_classes: int | None = None,
+        classes: Classes | Literal["MultiLabel"] = None,
         learn: Mapping[str, Any] | None = None,
     ) -> None:
-        self.train, self.held, self.num_classes, self.learn = train, held, num_classes, dict(learn or {})
+        self.train, self.held, self.classes, self.learn = train, held, classes, dict(learn or {})
+
+    def labels(self, model: SwappedModel, loader: Iterable[Any]) -> Classes:
+        """What labels are, by what was said, or by the first of them."""
+        if model.head is not None:
+            return model.task if isinstance(model.task, MultiLabel) else model.task.num_classes
+        if not isinstance(self.classes, str):
+            return self.classes
+        for batch in unshuffled(loader):
+            target = torch.as_tensor(inputs_and_target(batch, model.columns)[1])
+            return MultiLabel(target.shape[1] if target.dim() == 2 else 1)
+        return None
 
     def without_data(self) -> Given:
         """The settings alone, without training and held-out data."""
-        return Given(None, None, self.num_classes, self.learn)
+        return Given(None, None, self.classes, self.learn)
 
     def __deepcopy__(self, memo: Any) -> Given:
         return self
 
     def __reduce__(self) -> Any:
-        return Given, (None, None, self.num_classes, self.learn)
+        return Given, (None, None, self.classes, self.learn)
 
 
 def fit_swapped(model: SwappedModel, train: Any, held: Any, plan: Plan, given: Given, progress: bool) -> Comparison:
@@ -89,17 +100,19 @@ def fit_swapped(model: SwappedModel, train: Any, held: Any, plan: Plan, given: G
         train: inputs and labels.
         held: inputs and labels to stop and calibrate by, or None to hold some of `train` back.
         plan: what was asked for.
-        given: the number of classes, and settings of the structure.
+        given: what labels are, and settings of the structure.
         progress: show progress bars.
     """
-    num_classes = given.num_classes if model.head is None else model.task.num_classes
     loader = labelled_batches(train, "train")
+    classes = given.labels(model, loader)
     held_loader = None if held is None else labelled_batches(held, "held")
-    first_inputs = swap_data.check_first_labels(loader, num_classes, model.columns, "train")
+    first_inputs = swap_data.check_first_labels(loader, classes, model.columns, "train")
     if held_loader is not None:
-        swap_data.check_first_labels(held_loader, num_classes, model.columns, "held")
+        swap_data.check_first_labels(held_loader, classes, model.columns, "held")
         swap_data.refuse_same_samples(loader, held_loader)
-    log = DataLog("train", num_classes)
+    if isinstance(classes, MultiLabel):
+        model.task = classes
+    log = DataLog("train", classes)
     features = TrainingFeatures(loader, model.backbone, columns=model.columns, observe=log)
     timeline = Timeline()
     with tqdm(total=STEPS, disable=None if progress else True, leave=False) as bar:
@@ -112,7 +125,7 @@ def fit_swapped(model: SwappedModel, train: Any, held: Any, plan: Plan, given: G
             timeline.begin(name)
 
         step("network")
-        features.choose_layers(lambda labels: Classification(num_classes or MOST_CLASSES).check(labels), progress)
+        features.choose_layers(swap_data.first_task(classes).check, progress)
         parts = dict(plan.parts)
         if parts["scores"] is None:
             parts["scores"] = [_density(model.backbone, first_inputs)]
@@ -129,7 +142,8 @@ def fit_swapped(model: SwappedModel, train: Any, held: Any, plan: Plan, given: G
         epochs = train_best(model.head, model.task, data, select, plan.candidates, passes=passes, progress=progress)
         step("choices")
         settling.choose(sample, samples.select.sample(SAMPLE_ROWS))
-        layer = model.task.linear(training.features, training.targets)
+        task = model.task
+        layer = task.linear(training.features, training.targets) if isinstance(task, Classification) else None
         choose_blend(model, layer, samples.select)
         step("scores and verdict")
         fit_scores(model, features, progress=progress)
@@ -161,11 +175,11 @@ def _extract(
     Gives also the numbers of the training samples that are not trained on. Samples with NaN or infinity are left out.
     """
     labels = features.all(progress=progress).targets
-    num_classes = swap_data.count_classes(labels, log.num_classes)
+    task = swap_data.task_of(labels, log.classes)
     if model.head is None:
-        model.task = Classification(num_classes)
+        model.task = task
     model.input_scale.set(log)
-    given = None if held is None else _extract_held_out(model, held, log, num_classes, progress)
+    given = None if held is None else _extract_held_out(model, held, log, progress)
     if given is not None:
         _check_count(len(given.targets))
     finite = _check_finite(features.all(), "training")
@@ -214,11 +228,10 @@ def _report_roles(samples: Samples, total: int, held_back: int, selecting: int) 
         rank_zero_info(f"{given}: {select:,} choose the epoch and the blend, {calibrate:,} others calibrate")
 
 
-def _extract_held_out(
-    model: SwappedModel, held: Iterable[Any], log: DataLog, num_classes: int, progress: bool
-) -> Extracted:
+def _extract_held_out(model: SwappedModel, held: Iterable[Any], log: DataLog, progress: bool) -> Extracted:
     """Features of the held-out samples that are not among the training samples."""
-    held_log = DataLog("held", num_classes)
+    task = model.task
+    held_log = DataLog("held", task if isinstance(task, MultiLabel) else task.num_classes)
     held_out = extract(model.backbone, unshuffled(held), progress=progress, columns=model.columns, observe=held_log)
     fresh = swap_data.rows_not_repeated(log.hashes, held_log.hashes) & _check_finite(held_out, "held-out")
     if held_log.sums is not None and held_log.sums[0]:

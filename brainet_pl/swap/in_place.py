@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
 
+from brainet_pl._utils import checks
 from brainet_pl._utils.parts import make_part
 from brainet_pl.backbones import batches, removal
 from brainet_pl.backbones.batches import Columns
@@ -45,9 +46,10 @@ from brainet_pl.swap.layer import (
     swapped_layers,
     watch_state,
 )
-from brainet_pl.tasks import Classification
+from brainet_pl.tasks import Classification, MultiLabel
 from brainet_pl.tasks.passes import Passes
 
+Kind = Literal["Classification", "MultiLabel"]
 Forward = Callable[[Any, Any], Any]  # the model and the inputs of a batch → anything, through the layer
 Learn = Callable[[TrainingFeatures], GGT]
 FORWARD = (
@@ -152,6 +154,7 @@ def build_layer(
     settings: HeadSettings,
     *,
     num_classes: int | None = None,
+    task: Kind = "Classification",
     passes: int = 15,
     progress: bool = True,
     **parts: Any,
@@ -163,22 +166,27 @@ def build_layer(
         learn: learns a tree from them.
         settings: of the head.
         num_classes: number of classes, where the layer does not tell.
+        task: one class a sample, or several labels.
         passes: how often a head that draws is run for a prediction.
         progress: show progress bars.
         **parts: scores, calibration, conformal and verdict, as `Predictor.attach` takes them.
     """
     reader = cast(LayerInputs, features.backbone)
     name, original = reader.layer, reader.model.get_submodule(reader.layer)
-    classes = num_classes_of(original, name, num_classes)
+    checks.one_of("task", task, get_args(Kind), "a layer of logits gives one class a sample, or several labels")
+    several = task == "MultiLabel"
+    outputs = num_classes_of(original, name, num_classes, 1 if several else 2)
     tree = learn(features) if settings.needs_tree else None
     sample = features.sample()
-    task = Classification(classes)
+    made = MultiLabel(outputs) if several else Classification(outputs)
     try:
-        task.check(sample.targets)
+        made.check(sample.targets)
+        if made.needs_targets:
+            made.prepare(features.targets())
     except ValueError as error:
         raise ValueError(f"labels of the training data and outputs of {name!r} do not fit: {error}") from error
-    helps = base_logits_help(task, sample)
-    layer = make_layer(original, settings, sample.features.shape[1], classes, tree, helps, passes, **parts)
+    helps = base_logits_help(made, sample)
+    layer = make_layer(original, settings, sample.features.shape[1], made, tree, helps, passes, **parts)
     place_layer(reader.model, name, layer)
     fit_scores(layer.predictor, features, progress=progress)
     watch_state(reader.model)
@@ -192,6 +200,7 @@ def swap_layer(
     *,
     head: HeadSettings | str | None = None,
     num_classes: int | None = None,
+    task: Kind = "Classification",
     scores: Sequence[Score | str | Mapping[str, Any]] | str = (),
     passes: int = 15,
     forward: Forward | None = None,
@@ -209,6 +218,7 @@ def swap_layer(
         layer: path of the dense layer that gives the logits; None finds it.
         head: settings of the head; None is `Tree()`.
         num_classes: number of classes, where the layer does not tell.
+        task: "MultiLabel" where each logit is of a label that may be there or not, whatever the others.
         scores: scores of how unlike the training data an input is, fitted to the features as they are now.
         passes: sub-networks that a prediction averages.
         forward: runs the model on the inputs of a batch; None calls it.
@@ -239,9 +249,9 @@ def swap_layer(
         return learn_tree(source.all(learn.get("max_rows"), progress).features, learn, progress=progress)
 
     settings = make_part(HeadSettings, "Tree" if head is None else head, "head")
-    given: dict[str, Any] = {"num_classes": num_classes, "passes": passes, "progress": progress, "scores": scores}
+    given: dict[str, Any] = {"num_classes": num_classes, "task": task, "passes": passes, "scores": scores}
     with evaluation_mode(model):
-        return build_layer(features, learned, settings, **given)
+        return build_layer(features, learned, settings, **given, progress=progress)
 
 
 @torch.no_grad()

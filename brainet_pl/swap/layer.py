@@ -26,7 +26,7 @@ from brainet_pl.storage.container import StoredPredictor, check_kind
 from brainet_pl.storage.sharded import EXTRA
 from brainet_pl.structure import GGT
 from brainet_pl.swap.every_branch import every_branch
-from brainet_pl.tasks import Classification
+from brainet_pl.tasks import Classification, MultiLabel, Task
 from brainet_pl.tasks.passes import Passes
 
 KIND = "SwappedLayer"
@@ -89,7 +89,8 @@ class SwappedLayer(nn.Module):
         base_logits = None if self.base_layer is None else self.base_layer(x)
         if self.training:
             logits = wide(train_head(self.head, x, base_logits))
-            return every_branch(logits, None if torch.compiler.is_compiling() else self.seen)
+            loss = "cross-entropy" if isinstance(self.predictor.task, Classification) else "binary"
+            return every_branch(logits, None if torch.compiler.is_compiling() else self.seen, loss)
         passes = self.predictor.passes(BackboneOutput(x, base_logits=base_logits))
         if self.keep:
             self.kept = passes
@@ -123,7 +124,8 @@ def described(predictor: Predictor, settings: HeadSettings, kind: str) -> dict[s
         "head": settings,
         "ggt": None if predictor.ggt is None else predictor.ggt.to_dict(),
         "in_features": predictor.in_features,
-        "num_classes": cast(Classification, predictor.task).num_classes,
+        "num_classes": predictor.task.out_features,
+        "task": predictor.task if isinstance(predictor.task, MultiLabel) else None,
         "base_logits": predictor.has_base_logits,
         "scores": list(predictor.scores),
         "calibration": predictor.calibration,
@@ -132,6 +134,16 @@ def described(predictor: Predictor, settings: HeadSettings, kind: str) -> dict[s
         "passes": predictor.num_passes,
     }
     return cast(dict[str, Any], primitive(content))
+
+
+def stored_task(stored: StoredPredictor) -> Classification | MultiLabel:
+    """What the outputs of a head in a file mean."""
+    if stored.task is None:
+        return Classification(stored.num_classes)
+    made = make_part(Task, stored.task, "task")
+    if not isinstance(made, MultiLabel) or made.num_labels != stored.num_classes:
+        raise ValueError(f"expected a MultiLabel of {stored.num_classes} labels in the file, got {made.describe()}")
+    return made
 
 
 def check_rows(x: Any) -> None:
@@ -148,16 +160,14 @@ def make_layer(
     original: nn.Module,
     settings: HeadSettings,
     in_features: int,
-    num_classes: int,
+    task: Classification | MultiLabel,
     ggt: GGT | None,
     base_logits: bool = False,
     passes: int = 15,
     **parts: Any,
 ) -> SwappedLayer:
     """A layer for the place of another, on its device. `parts` are those of `Predictor.attach`."""
-    predictor = Predictor(
-        FeatureExtractor(nn.Identity(), frozen=False), Classification(num_classes), num_passes=passes, **parts
-    )
+    predictor = Predictor(FeatureExtractor(nn.Identity(), frozen=False), task, num_passes=passes, **parts)
     predictor.build_head(settings, in_features, ggt, base_logits)
     head = predictor.require_head()
     if head.penalty() is not None:
@@ -169,7 +179,7 @@ def make_layer(
     return SwappedLayer(settings, predictor, original).to(device)
 
 
-def num_classes_of(layer: nn.Module, name: str, num_classes: int | None) -> int:
+def num_classes_of(layer: nn.Module, name: str, num_classes: int | None, least: int = 2) -> int:
     """The number of outputs of a layer, which must be one for each class; `num_classes` where it does not say."""
     outputs = getattr(layer, "out_features", None)
     if outputs is None and num_classes is None:
@@ -182,13 +192,13 @@ def num_classes_of(layer: nn.Module, name: str, num_classes: int | None) -> int:
             f"expected num_classes={num_classes} to be the outputs of {name!r}, got {outputs}: leave num_classes out"
         )
     count = cast(int, outputs if num_classes is None else num_classes)
-    if count < 2:
+    if count < least:
         raise ValueError(
             f"expected a layer with one logit for each class at {name!r}, got {count} output: a real number, or a "
             "single logit as of a discriminator, is no classification; name another layer, or give two outputs and a "
             "cross-entropy"
         )
-    return checks.whole("num_classes", count, 2, 10**7)
+    return checks.whole("num_classes", count, least, 10**7)
 
 
 def swapped_layers(model: nn.Module) -> dict[str, SwappedLayer]:
@@ -254,7 +264,7 @@ def _layer_of(stored: StoredPredictor, original: nn.Module, weights: Mapping[str
         settings.settings() | stored.sizes,
         weights,
     )
-    return make_layer(original, settings, features, classes, tree, base, stored.passes, **stored.parts)
+    return make_layer(original, settings, features, stored_task(stored), tree, base, stored.passes, **stored.parts)
 
 
 def _before_load(module: nn.Module, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:

@@ -40,6 +40,7 @@ from brainet_pl.scores import Score, Verdict
 from brainet_pl.serving.images import ImageSteps
 from brainet_pl.structure import GGT
 from brainet_pl.swap.data import (
+    Classes,
     InputScale,
     are_classes,
     check_first_labels,
@@ -48,7 +49,7 @@ from brainet_pl.swap.data import (
     labelled_batches,
 )
 from brainet_pl.swap.fit import Given, Plan, fit_swapped
-from brainet_pl.tasks import Classification
+from brainet_pl.tasks import Classification, MultiLabel, Task
 
 LEAST_FEATURES, MOST_FEATURES = 64, 2048  # that chosen layers have together, where nobody says how many
 DROPOUTS = (0.5, 0.1)  # shares of the features set to zero, for "auto" to choose from
@@ -63,7 +64,7 @@ class SwappedModel(Predictor):
     Args:
         backbone: the feature extractor.
         head: the new head; None is built by `fit`.
-        num_classes: number of classes.
+        num_classes: number of classes; or a task, such as `MultiLabel`.
         settings: settings of the head, from which `fit` builds it and `save` writes it down.
         columns: the names of inputs and labels, where batches have names.
 
@@ -73,19 +74,20 @@ class SwappedModel(Predictor):
         images: how image files are prepared, where the transform of the data set tells it; for `export_folder`.
     """
 
-    task: Classification
+    task: Classification | MultiLabel
     head: Head
 
     def __init__(
         self,
         backbone: FeatureExtractor,
         head: Head | None,
-        num_classes: int,
+        num_classes: int | Classification | MultiLabel,
         *,
         settings: HeadSettings | None = None,
         columns: Columns | None = None,
     ) -> None:
-        super().__init__(backbone, Classification(num_classes), head)
+        task = Classification(num_classes) if isinstance(num_classes, int) else num_classes
+        super().__init__(backbone, task, head)
         self.settings, self.columns = settings, columns
         self.input_scale = InputScale()
         self.comparison: Comparison | None = None
@@ -267,7 +269,7 @@ class SwappedModel(Predictor):
 
     def _describe(self, train: Any, held: Any) -> None:
         """Take the names of classes and the preparation of images from data sets; held-out images have no draws."""
-        self.class_names = class_names_of(train, self.task.num_classes) or self.class_names
+        self.class_names = class_names_of(train, self.task.out_features) or self.class_names
         self.images = image_steps_of(held) or image_steps_of(train) or self.images
 
     # -- keeping ------------------------------------------------------------------------------------------------------
@@ -338,6 +340,7 @@ def swap_head(
     max_features: int | None = None,
     head: HeadSettings | str | None = None,
     columns: Columns | None = None,
+    task: MultiLabel | str | None = None,
     **learn: Any,
 ) -> SwappedModel:
     """Replace the classification layer of a trained model by a BRAINet head, outside Lightning.
@@ -352,7 +355,7 @@ def swap_head(
             `TextEncoder`. To build the head at once also
             inputs alone, as a tensor or NumPy array, a dictionary of tensors or batches, or a learned tree. All of it
             is read; of a stream of unknown length `max_rows` rows, or 50,000.
-        num_classes: outputs of the new head; None counts the classes of the labels.
+        num_classes: outputs of the new head, classes or labels; None counts those of the data.
         held: inputs and labels that are not trained on, by which `fit` stops and calibrates.
         head_layer: the layer to remove; None finds it.
         freeze: keep the backbone as it is.
@@ -365,6 +368,8 @@ def swap_head(
         head: settings of the new head; None is `Tree()`, a BRAINet sized by the number of features. Where the removed
             layer had `num_classes` outputs, `Tree(skip="base_logits_or_linear")` adds to its logits.
         columns: the names of inputs and labels, where batches have names that can't be guessed.
+        task: "MultiLabel", or one with thresholds, where a sample has several labels: rows (N, L) of 0, 1 and NaN,
+            which is not known. None is one class a sample.
         **learn: settings of `learn_structure`.
 
     >>> _ = torch.manual_seed(0)
@@ -380,23 +385,40 @@ def swap_head(
     most = most_features(data) if max_features is None else max_features
     reads: dict[str, Any] = {"layers": layers, "pool": pool, "max_features": most}
     backbone = Backbone(model, head_layer=head_layer, freeze=freeze, **reads).build()
-    swapped = SwappedModel(backbone, None, num_classes or 2, settings=settings, columns=columns)
+    classes = _classes(num_classes, task)
+    known = 2 if classes is None or isinstance(classes, str) else classes  # until `fit` has seen the labels
+    swapped = SwappedModel(backbone, None, known, settings=settings, columns=columns)
     if not at_once:
         if num_classes is None and isinstance(data, Tensor | np.ndarray | Mapping):
             raise ValueError("expected num_classes for inputs without labels, got None: give it, or a pair (x, y)")
         labelled_batches(data, "train")  # refuses what has no labels
-        swapped._given = Given(data, held, num_classes, learn)
+        swapped._given = Given(data, held, classes, learn)
         return swapped
     if isinstance(data, GGT):
         swapped.build_head(settings, data.num_variables, data)
     else:
         if is_labelled_pair(data) and are_classes(data[1]):
-            check_first_labels(labelled_batches(data, "data"), num_classes, columns, "data")
+            check_first_labels(labelled_batches(data, "data"), known, columns, "data")
         _build_from_inputs(swapped, settings, data, learn)
     swapped.settings = settings.resolve_skip(swapped.has_base_logits)
     can_be_read_again = not isinstance(data, GGT | Iterator | Tensor)
-    swapped._given = Given(data if can_be_read_again else None, None, num_classes, learn)
+    swapped._given = Given(data if can_be_read_again else None, None, classes, learn)
     return swapped
+
+
+def _classes(num_classes: int | None, task: Any) -> Classes | Literal["MultiLabel"]:
+    """What labels are, as far as that was said: a number of classes, or several labels at once."""
+    if task is None or (isinstance(task, str) and task == "Classification"):
+        return num_classes
+    if isinstance(task, str) and task == "MultiLabel":
+        return "MultiLabel" if num_classes is None else MultiLabel(num_classes)
+    made = make_part(Task, task, "task")
+    if not isinstance(made, MultiLabel) or num_classes not in (None, made.num_labels):
+        raise ValueError(
+            f"expected task to be 'MultiLabel', or a MultiLabel of num_classes={num_classes} labels, got "
+            f"{made.describe()}: leave task out for one class a sample; for numbers take BRAINet(task='Regression')"
+        )
+    return made
 
 
 def most_features(data: Any) -> int:
@@ -425,7 +447,7 @@ def _build_from_inputs(model: SwappedModel, settings: HeadSettings, data: Any, l
         readings = backbone.set_scale([readings])[0]
     tree = learn_tree(readings.features, learn, backbone.names, progress) if settings.needs_tree else None
     base_logits = readings.base_logits
-    fits = base_logits is not None and base_logits.shape[1] == model.task.num_classes
+    fits = base_logits is not None and model.task.base_fits(base_logits.shape[1])
     model.build_head(settings, readings.features.shape[1], tree, fits)
 
 

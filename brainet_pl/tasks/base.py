@@ -34,6 +34,8 @@ class Task(Part, nn.Module, ABC):
     group: ClassVar[str]
     units: ClassVar[Mapping[str, str]]
 
+    has_names: ClassVar[bool] = False  # whether outputs are classes or labels, which may be named
+
     @property
     def needs_targets(self) -> bool:
         """Whether `prepare` waits for the training targets."""

@@ -27,12 +27,12 @@ def check_class_names(names: Any, task: Task) -> tuple[str, ...] | None:
 
     Args:
         names: one text for each class, from a datamodule or a checkpoint; None or nothing where nobody named them.
-        task: names belong to a `Classification`; any other task has none.
+        task: names belong to classes, or to several labels; any other task has none.
 
     >>> check_class_names(["cat", "dog"], Classification(2))
     ('cat', 'dog')
     """
-    if names is None or not isinstance(task, Classification):
+    if names is None or not task.has_names:
         return None
     if not checks.are_texts(names):
         raise ValueError(
@@ -41,10 +41,10 @@ def check_class_names(names: Any, task: Task) -> tuple[str, ...] | None:
     found = tuple(names)
     if not found:
         return None
-    if len(found) != task.num_classes or len(set(found)) != len(found):
+    if len(found) != task.out_features or len(set(found)) != len(found):
         listed = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
         raise ValueError(
-            f"expected {task.num_classes} different names of classes, as num_classes says, got {len(set(found))} "
+            f"expected {task.out_features} different names of classes, as num_classes says, got {len(set(found))} "
             f"({listed}): set num_classes to the number of classes in the data, or correct class_names"
         )
     return found
@@ -81,6 +81,7 @@ class Classification(Task):
         confidence_budget: The mean -log confidence that the price of a hint is steered to.
     """
 
+    has_names: ClassVar[bool] = True
     group: ClassVar[str] = "cls"
     units: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("one_minus_max_p", "max_logit", "energy"), ""),

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from brainet_pl import uncertainty
 from brainet_pl._utils import checks
 from brainet_pl._utils.precision import wide
+from brainet_pl._utils.warn import warn
 from brainet_pl.metrics.measures import Measure
 from brainet_pl.metrics.multilabel import binary_nll, mean_of_known, multilabel_measures
 from brainet_pl.tasks.base import Task
@@ -32,6 +33,7 @@ class MultiLabel(Task):
         thresholds: Probability from which on a label is said to be there: one number, or one for each label.
     """
 
+    has_names: ClassVar[bool] = True
     group: ClassVar[str] = "ml"
     units: ClassVar[Mapping[str, str]] = {
         "joint_energy": "",
@@ -54,6 +56,28 @@ class MultiLabel(Task):
         for limit in limits:
             checks.share("thresholds", limit)
         self.register_buffer("limits", torch.tensor([float(limit) for limit in limits]), persistent=False)
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether somebody has each label, and somebody has not, is to be seen before a fit."""
+        return True
+
+    def prepare(self, targets: Tensor) -> None:
+        """Say which labels (N, L) can't be learned, because nobody has them or everybody; refuse where none can."""
+        known = ~targets.isnan()
+        having = (targets == 1).sum(dim=0)
+        odd = (having == 0) | (having == known.sum(dim=0))
+        numbers = ", ".join(map(str, odd.nonzero()[:5, 0].tolist())) + (", …" if odd.sum() > 5 else "")
+        if bool(odd.all()):
+            raise ValueError(
+                f"expected samples with and without a label, got {len(targets):,} of which all have the same: give "
+                "samples of both kinds for at least one label"
+            )
+        if bool(odd.any()):
+            warn(
+                f"nobody, or everybody, of {len(targets):,} training samples has the labels {numbers} (from 0): what "
+                "is said of them is no more than that; give samples of both kinds, or leave these labels out"
+            )
 
     def check(self, target: Tensor) -> Tensor:
         """Targets (B, L) of zeros, ones and NaN, as numbers."""

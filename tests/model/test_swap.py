@@ -96,7 +96,7 @@ def test_a_table_in_sixteen_bits_gives_a_tree(inputs):
         (5, "expected data to be a tensor, an array, a dataset, a loader or a learned tree, got 5"),
         ({"x": "images"}, "expected data to be a tensor"),
         ("images", "expected data to be a tensor"),
-        ([["a"]], "of tensors, got str as inputs: return tensors"),
+        ([["a"]], "expected tensors, got texts, which Sequential does not read"),
         (torch.randn(5, 4), r"inputs that Sequential takes, got a batch of shape \(5, 4\) and torch.float32, at which"),
         (torch.zeros(5, 6, dtype=torch.long), "got a batch of shape .* torch.int64"),
         (torch.zeros(5, 6, dtype=torch.complex64), "in real numbers, got .*complex64"),

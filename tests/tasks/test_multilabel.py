@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from brainet_pl import BRAINet, ExportedModel, export_folder
 from brainet_pl._utils.framework import pl
-from brainet_pl.calibration import LabelScaling
+from brainet_pl.calibration import Conformal, LabelScaling
 from brainet_pl.calibration.temperature import PRIOR
 from brainet_pl.callbacks import StructureLearning
-from brainet_pl.metrics.multilabel import multilabel_measures
+from brainet_pl.metrics.multilabel import multilabel_measures, share_found
+from brainet_pl.swap.every_branch import every_branch
 from brainet_pl.tasks import MultiLabel
 from brainet_pl.tasks.multilabel import log_odds
 
@@ -157,6 +159,60 @@ def test_a_label_that_nobody_knows_keeps_the_temperature_of_all():
     calibrator.observe((log_odds(probs) * 2).sigmoid(), target, {})
     shared = calibrator.finalize()["temperature"]
     assert float(calibrator.tau[1]) == pytest.approx(float(shared), rel=1e-3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 25), level=st.sampled_from([0.5, 0.8, 0.9]))
+def test_sets_of_labels_have_the_limit_of_a_search(seed, count, level):
+    """The smallest sets whose mean share of missed labels, of count + 1 samples, is at most 1 - level."""
+    probs, target = some(count, seed)
+    probs = (probs * 8).round() / 8  # ties
+    sets = Conformal("fnr", level).fit(probs, target)
+    having = (target == 1).any(dim=1)
+    best = math.inf
+    for limit in sorted(set((-probs[target == 1]).tolist()), reverse=True):
+        missed = sum(
+            1 - float(share_found(-p[None] <= limit, y[None]))
+            for p, y in zip(probs[having], target[having], strict=True)
+        )
+        if missed + 1 <= (int(having.sum()) + 1) * (1 - level) + 1e-9:
+            best = limit
+    assert float(sets.limits) == pytest.approx(best)
+
+
+def test_sets_of_labels_find_the_promised_share_of_new_ones():
+    shares = []
+    for seed in range(200):
+        probs, target = some(140, seed)
+        found = Conformal("fnr", 0.8).fit(probs[:40], target[:40])(probs[40:])["set"]
+        shares.append(float(share_found(found, target[40:]).nanmean()))
+    assert 0.79 < np.mean(shares) < 0.83
+
+
+def test_labels_that_nobody_has_are_named():
+    target = torch.tensor([[1.0, 0, 1], [0, 0, 1], [1, 0, torch.nan]])
+    with pytest.warns(UserWarning, match=r"of 3 training samples has the labels 1, 2 \(from 0\)"):
+        MultiLabel(LABELS).prepare(target)
+    with pytest.raises(ValueError, match="with and without a label, got 3 of which all have the same"):
+        MultiLabel(LABELS).prepare(torch.ones(3, LABELS))
+
+
+def test_a_binary_cross_entropy_on_one_draw_trains_all():
+    """As the mean of the losses of all draws would; labels that the loss leaves out have no part in it."""
+    outputs = (3 * torch.randn(4, 20, LABELS)).requires_grad_()
+    target = some(20, 3)[1]
+    known = ~target.isnan()
+    losses = [F.binary_cross_entropy_with_logits(one[known], target[known]) for one in outputs]
+    (expected,) = torch.autograd.grad(torch.stack(losses).mean(), outputs)
+    seen = torch.zeros(2)
+    F.binary_cross_entropy_with_logits(every_branch(outputs, seen, "binary")[known], target[known]).backward()
+    torch.testing.assert_close(outputs.grad, expected, rtol=1e-4, atol=1e-6)
+    assert seen.tolist() == [1, 0]
+    weighted = F.binary_cross_entropy_with_logits(
+        every_branch(outputs, seen, "binary")[known], target[known], torch.rand(int(known.sum()))
+    )
+    weighted.backward()  # no plain one: the draws that were chosen learn alone
+    assert seen.tolist() == [1, 1]
 
 
 def rows(count, seed):
