@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from brainet_pl.scores import TreeDensity
     from brainet_pl.serving import ExportedModel
     from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
+    from brainet_pl.sklearn.several import BRAINetMultiLabelClassifier
     from brainet_pl.storage.runs import continue_run
     from brainet_pl.structure import GGT, learn_structure
     from brainet_pl.swap.file import load_swapped
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from brainet_pl.swap.model import SwappedModel, swap_head
     from brainet_pl.swap.pixel_file import load_pixels
     from brainet_pl.swap.pixels import PixelModel, swap_pixels
+    from brainet_pl.tables.labels import label_matrix
 
 __version__ = "0.3.0"
 
@@ -41,6 +43,7 @@ __all__ = [
     "BRAINet",
     "BRAINetClassifier",
     "BRAINetHead",
+    "BRAINetMultiLabelClassifier",
     "BRAINetRegressor",
     "Backbone",
     "BatchPredictor",
@@ -58,6 +61,7 @@ __all__ = [
     "export_onnx",
     "export_program",
     "find_label_issues",
+    "label_matrix",
     "learn_structure",
     "load_pixels",
     "load_swapped",
@@ -76,6 +80,7 @@ _HOMES = {
     "BRAINet": "lightning.module",
     "BRAINetClassifier": "sklearn",
     "BRAINetHead": "network",
+    "BRAINetMultiLabelClassifier": "sklearn",
     "BRAINetRegressor": "sklearn",
     "Backbone": "backbones",
     "BatchPredictor": "batch",
@@ -92,6 +97,7 @@ _HOMES = {
     "export_onnx": "export.graph",
     "export_program": "export.graph",
     "find_label_issues": "decisions",
+    "label_matrix": "tables.labels",
     "learn_structure": "structure",
     "load_pixels": "swap.pixel_file",
     "load_swapped": "swap.file",

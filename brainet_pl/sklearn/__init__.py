@@ -4,5 +4,6 @@ Imports `model` and the rooms below it.
 """
 
 from brainet_pl.sklearn.estimators import BRAINetClassifier, BRAINetRegressor
+from brainet_pl.sklearn.several import BRAINetMultiLabelClassifier
 
-__all__ = ["BRAINetClassifier", "BRAINetRegressor"]
+__all__ = ["BRAINetClassifier", "BRAINetMultiLabelClassifier", "BRAINetRegressor"]

@@ -159,8 +159,7 @@ class _BRAINetEstimator(Describing, Keeping, BaseEstimator):  # type: ignore[mis
     def _check_eval_set(self, eval_set: Any) -> tuple[Floats, NDArray[Any]]:
         if not isinstance(eval_set, tuple | list) or len(eval_set) != 2:
             raise ValueError(f"expected eval_set to be rows and targets (X, y), got {checks.shown(eval_set)}")
-        rows, y = self.encoded_rows(eval_set[0]).numpy(), column_or_1d(eval_set[1])
-        refuse_gaps(y)
+        rows, y = self.encoded_rows(eval_set[0]).numpy(), self._target_of(eval_set[1])
         if len(rows) != len(y) or len(rows) < LEAST_EVALUATED:
             raise ValueError(
                 f"expected an eval_set of at least {LEAST_EVALUATED} rows and as many targets, got {len(rows)} and "
@@ -169,20 +168,31 @@ class _BRAINetEstimator(Describing, Keeping, BaseEstimator):  # type: ignore[mis
         return rows, self._known_target(y)
 
     def _check_training(self, X: Any, y: Any) -> tuple[Floats, NDArray[Any]]:
-        refuse_gaps(y)
         X = dense(X)
         columns = read_inputs(X)
+        x, target = self._with_target(X if columns is None else encode_inputs(columns, X), y)
+        self.encoder_ = RowEncoder.learn(x, columns, self._name_columns(columns, is_frame(X)))
+        return self.encoder_(x), self._check_target(target)
+
+    def _with_target(self, rows: Any, y: Any) -> tuple[Any, Any]:
+        """Rows and targets of `fit`, checked beside each other."""
+        refuse_gaps(y)
         x, target = validate_data(
             self,
-            X if columns is None else encode_inputs(columns, X),
+            rows,
             y,
             dtype=np.float64,
             ensure_all_finite="allow-nan",
             ensure_min_samples=2,
             y_numeric=self._numeric,
         )
-        self.encoder_ = RowEncoder.learn(x, columns, self._name_columns(columns, is_frame(X)))
-        return self.encoder_(x), self._check_target(column_or_1d(target, warn=True))
+        return x, column_or_1d(target, warn=True)
+
+    def _target_of(self, y: Any) -> Any:
+        """Targets of other rows than those of `fit`."""
+        found = column_or_1d(y)
+        refuse_gaps(found)
+        return found
 
     def _name_columns(self, columns: list[Column] | None, are_named: bool) -> list[str] | None:
         """The names of what the network reads, where columns have names."""

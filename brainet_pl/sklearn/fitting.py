@@ -44,7 +44,7 @@ from brainet_pl.sklearn.rows import StoredRows
 from brainet_pl.sklearn.training import Fold, Rows, Trained, train_folds
 from brainet_pl.storage.container import Count
 from brainet_pl.structure import GGT
-from brainet_pl.tasks import Classification, Task
+from brainet_pl.tasks import Classification, MultiLabel, Task
 from brainet_pl.tasks.passes import Passes
 
 DRAW_SEED = 0  # of the sub-networks of a prediction: the same rows always give the same numbers
@@ -280,22 +280,24 @@ class TablePredictor(Predictor):
     def __init__(self, task: Task, heads: Sequence[BRAINetHead], shapes: Shapes, passes: int) -> None:
         screen = Screen(shapes.columns - shapes.directions, shapes.inputs, shapes.directions)
         encoding = nn.Sequential(screen, Bins(shapes.parts), Standardize(shapes.columns + shapes.parts))
-        is_classes = isinstance(task, Classification)
+        is_classes, several = isinstance(task, Classification), isinstance(task, MultiLabel)
+        doubt = ["entropy"] if is_classes else ["joint_energy"] if several else []
         scores = [PerFold(shapes.folds, shapes.columns, kind) for kind in ("Generative", "KNN")]
         super().__init__(
             FeatureExtractor(encoding),
             task,
             Members(heads, shapes.folds, masked=bool(shapes.directions)),
             passes,
-            scores=[*scores, Combined(of=(["entropy"] if is_classes else []) + ["generative", "knn"])],
-            calibration="TemperatureScaling" if is_classes else None,
+            scores=[*scores, Combined(of=[*doubt, "generative", "knn"])],
+            calibration="TemperatureScaling" if is_classes else "LabelScaling" if several else None,
         )
         self.shapes = shapes
         self.held_rows: Tensor | None = None  # their numbers in the fit that this was made by
         self.fold_scores = [score for score in self.scores if isinstance(score, PerFold)]
         self.register_buffer("sharper", torch.ones(()))  # factor of the temperature for the average of all folds
         self.register_buffer("held_predicted", torch.zeros(shapes.held, shapes.outputs))
-        self.register_buffer("held_target", torch.zeros(shapes.held, dtype=torch.long if is_classes else torch.float64))
+        held = torch.zeros(shapes.held, shapes.outputs) if several else torch.zeros(shapes.held)
+        self.register_buffer("held_target", held.to(torch.long if is_classes else torch.float64))
 
     @contextmanager
     def fold(self, number: int) -> Iterator[None]:
@@ -461,6 +463,7 @@ class TablePredictor(Predictor):
         found = torch.empty_like(predicted)
         for one in set(part.tolist()):
             calibrator = type(self.calibration)().to(predicted.dtype).quiet()
+            calibrator.check(self.task)
             calibrator.observe(predicted[part != one], target[part != one], {})
             calibrator.finalize()
             found[part == one] = calibrator(predicted[part == one], {})
@@ -716,6 +719,8 @@ def _target_columns(task: Task, target: Tensor) -> Tensor:
     """Targets as columns (N, O): of classes one of zeros and ones for each."""
     if isinstance(task, Classification):
         return torch.nn.functional.one_hot(target, task.classes(target)[1]).float()
+    if isinstance(task, MultiLabel):
+        return torch.where(target.isnan(), target.nanmean(dim=0), target).nan_to_num(nan=0.5).float()
     return target.float().unsqueeze(1)
 
 
@@ -767,7 +772,7 @@ def _build_network(
     assert isinstance(bins, Bins)
     assert isinstance(screen, Screen)
     held_back = sum(len(fold.held) for fold in table.folds)
-    outputs = task.classes(table.target)[1] if isinstance(task, Classification) else 2
+    outputs = task.out_features if isinstance(task, Classification | MultiLabel) else 2
     shapes = Shapes(
         table.rows.shape[1],
         screen.columns,

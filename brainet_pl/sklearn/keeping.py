@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 class Keeping:
     """`save`, `load` and `export` of an estimator, whose fitted attributes these read and set."""
 
-    _sets: Literal["lac", "scaled"]  # how sets or intervals are made
+    _sets: Literal["lac", "scaled", "fnr"]  # how sets or intervals are made
     network_: Any
     encoder_: RowEncoder
     n_features_in_: int

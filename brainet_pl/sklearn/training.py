@@ -154,12 +154,13 @@ def _batches(folds: Sequence[Fold], size: int) -> Sequence[Tensor]:
 
 
 def _loss(task: Task, outputs: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean loss over folds of outputs (V, M·B, O), targets (M, B) and weights (M, B)."""
+    """The mean loss over folds of outputs (V, M·B, O), targets (M, B, …) and weights (M, B)."""
+    target = target.flatten(0, 1)
     if weights is None:
-        return task.loss(outputs, target.flatten())
+        return task.loss(outputs, target)
     least = torch.finfo(weights.dtype).tiny
     even = weights / weights.sum(dim=1, keepdim=True).clamp_min(least)  # a fold counts as much as any other
-    return task.loss(outputs, target.flatten(), even.flatten())  # type: ignore[call-arg]
+    return task.loss(outputs, target, even.flatten())  # type: ignore[call-arg]
 
 
 class _Validation:
@@ -184,7 +185,7 @@ class _Validation:
         losses, weights = torch.zeros(stack.count), torch.zeros(stack.count)
         for features, target, weight in self.parts:
             outputs, shares = stack.passes(features, self.passes)
-            nll = task.nll(task.predictive(outputs, shares), target.flatten())
+            nll = task.nll(task.predictive(outputs, shares), target.flatten(0, 1))
             assert nll is not None
             losses += (nll.view_as(weight) * weight).sum(dim=1)
             weights += weight.sum(dim=1)

@@ -158,8 +158,10 @@ class MultiLabel(Task):
         probs, logits = self.probabilities(outputs), wide(outputs)
         total = entropy_of_labels(uncertainty.predictive(probs, weights))
         expected = uncertainty.predictive(entropy_of_labels(probs), weights)
+        mean = uncertainty.predictive(logits, weights)
+        energies = mean.clamp_min(0) + (-mean.abs()).exp().log1p()  # softplus, which ONNX lacks in 64 bits
         return {
-            "joint_energy": -F.softplus(uncertainty.predictive(logits, weights)).sum(dim=-1),
+            "joint_energy": -energies.sum(dim=-1),
             "entropy": total,
             "expected_entropy": expected,
             "mutual_information": (total - expected).clamp_min(0.0),
