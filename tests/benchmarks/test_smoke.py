@@ -96,6 +96,14 @@ def test_estimate(load, tmp_path, capsys):
     assert "the interval holds the truth on" in capsys.readouterr().out
 
 
+def test_sentences(load, tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    load("sentences").main(["--smoke", "--out", str(tmp_path)])
+    cells = json.loads((tmp_path / "sentences.json").read_text())["cells"]
+    assert cells["swap_head"]["nll"] < cells["logistic regression"]["nll"]
+    assert "queries of no intent" in capsys.readouterr().out
+
+
 def test_fading(load, tmp_path, capsys):
     load("fading").main(["--smoke", "--out", str(tmp_path)])
     (cell,) = json.loads((tmp_path / "fading.json").read_text())["cells"].values()
