@@ -72,7 +72,7 @@ def _picture(model: PixelModel, scenes: Sequence[_Scene], unknown: Sequence[int]
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    classes = model.rows.task.num_classes
+    classes = model.rows.task.out_features
     colours = colormaps["tab20"].resampled(20)
     height, width = scenes[0].mask.shape
     figure = Figure(figsize=(3.0 * len(TITLES), 3.0 * len(scenes) * height / width + 0.9), layout="constrained")
@@ -112,7 +112,7 @@ def _visible(image: Tensor) -> NDArray[np.float32]:
 
 def _page(model: PixelModel, sums: PixelSums, measures: Mapping[str, float], picture: bytes) -> str:
     """One self-contained page: measures, classes, and the picture."""
-    names = model.rows.class_names or tuple(map(str, range(model.rows.task.num_classes)))
+    names = model.rows.class_names or tuple(map(str, range(model.rows.task.out_features)))
     overall = "".join(f"<tr><th>{html.escape(name)}<td>{value:,.4g}" for name, value in measures.items())
     shares = sums.confusion.sum(dim=1) / sums.confusion.sum()
     rows = zip(names, shares.tolist(), sums.iou.tolist(), strict=True)

@@ -142,7 +142,7 @@ class PixelModel(nn.Module):
             **self._settings,
         )
         self.rows = rows.fit(seed=seed, progress=progress, **{**TRAINING, **training})
-        self.rows.class_names = class_names_of(train, self.rows.task.num_classes)
+        self.rows.class_names = class_names_of(train, self.rows.task.out_features)
         self._given = (None, None)
         return self.eval()
 
@@ -274,13 +274,13 @@ class PixelModel(nn.Module):
     def measure(self, data: Any, unknown: Sequence[int] = ()) -> PixelSums:
         """What `evaluate` computes its measures from."""
         rows = self.require_rows()
-        sums = PixelSums(rows.task.num_classes, self.ignore_index, tuple(unknown), KEPT)
+        sums = PixelSums(rows.task.out_features, self.ignore_index, tuple(unknown), KEPT)
         for batch in unshuffled(labelled_batches(data, "data")):
             images, masks = inputs_and_target(batch, self.columns)
             masks = torch.as_tensor(masks)
             named = torch.isin(masks, torch.tensor(list(unknown), dtype=masks.dtype)) if unknown else masks != masks
             checked = check_masks(
-                masks.masked_fill(named, self.ignore_index), images, rows.task.num_classes, self.ignore_index, "data"
+                masks.masked_fill(named, self.ignore_index), images, rows.task.out_features, self.ignore_index, "data"
             )
             for image, mask, odd in zip(images, checked, named.reshape(checked.shape), strict=True):
                 answer = {name: values[0].cpu() for name, values in self.predict(image[None]).items()}
