@@ -125,7 +125,7 @@ class SwappedModel(Predictor):
             x: images or rows, as for `predict`.
             passes: sub-networks that a prediction averages; None is the model's own number.
         """
-        reader = InputReader(self.backbone.input_signature, self.images, self.columns)
+        reader = InputReader(self.backbone.input_signature, self.images, self.columns, self.backbone.takes_texts)
         moved = (batching.move(batch, device_of(self)) for batch in reader.batches(x))
         return Explanation.concat([explain_batch(self, batch, passes) for batch in moved])
 
