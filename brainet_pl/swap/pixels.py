@@ -86,6 +86,7 @@ class PixelModel(nn.Module):
         self.maps, self.num_classes, self.columns = maps, num_classes, columns
         self.ignore_index = checks.whole("ignore_index", ignore_index, -(10**6), 10**6)
         self._settings, self._given = dict(settings), (None, None)
+        self._numbers: dict[tuple[int, ...], int] = {}  # of the features of an image, by its shape
         self.register_module("rows", None)
 
     # -- fitting ------------------------------------------------------------------------------------------------------
@@ -141,7 +142,8 @@ class PixelModel(nn.Module):
             layers=["features"],
             **self._settings,
         )
-        self.rows = rows.fit(seed=seed, progress=progress, **{**TRAINING, **training})
+        rows.fit(seed=seed, progress=progress, **{**TRAINING, **training})
+        self.rows = rows.to(device_of(self.maps))
         self.rows.class_names = class_names_of(train, self.rows.task.out_features)
         self._given = (None, None)
         return self.eval()
@@ -204,10 +206,12 @@ class PixelModel(nn.Module):
         return InputReader(self.input_signature, columns=self.columns)
 
     def _images_at_a_time(self, images: Tensor) -> int:
-        """How many images have at most `CELLS` numbers of features together."""
-        with torch.no_grad():
-            numbers = self._features(images[:1]).numel()
-        return max(1, CELLS // numbers)
+        """How many images have at most `CELLS` numbers of features together; one pass for each new size tells."""
+        size = tuple(images.shape[1:])
+        if size not in self._numbers:
+            with torch.no_grad():
+                self._numbers[size] = self._features(images[:1]).numel()
+        return max(1, CELLS // self._numbers[size])
 
     def _features(self, images: Tensor) -> Tensor:
         found: Tensor = self.maps(images.to(device_of(self.maps)))
@@ -229,8 +233,9 @@ class PixelModel(nn.Module):
         found = {name: _folded(values, maps, size) for name, values in said.items() if values.dim()}
         final = found["probabilities"]
         flat = {name: values.flatten() for name, values in found.items() if name in rows.task.units}
+        flat.setdefault("mutual_information", torch.zeros_like(flat["entropy"]))  # left out where all passes agree
         of_answer = rows.task.scores_of_answer(final.movedim(1, -1).flatten(0, 2), flat)
-        found |= {name: values.view(final[:, 0].shape) for name, values in of_answer.items()}
+        found |= {name: values.view(final[:, 0].shape) for name, values in of_answer.items() if name in found}
         return Prediction(found | {"class": _classes(final)})
 
     def forward(self, images: Tensor) -> Tensor:
