@@ -5,9 +5,21 @@ from brainet_pl.datamodules.base import SplitData
 from brainet_pl.datamodules.digits import Digits
 from brainet_pl.datamodules.image_lists import ImageLists
 from brainet_pl.datamodules.images import ImageFolder
+from brainet_pl.datamodules.labelled_images import LabelledImages
 from brainet_pl.datamodules.shifts import Shifts
 from brainet_pl.datamodules.table import Table
 from brainet_pl.datamodules.uci import UCI
 from brainet_pl.datamodules.vision import TorchvisionData
 
-__all__ = ["UCI", "Arrays", "Digits", "ImageFolder", "ImageLists", "Shifts", "SplitData", "Table", "TorchvisionData"]
+__all__ = [
+    "UCI",
+    "Arrays",
+    "Digits",
+    "ImageFolder",
+    "ImageLists",
+    "LabelledImages",
+    "Shifts",
+    "SplitData",
+    "Table",
+    "TorchvisionData",
+]
