@@ -87,11 +87,19 @@ def _aligned(table):
     return "\n".join([header, f"|{'|'.join(rules)}|", *rows]) + "\n" * table.endswith("\n")
 
 
+def together(markdown):
+    """Numbers with a percent sign that no line is broken between; blocks and pieces of code stay as they are."""
+    parts = re.split(r"(```.*?```|`[^`\n]*`)", markdown, flags=re.S)
+    return "".join(part if i % 2 else re.sub(r"(\d) %", "\\1\u00a0%", part) for i, part in enumerate(parts))
+
+
 def on_page_markdown(markdown, **_):
-    """Align numbers in tables. A link to a notebook, which a reader of the repository follows, becomes one to its page;
-    other files of the repository are no pages, and a link to one becomes its name and path.
+    """Align numbers in tables, and keep a number and its % on one line.
+
+    A link to a notebook, which a reader of the repository follows, becomes one to its page; other files of the
+    repository are no pages, and a link to one becomes its name and path.
     """
-    markdown = align_numbers(markdown)
+    markdown = together(align_numbers(markdown))
     markdown = re.sub(r"\(\.\./((?:\.\./)*)examples/notebooks/(\w+)\.ipynb\)", r"(\1notebooks/\2.md)", markdown)
     return re.sub(r"\[`?([^\]`]+)`?\]\((?:\.\./)+([^)]+\.py)\)", r'<code title="\2">\1</code>', markdown)
 

@@ -199,6 +199,11 @@ def hooks():
     return module
 
 
+def test_a_number_stays_with_its_percent_sign(hooks):
+    text = "5 % of `5 %`\n```python\nx = 5 % 2\n```\n7 %"
+    assert hooks.together(text) == "5\u00a0% of `5 %`\n```python\nx = 5 % 2\n```\n7\u00a0%"
+
+
 def test_links_to_notebooks_lead_to_their_pages_on_the_site(hooks):
     """And to the notebooks themselves in the repository (`test_pictures_and_links_exist`)."""
     links = "[a](../examples/notebooks/table.ipynb) [b](../../examples/notebooks/table.ipynb)"
