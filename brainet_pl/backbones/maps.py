@@ -122,7 +122,7 @@ class FeatureMaps(nn.Module):
         return nn.Sequential(parts)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) → features (B, d, h, w)."""
+        """Turns images (B, C, H, W) into features (B, d, h, w) of their cells."""
         self.prepare(images)
         caught: dict[str, Tensor] = {}
         size = self.grid

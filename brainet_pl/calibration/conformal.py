@@ -75,7 +75,7 @@ def miss_threshold(values: Tensor, level: float) -> Tensor:
     of N + 1 samples, the unseen one losing all, is at most 1 - level.
 
     >>> miss_threshold(torch.tensor([[-0.9, -0.2], [-0.8, torch.nan], [-0.7, -0.6], [-0.5, torch.nan]]), 0.5)
-    tensor(-0.5000)
+    tensor(-0.6000)
     """
     has = ~values.isnan()
     values, has = values[has.any(dim=1)], has[has.any(dim=1)]

@@ -122,7 +122,7 @@ class LabelsFound(_LabelMean):
         self.count = self.count + there.sum()
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,) of each sample, NaN where it does not count."""
+        """The value of each sample (B,), NaN where it does not count."""
         return share_found(preds, target)
 
 
@@ -132,7 +132,7 @@ class LabelsInSet(LabelsFound):
     key = "conformal/Size"
 
     def values(self, preds: Tensor, target: Tensor) -> Tensor:
-        """(B,) the number of labels of each set."""
+        """The number of labels of each set, (B,)."""
         return preds.sum(dim=1).float()
 
 

@@ -34,7 +34,7 @@ class PixelSums:
         self._odd: list[Tensor] = []
 
     def update(self, answer: Mapping[str, Tensor], mask: Tensor, odd: Tensor) -> None:
-        """Add one image.
+        """Add the pixels of one image.
 
         Args:
             answer: maps by name: `probabilities` (C, H, W), `class` and scores (H, W).

@@ -70,7 +70,7 @@ FULL = """
     from brainet_pl.callbacks.checkpoints import WholeCheckpointIO
     from brainet_pl.cli import export
     program = torch.export.export(torch.nn.Linear(64, 64), (torch.zeros(2, 64),))
-    export.load = export.check_ckpt_path = lambda *_, **__: None
+    export.load = export.find_ckpt_path = lambda *_, **__: None
     export.export_program = lambda *_, **__: (program, None, ["y"])
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

@@ -153,7 +153,7 @@ def test_the_most_uncertain_samples_are_those_of_the_score_file(run):
         assert np.isclose(images, x.numpy()).all(axis=1).any()
         picture = matplotlib.image.imread(run / "tables" / row["picture"])[::8, ::8, 0]
         np.testing.assert_allclose(picture, (x / x.max()).view(8, 8).numpy(), atol=1 / 255)
-    table, _ = stored(run)["tables"]
+    (table,) = (table for table in stored(run)["tables"] if table["name"] == "test/most_uncertain")
     assert [row[0] for row in table["rows"]] == [int(row["sample"]) for row in rows]
     assert [row[1] for row in table["rows"]] == [{"picture": row["picture"]} for row in rows]
 
