@@ -11,10 +11,10 @@ its pixels among all pixels, and pointing: the share of images whose strangest p
 Grad-CAM), and the parts of the pooled score that the verdict reads, which add up to it exactly.
 
 `columns`: in each of 200 rows that were held out, one number is changed. "far" sets it four deviations from the mean of
-its column, "another row's" takes the value of another row, which is usual by itself. Counted are rows whose score is above
-that of 95 % of the rows held out after the change, and was not before. First is the column of the largest relief, of the largest part
-of the score, of the largest distance from the mean in deviations, and whose median lowers the score of an isolation
-forest most (the package shap was not at hand: this is its ablation). Rows with text are encoded as the estimator does.
+its column, "another row's" takes the value of another row, which is usual by itself. Counted are rows whose score is
+above that of 95 % of the rows held out after the change, and was not before. First is the column of the largest relief,
+of the largest part of the score, of the largest distance from the mean in deviations, and whose median lowers the score
+of an isolation forest most (the package shap was not at hand: this is its ablation).
 """
 
 from __future__ import annotations

@@ -16,10 +16,15 @@ from torch import Tensor
 from brainet_pl._utils import atomic, checks
 from brainet_pl._utils.csv import neutral, write_rows
 from brainet_pl._utils.framework import Callback, pl, rank_zero_info, rank_zero_warn
+from brainet_pl._utils.rng import isolated_rng
 from brainet_pl._utils.warn import warn
 from brainet_pl.callbacks.logging import log_files, run_folder
 from brainet_pl.distributed.samples import Places, all_gather, on_rank_zero
+from brainet_pl.explain.road import explain_batch
+from brainet_pl.features.extraction import inputs_of
+from brainet_pl.lightning.module import BRAINet
 
+REASONS = 3  # columns of reasons for a verdict
 MOST_MEGABYTES = 200.0  # of a file that is handed to loggers
 ABANDONED = 24 * 3600.0  # seconds after which a part that nobody writes to is one of a prediction that was killed
 
@@ -38,11 +43,13 @@ class PredictionFile(Callback):
 
     Args:
         file: its name, without folders; "" writes none.
+        explain: add columns `because_1` to `because_3`, why each input looks known or unknown, in words; a `BRAINet`
+            then reads every input a second time.
     """
 
-    def __init__(self, file: str = "predictions.csv") -> None:
+    def __init__(self, file: str = "predictions.csv", explain: bool = False) -> None:
         checks.file_name("file", file)
-        self.file = file
+        self.file, self.explain = file, checks.flag("explain", explain)
         self._places = Places()
         self._names: list[Any] = []
         self._path, self._run = Path(), ""
@@ -84,6 +91,8 @@ class PredictionFile(Callback):
                 )
             return
         columns = as_columns(outputs, getattr(pl_module, "class_names", None))
+        if self.explain and isinstance(pl_module, BRAINet):
+            columns |= reasons(pl_module, inputs_of(batch, pl_module.columns))
         size = len(next(iter(columns.values())))
         numbers = self._places.of_batch(trainer, size, batch_idx, dataloader_idx).tolist()
         self._seen, self._nan = self._seen + len(numbers), self._nan + count_nan(outputs, len(numbers))
@@ -225,6 +234,17 @@ def as_columns(outputs: Mapping[str, Any], class_names: Sequence[str] | None = N
             columns[name] = values.tolist() if isinstance(values, Tensor) else list(values)
             if name == "class" and class_names:
                 columns["class_name"] = _names_of(columns[name], class_names)
+    return columns
+
+
+def reasons(module: BRAINet, inputs: Any) -> dict[str, list[Any]]:
+    """Inputs → columns `because_1` to `because_3`, the strongest reason first; where there is none, what is missing."""
+    with isolated_rng(0):
+        found = explain_batch(module.predictor, inputs)
+    said = [found.because(row, REASONS) or list(found.missing) for row in range(len(found))]
+    columns = {}
+    for place in range(REASONS):
+        columns[f"because_{place + 1}"] = [texts[place] if place < len(texts) else "" for texts in said]
     return columns
 
 

@@ -398,6 +398,7 @@ def lightning(words: Sequence[str]) -> BrainetCLI:
     """fit, validate, test and predict; `--config NAME` also takes the name of a shipped configuration."""
     os.environ.setdefault("WANDB_SILENT", "true")
     keep_quiet()
+    words = ["--predictions.explain=true" if word == "--explain" else word for word in words]
     if os.getcwd() not in (os.path.abspath(place) for place in sys.path):
         sys.path.append(os.getcwd())  # last: nothing there takes the place of an installed package
     with tempfile.TemporaryDirectory() as folder:

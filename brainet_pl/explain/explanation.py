@@ -19,6 +19,7 @@ from brainet_pl.scores.cells import PlaceMap
 from brainet_pl.scores.known import Resembled
 
 FAINT, STRONG = 2.0, 8.0  # nats of a pixel's relief: two and four standard deviations, between which colour rises
+LEAST_SMOOTHED = 6  # pixels of a side, from which on a place is named by the mean of its surroundings
 CLEAREST = 0.65  # share of the colour that covers a picture where it is strangest
 YELLOW, RED = (255.0, 214.0, 0.0), (214.0, 0.0, 32.0)
 
@@ -63,7 +64,7 @@ class Explanation:
         Args:
             shape: (H, W) or (C, H, W) of images that are read as columns: then places are named in place of columns.
         """
-        pixels = self.intensity(shape) if self.places is None else None
+        pixels = self._pixels(shape) if self.places is None else None
         return [self._sentence(row, None if pixels is None else pixels[row]) for row in range(len(self))]
 
     def _sentence(self, row: int, pixels: Tensor | None = None) -> str:
@@ -72,8 +73,9 @@ class Explanation:
         what = "images" if self.places is not None else "samples" if self.columns is None else "rows"
         said = [percentile(float(self.prediction[self.score][row]), self.reference, f"calibration {what}")]
         said.append(mostly({name: float(values[row]) for name, values in self.shares.items()}))
-        if pixels is not None and bool(pixels.any()):
-            near = F.avg_pool2d(pixels[None, None].float(), 3, 1, 1, count_include_pad=False)[0, 0]
+        if pixels is not None and bool((pixels > FAINT).any()):
+            side = 3 if min(pixels.shape) >= LEAST_SMOOTHED else 1
+            near = F.avg_pool2d(pixels[None, None].float(), side, 1, side // 2, count_include_pad=False)[0, 0]
             said.append(f"strangest {place_name(*strongest_place(near))}")
         elif pixels is not None:
             said.append("no place of it stands out")
@@ -108,11 +110,20 @@ class Explanation:
         low, high = self.ends
         if self.places is not None:
             return ((self.places.surprise - low) / max(high - low, 1e-6)).clamp(0, 1).nan_to_num(nan=1.0)
+        pixels = self._pixels(shape)
+        if pixels is None:
+            return None
+        return ((pixels - FAINT) / (STRONG - FAINT)).clamp(0, 1).nan_to_num(nan=1.0)
+
+    def _pixels(self, shape: Sequence[int] | None) -> Tensor | None:
+        """The relief of each pixel (B, H, W) of images that are read as columns; None where inputs are no such images.
+
+        It is that of a pixel alone, and summed over channels.
+        """
         if self.columns is None or shape is None or int(np.prod(shape)) != self.columns.relief.shape[1]:
             return None
         pixels: Tensor = self.columns.relief.view(len(self), *shape)
-        pixels = pixels.sum(dim=1) if len(shape) == 3 else pixels
-        return ((pixels - FAINT) / (STRONG - FAINT)).clamp(0, 1).nan_to_num(nan=1.0)
+        return pixels.sum(dim=1) if len(shape) == 3 else pixels
 
     def overlay(self, images: Any, shape: Sequence[int] | None = None) -> list[NDArray[np.uint8]] | None:
         """Pictures (H, W, 3) of the inputs with what is strange in yellow to red; None where there is no map.
