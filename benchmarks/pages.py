@@ -866,6 +866,35 @@ CHANGES = ("new classes", "new classes, 20 %", "new classes, gradually", "noise"
 CHANGES += ("class prior", "class prior, gradually")
 
 
+POINTED = {"streets": "clothes in street scenes", "digits": "letters in digits", "objects": "numbers in CIFAR-10"}
+RANKED = {"relief": "relief", "part": "part of the score", "distance": "distance from the mean", "forest": "forest"}
+
+
+def explained_places(cells: Cells) -> str:
+    """AUROC of pixels in % and pointing of each way to say where an image is strange."""
+    header = ["way"]
+    rows: dict[str, list[str]] = {}
+    for task, title in POINTED.items():
+        header += [f"{title}: pixels", "pointing"]
+        for way, found in cells[f"places/{task}"].items():
+            rows.setdefault(way, [way]).append(f"{100 * fmean(found['pixels']):.1f}")
+            rows[way].append(with_error(found["hits"]))
+    order = ["learned", "shuffled", "no edges", "nearest cells", "energy gradient", "parts of the pooled score"]
+    return markdown(header, [rows[way] for way in order])
+
+
+def explained_columns(cells: Cells) -> str:
+    """How many of the changed rows have the changed column first, of those that the change made strange."""
+    rows = []
+    for kind in ("far", "another row's"):
+        for name, cell in cells.items():
+            found = cell[kind]
+            rows.append([kind, name.removeprefix("columns/"), found["detectable"], *(found[way] for way in RANKED)])
+        total = [sum(cell[kind][way] for cell in cells.values()) for way in ("detectable", *RANKED)]
+        rows.append([f"**{kind}**", "all", *total])
+    return markdown(["change", "table", "rows", *RANKED.values()], rows)
+
+
 def drift(cells: Cells) -> str:
     """Delay of the drift alarm beside the best peer, on pools whose monitor was measured."""
 
@@ -975,6 +1004,8 @@ TABLES = {
     "attacks cifar": Table("attacks.json", ATTACKS, partial(attacked, title="CIFAR-10"), "CIFAR-10"),
     "tempered": Table("tempered.json", f"python benchmarks/tempered.py {DATA}", tempered),
     "serve": Table("serve.json", f"python benchmarks/serve.py {DATA} --requests 200", serve),
+    "explain places": Table("explain.json", f"python benchmarks/explain.py {DATA}", explained_places, "places/"),
+    "explain columns": Table("explain.json", f"python benchmarks/explain.py {DATA}", explained_columns, "columns/"),
     "drift": Table("drift.json", f"python benchmarks/drift.py {DATA}", drift),
     "estimate": Table("estimate.json", f"python benchmarks/estimate.py {DATA}", estimated),
     "fading": Table("fading.json", f"python benchmarks/fading.py {DATA}", fading),
