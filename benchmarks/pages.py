@@ -885,6 +885,7 @@ def explained_places(cells: Cells) -> str:
 
 def explained_columns(cells: Cells) -> str:
     """How many of the changed rows have the changed column first, of those that the change made strange."""
+    cells = {key: cell for key, cell in cells.items() if key.startswith("columns/")}
     rows = []
     for kind in ("far", "another row's"):
         for name, cell in cells.items():
