@@ -302,8 +302,8 @@ def _first(model: Any, forest: IsolationForest, new: pd.DataFrame, changed: Any,
         relief.append(torch.from_numpy(forest.score_samples(moved) - base))
     ways = {"relief": parts.relief, "part": parts.parts, "distance": z, "forest": torch.stack(relief, dim=1)}
     right = {way: np.array([names[i] for i in rank.argmax(dim=1).tolist()]) == changed for way, rank in ways.items()}
-    count = int(detectable.sum())
-    return {"detectable": count, "rows": len(new)} | {way: int(hit[detectable].sum()) for way, hit in right.items()}
+    counts = {"detectable": float(detectable.sum()), "rows": float(len(new))}
+    return counts | {way: float(hit[detectable].sum()) for way, hit in right.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -890,8 +890,10 @@ def explained_columns(cells: Cells) -> str:
     for kind in ("far", "another row's"):
         for name, cell in cells.items():
             found = cell[kind]
-            rows.append([kind, name.removeprefix("columns/"), found["detectable"], *(found[way] for way in RANKED)])
-        total = [sum(cell[kind][way] for cell in cells.values()) for way in ("detectable", *RANKED)]
+            rows.append(
+                [kind, name.removeprefix("columns/"), *(f"{found[way]:.0f}" for way in ("detectable", *RANKED))]
+            )
+        total = [f"{sum(cell[kind][way] for cell in cells.values()):.0f}" for way in ("detectable", *RANKED)]
         rows.append([f"**{kind}**", "all", *total])
     return markdown(["change", "table", "rows", *RANKED.values()], rows)
 
