@@ -254,7 +254,12 @@ def a_head_for_every_pixel(folder):
         return lambda x: answers(read, x)
 
     return Door(
-        lambda x: answers(model, x), model, lambda x: samples_of(model(pixels_of(x))), again, predictor=model.rows
+        lambda x: answers(model, x),
+        model,
+        lambda x: samples_of(model(pixels_of(x))),
+        again,
+        predictor=model.rows,
+        explain=lambda x: model.rows.explain(model.maps(pixels_of(x))[0, :, 0].t()),
     )
 
 
@@ -467,7 +472,7 @@ def test_a_verdict_has_a_reason_whose_parts_add_up(doors, name):
     if found.columns is not None:
         parts = found.columns.parts.sum(dim=1)
         torch.testing.assert_close(parts, found.prediction["generative"], check_dtype=False, rtol=1e-4, atol=1e-4)
-    assert (found.columns is None) == (name in LIGHTNING_OR_LAYER)  # there a network is between
+    assert (found.columns is None) == (name in [*LIGHTNING_OR_LAYER, "swap_pixels"])  # there a network is between
 
 
 def test_the_exported_folder_says_what_the_model_says(doors):
