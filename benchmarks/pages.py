@@ -764,6 +764,11 @@ def unknown_classes(cells: Cells) -> str:
     return str(benchmark("unknown_classes").summary(cells))
 
 
+def street_scenes(cells: Cells) -> str:
+    """Heads for every pixel."""
+    return str(benchmark("pixels").summary(cells))
+
+
 def tempered(cells: Cells) -> str:
     """Calibration under shift at one price."""
     return str(benchmark("tempered").table(cells))
@@ -1005,6 +1010,7 @@ TABLES = {
     "leaderboard": Table("unknown.json", f"python benchmarks/unknown.py {DATA} --final", leaderboard, "test"),
     "attacks mnist": Table("attacks.json", ATTACKS, partial(attacked, title="MNIST"), "MNIST"),
     "attacks cifar": Table("attacks.json", ATTACKS, partial(attacked, title="CIFAR-10"), "CIFAR-10"),
+    "pixels": Table("pixels.json", f"python benchmarks/pixels.py {DATA}", street_scenes),
     "tempered": Table("tempered.json", f"python benchmarks/tempered.py {DATA}", tempered),
     "serve": Table("serve.json", f"python benchmarks/serve.py {DATA} --requests 200", serve),
     "explain places": Table("explain.json", f"python benchmarks/explain.py {DATA}", explained_places, "places/"),

@@ -169,6 +169,13 @@ def test_unknown_and_tempered(load, name, cell, tmp_path, capsys):
     assert "|---|" in capsys.readouterr().out
 
 
+def test_pixels(load, tmp_path, capsys):
+    load("pixels").main(["--smoke", "--out", str(tmp_path)])
+    assert set(cells_of(tmp_path / "pixels.json")) == {"all classes/0", "left out/0"}
+    assert (tmp_path / "pixels.png").is_file()
+    assert "nan" not in capsys.readouterr().out
+
+
 def test_unknown_classes(load, tmp_path, capsys):
     load("unknown_classes").main(["--smoke", "--out", str(tmp_path)])
     cells = cells_of(tmp_path / "unknown_classes.json")
