@@ -10,7 +10,7 @@ from torch import Tensor
 from brainet_pl._utils.data_sized import DataSizedBuffers
 
 MOST_ROWS = 500  # training samples that are kept, a random choice of them
-MOST_FEATURES = 64  # of each, a random choice of them: with 2 bytes each, 64 kB in a file
+MOST_FEATURES = 64  # of each, a random choice of them: with 4 bytes each, 128 kB in a file
 STEP = 1 / 1000  # of a standard deviation, to which features are rounded
 LARGEST = 2**15 - 1  # steps from the mean, beyond which features count alike
 
@@ -45,7 +45,9 @@ class KnownSamples(DataSizedBuffers):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("columns", torch.empty(0, dtype=torch.long))
-        self.register_buffer("rows", torch.empty(0, 0, dtype=torch.int16))
+        self.register_buffer(
+            "rows", torch.empty(0, 0, dtype=torch.int32)
+        )  # of 16 bits can not be sent between processes
         self.register_buffer("numbers", torch.empty(0, dtype=torch.long))
         for name in ("centre", "scale"):
             self.register_buffer(name, torch.empty(0))
@@ -70,7 +72,7 @@ class KnownSamples(DataSizedBuffers):
 
     def _steps(self, features: Tensor) -> Tensor:
         x = (features.index_select(1, self.columns).float() - self.centre) / (self.scale * STEP)
-        return x.nan_to_num(nan=0.0).round().clamp(-LARGEST, LARGEST).to(torch.int16)
+        return x.nan_to_num(nan=0.0).round().clamp(-LARGEST, LARGEST).to(torch.int32)
 
     @torch.no_grad()
     def forward(self, features: Tensor, count: int = 3) -> Resembled:

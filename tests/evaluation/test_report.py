@@ -271,9 +271,8 @@ def test_the_page_of_a_real_run_holds_every_number(run, tmp_path):
         data = base64.b64encode((run / "figures" / figure["file"]).read_bytes()).decode()
         (image,) = (i for i in page.all("img") if i["src"] == "data:image/png;base64," + data)
         assert image["alt"] == figure["alt"]
-    assert (
-        len(page.all("img")) == len(record["figures"]) + 12
-    )  # thumbnails of 4 uncertain and 4 strange samples, and where
+    shown = 4 + 2 * 4  # samples in doubt, and strange ones with where they are
+    assert len(page.all("img")) == len(record["figures"]) + shown
     assert len([f for f in page.all("figure") if "chart" in f.get("class", "")]) == len(record["charts"]) + 1
     _, doubtful, classes = record["tables"]
     assert [row[0] for row in cells(section(text, "classes"))[-8:]] == [row[0] for row in classes["rows"]]
