@@ -27,6 +27,7 @@ Cells = Mapping[str, Any]
 OURS, CONTROL = "BRAINet", "BRAINet, shuffled"
 HEADS = (OURS, CONTROL, "linear", "MLP", "MC-dropout", "ensemble", "Bayes")
 DATA = "--data DIR"
+SHARING = f"python benchmarks/sharing.py {DATA} --seeds 2"
 ATTACKS = f"python benchmarks/attacks.py {DATA}"
 
 
@@ -92,6 +93,28 @@ def differences(cells: Cells, tasks: Sequence[str], of: str) -> str:
     paired = benchmark("defaults").paired
     rows = [[t, *(str(paired(nll(cells, t, OURS), nll(cells, t, head))) for head in HEADS[1:])] for t in tasks]
     return markdown([of, *HEADS[1:]], rows)
+
+
+BESIDE = ("linear", "logistic regression", "MLP", "MC-dropout", "ensemble", "TabM", "shuffled", "one set", "shared")
+
+
+def sharing(cells: Cells, part: str = "nll", digits: int = 3, heads: Sequence[str] = BESIDE) -> str:
+    """A measure of BRAINet by cell, and what others have less that; of several, as of groups that fail, their mean."""
+    paired, known = benchmark("defaults").paired, benchmark("sharing").cells(Path())
+    rows = []
+    for cell, (_, _, chooses) in known.items():
+        ours = runs(cells, cell, OURS)
+        keys = [key for key in (ours[0] if ours else {}) if part in key and (part != "nll" or key == "nll")]
+        if not keys:
+            continue
+        own = [fmean(one[key] for key in keys) for one in ours]
+        row: list[Any] = [f"{cell}{' *' if chooses else ''}", len(own), f"{fmean(own):.{digits}f}"]
+        for head in heads:
+            found = [fmean(one[key] for key in keys) for one in runs(cells, cell, head)]
+            gap = paired(found, own) if len(found) == len(own) else None
+            row.append("" if gap is None else f"{gap.mean:+.{digits}f} ± {gap.error:.{digits}f}")
+        rows.append(row)
+    return markdown(["cell", "draws", OURS, *heads], rows)
 
 
 def wins(cells: Cells) -> str:
@@ -964,6 +987,12 @@ TABLES = {
     "defaults": Table("defaults.json", DEFAULTS, partial(defaults, tasks=list(TASKS), of="task")),
     "defaults differences": Table("defaults.json", DEFAULTS, partial(differences, tasks=list(TASKS), of="task")),
     "defaults wins": Table("defaults.json", DEFAULTS, wins),
+    "sharing": Table("sharing.json", SHARING, sharing),
+    "sharing groups": Table("sharing.json", SHARING, partial(sharing, part="without")),
+    "sharing entropy": Table("sharing.json", SHARING, partial(sharing, part="predictive_entropy", digits=1)),
+    "sharing MI": Table(
+        "sharing.json", SHARING, partial(sharing, part="mutual_information", digits=1, heads=BESIDE[3:])
+    ),
     "splits": Table("defaults_splits.json", f"{DEFAULTS} --splits", partial(defaults, tasks=SPLITS, of="set")),
     "splits differences": Table(
         "defaults_splits.json", f"{DEFAULTS} --splits", partial(differences, tasks=SPLITS, of="set")
