@@ -41,10 +41,11 @@ def check_class_names(names: Any, task: Task) -> tuple[str, ...] | None:
     found = tuple(names)
     if not found:
         return None
-    if len(found) != task.out_features or len(set(found)) != len(found):
+    count = task.num_classes if isinstance(task, Classification) else task.out_features  # without a learned confidence
+    if len(found) != count or len(set(found)) != len(found):
         listed = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
         raise ValueError(
-            f"expected {task.out_features} different names of classes, as num_classes says, got {len(set(found))} "
+            f"expected {count} different names of classes, as num_classes says, got {len(set(found))} "
             f"({listed}): set num_classes to the number of classes in the data, or correct class_names"
         )
     return found

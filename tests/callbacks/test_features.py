@@ -75,7 +75,7 @@ def order_of(name, *others):
 # -- each input once --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scores", [None, ["KNN"]])
+@pytest.mark.parametrize("scores", [[], ["KNN"]])
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_every_input_goes_through_the_backbone_once(tmp_path, quiet_trainer, place, scores):
     data, model = Digits(images=True), small(scores=scores)
@@ -114,7 +114,7 @@ def test_the_order_of_callbacks_changes_nothing(tmp_path, quiet_trainer):
 
 
 def test_heads_without_a_tree_and_a_regression_need_no_further_look(tmp_path, quiet_trainer):
-    model = BRAINet(task="Regression", backbone=Body(), head=Linear())
+    model = BRAINet(task="Regression", backbone=Body(), head=Linear(), scores=[])
     seen, data = watched(model), Digits(images=True)
     quiet_trainer(tmp_path, FeatureCache(progress=False), epochs=2).fit(model, datamodule=data)
     assert len(seen) == len(data.structure_dataloader()) + len(data.val_dataloader())

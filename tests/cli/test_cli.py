@@ -173,7 +173,7 @@ def check_offline_run(folder):
             points = [[x, y] for label, x, y in table["data"] if label == series["name"]]
             assert points == [list(point) for point in zip(series["x"], series["y"], strict=True)], name
     assert run.history["test/confusion/_type"] == ["images/separated"]
-    assert len([a for a in run.artifacts if a.type == "run_table"]) == 6  # two charts and four tables
+    assert len([a for a in run.artifacts if a.type == "run_table"]) == 7  # two charts and five tables
     # the tree as a picture that is there, once more with the test
     assert run.history["structure/tree/_type"] == ["images/separated"] * 2
     for (picture,) in run.history["structure/tree/filenames"]:
