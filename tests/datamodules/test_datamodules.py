@@ -13,7 +13,17 @@ from sklearn.datasets import load_digits
 
 import brainet_pl.datamodules
 from brainet_pl._utils.framework import pl
-from brainet_pl.datamodules import UCI, Arrays, Digits, ImageFolder, ImageLists, SplitData, Table, TorchvisionData
+from brainet_pl.datamodules import (
+    UCI,
+    Arrays,
+    Digits,
+    ImageFolder,
+    ImageLists,
+    LabelledImages,
+    SplitData,
+    Table,
+    TorchvisionData,
+)  # fmt: skip
 from brainet_pl.datamodules.arrays import as_targets
 from brainet_pl.datamodules.base import Samples
 from brainet_pl.datamodules.digits import read_digits
@@ -272,6 +282,7 @@ REQUIRED = {
     SplitData: {},
     ImageFolder: {"root": "images"},
     ImageLists: {"root": "data", "test": "test.txt"},
+    LabelledImages: {"root": "images"},
     Table: {"file": "a.csv", "target": "y"},
     TorchvisionData: {"name": "mnist"},
 }
