@@ -63,8 +63,13 @@ def part_classes(base: Any) -> dict[str, Any]:
 
 
 def _derived(cls: Any) -> Iterator[Any]:
-    """All classes that are derived from one, each before its own."""
+    """All classes that are derived from one, each before its own; not what torch makes of one to trace it.
+
+    An export leaves classes behind, until memory is tidied up, that have the name and the module of their parent.
+    """
     for child in cls.__subclasses__():
+        if (child.__module__, child.__qualname__) == (cls.__module__, cls.__qualname__):
+            continue
         yield child
         yield from _derived(child)
 

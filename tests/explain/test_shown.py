@@ -26,8 +26,8 @@ def test_predictions_and_reports_say_why(tmp_path, quiet_trainer):
     model = BRAINet(2, head=Tree(num_params=500), scores=["Generative"])
     callbacks = [StructureLearning(progress=False), Evaluation(most_uncertain=3, image_shape=(2, 2))]
     trainer = quiet_trainer(tmp_path, *callbacks, PredictionFile(explain=True), epochs=2)
-    trainer.fit(model, DataLoader(train, 50), DataLoader(held, 50))
-    trainer.test(model, DataLoader(test, 16), verbose=False)
+    trainer.fit(model, DataLoader(train, batch_size=50), DataLoader(held, batch_size=50))
+    trainer.test(model, DataLoader(test, batch_size=16), verbose=False)
     (file,) = tmp_path.rglob("test_most_unknown.csv")
     with file.open(newline="") as content:
         table = list(csv.DictReader(content))
@@ -37,7 +37,7 @@ def test_predictions_and_reports_say_why(tmp_path, quiet_trainer):
     assert all((file.parent / table[0][name]).is_file() for name in ("picture", "where"))
     (page,) = tmp_path.rglob("report.html")
     assert "Most unknown inputs" in page.read_text(encoding="utf-8")
-    trainer.predict(model, DataLoader(test, 16), return_predictions=False)
+    trainer.predict(model, DataLoader(test, batch_size=16), return_predictions=False)
     (file,) = tmp_path.rglob("predictions.csv")
     with file.open(newline="") as content:
         said = list(csv.DictReader(content))
